@@ -1,0 +1,385 @@
+"""DLJobSpec: what a user asks for. Field descriptions are what ``kubectl explain`` prints."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from dljob.api.base import ApiModel, DnsSubdomain, Duration, Quantity, Rule
+
+
+class BuiltinModel(StrEnum):
+    MLP = "mlp"
+    DIGITS_CNN = "digits-cnn"
+    LENET = "lenet"
+    RESNET18 = "resnet18"
+    RESNET50 = "resnet50"
+    GPT_MINI = "gpt-mini"
+
+
+class BuiltinDataset(StrEnum):
+    DIGITS = "digits"
+    BREAST_CANCER = "breast-cancer"
+    WINE = "wine"
+    IRIS = "iris"
+    SYNTHETIC_IMAGES = "synthetic-images"
+    SYNTHETIC_TOKENS = "synthetic-tokens"
+
+
+BUILTIN_MODELS = tuple(member.value for member in BuiltinModel)
+BUILTIN_DATASETS = tuple(member.value for member in BuiltinDataset)
+
+
+class Framework(StrEnum):
+    """How ranks of the user's own program learn of each other."""
+
+    DLTRAIN = "DLTrain"
+    TORCHRUN = "Torchrun"
+
+
+class Collective(StrEnum):
+    AUTO = "Auto"
+    RING = "Ring"
+    MPI = "MPI"
+    TREE = "Tree"
+    BUTTERFLY = "Butterfly"
+    PARAMETER_SERVER = "ParameterServer"
+    TORCH = "Torch"
+
+
+class PlanningMode(StrEnum):
+    AUTO = "Auto"
+    PLAN_ONLY = "PlanOnly"
+    FIXED = "Fixed"
+
+
+class Minimize(StrEnum):
+    TIME = "Time"
+    ENERGY = "Energy"
+    COST = "Cost"
+
+
+class OptimizerName(StrEnum):
+    SGD = "SGD"
+    ADAM = "Adam"
+    ADAMW = "AdamW"
+
+
+class ReclaimPolicy(StrEnum):
+    RETAIN = "Retain"
+    DELETE = "Delete"
+
+
+class PullPolicy(StrEnum):
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class ModelHints(ApiModel):
+    """Size of a model that dljob does not know, so that the planner can predict it."""
+
+    parameters: Annotated[int, Field(ge=1, description="Number of trainable parameters.")]
+    flops_per_sample: Annotated[
+        float, Field(gt=0, description="Floating-point operations of one forward and backward pass of one sample.")
+    ]
+    activation_bytes_per_sample: Annotated[
+        int, Field(ge=0, description="Bytes of activations kept for the backward pass, for one sample.")
+    ] = 0
+
+
+class ModelSpec(ApiModel):
+    """The model to train: a built-in one by name, or hints about the one in trainer.command."""
+
+    rules = (
+        Rule(
+            "name",
+            "has(self.name) != has(self.hints)",
+            "set either name (a built-in model) or hints (the size of your own model), not both and not neither",
+            lambda m: (m.name is not None) != (m.hints is not None),
+        ),
+    )
+
+    name: Annotated[BuiltinModel | None, Field(description="A built-in model.")] = None
+    hints: Annotated[
+        ModelHints | None, Field(description="Size of your own model, for the planner; see trainer.command.")
+    ] = None
+
+
+class Dataset(ApiModel):
+    """The training data: a built-in set by name, or a URI."""
+
+    rules = (
+        Rule(
+            "name",
+            "has(self.name) != has(self.uri)",
+            "set either name (a built-in dataset) or uri (pvc://CLAIM/PATH or file:///PATH), not both and not neither",
+            lambda d: (d.name is not None) != (d.uri is not None),
+        ),
+        Rule(
+            "samples",
+            "!has(self.uri) || has(self.samples)",
+            "samples is required with uri: set the number of training samples, so that epochs can be planned",
+            lambda d: d.uri is None or d.samples is not None,
+        ),
+    )
+
+    name: Annotated[BuiltinDataset | None, Field(description="A built-in dataset, bundled with the trainer image.")] = (
+        None
+    )
+    uri: Annotated[
+        str | None,
+        Field(
+            pattern=r"^(pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/.+|file:///.+)$",
+            max_length=2048,
+            description="Where the data is: pvc://CLAIM/PATH (a claim in the job's namespace) or file:///PATH "
+            "(in the image). Built-in models read an .npz with x, y, x_test and y_test.",
+        ),
+    ] = None
+    samples: Annotated[int | None, Field(ge=1, description="Number of training samples behind uri.")] = None
+    sample_bytes: Annotated[int | None, Field(ge=1, description="Bytes of one sample on storage, for planning.")] = None
+
+
+class EnvVar(ApiModel):
+    name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256)]
+    value: Annotated[str, Field(max_length=32768)] = ""
+
+
+class Trainer(ApiModel):
+    """The program that trains. By default the built-in one, in the operator's trainer image."""
+
+    rules = (
+        Rule(
+            "args",
+            "!has(self.args) || size(self.args) == 0 || (has(self.command) && size(self.command) > 0)",
+            "args needs command: set command to your program",
+            lambda t: not t.args or bool(t.command),
+        ),
+    )
+
+    image: Annotated[
+        str | None,
+        Field(min_length=1, max_length=1024, description="Image of the pods; default: the operator's trainer image."),
+    ] = None
+    image_pull_policy: Annotated[PullPolicy | None, Field(description="When the image is pulled.")] = None
+    image_pull_secrets: Annotated[
+        tuple[DnsSubdomain, ...], Field(max_length=16, description="Names of Secrets with registry credentials.")
+    ] = ()
+    command: Annotated[
+        tuple[str, ...],
+        Field(max_length=64, description="Your training program, run once per rank; default: the built-in trainer."),
+    ] = ()
+    args: Annotated[tuple[str, ...], Field(max_length=256, description="Arguments of command.")] = ()
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=256, description="Environment of every rank.")] = ()
+    framework: Annotated[
+        Framework,
+        Field(
+            description="How command's ranks find each other: DLTrain (MPI, the dltrain API) or Torchrun "
+            "(RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, for unmodified scripts)."
+        ),
+    ] = Framework.DLTRAIN
+
+
+class Optimizer(ApiModel):
+    name: Annotated[OptimizerName, Field(description="SGD, Adam or AdamW.")] = OptimizerName.SGD
+    learning_rate: Annotated[float, Field(gt=0, le=100, description="Learning rate for the global batch.")] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1, description="Momentum; SGD only.")] = 0.9
+    weight_decay: Annotated[float, Field(ge=0, le=1, description="L2 penalty (SGD) or decoupled decay (AdamW).")] = 0.0
+
+
+class NodeRange(ApiModel):
+    rules = (
+        Rule(
+            "min",
+            "!has(self.max) || self.min <= self.max",
+            "min must not be larger than max: lower min or raise max",
+            lambda n: n.max is None or n.min <= n.max,
+        ),
+    )
+
+    min: Annotated[int, Field(ge=1, le=10000, description="Fewest nodes; the job waits below it.")] = 1
+    max: Annotated[
+        int | None, Field(ge=1, le=10000, description="Most nodes; default: as many as the planner finds useful.")
+    ] = None
+
+
+class Objective(ApiModel):
+    minimize: Annotated[Minimize, Field(description="What the plan minimizes: Time, Energy or Cost.")] = Minimize.TIME
+    deadline: Annotated[
+        Duration | None,
+        Field(description="Training must end within this time, such as 2h; the plan meets it with its p90 prediction."),
+    ] = None
+
+
+class FixedGroup(ApiModel):
+    """Part of a plan that the user dictates: so many nodes of one device."""
+
+    device: Annotated[str, Field(min_length=1, max_length=63, description="Device type, as in the catalogue.")]
+    nodes: Annotated[int, Field(ge=1, le=10000, description="Number of nodes.")]
+    ranks_per_node: Annotated[int, Field(ge=1, le=64, description="Ranks (devices) on each node.")] = 1
+    batch_per_rank: Annotated[
+        int | None, Field(ge=1, description="Samples per step on each rank; default: by measured or predicted speed.")
+    ] = None
+
+
+class Planning(ApiModel):
+    rules = (
+        Rule(
+            "groups",
+            "(self.mode == 'Fixed') == (has(self.groups) && size(self.groups) > 0)",
+            "mode Fixed needs groups, and groups need mode Fixed: list the node groups or choose mode Auto",
+            lambda p: (p.mode is PlanningMode.FIXED) == bool(p.groups),
+        ),
+    )
+
+    mode: Annotated[
+        PlanningMode,
+        Field(description="Auto: plan and run. PlanOnly: show the plan in status, run nothing. Fixed: run groups."),
+    ] = PlanningMode.AUTO
+    groups: Annotated[tuple[FixedGroup, ...], Field(max_length=16, description="The plan, for mode Fixed.")] = ()
+    uneven: Annotated[
+        bool, Field(description="Split the batch by device speed; false gives every rank the same share.")
+    ] = True
+    candidates: Annotated[int, Field(ge=1, le=20, description="How many candidates status shows.")] = 5
+
+
+class CheckpointVolume(ApiModel):
+    rules = (
+        Rule(
+            "claimName",
+            "!has(self.claimName) || !has(self.storageClassName)",
+            "storageClassName has no effect on an existing claim: remove it or remove claimName",
+            lambda v: v.claim_name is None or v.storage_class_name is None,
+        ),
+    )
+
+    claim_name: Annotated[
+        DnsSubdomain | None, Field(description="An existing claim (ReadWriteMany for several nodes).")
+    ] = None
+    storage_class_name: Annotated[
+        DnsSubdomain | None, Field(description="Class of the claim that dljob creates; default: the cluster's.")
+    ] = None
+    size: Annotated[Quantity, Field(description="Size of the claim that dljob creates.")] = "1Gi"
+    reclaim_policy: Annotated[
+        ReclaimPolicy, Field(description="Whether the claim that dljob created goes when the job is deleted.")
+    ] = ReclaimPolicy.RETAIN
+
+
+class Checkpoint(ApiModel):
+    enabled: Annotated[bool, Field(description="Whether to write checkpoints; false also needs no volume.")] = True
+    volume: Annotated[CheckpointVolume, Field(description="Where checkpoints are kept.")] = CheckpointVolume()
+    interval: Annotated[Duration, Field(description="Time between checkpoints.")] = "60s"
+    keep: Annotated[int, Field(ge=1, le=100, description="How many checkpoints are kept.")] = 3
+
+
+class RunPolicy(ApiModel):
+    backoff_limit: Annotated[
+        int, Field(ge=0, le=1000, description="Failures of the training program before the job fails; evictions and "
+                   "lost nodes do not count.")
+    ] = 3
+    active_deadline_seconds: Annotated[
+        int | None, Field(ge=1, description="The job fails when it has been active for so long.")
+    ] = None
+    ttl_seconds_after_finished: Annotated[
+        int | None, Field(ge=0, description="A finished job is deleted after so many seconds; default: never.")
+    ] = None
+    termination_grace_period_seconds: Annotated[
+        int, Field(ge=1, le=3600, description="Time a pod has for its last checkpoint.")
+    ] = 60
+    node_lost_seconds: Annotated[
+        int, Field(ge=10, le=3600, description="A pod on a node that has been lost for so long is replaced.")
+    ] = 60
+
+
+class Scheduling(ApiModel):
+    node_selector: Annotated[dict[str, str], Field(description="Labels that every node must have.")] = {}
+    tolerations: Annotated[
+        tuple[dict[str, Any], ...],
+        Field(max_length=64, description="Taints the pods tolerate, as in a pod spec."),
+    ] = ()
+    priority_class_name: Annotated[DnsSubdomain | None, Field(description="Priority class of the pods.")] = None
+    scheduler_name: Annotated[DnsSubdomain | None, Field(description="Scheduler of the pods.")] = None
+    pod_group_label: Annotated[
+        str | None,
+        Field(max_length=317, description="Label key that gets the job's name on every pod, for gang schedulers."),
+    ] = None
+
+
+class Resources(ApiModel):
+    """Resources of one trainer pod; what is unset is sized from the plan."""
+
+    cpu: Annotated[Quantity | None, Field(description="CPUs requested.")] = None
+    cpu_limit: Annotated[Quantity | None, Field(description="CPU limit; default: none.")] = None
+    memory: Annotated[Quantity | None, Field(description="Memory requested and limit; default: predicted.")] = None
+
+
+class Metadata(ApiModel):
+    labels: Annotated[dict[str, str], Field(description="Labels to add to the pods.")] = {}
+    annotations: Annotated[dict[str, str], Field(description="Annotations to add to the pods.")] = {}
+
+
+class PodTemplateOverride(ApiModel):
+    """A change to the pod template, owned by one manager (a person, a queue, a policy tool)."""
+
+    manager: Annotated[str, Field(min_length=1, max_length=253, description="Who wants this change.")]
+    metadata: Annotated[Metadata, Field(description="Labels and annotations to add.")] = Metadata()
+    spec: Annotated[
+        dict[str, Any],
+        Field(
+            description="Part of a pod spec: maps are merged, lists whose items have a name are merged by name, "
+            "other values replace ours. The trainer's container is called trainer."
+        ),
+    ] = {}
+
+
+class DLJobSpec(ApiModel):
+    """What to train, by when, and within which bounds."""
+
+    rules = (
+        Rule(
+            "epochs",
+            "has(self.epochs) != has(self.steps)",
+            "set exactly one of epochs and steps",
+            lambda s: (s.epochs is None) != (s.steps is None),
+        ),
+        Rule(
+            "trainer.command",
+            "!has(self.model.hints) || (has(self.trainer) && has(self.trainer.command) && size(self.trainer.command) > 0)",
+            "model.hints describes your own program: set trainer.command, or choose a built-in model by model.name",
+            lambda s: s.model.hints is None or bool(s.trainer.command),
+        ),
+        Rule(
+            "globalBatchSize",
+            "!has(self.nodes) || self.globalBatchSize >= self.nodes.min",
+            "globalBatchSize must give every rank a sample: raise it or lower nodes.min",
+            lambda s: s.global_batch_size >= s.nodes.min,
+        ),
+    )
+
+    model: Annotated[ModelSpec, Field(description="What to train.")]
+    dataset: Annotated[Dataset, Field(description="What to train on.")]
+    global_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1, description="Samples per step, over all ranks.")]
+    epochs: Annotated[int | None, Field(ge=1, le=10**6, description="Passes over the dataset.")] = None
+    steps: Annotated[int | None, Field(ge=1, le=10**12, description="Optimizer steps.")] = None
+    optimizer: Annotated[Optimizer, Field(description="How parameters are updated.")] = Optimizer()
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="Seed of initialization and sampling.")] = 0
+    trainer: Annotated[Trainer, Field(description="The program that trains.")] = Trainer()
+    nodes: Annotated[NodeRange, Field(description="How many nodes the job may use.")] = NodeRange()
+    devices: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
+        Field(max_length=32, description="Device types the plan may use; default: all the cluster has."),
+    ] = ()
+    objective: Annotated[Objective, Field(description="What the plan is to achieve.")] = Objective()
+    planning: Annotated[Planning, Field(description="Who plans.")] = Planning()
+    collective: Annotated[Collective, Field(description="How gradients are summed over ranks.")] = Collective.AUTO
+    checkpoint: Annotated[Checkpoint, Field(description="How training state is kept.")] = Checkpoint()
+    suspend: Annotated[bool, Field(description="true: checkpoint and remove the pods; false: run or resume.")] = False
+    run_policy: Annotated[RunPolicy, Field(description="Limits and clean-up.")] = RunPolicy()
+    scheduling: Annotated[Scheduling, Field(description="Where pods may run.")] = Scheduling()
+    resources: Annotated[Resources, Field(description="Resources of one pod.")] = Resources()
+    pod_template_overrides: Annotated[
+        tuple[PodTemplateOverride, ...],
+        Field(max_length=16, description="Changes to the pod template, one entry per manager, applied in order."),
+    ] = ()
+
+

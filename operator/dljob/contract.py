@@ -1,0 +1,283 @@
+"""The contract between the operator and the trainer, as JSON with a schema number.
+
+``Plan`` goes from the operator to the agents (ConfigMap ``<job>-plan``, key ``plan.json``); ``Report`` comes
+back (ConfigMap ``<job>-report``, key ``report.json``). Reports cross a trust boundary: parse them with
+``Report.parse``, which refuses whatever does not fit. Users: ``planner`` and ``render`` write plans,
+``reconcile`` and ``status`` read reports; ``dltrain`` reads plans and writes reports, and imports nothing
+else of dljob.
+"""
+
+import hashlib
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SCHEMA = 1
+PLAN_KEY = "plan.json"
+REPORT_KEY = "report.json"
+
+AGENT_PORT = 7470
+"""mTLS, between the agents of one job."""
+MPI_PORTS = (7500, 7599)
+"""First and last TCP port of Open MPI and its daemons; plaintext, the job's pods only."""
+METRICS_PORT = 9470
+"""Plain HTTP, read-only: /metrics, /healthz and /readyz."""
+
+TLS_DIR = "/etc/dljob/tls"
+"""Where the per-job Secret is mounted: ca.crt, tls.crt, tls.key."""
+CHECKPOINT_DIR = "/var/lib/dljob/checkpoints"
+"""Where the checkpoint volume is mounted."""
+DATASET_DIR = "/var/lib/dljob/dataset"
+"""Where a pvc:// dataset's claim is mounted, read-only."""
+
+MAX_LOG_TAIL = 4096
+_Text = Annotated[str, Field(max_length=8192)]
+_Name = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+def config_map_names(job: str) -> tuple[str, str]:
+    """Names of a job's plan and report ConfigMaps."""
+    return f"{job}-plan", f"{job}-report"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Role(StrEnum):
+    WORKER = "worker"
+    SERVER = "server"
+
+
+class Rank(_Record):
+    """One rank: where it runs and its share of the global batch."""
+
+    rank: Annotated[int, Field(ge=0)]
+    pod: _Name
+    host: Annotated[_Name, Field(description="DNS name of the pod, reachable before the pod is ready.")]
+    group: _Name
+    device: _Name
+    local_rank: Annotated[int, Field(ge=0, description="Index among the ranks of the pod; its GPU, if any.")] = 0
+    share: Annotated[int, Field(ge=0, description="Samples of the global batch; 0 for a parameter server.")]
+    role: Role = Role.WORKER
+
+
+class ModelRef(_Record):
+    name: str | None = None
+    command: tuple[str, ...] = ()
+    framework: Literal["DLTrain", "Torchrun"] = "DLTrain"
+
+
+class DatasetRef(_Record):
+    """A built-in dataset by name, or a path in the pod."""
+
+    name: str | None = None
+    path: str | None = None
+    samples: int | None = None
+
+
+class OptimizerRef(_Record):
+    name: Literal["SGD", "Adam", "AdamW"] = "SGD"
+    learning_rate: Annotated[float, Field(gt=0)] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+
+class CheckpointRef(_Record):
+    enabled: bool = True
+    directory: str = CHECKPOINT_DIR
+    interval_s: Annotated[float, Field(gt=0)] = 60.0
+    keep: Annotated[int, Field(ge=1)] = 3
+
+
+class Expectation(_Record):
+    """What the operator predicted, so that the trainer can export it beside what it measures."""
+
+    step_s: Annotated[float, Field(ge=0)] = 0.0
+    step_p90_s: Annotated[float, Field(ge=0)] = 0.0
+    total_s: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Plan(_Record):
+    """What the operator decided, complete: a trainer needs nothing else but the volume.
+
+    Laws: ranks are numbered 0..n-1 in order, shares sum to ``global_batch``, every worker has a share >= 1,
+    exactly one of ``epochs`` and ``steps`` is set.
+    """
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    job: _Name
+    namespace: _Name
+    uid: _Name
+    number: Annotated[int, Field(ge=1)]
+    term: Annotated[int, Field(ge=1, description="Raised by the operator when it fences a lost node.")] = 1
+    ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
+    global_batch: Annotated[int, Field(ge=1)]
+    collective: Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"] = "Ring"
+    bucket_nbytes: Annotated[int, Field(ge=4096)] = 4 * 2**20
+    segment_nbytes: Annotated[int, Field(ge=1024)] = 128 * 2**10
+    model: ModelRef
+    dataset: DatasetRef
+    optimizer: OptimizerRef = OptimizerRef()
+    epochs: Annotated[int | None, Field(ge=1)] = None
+    steps: Annotated[int | None, Field(ge=1)] = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    checkpoint: CheckpointRef = CheckpointRef()
+    min_ranks: Annotated[int, Field(ge=1, description="The trainer may go on with so few; elastic when < ranks.")] = 1
+    backoff_limit: Annotated[int, Field(ge=0)] = 3
+    grace_s: Annotated[float, Field(gt=0)] = 60.0
+    expected: Expectation = Expectation()
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+    @model_validator(mode="after")
+    def _laws_hold(self) -> Self:
+        if [r.rank for r in self.ranks] != list(range(len(self.ranks))):
+            raise ValueError(f"ranks: found {[r.rank for r in self.ranks]}, expected 0..{len(self.ranks) - 1} in order")
+        if (total := sum(r.share for r in self.ranks)) != self.global_batch:
+            raise ValueError(f"ranks: shares sum to {total}, expected global_batch {self.global_batch}")
+        for r in self.ranks:
+            if (r.share == 0) != (r.role is Role.SERVER):
+                raise ValueError(f"ranks: rank {r.rank} is a {r.role} with share {r.share}; only servers have share 0")
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(f"epochs {self.epochs} and steps {self.steps}: expected exactly one of them")
+        if self.min_ranks > len(self.ranks):
+            raise ValueError(f"min_ranks {self.min_ranks}: expected at most the {len(self.ranks)} ranks of the plan")
+        return self
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """Pod names in rank order, each once."""
+        return tuple(dict.fromkeys(r.pod for r in self.ranks))
+
+    def to_json(self) -> str:
+        """Canonical JSON: equal plans give equal text."""
+        return self.model_dump_json(by_alias=True)
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """A plan from JSON. Raises ValueError (pydantic's) naming the field when it is not one."""
+        return cls.model_validate_json(text)
+
+    def digest(self) -> str:
+        """12 hex digits over everything but the plan's number, term and expectation: same digest, same training."""
+        body = self.model_copy(update={"number": 1, "term": 1, "expected": Expectation()})
+        return hashlib.sha256(body.to_json().encode()).hexdigest()[:12]
+
+
+class RunPhase(StrEnum):
+    """Where the job is, as its coordinator sees it."""
+
+    WAITING = "Waiting"
+    LAUNCHING = "Launching"
+    RUNNING = "Running"
+    RELAUNCHING = "Relaunching"
+    STOPPED = "Stopped"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class RankMeasure(_Record):
+    """Medians over the last steps of one rank, in seconds."""
+
+    rank: Annotated[int, Field(ge=0, le=100_000)]
+    device: Annotated[str, Field(max_length=63)] = ""
+    share: Annotated[int, Field(ge=0)] = 0
+    compute_s: Annotated[float, Field(ge=0)] = 0.0
+    wait_s: Annotated[float, Field(ge=0)] = 0.0
+    comm_s: Annotated[float, Field(ge=0)] = 0.0
+    data_s: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Failure(_Record):
+    """Why the ranks ended, in the words a user needs."""
+
+    reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=64)]
+    message: _Text
+    rank: Annotated[int | None, Field(ge=0)] = None
+    host: Annotated[str, Field(max_length=253)] = ""
+    exit_code: int | None = None
+    log_tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] = ""
+    counts: Annotated[bool, Field(description="Whether it counts against backoff_limit.")] = True
+    retry: Annotated[bool, Field(description="false: the same plan cannot succeed (bad input).")] = True
+
+
+class CheckpointMark(_Record):
+    step: Annotated[int, Field(ge=0)]
+    unix_s: Annotated[float, Field(ge=0)]
+    path: Annotated[str, Field(max_length=1024)] = ""
+
+
+class StartupMarks(_Record):
+    """Unix times of the start, for the breakdown in status."""
+
+    agents_up_unix_s: float | None = None
+    launched_unix_s: float | None = None
+    imported_unix_s: float | None = None
+    rendezvous_unix_s: float | None = None
+    first_step_unix_s: float | None = None
+
+
+class Outcome(_Record):
+    steps: Annotated[int, Field(ge=0)]
+    seconds: Annotated[float, Field(ge=0)]
+    loss: float | None = None
+    accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
+    checkpoint: Annotated[str | None, Field(max_length=1024)] = None
+
+
+class Mismatch(_Record):
+    """A rank that found another device than its plan names."""
+
+    rank: Annotated[int, Field(ge=0)]
+    planned: Annotated[str, Field(max_length=63)]
+    found: Annotated[str, Field(max_length=63)]
+
+
+class Report(_Record):
+    """News of a job from its coordinator; untrusted input for the operator."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    uid: _Name
+    plan_number: Annotated[int, Field(ge=1)]
+    plan_digest: Annotated[str, Field(max_length=64)]
+    term: Annotated[int, Field(ge=1)]
+    phase: RunPhase
+    unix_s: Annotated[float, Field(ge=0)]
+    step: Annotated[int, Field(ge=0)] = 0
+    steps: Annotated[int, Field(ge=0, description="0 while unknown.")] = 0
+    epoch: Annotated[int | None, Field(ge=0)] = None
+    loss: float | None = None
+    accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
+    step_s: Annotated[float | None, Field(ge=0, description="Median over the last steps.")] = None
+    samples_per_s: Annotated[float | None, Field(ge=0)] = None
+    world_size: Annotated[int, Field(ge=0)] = 0
+    ranks: Annotated[tuple[RankMeasure, ...], Field(max_length=4096)] = ()
+    restarts: Annotated[dict[_Name, Annotated[int, Field(ge=0)]], Field(max_length=32)] = {}
+    failures: Annotated[int, Field(ge=0, description="Failures that counted against backoff_limit.")] = 0
+    failure: Failure | None = None
+    last_checkpoint: CheckpointMark | None = None
+    startup: StartupMarks = StartupMarks()
+    outcome: Outcome | None = None
+    mismatches: Annotated[tuple[Mismatch, ...], Field(max_length=4096)] = ()
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+    def to_json(self) -> str:
+        return self.model_dump_json(by_alias=True)
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """A report from JSON of at most 1 MiB. Raises ValueError naming the field when it is not one."""
+        if len(text) > 2**20:
+            raise ValueError(f"report: found {len(text)} bytes, expected at most {2**20}")
+        return cls.model_validate_json(text)
+
+
+def schema_of(text: str | bytes) -> Any:
+    """The schema number a document claims, or None: to tell 'newer than I know' from 'broken'."""
+    import json
+
+    document = json.loads(text)
+    return document.get("schema") if isinstance(document, dict) else None

@@ -1,0 +1,1 @@
+"""dltrain: the trainer. Ranks, agents, collectives, checkpoints; the five-line API for user scripts."""

@@ -1,0 +1,1 @@
+"""Collectives: one interface (``base``), several strategies, chosen by name (``choose``)."""

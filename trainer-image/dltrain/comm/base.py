@@ -1,0 +1,61 @@
+"""The Collective interface: what the training loop needs of a way to sum gradients over ranks.
+
+One strategy a module; ``choose`` maps the plan's names to them. A buffer is a contiguous 1-D CPU or GPU
+tensor that lives as long as the collective and keeps its address, so that a strategy may preallocate,
+register memory and keep persistent requests for it.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+
+class PeerLostError(RuntimeError):
+    """A rank died or was cut off; the operation did not finish anywhere that matters.
+
+    Buffers hold garbage afterwards; parameters do not, since a step commits only after its collective.
+    """
+
+
+class Work(Protocol):
+    """An all-reduce under way on one buffer."""
+
+    def test(self) -> bool:
+        """Make progress without blocking; True once the sum is in the buffer."""
+        ...
+
+    def wait(self) -> None:
+        """Block until the sum is in the buffer. Raises PeerLostError."""
+        ...
+
+
+class Collective(ABC):
+    """Sums buffers over ranks, in place.
+
+    Every rank constructs it with the same buffers (same count, sizes and dtypes, in the same order) and
+    starts them in the same order. A rank that contributes nothing (share 0) takes part with zeros.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, comm: Any, buffers: list[torch.Tensor]) -> None:
+        """``comm``: an mpi4py intracommunicator that is this collective's own (duplicate before passing)."""
+        for buffer in buffers:
+            assert buffer.dim() == 1 and buffer.is_contiguous(), "a buffer is a contiguous 1-D tensor"
+        self.comm = comm
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+        self.buffers = buffers
+
+    @abstractmethod
+    def start(self, index: int) -> Work:
+        """Begin summing ``buffers[index]`` over all ranks; the buffer must not be touched until it is done."""
+
+    def allreduce(self, index: int) -> None:
+        """Sum ``buffers[index]`` over all ranks, in place. Raises PeerLostError."""
+        self.start(index).wait()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free requests and communicators; also after PeerLostError, without blocking."""
