@@ -81,7 +81,8 @@ class ModelHints(ApiModel):
 
     parameters: Annotated[int, Field(ge=1, description="Number of trainable parameters.")]
     flops_per_sample: Annotated[
-        float, Field(gt=0, description="Floating-point operations of one forward and backward pass of one sample.")
+        float,
+        Field(gt=0, description="Floating-point operations of one forward and backward pass of one sample."),
     ]
     activation_bytes_per_sample: Annotated[
         int, Field(ge=0, description="Bytes of activations kept for the backward pass, for one sample.")
@@ -159,15 +160,23 @@ class Trainer(ApiModel):
 
     image: Annotated[
         str | None,
-        Field(min_length=1, max_length=1024, description="Image of the pods; default: the operator's trainer image."),
+        Field(
+            min_length=1,
+            max_length=1024,
+            description="Image of the pods; default: the operator's trainer image.",
+        ),
     ] = None
     image_pull_policy: Annotated[PullPolicy | None, Field(description="When the image is pulled.")] = None
     image_pull_secrets: Annotated[
-        tuple[DnsSubdomain, ...], Field(max_length=16, description="Names of Secrets with registry credentials.")
+        tuple[DnsSubdomain, ...],
+        Field(max_length=16, description="Names of Secrets with registry credentials."),
     ] = ()
     command: Annotated[
         tuple[str, ...],
-        Field(max_length=64, description="Your training program, run once per rank; default: the built-in trainer."),
+        Field(
+            max_length=64,
+            description="Your training program, run once per rank; default: the built-in trainer.",
+        ),
     ] = ()
     args: Annotated[tuple[str, ...], Field(max_length=256, description="Arguments of command.")] = ()
     env: Annotated[tuple[EnvVar, ...], Field(max_length=256, description="Environment of every rank.")] = ()
@@ -199,7 +208,8 @@ class NodeRange(ApiModel):
 
     min: Annotated[int, Field(ge=1, le=10000, description="Fewest nodes; the job waits below it.")] = 1
     max: Annotated[
-        int | None, Field(ge=1, le=10000, description="Most nodes; default: as many as the planner finds useful.")
+        int | None,
+        Field(ge=1, le=10000, description="Most nodes; default: as many as the planner finds useful."),
     ] = None
 
 
@@ -218,7 +228,8 @@ class FixedGroup(ApiModel):
     nodes: Annotated[int, Field(ge=1, le=10000, description="Number of nodes.")]
     ranks_per_node: Annotated[int, Field(ge=1, le=64, description="Ranks (devices) on each node.")] = 1
     batch_per_rank: Annotated[
-        int | None, Field(ge=1, description="Samples per step on each rank; default: by measured or predicted speed.")
+        int | None,
+        Field(ge=1, description="Samples per step on each rank; default: by measured or predicted speed."),
     ] = None
 
 
@@ -257,7 +268,8 @@ class CheckpointVolume(ApiModel):
         DnsSubdomain | None, Field(description="An existing claim (ReadWriteMany for several nodes).")
     ] = None
     storage_class_name: Annotated[
-        DnsSubdomain | None, Field(description="Class of the claim that dljob creates; default: the cluster's.")
+        DnsSubdomain | None,
+        Field(description="Class of the claim that dljob creates; default: the cluster's."),
     ] = None
     size: Annotated[Quantity, Field(description="Size of the claim that dljob creates.")] = "1Gi"
     reclaim_policy: Annotated[
@@ -274,14 +286,19 @@ class Checkpoint(ApiModel):
 
 class RunPolicy(ApiModel):
     backoff_limit: Annotated[
-        int, Field(ge=0, le=1000, description="Failures of the training program before the job fails; evictions and "
-                   "lost nodes do not count.")
+        int,
+        Field(
+            ge=0,
+            le=1000,
+            description="Failures of the training program before the job fails; evictions and lost nodes do not count.",
+        ),
     ] = 3
     active_deadline_seconds: Annotated[
         int | None, Field(ge=1, description="The job fails when it has been active for so long.")
     ] = None
     ttl_seconds_after_finished: Annotated[
-        int | None, Field(ge=0, description="A finished job is deleted after so many seconds; default: never.")
+        int | None,
+        Field(ge=0, description="A finished job is deleted after so many seconds; default: never."),
     ] = None
     termination_grace_period_seconds: Annotated[
         int, Field(ge=1, le=3600, description="Time a pod has for its last checkpoint.")
@@ -301,7 +318,10 @@ class Scheduling(ApiModel):
     scheduler_name: Annotated[DnsSubdomain | None, Field(description="Scheduler of the pods.")] = None
     pod_group_label: Annotated[
         str | None,
-        Field(max_length=317, description="Label key that gets the job's name on every pod, for gang schedulers."),
+        Field(
+            max_length=317,
+            description="Label key that gets the job's name on every pod, for gang schedulers.",
+        ),
     ] = None
 
 
@@ -381,5 +401,3 @@ class DLJobSpec(ApiModel):
         tuple[PodTemplateOverride, ...],
         Field(max_length=16, description="Changes to the pod template, one entry per manager, applied in order."),
     ] = ()
-
-

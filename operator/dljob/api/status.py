@@ -67,7 +67,8 @@ class PlanGroup(ApiModel):
     nodes: Annotated[int, Field(ge=1)]
     ranks: Annotated[int, Field(ge=1, description="Ranks in the group.")]
     batch_per_rank: Annotated[
-        tuple[int, ...], Field(description="Samples per step of each rank; they sum to globalBatchSize over groups.")
+        tuple[int, ...],
+        Field(description="Samples per step of each rank; they sum to globalBatchSize over groups."),
     ]
 
 
@@ -107,7 +108,8 @@ class Measured(ApiModel):
     step_seconds: Annotated[float, Field(ge=0, description="Median time of one step.")]
     samples_per_second: Annotated[float, Field(ge=0)]
     step_error: Annotated[
-        float | None, Field(description="(predicted - measured) / measured step time; 0.1 means predicted 10 % too slow.")
+        float | None,
+        Field(description="(predicted - measured) / measured step time; 0.1 means predicted 10 % too slow."),
     ] = None
 
 
