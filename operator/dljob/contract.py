@@ -190,6 +190,14 @@ class RankMeasure(_Record):
     data_s: Annotated[float, Field(ge=0)] = 0.0
 
 
+class ProbePoint(_Record):
+    """Compute time of one step (forward, backward, update; no communication) measured on a rank's real device."""
+
+    device: Annotated[str, Field(max_length=63)]
+    batch: Annotated[int, Field(ge=1)]
+    compute_s: Annotated[float, Field(gt=0)]
+
+
 class Failure(_Record):
     """Why the ranks ended, in the words a user needs."""
 
@@ -261,6 +269,9 @@ class Report(_Record):
     startup: StartupMarks = StartupMarks()
     outcome: Outcome | None = None
     mismatches: Annotated[tuple[Mismatch, ...], Field(max_length=4096)] = ()
+    probes: Annotated[tuple[ProbePoint, ...], Field(max_length=1024, description="Never from a mismatched rank.")] = ()
+    link_latency_s: Annotated[float | None, Field(ge=0, description="Measured between ranks at start.")] = None
+    link_bandwidth_Bps: Annotated[float | None, Field(gt=0)] = None
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 

@@ -1,0 +1,30 @@
+"""The planner: (request, cluster view, learned constants) → Decision | Infeasible. Pure.
+
+Users: ``request`` asks on behalf of a DLJob; ``cli`` on behalf of a person.
+"""
+
+from dljob.planner.types import (
+    Choice,
+    Decision,
+    FixedChoice,
+    Group,
+    Infeasible,
+    Learned,
+    LearnedPoint,
+    Prediction,
+    Refusal,
+    Request,
+)
+
+__all__ = [
+    "Choice",
+    "Decision",
+    "FixedChoice",
+    "Group",
+    "Infeasible",
+    "Learned",
+    "LearnedPoint",
+    "Prediction",
+    "Refusal",
+    "Request",
+]

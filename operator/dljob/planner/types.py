@@ -1,0 +1,139 @@
+"""What the planner is asked and what it answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+CollectiveName = Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"]
+
+
+@dataclass(frozen=True)
+class FixedChoice:
+    """A group the user dictates (spec.planning.groups)."""
+
+    device: str
+    nodes: int
+    ranks_per_node: int = 1
+    batch_per_rank: int | None = None
+
+
+@dataclass(frozen=True)
+class LearnedPoint:
+    batch: int
+    """Samples on the device."""
+    compute_s: float
+    """Median time of forward, backward and update."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Constants measured for one (model, device), from a DLProfile."""
+
+    points: tuple[LearnedPoint, ...] = ()
+    link_latency_s: float | None = None
+    link_bandwidth_Bps: float | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to plan. Exactly one of ``model`` and the three hints describes the workload."""
+
+    job: str
+    global_batch: int
+    total_steps: int
+    """Optimizer steps of the whole training."""
+    model: str | None = None
+    parameters: int | None = None
+    flops_per_sample: float | None = None
+    activation_nbytes_per_sample: int | None = None
+    sample_nbytes: int | None = None
+    optimizer: Literal["SGD", "Adam", "AdamW"] = "SGD"
+    momentum: float = 0.9
+    nodes_min: int = 1
+    nodes_max: int | None = None
+    devices: tuple[str, ...] = ()
+    """Allowed device types; empty: any."""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, str], ...] = ()
+    cpu_per_pod: float | None = None
+    memory_per_pod_nbytes: int | None = None
+    minimize: Literal["Time", "Energy", "Cost"] = "Time"
+    deadline_s: float | None = None
+    collective: CollectiveName | None = None
+    """None: the planner chooses."""
+    uneven: bool = True
+    fixed: tuple[FixedChoice, ...] = ()
+    candidates_kept: int = 5
+
+
+@dataclass(frozen=True)
+class Prediction:
+    step_s: float
+    step_p90_s: float
+    compute_s: float
+    communication_s: float
+    total_s: float
+    samples_per_s: float
+    memory_nbytes: int
+    energy_J: float | None
+    cost_usd: float | None
+    bottleneck: str
+    """Such as 'communication 63 %: ring over 10 GbE'."""
+    basis: Literal["catalogue", "profile"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes of one device type; ranks are numbered contiguously by group, then node, then local rank."""
+
+    name: str
+    """DNS label, unique in the decision: suffix of the group's StatefulSet."""
+    device: str
+    is_gpu: bool
+    nodes: int
+    ranks_per_node: int
+    shares: tuple[int, ...]
+    """Samples per step of each rank of the group, ``nodes * ranks_per_node`` of them; 0 for a parameter server."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate that fits, with its prediction."""
+
+    summary: str
+    """Such as '3 x cpu, Ring, 40+40+40'."""
+    groups: tuple[Group, ...]
+    collective: CollectiveName
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A kind of candidate that was ruled out: '8 x T4' — 'does not fit: 21 GiB of 16 GiB'."""
+
+    summary: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    chosen: Choice
+    candidates: tuple[Choice, ...]
+    """The best ones, chosen first."""
+    refusals: tuple[Refusal, ...] = ()
+    warning: str | None = None
+    """Such as a deadline that no candidate meets: by how much the chosen one misses it."""
+
+
+@dataclass(frozen=True)
+class Infeasible:
+    """No plan is possible now. ``transient``: another state of the cluster may allow one."""
+
+    reason: str
+    """CamelCase, for a condition: NoSuchDevice, TooFewNodes, DoesNotFit, BatchTooSmall, DeviceBusy."""
+    field: str
+    """Path of the spec field to change, such as spec.devices."""
+    message: str
+    """What was found, what was expected, what to do."""
+    transient: bool = False
+    refusals: tuple[Refusal, ...] = ()
