@@ -41,7 +41,7 @@ def config_map_names(job: str) -> tuple[str, str]:
     return f"{job}-plan", f"{job}-report"
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -50,7 +50,7 @@ class Role(StrEnum):
     SERVER = "server"
 
 
-class Rank(_Record):
+class Rank(Record):
     """One rank: where it runs and its share of the global batch."""
 
     rank: Annotated[int, Field(ge=0)]
@@ -63,13 +63,13 @@ class Rank(_Record):
     role: Role = Role.WORKER
 
 
-class ModelRef(_Record):
+class ModelRef(Record):
     name: str | None = None
     command: tuple[str, ...] = ()
     framework: Literal["DLTrain", "Torchrun"] = "DLTrain"
 
 
-class DatasetRef(_Record):
+class DatasetRef(Record):
     """A built-in dataset by name, or a path in the pod."""
 
     name: str | None = None
@@ -77,21 +77,21 @@ class DatasetRef(_Record):
     samples: int | None = None
 
 
-class OptimizerRef(_Record):
+class OptimizerRef(Record):
     name: Literal["SGD", "Adam", "AdamW"] = "SGD"
     learning_rate: Annotated[float, Field(gt=0)] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
 
 
-class CheckpointRef(_Record):
+class CheckpointRef(Record):
     enabled: bool = True
     directory: str = CHECKPOINT_DIR
     interval_s: Annotated[float, Field(gt=0)] = 60.0
     keep: Annotated[int, Field(ge=1)] = 3
 
 
-class Expectation(_Record):
+class Expectation(Record):
     """What the operator predicted, so that the trainer can export it beside what it measures."""
 
     step_s: Annotated[float, Field(ge=0)] = 0.0
@@ -99,7 +99,7 @@ class Expectation(_Record):
     total_s: Annotated[float, Field(ge=0)] = 0.0
 
 
-class Plan(_Record):
+class Plan(Record):
     """What the operator decided, complete: a trainer needs nothing else but the volume.
 
     Laws: ranks are numbered 0..n-1 in order, shares sum to ``global_batch``, every worker has a share >= 1,
@@ -178,7 +178,7 @@ class RunPhase(StrEnum):
     FAILED = "Failed"
 
 
-class RankMeasure(_Record):
+class RankMeasure(Record):
     """Medians over the last steps of one rank, in seconds."""
 
     rank: Annotated[int, Field(ge=0, le=100_000)]
@@ -190,7 +190,7 @@ class RankMeasure(_Record):
     data_s: Annotated[float, Field(ge=0)] = 0.0
 
 
-class ProbePoint(_Record):
+class ProbePoint(Record):
     """Compute time of one step (forward, backward, update; no communication) measured on a rank's real device."""
 
     device: Annotated[str, Field(max_length=63)]
@@ -198,7 +198,7 @@ class ProbePoint(_Record):
     compute_s: Annotated[float, Field(gt=0)]
 
 
-class Failure(_Record):
+class Failure(Record):
     """Why the ranks ended, in the words a user needs."""
 
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=64)]
@@ -211,13 +211,13 @@ class Failure(_Record):
     retry: Annotated[bool, Field(description="false: the same plan cannot succeed (bad input).")] = True
 
 
-class CheckpointMark(_Record):
+class CheckpointMark(Record):
     step: Annotated[int, Field(ge=0)]
     unix_s: Annotated[float, Field(ge=0)]
     path: Annotated[str, Field(max_length=1024)] = ""
 
 
-class StartupMarks(_Record):
+class StartupMarks(Record):
     """Unix times of the start, for the breakdown in status."""
 
     agents_up_unix_s: float | None = None
@@ -227,7 +227,7 @@ class StartupMarks(_Record):
     first_step_unix_s: float | None = None
 
 
-class Outcome(_Record):
+class Outcome(Record):
     steps: Annotated[int, Field(ge=0)]
     seconds: Annotated[float, Field(ge=0)]
     loss: float | None = None
@@ -235,7 +235,7 @@ class Outcome(_Record):
     checkpoint: Annotated[str | None, Field(max_length=1024)] = None
 
 
-class Mismatch(_Record):
+class Mismatch(Record):
     """A rank that found another device than its plan names."""
 
     rank: Annotated[int, Field(ge=0)]
@@ -243,7 +243,7 @@ class Mismatch(_Record):
     found: Annotated[str, Field(max_length=63)]
 
 
-class Report(_Record):
+class Report(Record):
     """News of a job from its coordinator; untrusted input for the operator."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1

@@ -364,7 +364,8 @@ class DLJobSpec(ApiModel):
         ),
         Rule(
             "trainer.command",
-            "!has(self.model.hints) || (has(self.trainer) && has(self.trainer.command) && size(self.trainer.command) > 0)",
+            "!has(self.model.hints) || "
+            "(has(self.trainer) && has(self.trainer.command) && size(self.trainer.command) > 0)",
             "model.hints describes your own program: set trainer.command, or choose a built-in model by model.name",
             lambda s: s.model.hints is None or bool(s.trainer.command),
         ),

@@ -1,0 +1,119 @@
+"""What ranks and their pod's agent say to each other: JSON lines over a Unix socket.
+
+The agent listens at ``$DLTRAIN_SOCKET`` and has written the plan to ``$DLTRAIN_PLAN``. A rank connects as soon
+as its interpreter runs, says ``Hello`` and then news as they come; silence beyond the step deadline means
+that it hangs. Users: ``report`` (rank side), ``agent`` (agent side).
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from dljob.contract import CheckpointMark, Failure, Outcome, ProbePoint, RankMeasure, Record
+
+SOCKET_ENV = "DLTRAIN_SOCKET"
+PLAN_ENV = "DLTRAIN_PLAN"
+
+EXIT_OK = 0
+EXIT_USER_ERROR = 1
+"""Exception in training code."""
+EXIT_BAD_INPUT = 64
+"""Missing dataset, unknown model, checkpoint of another model: the same plan cannot succeed."""
+EXIT_PEER_LOST = 75
+"""Another rank died; relaunch."""
+EXIT_DIVERGED = 76
+"""Loss is NaN or infinite."""
+EXIT_STOPPED = 143
+"""Asked to stop; the last checkpoint is durable."""
+
+
+class Hello(Record):
+    type: Literal["hello"] = "hello"
+    rank: Annotated[int, Field(ge=0)]
+    pid: int
+    device: Annotated[str, Field(description="The real device found, in the plan's words where it matches.")] = ""
+
+
+class Mark(Record):
+    """A point of the start was reached."""
+
+    type: Literal["mark"] = "mark"
+    rank: int
+    what: Literal["imported", "rendezvous", "first_step"]
+    unix_s: float
+
+
+class Probed(Record):
+    type: Literal["probed"] = "probed"
+    rank: int
+    points: tuple[ProbePoint, ...] = ()
+    link_latency_s: float | None = None
+    link_bandwidth_Bps: float | None = None
+
+
+class Step(Record):
+    """After a step, at most a few a second: where this rank is. Rank 0's is the job's."""
+
+    type: Literal["step"] = "step"
+    rank: int
+    step: int
+    steps: int
+    epoch: int | None = None
+    loss: float | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    step_s: float
+    samples_per_s: float
+    world_size: int
+    measure: RankMeasure
+
+
+class Evaluated(Record):
+    type: Literal["evaluated"] = "evaluated"
+    rank: int
+    step: int
+    accuracy: Annotated[float, Field(ge=0, le=1)]
+    loss: float | None = None
+
+
+class Checkpointed(Record):
+    type: Literal["checkpointed"] = "checkpointed"
+    rank: int
+    mark: CheckpointMark
+    duration_s: float
+    nbytes: int
+
+
+class Resharded(Record):
+    """Shares were changed within the plan's bounds, from this step on."""
+
+    type: Literal["resharded"] = "resharded"
+    rank: int
+    step: int
+    shares: tuple[int, ...]
+    reason: str
+
+
+class Failed(Record):
+    type: Literal["failed"] = "failed"
+    rank: int
+    failure: Failure
+
+
+class Finished(Record):
+    type: Literal["finished"] = "finished"
+    rank: int
+    outcome: Outcome
+
+
+class Stop(Record):
+    """Agent to rank: checkpoint at the next step boundary and exit with EXIT_STOPPED."""
+
+    type: Literal["stop"] = "stop"
+    grace_s: float
+
+
+News = Annotated[
+    Hello | Mark | Probed | Step | Evaluated | Checkpointed | Resharded | Failed | Finished, Field(discriminator="type")
+]
+news_adapter: TypeAdapter[News] = TypeAdapter(News)
