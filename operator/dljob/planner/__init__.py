@@ -3,6 +3,7 @@
 Users: ``request`` asks on behalf of a DLJob; ``cli`` on behalf of a person.
 """
 
+from dljob.planner.plan import plan
 from dljob.planner.types import (
     Choice,
     Decision,
@@ -27,4 +28,5 @@ __all__ = [
     "Prediction",
     "Refusal",
     "Request",
+    "plan",
 ]

@@ -43,6 +43,10 @@ class Request:
     total_steps: int
     """Optimizer steps of the whole training."""
     model: str | None = None
+    profile: str | None = None
+    """Key of the learned constants: ``learned[profile, device]``; None: ``model``."""
+    dataset: str | None = None
+    """A built-in dataset: sizes the input of built-in models that adapt to it."""
     parameters: int | None = None
     flops_per_sample: float | None = None
     activation_nbytes_per_sample: int | None = None
@@ -56,6 +60,7 @@ class Request:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, str], ...] = ()
     cpu_per_pod: float | None = None
+    cpu_limit_per_pod: float | None = None
     memory_per_pod_nbytes: int | None = None
     minimize: Literal["Time", "Energy", "Cost"] = "Time"
     deadline_s: float | None = None
@@ -80,6 +85,8 @@ class Prediction:
     bottleneck: str
     """Such as 'communication 63 %: ring over 10 GbE'."""
     basis: Literal["catalogue", "profile"]
+    host_memory_nbytes: int = 0
+    """Main memory of the largest pod, all its ranks together: what its container should request."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,256 @@
+"""Between the API and the planner: a DLJob becomes a question, a decision becomes status and contract.
+
+Pure. Users: ``reconcile`` for jobs in the cluster; ``service`` and ``cli`` for manifests that are not there yet.
+"""
+
+import hashlib
+import json
+import re
+from decimal import Decimal
+from math import ceil
+
+from dljob import contract
+from dljob.api import (
+    Candidate,
+    Collective,
+    DLJobSpec,
+    Framework,
+    PlanGroup,
+    PlanningMode,
+    PlanStatus,
+    Predicted,
+    Rejected,
+    duration_s,
+)
+from dljob.perf.datasets import DATASETS
+from dljob.planner import Choice, Decision, FixedChoice, Group, Prediction, Request
+from dljob.planner.types import CollectiveName
+
+_COLLECTIVES: dict[Collective, CollectiveName | None] = {
+    Collective.AUTO: None,
+    Collective.RING: "Ring",
+    Collective.MPI: "MPI",
+    Collective.TREE: "Tree",
+    Collective.BUTTERFLY: "Butterfly",
+    Collective.PARAMETER_SERVER: "ParameterServer",
+    Collective.TORCH: "Torch",
+}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[kMGTPE]|[KMGTPE]i)?")
+_SCALE = {"": Decimal(1), "m": Decimal("0.001")}
+_SCALE |= {suffix: Decimal(1000) ** n for n, suffix in enumerate("kMGTPE", 1)}
+_SCALE |= {f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE", 1)}
+
+TCP_SEGMENT_NBYTES = 56 * 2**10
+"""Below Open MPI's eager limit over TCP (64 KiB), so that a segment needs no handshake."""
+
+
+def quantity(text: str) -> Decimal:
+    """Value of a Kubernetes quantity such as ``500m`` or ``4Gi``. Raises ValueError when it is none."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"found {text!r}, expected a quantity such as 500m or 4Gi")
+    return Decimal(match[1]) * _SCALE[match[2] or ""]
+
+
+def train_samples(spec: DLJobSpec) -> int:
+    """Samples of one epoch: the built-in dataset's training part, or dataset.samples."""
+    if spec.dataset.name is not None:
+        return DATASETS[spec.dataset.name.value].train_samples
+    assert spec.dataset.samples is not None, "a rule of the API requires samples with uri"
+    return spec.dataset.samples
+
+
+def total_steps(spec: DLJobSpec) -> int:
+    """Optimizer steps of the whole training; a partial last batch of an epoch is a step."""
+    if spec.steps is not None:
+        return spec.steps
+    assert spec.epochs is not None, "a rule of the API requires epochs or steps"
+    return spec.epochs * ceil(train_samples(spec) / spec.global_batch_size)
+
+
+def profile_key(spec: DLJobSpec) -> str:
+    """Model part of the DLProfile's key: what makes two jobs cost the same per sample.
+
+    A built-in model's name, with the dataset where the model adapts to it; else a digest of the user's program.
+    """
+    if spec.trainer.command:
+        program = [spec.trainer.image, spec.trainer.command, spec.trainer.args, spec.model.manifest()]
+        return f"program-{hashlib.sha256(json.dumps(program).encode()).hexdigest()[:12]}"
+    assert spec.model.name is not None, "a rule of the API requires a command with hints"
+    return spec.model.name.value
+
+
+def planner_request(name: str, spec: DLJobSpec) -> Request:
+    """The question that a job's spec asks of the planner."""
+    hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
+    collective = _COLLECTIVES[spec.collective]
+    sample_nbytes = spec.dataset.sample_bytes
+    return Request(
+        job=name,
+        global_batch=spec.global_batch_size,
+        total_steps=total_steps(spec),
+        model=spec.model.name.value if spec.model.name else None,
+        profile=profile_key(spec),
+        dataset=spec.dataset.name.value if spec.dataset.name else None,
+        parameters=hints.parameters if hints else None,
+        flops_per_sample=hints.flops_per_sample if hints else None,
+        activation_nbytes_per_sample=hints.activation_bytes_per_sample if hints else None,
+        sample_nbytes=sample_nbytes,
+        optimizer=spec.optimizer.name.value,
+        momentum=spec.optimizer.momentum,
+        nodes_min=spec.nodes.min,
+        nodes_max=spec.nodes.max,
+        devices=spec.devices,
+        node_selector=spec.scheduling.node_selector,
+        tolerations=spec.scheduling.tolerations,
+        cpu_per_pod=float(quantity(resources.cpu)) if resources.cpu else None,
+        cpu_limit_per_pod=float(quantity(resources.cpu_limit)) if resources.cpu_limit else None,
+        memory_per_pod_nbytes=int(quantity(resources.memory)) if resources.memory else None,
+        minimize=spec.objective.minimize.value,
+        deadline_s=duration_s(spec.objective.deadline) if spec.objective.deadline else None,
+        # A torchrun script sums with torch.distributed whatever the plan says, and knows nothing of shares.
+        collective=collective or ("Torch" if torchrun else None),
+        uneven=spec.planning.uneven and not torchrun,
+        fixed=tuple(FixedChoice(g.device, g.nodes, g.ranks_per_node, g.batch_per_rank) for g in spec.planning.groups)
+        if spec.planning.mode is PlanningMode.FIXED
+        else (),
+        candidates_kept=spec.planning.candidates,
+    )
+
+
+def predicted(prediction: Prediction) -> Predicted:
+    return Predicted(
+        step_seconds=prediction.step_s,
+        step_seconds_p90=prediction.step_p90_s,
+        compute_seconds=prediction.compute_s,
+        communication_seconds=prediction.communication_s,
+        total_seconds=prediction.total_s,
+        samples_per_second=prediction.samples_per_s,
+        energy_joules=prediction.energy_J,
+        cost=prediction.cost_usd,
+        memory_bytes=prediction.memory_nbytes,
+        bottleneck=prediction.bottleneck,
+        basis=prediction.basis,
+    )
+
+
+def plan_status(decision: Decision, number: int, digest: str) -> PlanStatus:
+    """What ``status.plan`` says about an accepted decision; ``digest`` is the contract plan's."""
+    chosen = decision.chosen
+    return PlanStatus(
+        number=number,
+        digest=digest,
+        summary=chosen.summary,
+        groups=tuple(
+            PlanGroup(name=g.name, device=g.device, nodes=g.nodes, ranks=len(g.shares), batch_per_rank=g.shares)
+            for g in chosen.groups
+        ),
+        nodes=sum(g.nodes for g in chosen.groups),
+        ranks=sum(len(g.shares) for g in chosen.groups),
+        collective=chosen.collective,
+        predicted=predicted(chosen.prediction),
+        candidates=tuple(
+            Candidate(summary=c.summary, chosen=c == chosen, predicted=predicted(c.prediction))
+            for c in decision.candidates
+        ),
+        rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
+    )
+
+
+def _ranks(job: str, groups: tuple[Group, ...], domain: str) -> tuple[contract.Rank, ...]:
+    ranks: list[contract.Rank] = []
+    for group in groups:
+        for i, share in enumerate(group.shares):
+            node, local_rank = divmod(i, group.ranks_per_node)
+            pod = f"{job}-{group.name}-{node}"
+            ranks.append(
+                contract.Rank(
+                    rank=len(ranks),
+                    pod=pod,
+                    host=f"{pod}.{domain}",
+                    group=group.name,
+                    device=group.device,
+                    local_rank=local_rank,
+                    share=share,
+                    role=contract.Role.WORKER if share else contract.Role.SERVER,
+                )
+            )
+    return tuple(ranks)
+
+
+def _dataset(spec: DLJobSpec) -> contract.DatasetRef:
+    if spec.dataset.name is not None:
+        return contract.DatasetRef(name=spec.dataset.name.value, samples=train_samples(spec))
+    assert spec.dataset.uri is not None, "a rule of the API requires name or uri"
+    scheme, _, rest = spec.dataset.uri.partition("://")
+    if scheme == "pvc":
+        path = f"{contract.DATASET_DIR}/{rest.partition('/')[2]}"
+    else:
+        path = rest
+    return contract.DatasetRef(path=path, samples=spec.dataset.samples)
+
+
+def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
+    """Fewest ranks the trainer may go on with: those of the smallest ``nodes.min`` nodes, and the servers."""
+    servers = sum(share == 0 for g in choice.groups for share in g.shares)
+    per_node = sorted(g.ranks_per_node for g in choice.groups for _ in range(g.nodes))
+    return min(sum(per_node), max(1, sum(per_node[: spec.nodes.min]) + servers))
+
+
+def contract_plan(
+    name: str,
+    namespace: str,
+    uid: str,
+    spec: DLJobSpec,
+    decision: Decision,
+    number: int,
+    term: int,
+    service: str,
+    cluster_domain: str,
+) -> contract.Plan:
+    """The decision as the trainer reads it.
+
+    Pods are named as their StatefulSets name them, ``<job>-<group>-<index>``, and found through the headless
+    ``service`` as ``<pod>.<service>.<namespace>.svc.<cluster_domain>``.
+    """
+    chosen, optimizer = decision.chosen, spec.optimizer
+    spread = sum(g.nodes for g in chosen.groups) > 1
+    return contract.Plan(
+        job=name,
+        namespace=namespace,
+        uid=uid,
+        number=number,
+        term=term,
+        ranks=_ranks(name, chosen.groups, f"{service}.{namespace}.svc.{cluster_domain}"),
+        global_batch=spec.global_batch_size,
+        collective=chosen.collective,
+        **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
+        model=contract.ModelRef(
+            name=spec.model.name.value if spec.model.name else None,
+            command=(*spec.trainer.command, *spec.trainer.args),
+            framework=spec.trainer.framework.value,
+        ),
+        dataset=_dataset(spec),
+        optimizer=contract.OptimizerRef(
+            name=optimizer.name.value,
+            learning_rate=optimizer.learning_rate,
+            momentum=optimizer.momentum,
+            weight_decay=optimizer.weight_decay,
+        ),
+        epochs=spec.epochs,
+        steps=spec.steps,
+        seed=spec.seed,
+        checkpoint=contract.CheckpointRef(
+            enabled=spec.checkpoint.enabled,
+            interval_s=duration_s(spec.checkpoint.interval),
+            keep=spec.checkpoint.keep,
+        ),
+        min_ranks=_min_ranks(spec, chosen),
+        backoff_limit=spec.run_policy.backoff_limit,
+        grace_s=float(spec.run_policy.termination_grace_period_seconds),
+        expected=contract.Expectation(
+            step_s=chosen.prediction.step_s,
+            step_p90_s=chosen.prediction.step_p90_s,
+            total_s=chosen.prediction.total_s,
+        ),
+    )
