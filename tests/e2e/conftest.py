@@ -1,0 +1,25 @@
+"""A cluster with the operator installed by hack/quickstart; each test module gets a namespace of its own."""
+
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from kube import Kubectl
+
+
+@pytest.fixture(scope="session")
+def admin() -> Kubectl:
+    kubeconfig = os.environ.get("DLJOB_TEST_KUBECONFIG")
+    assert kubeconfig, "DLJOB_TEST_KUBECONFIG: not set, expected a kubeconfig; run hack/test e2e"
+    return Kubectl(kubeconfig)
+
+
+@pytest.fixture(scope="module")
+def kubectl(admin: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+    name = "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.module.__name__.rsplit(".", 1)[-1].removeprefix("test_"))
+    admin.run("delete", "namespace", name, "--ignore-not-found", "--wait=true", timeout_s=180)
+    admin.run("create", "namespace", name)
+    yield Kubectl(admin.kubeconfig, name)
+    admin.run("delete", "namespace", name, "--wait=false")

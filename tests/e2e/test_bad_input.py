@@ -1,0 +1,89 @@
+"""What a user gets wrong, and the one clear error each time: field, found, expected, remedy.
+
+At admission where the API server can, else a condition and an event within 30 s; other jobs go on.
+"""
+
+from typing import Any
+
+import pytest
+
+from kube import Kubectl, KubectlError, condition, example, wait_for
+
+pytestmark = pytest.mark.e2e
+WITHIN_S = 30.0
+
+AT_ADMISSION: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "unknown field": ({"batchSize": 32}, ("batchSize",)),
+    "wrong type": ({"globalBatchSize": "many"}, ("globalBatchSize", "integer")),
+    "zero batch": ({"globalBatchSize": 0}, ("globalBatchSize", "0", "1")),
+    "unknown model": ({"model": {"name": "resnet-9000"}}, ("model.name", "resnet-9000", "digits-cnn")),
+    "unknown collective": ({"collective": "Telepathy"}, ("collective", "Telepathy", "Ring")),
+}
+
+AFTER_ADMISSION: dict[str, tuple[dict[str, Any], str, str, tuple[str, ...]]] = {
+    # name: (spec changes, condition type, its reason, what its message must name)
+    "min above max": ({"nodes": {"min": 4, "max": 2}}, "Accepted", "InvalidSpec", ("nodes", "lower min or raise max")),
+    "batch smaller than ranks": ({"globalBatchSize": 2}, "Accepted", "InvalidSpec", ("globalBatchSize", "nodes.min")),
+    "unknown device": ({"devices": ["abacus"]}, "Planned", "NoSuchDevice", ("devices", "abacus", "cpu")),
+    "more nodes than there are": ({"nodes": {"min": 50, "max": 60}}, "Planned", "TooFewNodes", ("nodes.min", "50")),
+    "volume class missing": (
+        {"checkpoint": {"volume": {"storageClassName": "imaginary"}}},
+        "VolumeReady", "StorageClassNotFound", ("storageClassName", "imaginary"),
+    ),
+    "dataset missing": (
+        {"dataset": {"uri": "file:///nowhere/data.npz", "samples": 1000}},
+        "Failed", "DatasetNotFound", ("dataset.uri", "/nowhere/data.npz"),
+    ),
+    "image that cannot be pulled": (
+        {"trainer": {"image": "localhost/no-such-image:1", "imagePullPolicy": "IfNotPresent"}},
+        "PodsReady", "ImagePullFailed", ("localhost/no-such-image:1",),
+    ),
+    "command that exits 1 at once": (
+        {
+            "model": {"hints": {"parameters": 1000, "flopsPerSample": 1000}},
+            "trainer": {"command": ["python", "-c", "import sys; sys.exit('no such luck')"]},
+            "runPolicy": {"backoffLimit": 0},
+        },
+        "Failed", "ExitCode1", ("no such luck",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AT_ADMISSION)
+def test_refused_at_admission(case: str, kubectl: Kubectl) -> None:
+    changes, words = AT_ADMISSION[case]
+    with pytest.raises(KubectlError) as refusal:
+        kubectl.apply(example("digits.yaml", job="refused", **changes))
+    assert all(word in str(refusal.value) for word in words), str(refusal.value)
+    assert kubectl.get("dljob", "refused") is None
+
+
+@pytest.mark.parametrize("case", AFTER_ADMISSION)
+def test_explained_by_a_condition_and_an_event(case: str, kubectl: Kubectl) -> None:
+    changes, kind, reason, words = AFTER_ADMISSION[case]
+    name = case.replace(" ", "-")
+    try:
+        kubectl.apply(example("digits.yaml", job=name, **changes))
+    except KubectlError as refusal:  # a server that evaluates CEL says it at once
+        assert reason == "InvalidSpec" and all(word in str(refusal) for word in words), str(refusal)
+        return
+
+    def told(job: dict[str, Any]) -> bool:
+        found = condition(job, kind)
+        return found is not None and found["reason"] == reason and all(w in found["message"] for w in words)
+
+    kubectl.wait_job(name, f"{kind}/{reason} naming {words}", told, WITHIN_S)
+    wait_for(
+        f"an event {reason} on {name}",
+        lambda: [e for e in kubectl.list("events") if e["involvedObject"]["name"] == name and e["reason"] == reason],
+        WITHIN_S,
+    )
+    kubectl.delete("dljob", name, "--wait=false")
+
+
+def test_other_jobs_go_on_and_the_operator_stays_up(admin: Kubectl, kubectl: Kubectl) -> None:
+    """Runs after the table above, on the same operator."""
+    kubectl.apply(example("digits.yaml", job="healthy", epochs=2))
+    kubectl.wait_phase("healthy", "Complete", 180)
+    [pod] = Kubectl(admin.kubeconfig, "dljob-system").list("pods", "app.kubernetes.io/name=dljob")
+    assert [c["restartCount"] for c in pod["status"]["containerStatuses"]] == [0]

@@ -1,0 +1,78 @@
+"""examples/digits.yaml from apply to Complete, as a user sees it."""
+
+from typing import Any
+
+import pytest
+
+from kube import OWNED, ROOT, Kubectl, condition, example, no_pods, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def done(kubectl: Kubectl) -> dict[str, Any]:
+    """The finished job."""
+    kubectl.run("apply", "-f", str(ROOT / "examples" / "digits.yaml"))
+    return kubectl.wait_phase("digits", "Complete", 240)
+
+
+def test_it_learns(done: dict[str, Any]) -> None:
+    assert done["status"]["result"]["accuracy"] >= 0.97
+    assert done["status"]["progress"]["percent"] == 100
+
+
+def test_three_ranks_on_three_nodes(done: dict[str, Any]) -> None:
+    plan = done["status"]["plan"]
+    assert (plan["nodes"], plan["ranks"]) == (3, 3)
+    assert sum(b for g in plan["groups"] for b in g["batchPerRank"]) == done["spec"]["globalBatchSize"]
+
+
+def test_predicted_stands_beside_measured(done: dict[str, Any]) -> None:
+    status = done["status"]
+    assert status["plan"]["predicted"]["stepSeconds"] > 0
+    assert status["measured"]["stepSeconds"] > 0
+    predicted, measured = status["plan"]["predicted"]["stepSeconds"], status["measured"]["stepSeconds"]
+    assert status["measured"]["stepError"] == pytest.approx((predicted - measured) / measured, abs=0.02)
+
+
+def test_conditions_and_startup(done: dict[str, Any]) -> None:
+    complete = condition(done, "Complete")
+    assert complete is not None and complete["status"] == "True" and complete["message"]
+    assert condition(done, "Failed") is None or condition(done, "Failed")["status"] == "False"  # type: ignore[index]
+    startup = done["status"]["startup"]
+    parts = [startup[f"{part}Seconds"] for part in ("admission", "pods", "rendezvous", "firstStep")]
+    assert all(part >= 0 for part in parts) and startup["totalSeconds"] >= max(parts)
+    assert done["status"]["restarts"] == 0
+
+
+def test_events_tell_the_story(done: dict[str, Any], kubectl: Kubectl) -> None:
+    events = [e for e in kubectl.list("events") if e["involvedObject"]["name"] == "digits"]
+    assert {"Planned", "Running", "Complete"} <= {e["reason"] for e in events}
+
+
+def test_pods_are_gone_and_the_checkpoint_stays(done: dict[str, Any], kubectl: Kubectl) -> None:
+    no_pods(kubectl, "digits", 30)
+    assert done["status"]["lastCheckpoint"]["step"] == done["status"]["progress"]["steps"]
+    claims = kubectl.list("persistentvolumeclaims", "dljob.dev/job=digits")
+    assert [c["status"]["phase"] for c in claims] == ["Bound"]
+
+
+def test_printer_columns(done: dict[str, Any], kubectl: Kubectl) -> None:
+    header, row = kubectl.run("get", "dljob", "digits", "-o", "wide").splitlines()
+    for column in ("PHASE", "NODES", "READY", "PROGRESS", "ETA", "RESTARTS", "AGE", "PLAN", "PREDICTED", "MEASURED"):
+        assert column in header
+    assert "Complete" in row and "100" in row
+
+
+def test_explain_reads_well(kubectl: Kubectl) -> None:
+    text = kubectl.run("explain", "dljob.spec.objective.deadline")
+    assert "Training must end within this time" in text
+
+
+def test_delete_removes_all_it_owns(done: dict[str, Any], kubectl: Kubectl) -> None:
+    again = example("digits.yaml", job="again")
+    kubectl.apply(again)
+    kubectl.wait_phase("again", "Running", 120)
+    kubectl.delete("dljob", "again", "--wait=false")
+    for kind in OWNED:
+        wait_for(f"{kind} of the deleted job to go", lambda k=kind: not kubectl.list(k, "dljob.dev/job=again"), 20)  # type: ignore[misc]

@@ -1,0 +1,52 @@
+"""The other ways to say what trains: own scripts, torchrun scripts, plans only, suspension; any UID."""
+
+import pytest
+import yaml
+
+from kube import ROOT, Kubectl, example, no_pods
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.parametrize("name", ["own-script.yaml", "torchrun.yaml", "minimal.yaml"])
+def test_example_runs_to_completion(name: str, kubectl: Kubectl) -> None:
+    path = ROOT / "examples" / name
+    kubectl.run("apply", "-f", str(path))
+    job = next(d for d in yaml.safe_load_all(path.read_text()) if d["kind"] == "DLJob")["metadata"]["name"]
+    kubectl.wait_phase(job, "Complete", 240)
+
+
+def test_plan_only_runs_nothing(kubectl: Kubectl) -> None:
+    kubectl.run("apply", "-f", str(ROOT / "examples" / "plan-only.yaml"))
+    job = kubectl.wait_phase("plan-only", "Planned", 30)
+    plan = job["status"]["plan"]
+    assert plan["candidates"] and [c["chosen"] for c in plan["candidates"]].count(True) == 1
+    assert not kubectl.list("pods", "dljob.dev/job=plan-only")
+    assert not kubectl.list("statefulsets", "dljob.dev/job=plan-only")
+
+
+def test_suspend_and_resume_loses_no_step(kubectl: Kubectl) -> None:
+    kubectl.apply(example("digits.yaml", job="pause", epochs=60))
+    kubectl.wait_job("pause", "a step", lambda j: j["status"].get("progress", {}).get("step", 0) > 20, 120)
+    kubectl.run("patch", "dljob", "pause", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    suspended = kubectl.wait_phase("pause", "Suspended", 90)
+    no_pods(kubectl, "pause", 60)
+    checkpoint = suspended["status"]["lastCheckpoint"]["step"]
+    assert checkpoint > 0, "suspension checkpoints first"
+    kubectl.run("patch", "dljob", "pause", "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    resumed = kubectl.wait_phase("pause", "Running", 120)
+    assert resumed["status"]["progress"]["step"] >= checkpoint
+    done = kubectl.wait_phase("pause", "Complete", 240)
+    assert done["status"]["result"]["accuracy"] >= 0.97
+
+
+def test_any_uid(kubectl: Kubectl) -> None:
+    override = {"manager": "openshift", "spec": {"securityContext": {"runAsUser": 54321, "runAsGroup": 54321}}}
+    kubectl.apply(example("digits.yaml", job="uid", epochs=3, podTemplateOverrides=[override]))
+    kubectl.wait_phase("uid", "Running", 120)
+    for pod in kubectl.list("pods", "dljob.dev/job=uid"):
+        assert pod["spec"]["securityContext"]["runAsUser"] == 54321
+        context = next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")["securityContext"]
+        assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"]
+        assert context["capabilities"]["drop"] == ["ALL"]
+    kubectl.wait_phase("uid", "Complete", 180)
