@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from dljob.api.base import ApiModel, DnsSubdomain, Duration, Quantity, Rule
 
@@ -74,6 +74,33 @@ class PullPolicy(StrEnum):
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
     NEVER = "Never"
+
+
+def _map_list(key: str) -> dict[str, Any]:
+    """A list whose items are told apart by ``key``: unique, and merged item by item on server-side apply."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+Toleration = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "key": {"type": "string", "maxLength": 317, "description": "Taint key; empty matches all keys."},
+                "operator": {"type": "string", "enum": ["Exists", "Equal"], "description": "How key and value match."},
+                "value": {"type": "string", "maxLength": 63, "description": "Taint value, for operator Equal."},
+                "effect": {
+                    "type": "string",
+                    "enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"],
+                    "description": "Taint effect; unset matches all.",
+                },
+                "tolerationSeconds": {"type": "integer", "description": "How long, for effect NoExecute."},
+            },
+        }
+    ),
+]
+"""A toleration as in a pod spec."""
 
 
 class ModelHints(ApiModel):
@@ -179,7 +206,10 @@ class Trainer(ApiModel):
         ),
     ] = ()
     args: Annotated[tuple[str, ...], Field(max_length=256, description="Arguments of command.")] = ()
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=256, description="Environment of every rank.")] = ()
+    env: Annotated[
+        tuple[EnvVar, ...],
+        Field(max_length=256, description="Environment of every rank.", json_schema_extra=_map_list("name")),
+    ] = ()
     framework: Annotated[
         Framework,
         Field(
@@ -200,7 +230,7 @@ class NodeRange(ApiModel):
     rules = (
         Rule(
             "min",
-            "!has(self.max) || self.min <= self.max",
+            "!has(self.max) || !has(self.min) || self.min <= self.max",
             "min must not be larger than max: lower min or raise max",
             lambda n: n.max is None or n.min <= n.max,
         ),
@@ -237,7 +267,7 @@ class Planning(ApiModel):
     rules = (
         Rule(
             "groups",
-            "(self.mode == 'Fixed') == (has(self.groups) && size(self.groups) > 0)",
+            "(has(self.mode) && self.mode == 'Fixed') == (has(self.groups) && size(self.groups) > 0)",
             "mode Fixed needs groups, and groups need mode Fixed: list the node groups or choose mode Auto",
             lambda p: (p.mode is PlanningMode.FIXED) == bool(p.groups),
         ),
@@ -311,7 +341,7 @@ class RunPolicy(ApiModel):
 class Scheduling(ApiModel):
     node_selector: Annotated[dict[str, str], Field(description="Labels that every node must have.")] = {}
     tolerations: Annotated[
-        tuple[dict[str, Any], ...],
+        tuple[Toleration, ...],
         Field(max_length=64, description="Taints the pods tolerate, as in a pod spec."),
     ] = ()
     priority_class_name: Annotated[DnsSubdomain | None, Field(description="Priority class of the pods.")] = None
@@ -371,7 +401,7 @@ class DLJobSpec(ApiModel):
         ),
         Rule(
             "globalBatchSize",
-            "!has(self.nodes) || self.globalBatchSize >= self.nodes.min",
+            "!has(self.nodes) || !has(self.nodes.min) || self.globalBatchSize >= self.nodes.min",
             "globalBatchSize must give every rank a sample: raise it or lower nodes.min",
             lambda s: s.global_batch_size >= s.nodes.min,
         ),
@@ -400,5 +430,9 @@ class DLJobSpec(ApiModel):
     resources: Annotated[Resources, Field(description="Resources of one pod.")] = Resources()
     pod_template_overrides: Annotated[
         tuple[PodTemplateOverride, ...],
-        Field(max_length=16, description="Changes to the pod template, one entry per manager, applied in order."),
+        Field(
+            max_length=16,
+            description="Changes to the pod template, one entry per manager, applied in order.",
+            json_schema_extra=_map_list("manager"),
+        ),
     ] = ()
