@@ -1,0 +1,138 @@
+"""What is generated from the API types, and whether it is fresh. Users: hack/generate, tests/unit/test_crd.py."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dljob import crd
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTE = "made by hack/generate from operator/dljob/api; change that, then run it again"
+CHART_CRDS = "charts/dljob/files/crds"
+"""The chart's templates read the definitions from here, so that values can switch and keep them."""
+
+Schema = Mapping[str, Any]
+
+
+def definition_yaml(definition: Schema) -> str:
+    return f"# {NOTE}.\n" + yaml.safe_dump(dict(definition), sort_keys=False, width=110, allow_unicode=True)
+
+
+def _type(schema: Schema) -> str:
+    if enum := schema.get("enum"):
+        return " \\| ".join(f"`{value}`" for value in enum)
+    if schema.get("type") == "array":
+        return f"list of {_type(schema['items'])}"
+    if schema.get("type") == "object" and "additionalProperties" in schema:
+        return f"map of {_type(schema['additionalProperties'])}"
+    return str(schema.get("format") if schema.get("format") == "date-time" else schema.get("type", "any"))
+
+
+def _bounds(schema: Schema) -> str:
+    low = ">" if schema.get("exclusiveMinimum") else "≥"
+    high = "<" if schema.get("exclusiveMaximum") else "≤"
+    parts = [f"{low} {schema['minimum']}"] if "minimum" in schema else []
+    parts += [f"{high} {schema['maximum']}"] if "maximum" in schema else []
+    parts += [f"at most {schema['maxItems']} items"] if "maxItems" in schema else []
+    pattern = str(schema.get("pattern", "")).replace("|", "\\|")
+    parts += [f"matches `{pattern}`"] if pattern else []
+    return ", ".join(parts)
+
+
+def _scalar(value: Any) -> str:
+    return "`" + (str(value).lower() if isinstance(value, bool) else repr(value) if value == "" else str(value)) + "`"
+
+
+def _rows(schema: Schema, path: str) -> Iterator[str]:
+    required = set(schema.get("required", ()))
+    for name, field in schema.get("properties", {}).items():
+        here = f"{path}.{name}"
+        inner = field["items"] if field.get("type") == "array" else field
+        nested = "properties" in inner
+        if name in required:
+            default = "required"
+        elif "default" in field and not nested:
+            default = _scalar(field["default"])
+        else:
+            default = ""
+        words = [text for text in (field.get("description", ""), _bounds(field)) if text]
+        rules = [f"**Rule:** {rule['message']}." for rule in inner.get("x-kubernetes-validations", ())]
+        note = " ".join([f"{text.rstrip('.')}." for text in words] + rules)
+        kind = ("list" if field.get("type") == "array" else "object") if nested else _type(field)
+        yield f"| `{here}` | {kind} | {default} | {note} |"
+        if nested:
+            yield from _rows(inner, here + ("[]" if field.get("type") == "array" else ""))
+
+
+def reference() -> str:
+    """docs/reference.md: every field of every kind, from the definitions."""
+    lines = [f"<!-- {NOTE}. -->", "# Reference of the API", ""]
+    lines += ["Every field with type, default and limits; `kubectl explain dljob.spec --recursive` shows the same."]
+    lines += ["[spec.md](spec.md) explains the spec by example.", ""]
+    for definition in crd.definitions():
+        version = definition["spec"]["versions"][0]
+        root = version["schema"]["openAPIV3Schema"]
+        kind = definition["spec"]["names"]["kind"]
+        lines += [f"## {kind}", "", f"`{definition['spec']['group']}/{version['name']}`, "]
+        lines[-1] += {"Namespaced": "namespaced", "Cluster": "one for the whole cluster"}[definition["spec"]["scope"]]
+        lines[-1] += f", short name `{definition['spec']['names']['shortNames'][0]}`. {root['description']}"
+        for rule in root.get("x-kubernetes-validations", ()):
+            lines += ["", f"**Rule:** {rule['message']}."]
+        for part in ("spec", "status"):
+            schema = root["properties"][part]
+            lines += ["", f"### {kind} {part}", ""]
+            rules = [f"- {rule['message']}" for rule in schema.get("x-kubernetes-validations", ())]
+            lines += ["Rules:", *rules, ""] if rules else []
+            lines += ["| Field | Type | Default | Meaning |", "|---|---|---|---|", *_rows(schema, part)]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def outputs() -> dict[str, str]:
+    """Path from the repository's root → text, for every generated file."""
+    files = {"docs/reference.md": reference()}
+    for definition in crd.definitions():
+        name = f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml"
+        for folder in ("crds", CHART_CRDS):
+            files[f"{folder}/{name}"] = definition_yaml(definition)
+    return files
+
+
+def stale() -> list[str]:
+    """Paths and diffs of the files that are not what they should be; also files that nothing generates."""
+    wanted = outputs()
+    found = []
+    for path, text in wanted.items():
+        file = ROOT / path
+        old = file.read_text() if file.exists() else ""
+        if old != text:
+            diff = difflib.unified_diff(
+                old.splitlines(), text.splitlines(), f"{path} (found)", "(expected)", lineterm=""
+            )
+            found.append("\n".join(diff))
+    for folder in ("crds", CHART_CRDS):
+        extra = {f"{folder}/{p.name}" for p in (ROOT / folder).glob("*")} - set(wanted)
+        found += [f"{path}: nothing generates this file; remove it" for path in sorted(extra)]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="hack/generate", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail with a diff when stale")
+    if parser.parse_args().check:
+        if found := stale():
+            print("\n".join(found), "\nstale: run hack/generate and commit what it writes", sep="\n", file=sys.stderr)
+        return bool(found)
+    for path, text in outputs().items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

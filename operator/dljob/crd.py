@@ -1,0 +1,239 @@
+"""API types → CustomResourceDefinitions. Pure; ``hack/generate`` writes them to crds/ and into the chart.
+
+A CRD wants a *structural* schema: no ``$ref``, no ``null``, no ``additionalProperties: false``, OpenAPI 3.0
+spelling of exclusive bounds. pydantic writes JSON Schema 2020-12; ``_structural`` translates. Validation
+rules carry only ``rule`` and ``message``, all that Kubernetes 1.25 knows; servers without CEL drop them,
+and the operator evaluates the same rules itself.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+from dljob.api import DLJobSpec, DLJobStatus, DLProfileSpec, DLProfileStatus, Rule
+from dljob.api.base import GROUP, VERSION, ApiModel
+
+Schema = dict[str, Any]
+
+JOB_NAME_RULE = Rule(
+    field="metadata.name",
+    cel="size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+    message="metadata.name must have at most 40 characters, begin with a letter and have no dots: it becomes part of "
+    "the names of pods, which are DNS labels; choose a shorter or plainer name",
+    holds=lambda name: len(name) <= 40 and "." not in name and name[:1].isalpha(),
+)
+"""The only rule over metadata. ``holds`` gets the name of an object that the API server has accepted."""
+
+_KEPT = (
+    "description",
+    "type",
+    "format",
+    "enum",
+    "pattern",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys",
+    "x-kubernetes-preserve-unknown-fields",
+    "x-kubernetes-validations",
+)
+_DROPPED = {"title", "additionalProperties", "properties", "items", "required", "default", "$ref", "anyOf", "$defs"}
+_DROPPED |= {"exclusiveMinimum", "exclusiveMaximum"}
+
+
+class _WithRules(GenerateJsonSchema):
+    """pydantic's generator, which also writes a type's rules."""
+
+    def model_schema(self, schema: Any) -> JsonSchemaValue:
+        result = super().model_schema(schema)
+        cls: type[BaseModel] = schema["cls"]
+        if issubclass(cls, ApiModel) and cls.rules:
+            result["x-kubernetes-validations"] = [validation(rule) for rule in cls.rules]
+        return result
+
+
+def validation(rule: Rule) -> Schema:
+    """A rule as an item of ``x-kubernetes-validations``; the message names the field, as no ``fieldPath`` may."""
+    message = rule.message if rule.message.startswith(rule.field) else f"{rule.field}: {rule.message}"
+    return {"rule": rule.cel, "message": message}
+
+
+def structural_schema(model: type[ApiModel], *, defaults: bool) -> Schema:
+    """The structural schema of an API type, with nested types inlined.
+
+    ``defaults`` writes Python's defaults as API defaults, so that a stored spec shows what is in effect.
+    """
+    document = model.model_json_schema(by_alias=True, schema_generator=_WithRules)
+    return _structural(document, document.get("$defs", {}), defaults)
+
+
+def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], defaults: bool) -> Schema:
+    if "$ref" in node:
+        target = definitions[node["$ref"].removeprefix("#/$defs/")]
+        return _structural({**target, **{k: v for k, v in node.items() if k != "$ref"}}, definitions, defaults)
+    if "anyOf" in node:
+        options = [option for option in node["anyOf"] if option != {"type": "null"}]
+        assert len(options) == 1, f"a structural schema has no unions; found {node['anyOf']}"
+        return _structural({**options[0], **{k: v for k, v in node.items() if k != "anyOf"}}, definitions, defaults)
+
+    unknown = set(node) - set(_KEPT) - _DROPPED
+    assert not unknown, f"no translation to a structural schema for {sorted(unknown)} in {node}"
+    schema: Schema = {key: node[key] for key in _KEPT if key in node}
+    if "description" in schema:
+        schema["description"] = " ".join(schema["description"].split())
+    for bound in ("Minimum", "Maximum"):
+        if (value := node.get(f"exclusive{bound}")) is not None:
+            schema |= {bound.lower(): value, f"exclusive{bound}": True}
+    if schema.get("type") == "integer":
+        schema.setdefault("format", "int32" if node.get("maximum", 2**63) < 2**31 else "int64")
+    if schema.get("type") == "number":
+        schema.setdefault("format", "double")
+    if defaults and (default := _pruned(node.get("default"))) not in (None, [], {}):
+        schema["default"] = default
+
+    if "items" in node:
+        schema["items"] = _structural(node["items"], definitions, defaults)
+    if "properties" in node:
+        schema["properties"] = {
+            name: _structural(field, definitions, defaults) for name, field in node["properties"].items()
+        }
+        if node.get("required"):
+            schema["required"] = list(node["required"])
+    elif schema.get("type") == "object" and "additionalProperties" in node:
+        if node["additionalProperties"] is True:
+            schema["x-kubernetes-preserve-unknown-fields"] = True
+        else:
+            schema["additionalProperties"] = _structural(node["additionalProperties"], definitions, defaults)
+    return schema
+
+
+def _pruned(value: Any) -> Any:
+    """A default without nulls and without empty lists and maps, which say nothing."""
+    if isinstance(value, Mapping):
+        pruned = {key: _pruned(item) for key, item in value.items()}
+        return {key: item for key, item in pruned.items() if item not in (None, [], {})}
+    return value
+
+
+def _column(name: str, path: str, kind: str, description: str, wide: bool = False) -> Schema:
+    column: Schema = {"name": name, "type": kind, "description": description, "jsonPath": path}
+    return column | ({"priority": 1} if wide else {})
+
+
+def _definition(
+    kind: str,
+    plural: str,
+    short: str,
+    scope: str,
+    description: str,
+    spec: Schema,
+    status: Schema,
+    columns: list[Schema],
+    scale: Schema | None = None,
+    rules: tuple[Rule, ...] = (),
+) -> Schema:
+    root: Schema = {
+        "description": description,
+        "type": "object",
+        "properties": {
+            "apiVersion": {"type": "string", "description": f"Always {GROUP}/{VERSION}."},
+            "kind": {"type": "string", "description": f"Always {kind}."},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": status,
+        },
+        "required": ["spec"],
+    }
+    if rules:
+        root["x-kubernetes-validations"] = [validation(rule) for rule in rules]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short],
+                "categories": ["dljob"],
+            },
+            "scope": scope,
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": root},
+                    "subresources": {"status": {}} | ({"scale": scale} if scale else {}),
+                    "additionalPrinterColumns": columns,
+                }
+            ],
+        },
+    }
+
+
+def job_definition() -> Schema:
+    """The CustomResourceDefinition of DLJob.
+
+    The scale subresource is ``spec.nodes.max``: ``kubectl scale --replicas`` sets it. Reading the subresource
+    fails while ``spec.nodes.max`` is unset, as there is no number to read.
+    """
+    return _definition(
+        kind="DLJob",
+        plural="dljobs",
+        short="dlj",
+        scope="Namespaced",
+        description="DLJob is one distributed training job: what to train, by when, and within which bounds. "
+        "dljob plans on how many nodes, on which devices and with which shares of the batch, and runs it.",
+        spec=structural_schema(DLJobSpec, defaults=True),
+        status=structural_schema(DLJobStatus, defaults=False),
+        scale={"specReplicasPath": ".spec.nodes.max", "statusReplicasPath": ".status.nodes"},
+        rules=(JOB_NAME_RULE,),
+        columns=[
+            _column("Phase", ".status.phase", "string", "Where the job is."),
+            _column("Nodes", ".status.nodes", "integer", "Nodes of the plan."),
+            _column("Ready", ".status.ready", "string", "Pods ready of pods wanted."),
+            _column("Progress", ".status.progress.percent", "integer", "Percent of the steps done."),
+            _column("ETA", ".status.remaining", "string", "Time that training still needs."),
+            _column("Restarts", ".status.restarts", "integer", "Relaunches of the ranks."),
+            _column("Age", ".metadata.creationTimestamp", "date", "Time since the job was created."),
+            _column("Plan", ".status.plan.summary", "string", "The plan in one line.", wide=True),
+            _column("Predicted", ".status.plan.predicted.stepSeconds", "number", "Predicted step, s.", wide=True),
+            _column("Measured", ".status.measured.stepSeconds", "number", "Measured step, s.", wide=True),
+        ],
+    )
+
+
+def profile_definition() -> Schema:
+    """The CustomResourceDefinition of DLProfile."""
+    return _definition(
+        kind="DLProfile",
+        plural="dlprofiles",
+        short="dlp",
+        scope="Cluster",
+        description="DLProfile is what was measured about one model on one device type. The operator writes it and "
+        "plans with it; deleting one makes dljob measure again.",
+        spec=structural_schema(DLProfileSpec, defaults=True),
+        status=structural_schema(DLProfileStatus, defaults=False),
+        columns=[
+            _column("Model", ".spec.model", "string", "Model or digest of the program."),
+            _column("Device", ".spec.device", "string", "Device type."),
+            _column("Jobs", ".status.observedJobs", "integer", "Runs that taught this profile."),
+            _column("Updated", ".status.updated", "date", "Time since it was last taught."),
+            _column("Age", ".metadata.creationTimestamp", "date", "Time since it was created."),
+        ],
+    )
+
+
+def definitions() -> tuple[Schema, ...]:
+    """Every CustomResourceDefinition of dljob."""
+    return job_definition(), profile_definition()
