@@ -1,0 +1,76 @@
+"""The command line of `hack/cluster`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from devcluster.errors import ClusterError
+from devcluster.model import parse_cluster
+from devcluster.progress import Progress
+from devcluster.providers import PROVIDERS, choose
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    progress = Progress(quiet=options.quiet)
+    try:
+        provider = choose(options.provider, options.name, progress)
+        if options.command == "up":
+            provider.up(parse_cluster(options.name, options.node, options.nodes), options.recreate)
+            print(provider.kubeconfig())
+        elif options.command == "down":
+            provider.down()
+        elif options.command == "status":
+            facts = provider.status()
+            print(json.dumps(facts, indent=1))
+            return 0 if facts["running"] else 3
+        elif options.command == "kubeconfig":
+            path = provider.kubeconfig()
+            print(path.read_text() if options.raw else path)
+        elif options.command == "load":
+            provider.load(options.archives)
+        else:
+            provider.node(options.action, options.node_name)
+    except (ClusterError, ValueError) as failure:
+        print(f"hack/cluster: {failure}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("hack/cluster: stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hack/cluster", description="A Kubernetes cluster for development and tests.")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--name", default=os.environ.get("DLJOB_CLUSTER", "dev"), help="name of the cluster (dev)")
+    common.add_argument("--provider", choices=PROVIDERS, help="default: kind where Docker works, else embedded")
+    common.add_argument("--quiet", action="store_true", help="no progress lines")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    up = commands.add_parser("up", parents=[common], help="bring it up; prints the path of its kubeconfig")
+    up.add_argument("--nodes", type=int, help="how many nodes (3, or as many as --node options)")
+    up.add_argument(
+        "--node",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="one node: device=LABEL,cpu=CORES,memory=4Gi,gpu=PRODUCT:COUNT,name=NAME, each optional; repeatable",
+    )
+    up.add_argument("--recreate", action="store_true", help="replace a cluster that runs with other nodes")
+    commands.add_parser("down", parents=[common], help="take it away, with everything it made")
+    commands.add_parser("status", parents=[common], help="facts as JSON; exit status 3 where it does not run")
+    kubeconfig = commands.add_parser("kubeconfig", parents=[common], help="print the path of its kubeconfig")
+    kubeconfig.add_argument("--raw", action="store_true", help="print the content instead")
+    load = commands.add_parser("load", parents=[common], help="put images on every node")
+    load.add_argument("archives", nargs="+", type=Path, metavar="IMAGE.tar", help="docker or OCI archive")
+    node = commands.add_parser("node", parents=[common], help="inject faults")
+    node.add_argument("action", choices=("stop", "start", "cut", "heal"))
+    node.add_argument("node_name", metavar="NAME")
+    return parser

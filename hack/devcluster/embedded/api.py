@@ -1,0 +1,73 @@
+"""A small client of the Kubernetes API, for what the cluster does to itself. Standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Object = dict[str, Any]
+
+
+class ApiError(Exception):
+    """An answer with a status of 400 or more."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class Api:
+    """Talks to one API server with one client certificate; one connection a request, so it is thread-safe."""
+
+    def __init__(self, address: str, port: int, pki: Path, name: str) -> None:
+        self._address, self._port = address, port
+        self._tls = ssl.create_default_context(cafile=str(pki / "ca.crt"))
+        self._tls.load_cert_chain(pki / f"{name}.crt", pki / f"{name}.key")
+
+    def request(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Object:
+        """One request. Raises ApiError for a refusal and OSError where nobody answers."""
+        connection = http.client.HTTPSConnection(self._address, self._port, context=self._tls, timeout=30)
+        try:
+            text = None if body is None else json.dumps(body)
+            connection.request(method, path, text, {"Content-Type": content})
+            answer = connection.getresponse()
+            data = answer.read()
+            if answer.status >= 400:
+                raise ApiError(answer.status, data.decode(errors="replace")[:500])
+            return json.loads(data) if data[:1] == b"{" else {}
+        finally:
+            connection.close()
+
+    def ready(self) -> bool:
+        """Whether the server says that it is ready."""
+        try:
+            self.request("GET", "/readyz")
+        except (OSError, ApiError, http.client.HTTPException):
+            return False
+        return True
+
+    def ensure(self, path: str, body: Object) -> None:
+        """Creates the object; one that is already there stays as it is."""
+        try:
+            self.request("POST", path, body)
+        except ApiError as refusal:
+            if refusal.status != 409:
+                raise
+
+    def watch(self, path: str, listed: Object) -> Iterator[Object]:
+        """Events since a list was taken, until the server ends the watch."""
+        version = listed["metadata"]["resourceVersion"]
+        connection = http.client.HTTPSConnection(self._address, self._port, context=self._tls, timeout=330)
+        try:
+            connection.request("GET", f"{path}?watch=1&timeoutSeconds=300&resourceVersion={version}")
+            for line in connection.getresponse():
+                event: Object = json.loads(line)
+                if event["type"] == "ERROR":
+                    return
+                yield event
+        finally:
+            connection.close()

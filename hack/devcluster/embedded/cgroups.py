@@ -1,0 +1,121 @@
+"""One cgroup per node, with its quota; for the unified hierarchy (v2) and the legacy ones (v1).
+
+kubelet puts its pods below the node's cgroup (`cgroupRoot`), so a limit here holds for all pods of the node.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Protocol
+
+from devcluster.embedded.processes import identify, send
+from devcluster.errors import ClusterError
+
+ROOT = Path("/sys/fs/cgroup")
+PERIOD_US = 100_000
+V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "pids", "hugetlb")
+
+
+class Cgroups(Protocol):
+    """What nodes need of the kernel's cgroups; `name` is a path such as `dljob-dev/n1`."""
+
+    def create(self, name: str, cpus: float | None, memory_nbytes: int | None) -> None:
+        """Makes the cgroup (and its parents) and sets its limits."""
+
+    def trees(self, name: str) -> list[Path]:
+        """The folders that make up this cgroup: one, or one per hierarchy."""
+
+
+def detect(root: Path = ROOT) -> Cgroups:
+    """The interface this machine has. Raises ClusterError where it has none."""
+    if (root / "cgroup.controllers").exists():
+        return Unified(root)
+    if (root / "cpu" / "cgroup.procs").exists():
+        return Legacy(root)
+    raise ClusterError(f"no cgroups under {root}: expected cgroup2 or the v1 hierarchies mounted there")
+
+
+class Unified:
+    """cgroup v2: one tree; controllers are handed down level by level."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def create(self, name: str, cpus: float | None, memory_nbytes: int | None) -> None:
+        folder = self._root
+        for part in ("", *name.split("/")):
+            folder = folder / part
+            folder.mkdir(exist_ok=True)
+            available = (folder / "cgroup.controllers").read_text().split()
+            for controller in V2_CONTROLLERS:
+                if controller in available:
+                    (folder / "cgroup.subtree_control").write_text(f"+{controller}")
+        if cpus is not None:
+            (folder / "cpu.max").write_text(f"{quota_us(cpus)} {PERIOD_US}")
+        if memory_nbytes is not None:
+            (folder / "memory.max").write_text(str(memory_nbytes))
+
+    def trees(self, name: str) -> list[Path]:
+        folder = self._root / name
+        return [folder] if folder.is_dir() else []
+
+
+class Legacy:
+    """cgroup v1: the same path in every hierarchy (several controllers may share one)."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def _hierarchies(self) -> list[Path]:
+        found = {path.resolve() for path in self._root.iterdir() if (path / "cgroup.procs").exists()}
+        return sorted(found)
+
+    def create(self, name: str, cpus: float | None, memory_nbytes: int | None) -> None:
+        for hierarchy in self._hierarchies():
+            folder = hierarchy
+            for part in name.split("/"):
+                above, folder = folder, folder / part
+                folder.mkdir(exist_ok=True)
+                for needed in ("cpuset.cpus", "cpuset.mems"):  # a cpuset without them takes no process
+                    if (above / needed).exists():
+                        (folder / needed).write_text((above / needed).read_text().strip())
+        if cpus is not None:
+            (self._root / "cpu" / name / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (self._root / "cpu" / name / "cpu.cfs_quota_us").write_text(str(quota_us(cpus)))
+        if memory_nbytes is not None:
+            (self._root / "memory" / name / "memory.limit_in_bytes").write_text(str(memory_nbytes))
+
+    def trees(self, name: str) -> list[Path]:
+        return [path / name for path in self._hierarchies() if (path / name).is_dir()]
+
+
+def quota_us(cpus: float) -> int:
+    """CPU time per period of PERIOD_US; the kernel's minimum is 1 ms."""
+    return max(1000, round(cpus * PERIOD_US))
+
+
+def remove(cgroups: Cgroups, name: str) -> None:
+    """Kills what still runs in the cgroup, by pid, and removes it. Raises ClusterError where it will not go."""
+    deadline_s = time.monotonic() + 10
+    while trees := cgroups.trees(name):
+        for tree in trees:
+            for folder, _, files in os.walk(tree, topdown=False):
+                try:
+                    if "cgroup.procs" in files:
+                        _kill_all(Path(folder, "cgroup.procs"))
+                    Path(folder).rmdir()
+                except OSError:  # busy until the kernel has reaped the dead: tried again below
+                    continue
+        if time.monotonic() > deadline_s:
+            raise ClusterError(f"cgroup {trees[0]} will not go: look at its cgroup.procs")
+        time.sleep(0.01)
+
+
+def _kill_all(procs: Path) -> None:
+    for line in procs.read_text().split():
+        identity = identify(int(line)) if int(line) > 1 else None
+        if identity:
+            send(identity, signal.SIGKILL)

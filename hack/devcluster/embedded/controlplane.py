@@ -1,0 +1,138 @@
+"""etcd, API server, controllers and scheduler of the embedded cluster: their certificates and command lines."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from devcluster.embedded.pki import Authority
+from devcluster.embedded.state import Ports, Record, State
+
+# In the order in which they are ended: the API server drains for seconds and needs etcd meanwhile.
+SHUTDOWN_ORDER = (("relay", "scheduler", "controllers", "services"), ("apiserver",), ("etcd",))
+API_PORT = 6443
+
+
+def free_ports() -> Ports:
+    """Loopback ports that nobody listens on now."""
+    with ExitStack() as stack:
+        api = stack.enter_context(socket.socket())
+        try:
+            api.bind(("127.0.0.1", API_PORT))
+        except OSError:
+            api.bind(("127.0.0.1", 0))
+        others = [stack.enter_context(socket.socket()) for _ in range(4)]
+        for one in others:
+            one.bind(("127.0.0.1", 0))
+        return Ports(api.getsockname()[1], *(one.getsockname()[1] for one in others))
+
+
+def certify(state: State, record: Record) -> None:
+    """The authority, every certificate, and the kubeconfigs of the parts and of the user."""
+    authority = Authority(state.pki)
+    authority.create()
+    service = "kubernetes.default.svc.cluster.local"
+    names = [".".join(service.split(".")[:count]) for count in (1, 2, 3, 5)]
+    addresses = [f"IP:{record.ranges.control_plane}", "IP:127.0.0.1", f"IP:{record.ranges.services[1]}"]
+    authority.issue(
+        "apiserver", "/CN=kube-apiserver", [*addresses, "DNS:localhost", *(f"DNS:{name}" for name in names)]
+    )
+    authority.issue("apiserver-kubelet-client", "/O=system:masters/CN=kube-apiserver-kubelet-client")
+    local = f"https://127.0.0.1:{record.ports.api}"
+    inside = f"https://{record.ranges.control_plane}:{API_PORT}"
+    for name, subject, server in (
+        ("admin", "/O=system:masters/CN=admin", local),
+        ("controllers", "/CN=system:kube-controller-manager", inside),
+        ("scheduler", "/CN=system:kube-scheduler", inside),
+        ("proxy", "/CN=system:kube-proxy", inside),
+        ("services", "/CN=dljob:services", inside),
+    ):
+        authority.issue(name, subject)
+        authority.write_kubeconfig(state.pki / f"{name}.kubeconfig", name, server)
+    for number, node in enumerate(record.spec.nodes, start=1):
+        subject = f"/O=system:nodes/CN=system:node:{node.name}"
+        authority.issue(f"node-{node.name}", subject, [f"DNS:{node.name}", f"IP:{record.ranges.node(number)}"])
+        authority.write_kubeconfig(state.pki / f"node-{node.name}.kubeconfig", f"node-{node.name}", inside)
+    authority.write_kubeconfig(state.kubeconfig, "admin", local, context=f"dljob-{state.name}")
+
+
+def python_module(name: str, *arguments: str) -> list[str]:
+    """Command line of a module beside this one, under the same Python."""
+    hack = Path(__file__).resolve().parents[2]
+    start = f"import sys, runpy; sys.path.insert(0, {str(hack)!r}); sys.argv[1:] = {list(arguments)!r}; "
+    return [sys.executable, "-c", start + f"runpy.run_module('devcluster.embedded.{name}', run_name='__main__')"]
+
+
+def commands(state: State, record: Record) -> dict[str, list[str]]:
+    """Command lines by name, in the order in which they are started (each retries until the one before answers)."""
+    binaries, pki, ports, ranges = Path(record.binaries), state.pki, record.ports, record.ranges
+    etcd, peer = f"http://127.0.0.1:{ports.etcd}", f"http://127.0.0.1:{ports.etcd_peer}"
+    return {
+        "relay": python_module("relay", "127.0.0.1", str(ports.api), ranges.control_plane, str(API_PORT)),
+        "etcd": [
+            "etcd",
+            f"--data-dir={state.folder / 'etcd'}",
+            f"--listen-client-urls={etcd}",
+            f"--advertise-client-urls={etcd}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync",  # a crash of the machine may cost the data; `up` then starts anew
+        ],
+        "apiserver": [
+            str(binaries / "kube-apiserver"),
+            f"--etcd-servers={etcd}",
+            f"--advertise-address={ranges.control_plane}",
+            f"--bind-address={ranges.control_plane}",  # this machine and the nodes reach it, its neighbours do not
+            f"--secure-port={API_PORT}",
+            f"--tls-cert-file={pki / 'apiserver.crt'}",
+            f"--tls-private-key-file={pki / 'apiserver.key'}",
+            f"--client-ca-file={pki / 'ca.crt'}",
+            f"--kubelet-client-certificate={pki / 'apiserver-kubelet-client.crt'}",
+            f"--kubelet-client-key={pki / 'apiserver-kubelet-client.key'}",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--authorization-mode=Node,RBAC",
+            "--anonymous-auth=true",
+            "--enable-admission-plugins=NodeRestriction",
+            "--enable-aggregator-routing=true",  # this machine has no kube-proxy: call webhooks by pod address
+            "--allow-privileged=true",
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+            f"--service-account-signing-key-file={pki / 'sa.key'}",
+            f"--service-account-key-file={pki / 'sa.pub'}",
+            f"--service-cluster-ip-range={ranges.services}",
+            "--event-ttl=24h",
+            "--profiling=false",
+            # A lost node's pods are evicted after this, not after five minutes.
+            "--default-not-ready-toleration-seconds=15",
+            "--default-unreachable-toleration-seconds=15",
+        ],
+        "controllers": [
+            str(binaries / "kube-controller-manager"),
+            f"--kubeconfig={pki / 'controllers.kubeconfig'}",
+            "--leader-elect=false",
+            "--use-service-account-credentials",
+            f"--service-account-private-key-file={pki / 'sa.key'}",
+            f"--root-ca-file={pki / 'ca.crt'}",
+            f"--cluster-signing-cert-file={pki / 'ca.crt'}",
+            f"--cluster-signing-key-file={pki / 'ca.key'}",
+            "--node-monitor-grace-period=20s",
+            "--node-monitor-period=2s",
+            "--kube-api-qps=100",
+            "--kube-api-burst=200",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={ports.controllers}",
+            "--port=0",
+        ],
+        "scheduler": [
+            str(binaries / "kube-scheduler"),
+            f"--kubeconfig={pki / 'scheduler.kubeconfig'}",
+            "--leader-elect=false",
+            "--kube-api-qps=100",
+            "--kube-api-burst=200",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={ports.scheduler}",
+            "--port=0",
+        ],
+    }

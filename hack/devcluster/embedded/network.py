@@ -1,0 +1,118 @@
+"""The cluster's network: a switch in a namespace of its own, and one namespace per node.
+
+The machine itself has just one more link, to the switch. It forwards nothing, so neither its sysctls nor its
+firewall are touched. And no packet for the cluster's ranges ever leaves the machine: they are `unreachable` before
+anything else is made and until everything else is gone, and no node has a default route.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+
+from devcluster.embedded.state import SLOTS, Ranges, State
+from devcluster.errors import ClusterError
+from devcluster.model import ClusterSpec, NodeSpec
+from devcluster.shell import run
+
+_ROUTE_PROTOCOL = "213"  # marks our routes (an unassigned number, see rtnetlink(7))
+_LAST_RESORT_METRIC = "4278198272"
+_BRIDGE = "switch"
+
+
+def pick_ranges() -> Ranges:
+    """The first ranges that overlap no route of this machine. Raises ClusterError where none is left."""
+    taken = _routed()
+    for slot in range(SLOTS):
+        ranges = Ranges(slot)
+        if not any(ours.overlaps(theirs) for ours in ranges.all for theirs in taken):
+            return ranges
+    raise ClusterError(
+        "every address range of the embedded cluster overlaps a route here: see `ip route show table all`"
+    )
+
+
+def _routed() -> list[ipaddress.IPv4Network]:
+    routes = json.loads(run(["ip", "-4", "-json", "route", "show", "table", "all"]).stdout or "[]")
+    destinations = [route["dst"] for route in routes if route["dst"] != "default"]
+    return [ipaddress.IPv4Network(dst, strict=False) for dst in destinations]
+
+
+def link_name(ranges: Ranges) -> str:
+    """The machine's link to the switch."""
+    return f"dljob{ranges.slot}"
+
+
+def create(state: State, ranges: Ranges) -> None:
+    """Unreachable routes first, then the switch, the machine's link to it and an address for DNS."""
+    for network in ranges.all:
+        _ip("route", "add", "unreachable", network, "metric", _LAST_RESORT_METRIC, "proto", _ROUTE_PROTOCOL)
+    switch, link = state.prefix, link_name(ranges)
+    _ip("netns", "add", switch)
+    _ip("-n", switch, "link", "set", "lo", "up")
+    _ip("-n", switch, "link", "add", _BRIDGE, "type", "bridge", "forward_delay", 0)
+    _ip("-n", switch, "addr", "add", f"{ranges.dns}/24", "dev", _BRIDGE)
+    _ip("-n", switch, "link", "set", _BRIDGE, "up")
+    _ip("link", "add", link, "type", "veth", "peer", "name", "machine", "netns", switch)
+    _ip("link", "set", link, "alias", state.prefix)
+    _ip("-n", switch, "link", "set", "machine", "master", _BRIDGE, "up")
+    _ip("addr", "add", f"{ranges.control_plane}/24", "dev", link)
+    _ip("link", "set", link, "up")
+    # DNS answers pods too.
+    _ip("-n", switch, "route", "add", ranges.pods, "via", ranges.control_plane)
+
+
+def create_node(state: State, ranges: Ranges, spec: ClusterSpec, node: NodeSpec) -> None:
+    """The node's namespace, its link to the switch and the routes between it and everyone else."""
+    number, netns = spec.nodes.index(node) + 1, state.netns(node)
+    _ip("netns", "add", netns)
+    _ip("-n", netns, "link", "set", "lo", "up")
+    _ip("link", "add", "eth0", "netns", netns, "type", "veth", "peer", "name", node.name[:15], "netns", state.prefix)
+    _ip("-n", state.prefix, "link", "set", node.name[:15], "master", _BRIDGE, "up")
+    _ip("-n", netns, "addr", "add", f"{ranges.node(number)}/24", "dev", "eth0")
+    _ip("-n", netns, "link", "set", "eth0", "up")
+    for other in range(1, len(spec.nodes) + 1):
+        if other != number:
+            _ip("-n", netns, "route", "add", ranges.node_pods(other), "via", ranges.node(other))
+    # kube-proxy rewrites service addresses, but only of packets that have a route to begin with.
+    _ip("-n", netns, "route", "add", ranges.services, "via", ranges.control_plane)
+    pods, gateway = ranges.node_pods(number), ranges.node(number)
+    _ip("route", "replace", pods, "via", gateway, "proto", _ROUTE_PROTOCOL)
+    _ip("-n", state.prefix, "route", "replace", pods, "via", gateway)
+
+
+def set_cut(state: State, node: NodeSpec, cut: bool) -> None:
+    """Takes the node's port at the switch down, or up again."""
+    _ip("-n", state.prefix, "link", "set", node.name[:15], "down" if cut else "up")
+
+
+def remove(state: State) -> None:
+    """Removes all of it, whatever part of it is there; also without a record of the cluster."""
+    namespaces = [line.split()[0] for line in run(["ip", "netns", "list"]).stdout.splitlines() if line.strip()]
+    for name in namespaces:
+        if name == state.prefix or name.startswith(state.prefix + "."):
+            _ip("netns", "delete", name)
+    for link in json.loads(run(["ip", "-json", "link", "show"]).stdout):
+        if link.get("ifalias") == state.prefix:
+            _ip("link", "delete", link["ifname"])
+    record = state.read()
+    for slot in range(SLOTS):
+        if (record and record.ranges.slot == slot) or not _link_exists(link_name(Ranges(slot))):
+            _remove_routes(Ranges(slot))
+
+
+def _link_exists(name: str) -> bool:
+    return run(["ip", "link", "show", name], check=False).returncode == 0
+
+
+def _remove_routes(ranges: Ranges) -> None:
+    for route in json.loads(run(["ip", "-4", "-json", "route", "show", "proto", _ROUTE_PROTOCOL]).stdout or "[]"):
+        network = ipaddress.IPv4Network(route["dst"])
+        if any(network.subnet_of(ours) for ours in ranges.all):
+            kind = [route["type"]] if route.get("type") else []
+            metric = ["metric", route["metric"]] if route.get("metric") else []
+            _ip("route", "delete", *kind, network, *metric, "proto", _ROUTE_PROTOCOL)
+
+
+def _ip(*words: object) -> None:
+    run(["ip", *map(str, words)], timeout_s=20)

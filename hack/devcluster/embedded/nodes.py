@@ -1,0 +1,233 @@
+"""A node: namespaces, cgroup, configuration of containerd, kubelet and kube-proxy; started, found and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from devcluster.embedded import cgroups
+from devcluster.embedded.controlplane import API_PORT, python_module
+from devcluster.embedded.processes import Identity, children, end, identify, wait_until
+from devcluster.embedded.seed import PAUSE_IMAGE, plant
+from devcluster.embedded.state import Record, State
+from devcluster.errors import ClusterError
+from devcluster.model import NodeSpec
+from devcluster.shell import find
+
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+_RESERVED_NBYTES = 1 << 30  # of the machine's memory, for the control plane and the user
+_CAP_SYS_RESOURCE = 24
+# What kubelet sets machine-wide at its start (pkg/kubelet/cm: setupKernelTunables).
+_KUBELET_SYSCTLS = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1_000_000,
+    "kernel/keys/root_maxbytes": 25_000_000,
+}
+
+
+def process_name(node: NodeSpec) -> str:
+    """Under which the node's outermost process is registered."""
+    return f"node-{node.name}"
+
+
+def start(state: State, record: Record, node: NodeSpec) -> None:
+    """Starts the node in its namespaces; returns at once, the node becomes Ready on its own."""
+    number = record.spec.nodes.index(node) + 1
+    folder = state.node_folder(node)
+    for name in ("kubelet", "cni", "var-log", "var-lib"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    if not (folder / "containerd").exists():
+        plant(folder / "containerd")
+    groups = cgroups.detect()
+    cgroups.remove(groups, state.cgroup(node))
+    groups.create(state.cgroup(node), node.cpus, node.memory_nbytes)
+    (folder / "resolv.conf").write_text(f"nameserver {record.ranges.dns}\n")
+    (folder / "cni" / "10-ptp.conflist").write_text(json.dumps(_cni(record, number, folder), indent=1))
+    (folder / "containerd.toml").write_text(_containerd_toml(folder))
+    (folder / "kubelet.json").write_text(json.dumps(_kubelet_config(state, record, node), indent=1))
+    (folder / "node.json").write_text(json.dumps(_init_config(state, record, node), indent=1))
+    command = [
+        *("nsenter", f"--net=/run/netns/{state.netns(node)}"),
+        *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--propagation", "private"),
+        *python_module("nodeinit", str(folder / "node.json")),
+    ]
+    state.processes.start(process_name(node), command, state.logs / f"{node.name}-init.log")
+
+
+def init_process(state: State, node: NodeSpec) -> Identity | None:
+    """The node's PID 1 as this machine sees it, or None where the node does not run."""
+    outer = state.processes.get(process_name(node))
+    inner = children(outer.pid) if outer else []
+    return identify(inner[0]) if inner else None
+
+
+def stop(state: State, node: NodeSpec) -> None:
+    """Ends the node at once, as a power failure would, with everything in it; returns when all of it is gone."""
+    inner = init_process(state, node)
+    if inner:
+        end([inner], grace_s=0)
+    state.processes.end([process_name(node)], grace_s=2 if inner else 0)
+    cgroups.remove(cgroups.detect(), state.cgroup(node))
+
+
+def containerd_address(state: State, node: NodeSpec, timeout_s: float = 30) -> str:
+    """Where this machine reaches the node's containerd. Raises ClusterError where it does not come up."""
+
+    def path() -> Path | None:
+        inner = init_process(state, node)
+        return Path(f"/proc/{inner.pid}/root{CONTAINERD_SOCKET}") if inner else None
+
+    if not wait_until(lambda: (found := path()) is not None and found.exists(), timeout_s):
+        raise ClusterError(f"containerd of node {node.name} does not run: see {state.logs / node.name}-containerd.log")
+    return str(path())
+
+
+def _init_config(state: State, record: Record, node: NodeSpec) -> dict[str, Any]:
+    folder, log = state.node_folder(node), state.logs / node.name
+    number = record.spec.nodes.index(node) + 1
+    kubelet = [
+        str(Path(record.binaries, "kubelet")),
+        f"--config={folder / 'kubelet.json'}",
+        f"--kubeconfig={state.pki / f'node-{node.name}.kubeconfig'}",
+        f"--hostname-override={node.name}",
+        f"--node-ip={record.ranges.node(number)}",
+        "--container-runtime=remote",
+        f"--container-runtime-endpoint=unix://{CONTAINERD_SOCKET}",
+        f"--root-dir={folder / 'kubelet'}",
+        f"--pod-infra-container-image={PAUSE_IMAGE}",
+        "--housekeeping-interval=15s",
+        "--node-labels="
+        + ",".join(
+            f"{key}={value}" for key, value in {**node.labels, "topology.kubernetes.io/zone": node.name}.items()
+        ),
+    ]
+    proxy = [
+        str(Path(record.binaries, "kube-proxy")),
+        f"--kubeconfig={state.pki / 'proxy.kubeconfig'}",
+        f"--hostname-override={node.name}",
+        "--proxy-mode=iptables",
+        "--iptables-min-sync-period=100ms",
+        f"--cluster-cidr={record.ranges.pods}",
+        # Limits of the connection table are the machine's, not a namespace's.
+        "--conntrack-max-per-core=0",
+        "--conntrack-tcp-timeout-established=0",
+        "--conntrack-tcp-timeout-close-wait=0",
+    ]
+    containerd = [find("containerd") or "containerd", "--config", str(folder / "containerd.toml")]
+    return {
+        "name": node.name,
+        "binds": {str(folder / "var-log"): "/var/log", str(folder / "var-lib"): "/var/lib"},
+        "sysctls_shown": {name: value for name, value in _KUBELET_SYSCTLS.items() if Path("/proc/sys", name).exists()},
+        "sysctls": {"net/ipv4/ip_forward": 1},
+        "containerd_socket": CONTAINERD_SOCKET,
+        "api": [record.ranges.control_plane, API_PORT, str(state.pki / "ca.crt")],
+        "daemons": [
+            {"command": containerd, "log": f"{log}-containerd.log", "after": ""},
+            {"command": proxy, "log": f"{log}-kube-proxy.log", "after": "api"},
+            {"command": kubelet, "log": f"{log}-kubelet.log", "after": "containerd"},
+        ],
+    }
+
+
+def _kubelet_config(state: State, record: Record, node: NodeSpec) -> dict[str, Any]:
+    pki, total = state.pki, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cpus = os.cpu_count() or 1
+    # Together the nodes promise no more memory than there is.
+    memory = node.memory_nbytes or (total - _RESERVED_NBYTES) // len(record.spec.nodes)
+    reserved = {"memory": f"{max(0, total - memory) >> 20}Mi"}
+    if node.cpus is not None:
+        reserved["cpu"] = f"{max(0, round((cpus - node.cpus) * 1000))}m"
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(pki / "ca.crt")},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": str(pki / f"node-{node.name}.crt"),
+        "tlsPrivateKeyFile": str(pki / f"node-{node.name}.key"),
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{state.cgroup(node)}",
+        # Where the node has a quota, that is the limit: cgroup v1 refuses a pod's quota above its parent's.
+        "cpuCFSQuota": node.cpus is None,
+        "enforceNodeAllocatable": ["pods"],
+        "systemReserved": reserved,
+        "clusterDNS": [record.ranges.dns],
+        "clusterDomain": "cluster.local",
+        "resolvConf": str(state.node_folder(node) / "resolv.conf"),
+        "failSwapOn": False,
+        "serializeImagePulls": False,
+        "registryPullQPS": 0,
+        "eventRecordQPS": 0,
+        "kubeAPIQPS": 100,
+        "kubeAPIBurst": 200,
+        "syncFrequency": "5s",
+        "fileCheckFrequency": "20s",
+        "httpCheckFrequency": "20s",
+        "nodeStatusUpdateFrequency": "3s",
+        "volumeStatsAggPeriod": "5m",
+        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "maxPods": 100,
+    }
+
+
+def _cni(record: Record, number: int, folder: Path) -> dict[str, Any]:
+    # Point-to-point links: every packet of a pod is routed by its node, so services work without br_netfilter.
+    addresses = {
+        "type": "host-local",
+        "ranges": [[{"subnet": record.ranges.node_pods(number)}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+        "dataDir": str(folder / "cni" / "addresses"),
+    }
+    return {
+        "cniVersion": "0.4.0",
+        "name": "dljob",
+        "plugins": [
+            {"type": "ptp", "ipMasq": False, "ipam": addresses},
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+        ],
+    }
+
+
+def _containerd_toml(folder: Path) -> str:
+    cri = 'plugins."io.containerd.grpc.v1.cri"'
+    return "\n".join(
+        [
+            "version = 2",
+            f"root = {json.dumps(str(folder / 'containerd'))}",
+            'state = "/run/containerd/state"',
+            "[grpc]",
+            f"address = {json.dumps(CONTAINERD_SOCKET)}",
+            f"[{cri}]",
+            f"sandbox_image = {json.dumps(PAUSE_IMAGE)}",
+            f"restrict_oom_score_adj = {json.dumps(not _may_raise_limits())}",
+            f"[{cri}.cni]",
+            'bin_dir = "/usr/lib/cni"',
+            f"conf_dir = {json.dumps(str(folder / 'cni'))}",
+            f"[{cri}.containerd.runtimes.runc]",
+            'runtime_type = "io.containerd.runc.v2"',
+            "",
+        ]
+    )
+
+
+def _may_raise_limits() -> bool:
+    """Whether this machine grants CAP_SYS_RESOURCE; without it runc cannot lower a sandbox's oom_score_adj."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapBnd:"):
+            return bool(int(line.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
+    return True
+
+
+def remove_files(state: State, node: NodeSpec) -> None:
+    """The node's folder, images included (links to the seed)."""
+    shutil.rmtree(state.node_folder(node), ignore_errors=True)

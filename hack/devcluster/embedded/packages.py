@@ -1,0 +1,73 @@
+"""Debian packages that the embedded cluster needs: only the missing ones are installed, and no service is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from devcluster.errors import ClusterError
+from devcluster.progress import Progress
+from devcluster.shell import find, run
+
+# What has to be there (a program on PATH, or an absolute path) and the package that brings it.
+RUNTIME: Mapping[str, str] = {
+    "etcd": "etcd-server",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/ptp": "containernetworking-plugins",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "dnsmasq": "dnsmasq-base",
+    "openssl": "openssl",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "mount": "mount",
+    "kubectl": "kubernetes-client",
+}
+KUBERNETES_BUILD: Mapping[str, str] = {
+    "go": "golang-go",
+    "/usr/share/gocode/src/github.com/modern-go/reflect2": "golang-github-modern-go-reflect2-dev",
+}
+IMAGE_BUILD: Mapping[str, str] = {"buildah": "buildah", "debootstrap": "debootstrap"}
+
+_POLICY = Path("/usr/sbin/policy-rc.d")  # Debian's way to keep a package from starting its service
+
+
+def missing(wanted: Mapping[str, str]) -> list[str]:
+    """Packages whose program or path is not there."""
+    absent = {
+        package
+        for program, package in wanted.items()
+        if not (Path(program).exists() if program.startswith("/") else find(program))
+    }
+    return sorted(absent)
+
+
+def install(wanted: Mapping[str, str], progress: Progress) -> None:
+    """Installs what is missing. Raises ClusterError where that fails; the lists are updated only when they must be."""
+    packages = missing(wanted)
+    if not packages:
+        return
+    if os.geteuid() != 0:
+        raise ClusterError(f"packages {' '.join(packages)} are missing: run as root, or apt-get install them first")
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    env = {"DEBIAN_FRONTEND": "noninteractive"}
+    with progress.step(f"installing {' '.join(packages)}"):
+        created = _hold_services()
+        try:
+            if run(command, timeout_s=900, env=env, check=False).returncode:
+                run(["apt-get", "update"], timeout_s=300)
+                run(command, timeout_s=900, env=env)
+        finally:
+            if created:
+                _POLICY.unlink()
+
+
+def _hold_services() -> bool:
+    if _POLICY.exists():
+        return False
+    _POLICY.write_text("#!/bin/sh\nexit 101\n")
+    _POLICY.chmod(0o755)
+    return True

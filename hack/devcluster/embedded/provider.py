@@ -1,0 +1,275 @@
+"""`hack/cluster` on a Debian machine without Docker: puts the parts of this folder together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from devcluster.embedded import cgroups, controlplane, kubebuild, network, nodes, packages, seed, services, storage
+from devcluster.embedded.api import Api, ApiError
+from devcluster.embedded.processes import boot_id, end, wait_until
+from devcluster.embedded.state import Record, State, this_boot
+from devcluster.errors import ClusterError
+from devcluster.locks import locked
+from devcluster.model import ClusterSpec, NodeSpec
+from devcluster.ocilayout import Layout
+from devcluster.paths import cluster_dir
+from devcluster.progress import Progress
+
+_READY_LIMIT_S = 180
+
+
+def unsuited() -> str | None:
+    """Why this machine cannot run the embedded cluster, or None."""
+    if os.geteuid() != 0:
+        return "the embedded cluster needs root (namespaces, mounts, cgroups)"
+    if not shutil.which("apt-get") or not Path("/etc/debian_version").exists():
+        return "the embedded cluster needs Debian or Ubuntu (it is made of their packages)"
+    return None
+
+
+class Embedded:
+    """The provider; see provider.py one level up for what each method promises."""
+
+    name = "embedded"
+
+    def __init__(self, cluster: str, progress: Progress) -> None:
+        self._state = State(cluster_dir(cluster), cluster)
+        self._cluster = cluster
+        self._progress = progress
+
+    def up(self, spec: ClusterSpec, recreate: bool) -> None:
+        with locked(f"cluster-{self._cluster}"):
+            record = self._state.read()
+            if record and record.spec != spec and not recreate and self._running(record):
+                raise ClusterError(
+                    f"cluster {self._cluster!r} runs with other nodes:\n  {_describe(record.spec)}\nasked for:\n  "
+                    f"{_describe(spec)}\nadd --recreate to replace it, or choose another --name"
+                )
+            if record and record.spec == spec and not recreate and self._healthy(record):
+                self._progress.say(f"cluster {self._cluster!r} is up: {len(spec.nodes)} nodes")
+                return
+            packages.install(packages.RUNTIME, self._progress)
+            binaries = kubebuild.binaries(self._progress)
+            seed.prepare(self._progress)
+            if record or self._remains():
+                with self._progress.step("cleaning up what an earlier cluster left"):
+                    self._remove()
+            try:
+                self._create(spec, binaries)
+            except BaseException as failure:
+                self._progress.say(f"{type(failure).__name__}: taking down what was started; logs are kept until then")
+                self._keep_logs()
+                self._remove()
+                raise
+
+    def down(self) -> None:
+        with locked(f"cluster-{self._cluster}"):
+            if not self._state.folder.exists() and not self._remains():
+                self._progress.say(f"cluster {self._cluster!r} is not there")
+                return
+            with self._progress.step(f"taking cluster {self._cluster!r} down"):
+                self._remove()
+
+    def status(self) -> dict[str, object]:
+        record = self._state.read()
+        running = bool(record and record.complete and self._running(record))
+        facts: dict[str, object] = {"provider": self.name, "name": self._cluster, "running": running}
+        if not record or not running:
+            return facts
+        return {
+            **facts,
+            "kubeconfig": str(self._state.kubeconfig),
+            "kubernetes": kubebuild.VERSION,
+            "ready": self._api(record).ready(),
+            "nodes": [self._node_status(record, node) for node in record.spec.nodes],
+            "storage_class": storage.CLASS,
+            "logs": str(self._state.logs),
+        }
+
+    def kubeconfig(self) -> Path:
+        record = self._state.read()
+        if not record or not record.complete or not self._running(record):
+            raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
+        return self._state.kubeconfig
+
+    def load(self, archives: Sequence[Path]) -> None:
+        seed.prepare(self._progress)
+        record = self._state.read()
+        if not record or not self._running(record):
+            raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
+
+        def load_one(node: NodeSpec) -> None:
+            address = nodes.containerd_address(self._state, node)
+            for archive in archives:
+                if archive.is_dir():
+                    layout = Layout(archive)
+                    seed.stream_images(address, layout, layout.images())
+                else:
+                    seed.import_archive(address, archive.resolve())
+
+        names = ", ".join(archive.name for archive in archives)
+        with self._progress.step(f"loading {names} into {len(record.spec.nodes)} nodes"):
+            _all(load_one, record.spec.nodes)
+
+    def node(self, action: str, name: str) -> None:
+        record = self._state.read()
+        if not record or not self._running(record):
+            raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
+        found = [node for node in record.spec.nodes if node.name == name]
+        if not found:
+            raise ClusterError(f"no node {name!r}: found {[node.name for node in record.spec.nodes]}")
+        if action == "stop":
+            nodes.stop(self._state, found[0])
+        elif action == "start":
+            if not nodes.init_process(self._state, found[0]):
+                nodes.start(self._state, record, found[0])
+            self._wait_ready(record, found)
+        else:
+            network.set_cut(self._state, found[0], action == "cut")
+        self._progress.say(f"node {name}: {action} done")
+
+    # -- the way up --------------------------------------------------------------------------------------------
+
+    def _create(self, spec: ClusterSpec, binaries: Path) -> None:
+        state = self._state
+        with locked("network"):
+            record = Record(spec, network.pick_ranges(), controlplane.free_ports(), str(binaries), boot_id())
+            state.write(record)
+            with self._progress.step("network"):
+                network.create(state, record.ranges)
+                for node in spec.nodes:
+                    network.create_node(state, record.ranges, spec, node)
+        state.volumes.mkdir(exist_ok=True)
+        with self._progress.step("certificates and control plane"):
+            controlplane.certify(state, record)
+            for name, command in controlplane.commands(state, record).items():
+                state.processes.start(name, command, state.logs / f"{name}.log")
+        with self._progress.step(f"{len(spec.nodes)} nodes started"):
+            _all(lambda node: nodes.start(state, record, node), spec.nodes)
+        with self._progress.step("API server ready"):
+            self._wait_for_api(record)
+        api = self._api(record)
+        rbac, classes = "/apis/rbac.authorization.k8s.io/v1", "/apis/storage.k8s.io/v1/storageclasses"
+        api.ensure(f"{rbac}/clusterroles", services.ROLE)
+        api.ensure(f"{rbac}/clusterrolebindings", services.BINDING)
+        api.ensure(classes, storage.STORAGE_CLASS)
+        command = controlplane.python_module("services", str(state.folder), state.name)
+        state.processes.start("services", command, state.logs / "services.log")
+        with self._progress.step("nodes Ready"):
+            self._wait_ready(record, spec.nodes)
+        state.write(replace(record, complete=True))
+        self._progress.say(f"cluster {self._cluster!r} is up; export KUBECONFIG={state.kubeconfig}")
+
+    def _wait_for_api(self, record: Record) -> None:
+        def ready_or_dead() -> bool:
+            for part in ("etcd", "apiserver"):
+                if not self._state.processes.get(part):
+                    raise ClusterError(f"{part} ended: {self._log_tail(part)}")
+            return self._api(record).ready()
+
+        if not wait_until(ready_or_dead, _READY_LIMIT_S, poll_s=0.05):
+            raise ClusterError(f"the API server is not ready after {_READY_LIMIT_S} s: {self._log_tail('apiserver')}")
+
+    def _wait_ready(self, record: Record, wanted: Sequence[NodeSpec]) -> None:
+        api, waiting = self._api(record), {node.name: node for node in wanted}
+
+        def all_ready() -> bool:
+            for name, node in list(waiting.items()):
+                if not self._state.processes.get(nodes.process_name(node)):
+                    raise ClusterError(f"node {name} ended: {self._log_tail(f'{name}-init')}")
+                if _is_ready(api, node):
+                    del waiting[name]
+            return not waiting
+
+        if not wait_until(all_ready, _READY_LIMIT_S, poll_s=0.05):
+            name = min(waiting)
+            raise ClusterError(
+                f"node {name} is not Ready after {_READY_LIMIT_S} s: {self._log_tail(f'{name}-kubelet')}"
+            )
+
+    # -- the way down ------------------------------------------------------------------------------------------
+
+    def _remove(self) -> None:
+        """Everything, whatever state it is in; the routes that keep packets here go last."""
+        state, record = self._state, self._state.read()
+        if record and this_boot(record):
+            _all(lambda node: nodes.stop(state, node), record.spec.nodes)
+            for group in controlplane.SHUTDOWN_ORDER:
+                state.processes.end(group, grace_s=0)
+        end(list(state.processes.strays()), grace_s=0)
+        cgroups.remove(cgroups.detect(), state.prefix)
+        with locked("network"):
+            network.remove(state)
+        shutil.rmtree(state.folder, ignore_errors=True)
+        if state.folder.exists():
+            raise ClusterError(
+                f"{state.folder} cannot be removed: look at what is mounted there (findmnt -R {state.folder})"
+            )
+
+    def _remains(self) -> bool:
+        """Whether a cluster of this name left something without a record of it."""
+        groups = cgroups.detect().trees(self._state.prefix)
+        return bool(groups) or Path("/run/netns", self._state.prefix).exists() or any(self._state.processes.strays())
+
+    def _keep_logs(self) -> None:
+        if self._state.logs.exists():
+            kept = self._state.folder.with_name(self._cluster + "-failed-logs")
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(self._state.logs, kept)
+            self._progress.say(f"logs: {kept}")
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def _api(self, record: Record) -> Api:
+        return Api(record.ranges.control_plane, controlplane.API_PORT, self._state.pki, "admin")
+
+    def _running(self, record: Record) -> bool:
+        return this_boot(record) and self._state.processes.get("apiserver") is not None
+
+    def _healthy(self, record: Record) -> bool:
+        """Whether everything runs: the control plane answers and every node is Ready."""
+        parts = [part for group in controlplane.SHUTDOWN_ORDER for part in group]
+        if not record.complete or not this_boot(record) or not all(map(self._state.processes.get, parts)):
+            return False
+        api = self._api(record)
+        return api.ready() and all(
+            nodes.init_process(self._state, node) and _is_ready(api, node) for node in record.spec.nodes
+        )
+
+    def _node_status(self, record: Record, node: NodeSpec) -> dict[str, object]:
+        return {
+            "name": node.name,
+            "ready": _is_ready(self._api(record), node),
+            "labels": node.labels,
+            "cpus": node.cpus,
+            "address": record.ranges.node(record.spec.nodes.index(node) + 1),
+        }
+
+    def _log_tail(self, name: str) -> str:
+        log = self._state.logs / f"{name}.log"
+        lines = log.read_text(errors="replace").splitlines()[-12:] if log.exists() else []
+        return "\n".join([str(log), *lines])
+
+
+def _is_ready(api: Api, node: NodeSpec) -> bool:
+    try:
+        status = api.request("GET", f"/api/v1/nodes/{node.name}")["status"]
+    except (ApiError, OSError):
+        return False
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", []))
+    shown = int(status.get("allocatable", {}).get("nvidia.com/gpu", 0)) == node.gpus
+    return ready and shown
+
+
+def _all(action: Callable[[NodeSpec], None], wanted: Sequence[NodeSpec]) -> None:
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        list(pool.map(action, wanted))
+
+
+def _describe(spec: ClusterSpec) -> str:
+    return "; ".join(f"{node.name} {vars(node)}" for node in spec.nodes)

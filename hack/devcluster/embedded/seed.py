@@ -1,0 +1,142 @@
+"""The seed: an image store prepared once, from which every node's store is made by hard links in a second.
+
+Importing a large image into each node costs most of a cluster's start. So images go into one containerd root under
+the cache; content and unpacked layers there are never written to again, and nodes link to them. Only containerd's
+two databases are copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from devcluster.embedded import packages
+from devcluster.embedded.processes import Registry, wait_until
+from devcluster.errors import ClusterError
+from devcluster.locks import locked
+from devcluster.ocilayout import Layout
+from devcluster.paths import cache_root
+from devcluster.progress import Progress
+from devcluster.shell import run
+
+PAUSE_IMAGE = "localhost/dljob-pause:1"
+_PAUSE_SOURCE = Path(__file__).parent / "pause" / "main.go"
+_SCRATCH_IMAGE = "localhost/dljob-scratch:1"
+_IMPORT_LIMIT_S = 600
+
+
+def image_layout() -> Layout:
+    """Where built images are kept."""
+    return Layout(cache_root() / "images" / "layout")
+
+
+def prepare(progress: Progress) -> None:
+    """Brings the seed in line with the images that are built, importing just the layers that it lacks."""
+    layout = image_layout()
+    with locked("images"):
+        _ensure_pause(layout, progress)
+        wanted = layout.images()
+        root, noted = cache_root() / "seed" / "root", cache_root() / "seed" / "images.json"
+        if noted.exists() and json.loads(noted.read_text()) == wanted:
+            return
+        with progress.step(f"importing {len(wanted)} images into the seed"):
+            noted.unlink(missing_ok=True)
+            _update(root, layout, wanted)
+            noted.write_text(json.dumps(wanted))
+
+
+def plant(target: Path) -> None:
+    """Makes a containerd root from the seed."""
+    root = cache_root() / "seed" / "root"
+    scratch = target.with_name(target.name + ".new")
+    shutil.rmtree(scratch, ignore_errors=True)
+    with locked("images"):
+        run(["cp", "-a", "--link", root, scratch], timeout_s=300)
+        for database in scratch.rglob("*.db"):
+            copy = database.with_suffix(".copy")
+            shutil.copy2(database, copy)
+            copy.replace(database)
+    scratch.rename(target)
+
+
+def stream_images(address: str, layout: Layout, references: Collection[str]) -> None:
+    """Imports images from a layout into the containerd at `address`, sending just the blobs that it lacks."""
+    client = ["ctr", "--address", address, "--namespace", "k8s.io"]
+    present = set(run([*client, "content", "list", "--quiet"]).stdout.split())
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [*client, "images", "import", "-"], stdin=subprocess.PIPE, stdout=errors, stderr=errors
+        )
+        assert process.stdin
+        try:
+            layout.stream(references, present, process.stdin)
+            process.stdin.close()
+            process.wait(timeout=_IMPORT_LIMIT_S)
+        except BrokenPipeError:
+            process.wait(timeout=10)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if process.returncode:
+            errors.seek(0)
+            raise ClusterError(f"containerd at {address} refused the images: {errors.read().decode()[-2000:]}")
+
+
+def import_archive(address: str, archive: Path) -> None:
+    """Imports a docker or OCI archive into the containerd at `address`."""
+    command: Sequence[str | Path] = ["ctr", "--address", address, "--namespace", "k8s.io", "images", "import", archive]
+    run(command, timeout_s=_IMPORT_LIMIT_S)
+
+
+def _ensure_pause(layout: Layout, progress: Progress) -> None:
+    note = cache_root() / "images" / "pause.digest"
+    digest = hashlib.sha256(_PAUSE_SOURCE.read_bytes()).hexdigest()
+    if PAUSE_IMAGE in layout.images() and note.exists() and note.read_text() == digest:
+        return
+    packages.install({"go": "golang-go"}, progress)
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "pause")
+        env = {"CGO_ENABLED": "0", "GO111MODULE": "off", "GOCACHE": f"{folder}/cache", "GOFLAGS": ""}
+        run(
+            ["go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, _PAUSE_SOURCE],
+            env=env,
+            timeout_s=300,
+        )
+        layout.add_program(PAUSE_IMAGE, program)
+    note.write_text(digest)
+
+
+def _update(root: Path, layout: Layout, wanted: dict[str, str]) -> None:
+    """Runs a containerd of its own on the seed for as long as it takes."""
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="dljob-seed-") as folder:
+        address = f"{folder}/containerd.sock"
+        config = Path(folder, "config.toml")
+        config.write_text(
+            f'version = 2\nroot = {json.dumps(str(root))}\nstate = "{folder}/state"\n'
+            f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n[grpc]\naddress = "{address}"\n'
+            f'[ttrpc]\naddress = "{address}.ttrpc"\n'
+        )
+        registry = Registry(Path(folder, "processes"), folder)
+        registry.start("containerd", ["containerd", "--config", config], Path(folder, "log"))
+        try:
+            ready = ["ctr", "--address", address, "version"]
+            if not wait_until(lambda: run(ready, check=False).returncode == 0, 30):
+                raise ClusterError("containerd does not start:\n" + Path(folder, "log").read_text()[-2000:])
+            client = ["ctr", "--address", address, "--namespace", "k8s.io", "images"]
+            listed = run([*client, "list"]).stdout.splitlines()[1:]
+            have = {line.split()[0]: line.split()[2] for line in listed}
+            new = [reference for reference, digest in wanted.items() if have.get(reference) != digest]
+            if new:
+                stream_images(address, layout, new)
+            # Removing an image with --sync also collects the layers of those that were replaced.
+            run([*client, "tag", PAUSE_IMAGE, _SCRATCH_IMAGE])
+            run([*client, "remove", "--sync", _SCRATCH_IMAGE, *sorted(set(have) - set(wanted))], timeout_s=120)
+        finally:
+            registry.end(["containerd"], grace_s=10)

@@ -1,0 +1,134 @@
+"""What the user asks for: the nodes of a cluster, parsed from the command line. Used by every provider."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+DEVICE_LABEL = "dljob.dev/device"
+GPU_RESOURCE = "nvidia.com/gpu"
+DEFAULT_DEVICE = "cpu"
+DEFAULT_NODES = 3
+MAX_NODES = 50  # the last byte of a node's address is 10 + its number, and three kubelets already fill two cores
+
+_LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
+_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$")
+_MEMORY = re.compile(r"^(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?$")
+_MEMORY_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """One node. `cpus` limits the whole node to that many cores' time (None: no limit); memory likewise."""
+
+    name: str
+    device: str = DEFAULT_DEVICE
+    cpus: float | None = None
+    memory_nbytes: int | None = None
+    gpu_product: str | None = None
+    gpus: int = 0
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Node labels, as NVIDIA's feature discovery names them for the GPUs."""
+        labels = {DEVICE_LABEL: self.device}
+        if self.gpu_product:
+            labels["nvidia.com/gpu.product"] = self.gpu_product
+            labels["nvidia.com/gpu.count"] = str(self.gpus)
+        return labels
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """A named cluster and its nodes, in order."""
+
+    name: str
+    nodes: tuple[NodeSpec, ...] = field(default_factory=tuple)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> ClusterSpec:
+        return ClusterSpec(data["name"], tuple(NodeSpec(**node) for node in data["nodes"]))
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of a Kubernetes memory quantity such as `4Gi` or `512M`. Raises ValueError."""
+    match = _MEMORY.match(text)
+    if not match:
+        raise ValueError(f"memory={text!r}: expected a quantity such as 4Gi or 512M")
+    return int(float(match[1]) * _MEMORY_UNITS[match[2] or ""])
+
+
+def parse_node(text: str, name: str) -> NodeSpec:
+    """One `--node` value: comma-separated device=, cpu=, memory=, gpu=PRODUCT:COUNT, name=. Raises ValueError."""
+    values: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        key, found, value = part.partition("=")
+        if not found or not value or key not in ("name", "device", "cpu", "memory", "gpu"):
+            raise ValueError(
+                f"--node {text!r}: {part!r} is not one of name=, device=, cpu=, memory=, gpu=PRODUCT:COUNT"
+            )
+        if key in values:
+            raise ValueError(f"--node {text!r}: {key}= is given twice")
+        values[key] = value
+    product, gpus = _parse_gpu(values["gpu"]) if "gpu" in values else (None, 0)
+    return NodeSpec(
+        name=_checked(values.get("name", name), _NAME, "a node's name"),
+        device=_checked(values.get("device", DEFAULT_DEVICE), _LABEL_VALUE, "a device label"),
+        cpus=_parse_cpus(values["cpu"]) if "cpu" in values else None,
+        memory_nbytes=parse_memory(values["memory"]) if "memory" in values else None,
+        gpu_product=product,
+        gpus=gpus,
+    )
+
+
+def parse_cluster(name: str, nodes: Sequence[str], count: int | None) -> ClusterSpec:
+    """The cluster of `--name`, repeated `--node` and `--nodes`; plain nodes fill up to the count."""
+    _checked(name, _NAME, "a cluster's name")
+    total = count if count is not None else max(DEFAULT_NODES if not nodes else 0, len(nodes))
+    if total < max(1, len(nodes)) or total > MAX_NODES:
+        raise ValueError(f"--nodes {total}: expected {max(1, len(nodes))} (the --node options given) to {MAX_NODES}")
+    texts = [*nodes, *[""] * (total - len(nodes))]
+    parsed = tuple(parse_node(text, f"n{number}") for number, text in enumerate(texts, start=1))
+    _unique(node.name for node in parsed)
+    return ClusterSpec(name, parsed)
+
+
+def _parse_cpus(text: str) -> float:
+    try:
+        cpus = float(text)
+    except ValueError:
+        cpus = 0.0
+    if not 0.01 <= cpus <= 1024:
+        raise ValueError(f"cpu={text!r}: expected a number of cores from 0.01 up, such as 0.8")
+    return cpus
+
+
+def _parse_gpu(text: str) -> tuple[str, int]:
+    product, _, count = text.rpartition(":")
+    if not product or not count.isdigit() or not 1 <= int(count) <= 64:
+        raise ValueError(f"gpu={text!r}: expected PRODUCT:COUNT such as NVIDIA-A100-SXM4-40GB:2, 1 to 64 of them")
+    return _checked(product, _LABEL_VALUE, "a GPU product label"), int(count)
+
+
+def _checked(text: str, pattern: re.Pattern[str], what: str) -> str:
+    if not pattern.match(text):
+        raise ValueError(f"{text!r} is not {what}: expected {pattern.pattern}")
+    return text
+
+
+def _unique(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"two nodes are called {name!r}: give them different names")
+        seen.add(name)

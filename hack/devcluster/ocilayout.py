@@ -1,0 +1,128 @@
+"""An OCI image layout on disk: the cache in which built images wait for the clusters that load them.
+
+One layout holds all images, so that layers they have in common are there once. Pushing an image again adds just the
+layers that changed, and streaming it to a node that has the older one sends just those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import IO, Any
+
+from devcluster.errors import ClusterError
+
+_REF = "org.opencontainers.image.ref.name"
+_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_CONFIG = "application/vnd.oci.image.config.v1+json"
+_LAYER = "application/vnd.oci.image.layer.v1.tar"
+
+
+class Layout:
+    """One layout folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def create(self) -> None:
+        """Makes an empty layout where there is none."""
+        (self.folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+        marker, index = self.folder / "oci-layout", self.folder / "index.json"
+        if not marker.exists():
+            marker.write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
+        if not index.exists():
+            index.write_text(json.dumps({"schemaVersion": 2, "manifests": []}))
+
+    def images(self) -> dict[str, str]:
+        """Manifest digest by image reference."""
+        return {entry["annotations"][_REF]: entry["digest"] for entry in self._entries()}
+
+    def _entries(self) -> list[dict[str, Any]]:
+        try:
+            index = json.loads((self.folder / "index.json").read_text())
+        except FileNotFoundError:
+            return []
+        return [entry for entry in index["manifests"] if _REF in entry.get("annotations", {})]
+
+    def _write_entries(self, entries: list[dict[str, Any]]) -> None:
+        scratch = self.folder / "index.json.new"
+        scratch.write_text(json.dumps({"schemaVersion": 2, "manifests": entries}, sort_keys=True))
+        scratch.replace(self.folder / "index.json")
+
+    def blob(self, digest: str) -> Path:
+        """File of a blob, by its digest `sha256:…`."""
+        return self.folder / "blobs" / Path(*digest.split(":", 1))
+
+    def blobs(self, reference: str) -> list[str]:
+        """Digests of everything the image consists of: manifest, configuration, layers."""
+        digest = self.images().get(reference)
+        if digest is None:
+            raise ClusterError(f"no image {reference}: found {sorted(self.images())}; build it with hack/images")
+        manifest = json.loads(self.blob(digest).read_text())
+        return [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
+
+    def tag(self, reference: str, alias: str) -> None:
+        """Gives an image one more name."""
+        entries = self._entries()
+        source = next(entry for entry in entries if entry["annotations"][_REF] == reference)
+        kept = [entry for entry in entries if entry["annotations"][_REF] != alias]
+        self._write_entries([*kept, {**source, "annotations": {_REF: alias}}])
+
+    def keep_only(self, references: Collection[str]) -> None:
+        """Forgets every other image, and removes blobs that nothing refers to."""
+        self._write_entries([entry for entry in self._entries() if entry["annotations"][_REF] in references])
+        wanted = {digest for reference in self.images() for digest in self.blobs(reference)}
+        for path in (self.folder / "blobs" / "sha256").iterdir():
+            if f"sha256:{path.name}" not in wanted:
+                path.unlink()
+
+    def stream(self, references: Collection[str], present: Collection[str], output: IO[bytes]) -> None:
+        """Writes an archive of these images that leaves out the blobs which the reader already has."""
+        entries = [entry for entry in self._entries() if entry["annotations"][_REF] in references]
+        named = [
+            {**entry, "annotations": {"io.containerd.image.name": entry["annotations"][_REF]}} for entry in entries
+        ]
+        wanted = {digest for reference in references for digest in self.blobs(reference)} - set(present)
+        with tarfile.open(fileobj=output, mode="w|") as tar:
+            _add(tar, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())
+            for digest in sorted(wanted):
+                tar.add(self.blob(digest), "blobs/" + digest.replace(":", "/"))
+            _add(tar, "index.json", json.dumps({"schemaVersion": 2, "manifests": named}).encode())
+
+    def add_program(self, reference: str, program: Path) -> None:
+        """An image of one static program and nothing else; the same bytes give the same digest."""
+        self.create()
+        layer = io.BytesIO()
+        with tarfile.open(fileobj=layer, mode="w") as tar:
+            _add(tar, program.name, program.read_bytes(), mode=0o755)
+        architecture = {"x86_64": "amd64", "aarch64": "arm64"}
+        config = {
+            "architecture": architecture.get(platform.machine(), platform.machine()),
+            "os": "linux",
+            "config": {"Entrypoint": [f"/{program.name}"], "User": "65535:65535"},
+            "rootfs": {"type": "layers", "diff_ids": [self._store(layer.getvalue())["digest"]]},
+        }
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": _MANIFEST,
+            "config": {"mediaType": _CONFIG, **self._store(json.dumps(config).encode())},
+            "layers": [{"mediaType": _LAYER, **self._store(layer.getvalue())}],
+        }
+        entry = {"mediaType": _MANIFEST, **self._store(json.dumps(manifest).encode()), "annotations": {_REF: reference}}
+        self._write_entries([*(one for one in self._entries() if one["annotations"][_REF] != reference), entry])
+
+    def _store(self, data: bytes) -> dict[str, Any]:
+        digest = "sha256:" + hashlib.sha256(data).hexdigest()
+        self.blob(digest).write_bytes(data)
+        return {"digest": digest, "size": len(data)}
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(data), mode
+    tar.addfile(member, io.BytesIO(data))

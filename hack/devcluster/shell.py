@@ -1,0 +1,86 @@
+"""Runs external commands: with a limit, ended with their whole process group, and failures that say why."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from devcluster.errors import ClusterError
+
+TAIL_LINES = 25
+
+
+def have(program: str) -> bool:
+    """Whether `program` is on PATH (or in the sbin folders that a plain user's PATH lacks)."""
+    return find(program) is not None
+
+
+def find(program: str) -> str | None:
+    """Absolute path of `program`, or None."""
+    path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
+    return shutil.which(program, path=path)
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    timeout_s: float = 60.0,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input_text: str | None = None,
+    check: bool = True,
+    log: Path | None = None,
+    nice: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end. Raises ClusterError with the tail of its output when it fails or hangs.
+
+    The command gets a process group of its own, which is ended on time-out and on Ctrl-C, so that a compiler
+    or a package manager never goes on behind the user's back. `log` also keeps the whole output in a file.
+    """
+    words = [str(word) for word in command]
+    extra: dict[str, Any] = {"preexec_fn": lambda: os.nice(10)} if nice else {}
+    process = subprocess.Popen(
+        words,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.PIPE if input_text is not None else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if log else subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        **extra,
+    )
+    try:
+        output, errors = process.communicate(input_text, timeout=timeout_s)
+    except BaseException as failure:
+        _end_group(process)
+        if isinstance(failure, subprocess.TimeoutExpired):
+            raise ClusterError(f"no end after {timeout_s:.0f} s: {shlex.join(words)}") from failure
+        raise
+    if log:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(output)
+    if check and process.returncode:
+        tail = "\n".join(((output or "") + (errors or "")).strip().splitlines()[-TAIL_LINES:])
+        where = f"\n(whole output: {log})" if log else ""
+        raise ClusterError(f"exit status {process.returncode}: {shlex.join(words)}\n{tail}{where}")
+    return subprocess.CompletedProcess(words, process.returncode, output or "", errors or "")
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=5)
+        except (ProcessLookupError, PermissionError):
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
