@@ -172,7 +172,7 @@ def _kubelet_config(state: State, record: Record, node: NodeSpec) -> dict[str, A
         "syncFrequency": "5s",
         "fileCheckFrequency": "20s",
         "httpCheckFrequency": "20s",
-        "nodeStatusUpdateFrequency": "3s",
+        "nodeStatusUpdateFrequency": "1s",
         "volumeStatsAggPeriod": "5m",
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
