@@ -59,6 +59,7 @@ class Rank(Record):
     group: _Name
     device: _Name
     local_rank: Annotated[int, Field(ge=0, description="Index among the ranks of the pod; its GPU, if any.")] = 0
+    gpu: Annotated[bool, Field(description="Whether device is a GPU's product name; else a class of CPU nodes.")] = False
     share: Annotated[int, Field(ge=0, description="Samples of the global batch; 0 for a parameter server.")]
     role: Role = Role.WORKER
 
@@ -123,6 +124,7 @@ class Plan(Record):
     epochs: Annotated[int | None, Field(ge=1)] = None
     steps: Annotated[int | None, Field(ge=1)] = None
     seed: Annotated[int, Field(ge=0)] = 0
+    rebalance: Annotated[bool, Field(description="Whether the trainer may move shares by measured speed.")] = True
     checkpoint: CheckpointRef = CheckpointRef()
     min_ranks: Annotated[int, Field(ge=1, description="The trainer may go on with so few; elastic when < ranks.")] = 1
     backoff_limit: Annotated[int, Field(ge=0)] = 3

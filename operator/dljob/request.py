@@ -171,6 +171,7 @@ def _ranks(job: str, groups: tuple[Group, ...], domain: str) -> tuple[contract.R
                     group=group.name,
                     device=group.device,
                     local_rank=local_rank,
+                    gpu=group.is_gpu,
                     share=share,
                     role=contract.Role.WORKER if share else contract.Role.SERVER,
                 )
@@ -240,6 +241,7 @@ def contract_plan(
         epochs=spec.epochs,
         steps=spec.steps,
         seed=spec.seed,
+        rebalance=spec.planning.uneven and all(group.batch_per_rank is None for group in spec.planning.groups),
         checkpoint=contract.CheckpointRef(
             enabled=spec.checkpoint.enabled,
             interval_s=duration_s(spec.checkpoint.interval),
