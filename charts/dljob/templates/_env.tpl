@@ -1,0 +1,27 @@
+{{/* The operator's environment; operator/dljob/settings.py reads it, a test holds the two together. */}}
+{{- define "dljob.env" -}}
+- name: DLJOB_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: DLJOB_POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: DLJOB_WATCH_NAMESPACES
+  value: {{ include "dljob.watchNamespaces" . | fromJsonArray | join "," | quote }}
+- name: DLJOB_LEADER_ELECTION
+  value: {{ .Values.leaderElection.enabled | quote }}
+- name: DLJOB_TRAINER_IMAGE
+  value: {{ include "dljob.image" (dict "image" .Values.trainer.image "default" .Chart.AppVersion) | quote }}
+- name: DLJOB_TRAINER_PULL_POLICY
+  value: {{ .Values.trainer.image.pullPolicy }}
+- name: DLJOB_CLUSTER_DOMAIN
+  value: {{ .Values.operator.clusterDomain }}
+- name: DLJOB_CONCURRENCY
+  value: {{ .Values.operator.concurrency | quote }}
+- name: DLJOB_METRICS_PORT
+  value: {{ .Values.metrics.port | quote }}
+- name: DLJOB_METRICS_SOURCES
+  value: {{ .Values.metrics.allowedSources | toJson | quote }}
+- name: DLJOB_LOG_LEVEL
+  value: {{ .Values.operator.logLevel }}
+- name: DLJOB_LOG_FORMAT
+  value: {{ .Values.operator.logFormat }}
+{{- end -}}

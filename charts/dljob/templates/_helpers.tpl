@@ -1,0 +1,63 @@
+{{- define "dljob.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "dljob.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "dljob.name" . -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "dljob.selector" -}}
+app.kubernetes.io/name: {{ include "dljob.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "dljob.labels" -}}
+{{ include "dljob.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "dljob.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "dljob.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Reference of an image: of (dict "image" VALUES "default" TAG). A digest wins over a tag. */}}
+{{- define "dljob.image" -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .image.repository (default .default .image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Namespaces that the operator looks after, as JSON; [] means all. */}}
+{{- define "dljob.watchNamespaces" -}}
+{{- if .Values.singleNamespaceInstall -}}
+{{- list .Release.Namespace | toJson -}}
+{{- else -}}
+{{- .Values.watchNamespaces | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The rules of one part of files/rbac.yaml, without their reasons. */}}
+{{- define "dljob.rules" -}}
+{{- range . }}
+- apiGroups: {{ .apiGroups | toJson }}
+  resources: {{ .resources | toJson }}
+  {{- with .resourceNames }}
+  resourceNames: {{ . | toJson }}
+  {{- end }}
+  verbs: {{ .verbs | toJson }}
+{{- end }}
+{{- end -}}
