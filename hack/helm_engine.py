@@ -16,8 +16,10 @@ import yaml
 
 try:
     import helm_python as helm
-except ImportError:  # no wheel for this platform
-    helm = None  # type: ignore[assignment]
+except ImportError:  # no wheel for this platform: main says what to do
+    FOUND = False
+else:
+    FOUND = True
 
 _UNIT_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 
@@ -144,7 +146,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    if helm is None:
+    if not FOUND:
         binary = shutil.which("helm")
         if binary is None:
             print(
