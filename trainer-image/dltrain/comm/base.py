@@ -10,12 +10,9 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from dltrain.errors import PeerLostError
 
-class PeerLostError(RuntimeError):
-    """A rank died or was cut off; the operation did not finish anywhere that matters.
-
-    Buffers hold garbage afterwards; parameters do not, since a step commits only after its collective.
-    """
+__all__ = ["Collective", "PeerLostError", "Work"]
 
 
 class Work(Protocol):

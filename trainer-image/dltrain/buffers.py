@@ -1,0 +1,78 @@
+"""One contiguous buffer that holds all gradients, and its buckets. Users: ``parallel``.
+
+Parameters lie in reverse order, since backward reaches the last ones first: the first bucket is full while most of
+the backward pass is still to come. ``p.grad`` is a view, so that nothing is copied. The last bucket ends with a *tail*
+of numbers that ranks share at every step (loss, stop flag, timings), summed along at no extra message.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Bucket:
+    start: int
+    stop: int
+    """Elements of the buffer."""
+    parameters: tuple[int, ...]
+    """Indices of the parameters inside, in the order of ``GradientBuffer.parameters``."""
+
+
+def plan_buckets(sizes: Iterable[int], longest: int) -> list[Bucket]:
+    """Consecutive parameters of ``sizes`` elements in buckets of at most ``longest``, or of one larger parameter."""
+    buckets: list[Bucket] = []
+    start = stop = 0
+    members: list[int] = []
+    for index, size in enumerate(sizes):
+        if members and stop + size - start > longest:
+            buckets.append(Bucket(start, stop, tuple(members)))
+            start, members = stop, []
+        stop += size
+        members.append(index)
+    if members:
+        buckets.append(Bucket(start, stop, tuple(members)))
+    return buckets
+
+
+class GradientBuffer:
+    """The gradients of ``parameters`` and ``tail`` shared numbers, contiguous."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_nbytes: int, tail: int) -> None:
+        """Raises ValueError when nothing is trainable, or parameters differ in dtype or device."""
+        self.parameters = [p for p in parameters if p.requires_grad][::-1]
+        kinds = {(p.dtype, p.device) for p in self.parameters}
+        if len(kinds) != 1:
+            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "no trainable parameter"
+            raise ValueError(f"model: found {found}, expected trainable parameters of one dtype on one device")
+        dtype, device = kinds.pop()
+        sizes = [p.numel() for p in self.parameters]
+        gradients = sum(sizes)
+        self.flat = torch.zeros(gradients + tail, dtype=dtype, device=device)
+        self.gradient = self.flat[:gradients]
+        self.tail = self.flat[gradients:]
+        self.views: list[Tensor] = []
+        offset = 0
+        for parameter, size in zip(self.parameters, sizes, strict=True):
+            self.views.append(self.flat[offset : offset + size].view(parameter.shape))
+            offset += size
+        self.buckets = plan_buckets(sizes, max(1, bucket_nbytes // self.flat.itemsize))
+        self.slices = [self.flat[b.start : b.stop] for b in self.buckets]
+        self.slices[-1] = self.flat[self.buckets[-1].start :]
+        self.attach()
+
+    def attach(self) -> None:
+        """Make every ``p.grad`` its view, and zero."""
+        self.flat.zero_()
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+    def adopt(self, index: int) -> None:
+        """Bring parameter ``index``'s gradient back into the buffer if something replaced ``p.grad``."""
+        parameter, view = self.parameters[index], self.views[index]
+        gradient = parameter.grad
+        if gradient is not None and gradient is not view and gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient)
+            parameter.grad = view

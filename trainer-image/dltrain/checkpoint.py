@@ -1,0 +1,175 @@
+"""Checkpoints: written whole or not at all, verified when read, never a pickle. Users: ``loop``.
+
+A checkpoint is a folder with ``model.safetensors``, ``optimizer.safetensors``, ``state.json`` and ``manifest.json``
+(hashes of the others, and which model it is). It is written under another name, made durable, then renamed, so that a
+crash at any moment leaves the one before. Reading falls back to the newest one whose hashes hold.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dltrain.errors import BadInputError
+from dltrain.layout import step_name
+
+FORMAT = 1
+MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+_FIELD = "spec.checkpoint.volume"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State of training after ``step`` steps. ``state``: JSON, all that is no tensor."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+def identity(name: str, model: Mapping[str, Tensor]) -> str:
+    """Hash of a model's name and its tensors' names, shapes and dtypes: which weights fit which model."""
+    rows = [name, *(f"{key} {tuple(tensor.shape)} {tensor.dtype}" for key, tensor in sorted(model.items()))]
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def encode(snapshot: Snapshot) -> dict[str, bytes]:
+    """The content of a checkpoint's files, but the manifest."""
+    from safetensors.torch import save
+
+    return {
+        MODEL: save(snapshot.model),
+        OPTIMIZER: save(snapshot.optimizer),
+        STATE: json.dumps({"step": snapshot.step} | snapshot.state, indent=1).encode(),
+    }
+
+
+def decode(files: Mapping[str, bytes]) -> Snapshot:
+    from safetensors.torch import load
+
+    state = json.loads(files[STATE])
+    return Snapshot(state.pop("step"), load(files[MODEL]), load(files[OPTIMIZER]), state)
+
+
+class Checkpoints:
+    """The checkpoints of one job in ``directory``, of the model ``identity``; the newest ``keep`` are kept."""
+
+    def __init__(self, directory: Path, identity: str, keep: int) -> None:
+        """Makes the directory. Raises BadInputError when it cannot be written to."""
+        self.directory = directory
+        self.identity = identity
+        self.keep = keep
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            probe = directory / ".writable"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            found = f"{directory}: {error.strerror or error}"
+            raise BadInputError(_FIELD, found, "a directory this user can write to", _REMEDY) from None
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that are there, oldest first; nothing is said of their content."""
+        names = (path.name.removeprefix("step-") for path in self.directory.glob("step-*"))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def save(self, snapshot: Snapshot) -> tuple[Path, int]:
+        """Write a checkpoint; returns its folder and size in bytes once it is durable. Raises OSError."""
+        files = encode(snapshot)
+        manifest = {
+            "format": FORMAT,
+            "identity": self.identity,
+            "step": snapshot.step,
+            "unix_s": time.time(),
+            "files": {
+                name: {"nbytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+                for name, content in files.items()
+            },
+        }
+        files[MANIFEST] = json.dumps(manifest, indent=1).encode()
+        final = self.directory / step_name(snapshot.step)
+        temporary = self.directory / f".{final.name}.{os.getpid()}"
+        _remove(temporary)
+        temporary.mkdir()
+        for name, content in files.items():
+            _write(temporary / name, content)
+        _sync(temporary)
+        stale = self.directory / f".{final.name}.stale"
+        if final.exists():  # a corrupt one that training fell back from and has now passed again
+            _remove(stale)
+            final.rename(stale)
+        temporary.rename(final)
+        _sync(self.directory)
+        self._prune(snapshot.step)
+        return final, sum(map(len, files.values()))
+
+    def load(self) -> dict[str, bytes] | None:
+        """Files of the newest checkpoint whose hashes hold, None when there is none.
+
+        Raises BadInputError when it is of another model, or from a newer dltrain; it is left as it is.
+        """
+        for step in reversed(self.steps()):
+            folder = self.directory / step_name(step)
+            try:
+                return self._read(folder)
+            except (OSError, KeyError, TypeError, json.JSONDecodeError, _CorruptError):
+                continue
+        return None
+
+    def _read(self, folder: Path) -> dict[str, bytes]:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if manifest["format"] != FORMAT:
+            found = f"{folder} of format {manifest['format']}"
+            raise BadInputError(_FIELD, found, f"format {FORMAT}", "use the trainer image that wrote it")
+        files = {}
+        for name, claim in manifest["files"].items():
+            files[name] = (folder / name).read_bytes()
+            if hashlib.sha256(files[name]).hexdigest() != claim["sha256"]:
+                raise _CorruptError(f"{folder / name}: its hash differs from the manifest's")
+        if manifest["identity"] != self.identity:
+            found = f"{folder}, a checkpoint of another model"
+            raise BadInputError(_FIELD, found, "one of this job's model", "use another volume, or that model again")
+        return files
+
+    def _prune(self, newest: int) -> None:
+        """Remove what is too old, and what is newer than the one just written: ``load`` has passed over that."""
+        steps = self.steps()
+        good = [step for step in steps if step <= newest][-self.keep :]
+        for step in set(steps) - set(good):
+            _remove(self.directory / step_name(step))
+        for leftover in self.directory.glob(".step-*"):
+            _remove(leftover)
+
+
+_REMEDY = "check the volume's claim, its access mode and its owner"
+
+
+class _CorruptError(Exception):
+    pass
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

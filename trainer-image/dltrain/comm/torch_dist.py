@@ -1,0 +1,54 @@
+"""torch.distributed's all-reduce: NCCL for buffers on GPUs, gloo for those on CPUs. MPI stays the control plane."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from dltrain.comm.base import Collective, PeerLostError
+
+
+class TorchDistributed(Collective):
+    name = "Torch"
+
+    def __init__(self, comm: Any, buffers: list[torch.Tensor], host: str = "127.0.0.1") -> None:
+        """``host``: an address of rank 0 that every rank reaches; the port is any free one."""
+        import torch.distributed as distributed
+
+        super().__init__(comm, buffers)
+        self._distributed = distributed
+        backend = "nccl" if buffers[0].is_cuda else "gloo"
+        store_at = partial(distributed.TCPStore, host, world_size=self.size)  # type: ignore[attr-defined]
+        store = store_at(0, is_master=True, wait_for_workers=False) if self.rank == 0 else None
+        port = comm.bcast(store.port if store is not None else None)
+        if store is None:
+            store = store_at(port, is_master=False)
+        self._owned = not distributed.is_initialized()
+        if self._owned:
+            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size)
+
+    def start(self, index: int) -> "_Pending":
+        try:
+            work = self._distributed.all_reduce(self.buffers[index], async_op=True)
+        except RuntimeError as error:
+            raise PeerLostError(f"a peer is gone: {error}") from error
+        return _Pending(work)
+
+    def close(self) -> None:
+        if self._owned:
+            self._owned = False
+            self._distributed.destroy_process_group()
+
+
+class _Pending:
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def test(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise PeerLostError(f"a peer is gone: {error}") from error

@@ -1,0 +1,97 @@
+"""Datasets by name or path, split into a training and a held-out part. Users: ``rank``, user scripts.
+
+The bundled sets are small files beside this module (hack/make_datasets.py); synthetic ones are computed from the
+sample's number; a path names an ``.npz`` with x, y, x_test and y_test.
+"""
+
+import zipfile
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dljob.contract import DatasetRef
+from dltrain.data.synthetic import SyntheticImages, SyntheticTokens
+from dltrain.errors import BadInputError
+from dltrain.models import InputShape
+
+FOLDER = Path(__file__).parent
+BUNDLED = ("digits", "breast-cancer", "wine", "iris")
+SYNTHETIC = {"synthetic-images": SyntheticImages, "synthetic-tokens": SyntheticTokens}
+_KEYS = ("x", "y", "x_test", "y_test")
+
+
+class Dataset(Protocol):
+    """Samples as (inputs, targets): float images or tables with class numbers, or tokens with the next tokens."""
+
+    shape: InputShape
+    train_samples: int
+    test_samples: int
+
+    def train(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]: ...
+
+    def test(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]: ...
+
+
+class ArrayDataset:
+    """Arrays in memory. Integer ``x`` of one dimension a sample are tokens; uint8 images are scaled by ``scale``."""
+
+    def __init__(self, arrays: dict[str, NDArray[np.generic]], scale: float = 1 / 255) -> None:
+        x, y, x_test, y_test = (torch.from_numpy(np.ascontiguousarray(arrays[key])) for key in _KEYS)
+        tokens = x.dim() == 2 and not x.is_floating_point() and y.shape == x.shape
+        self._train, self._test = (self._prepare(a, b, tokens, scale) for a, b in ((x, y), (x_test, y_test)))
+        self.train_samples, self.test_samples = len(x), len(x_test)
+        top = max(int(part.max()) for pair in (self._train, self._test) for part in pair[1 - tokens :])
+        self.shape = InputShape(tuple(x.shape[1:]), top + 1, tokens)
+
+    @staticmethod
+    def _prepare(x: Tensor, y: Tensor, tokens: bool, scale: float) -> tuple[Tensor, Tensor]:
+        if tokens:
+            return x.long(), y.long()
+        return (x.float() * scale if x.dtype is torch.uint8 else x.float()), y.long()
+
+    def train(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(indices)
+        return self._train[0][chosen], self._train[1][chosen]
+
+    def test(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(indices)
+        return self._test[0][chosen], self._test[1][chosen]
+
+
+def load(ref: DatasetRef, seed: int = 0) -> Dataset:
+    """The dataset a plan names. ``seed``: of the synthetic ones. Raises BadInputError naming the spec's field."""
+    if ref.name in SYNTHETIC:
+        return SYNTHETIC[ref.name](seed)
+    if ref.name in BUNDLED:
+        with np.load(FOLDER / f"{ref.name}.npz") as arrays:
+            return ArrayDataset(dict(arrays), float(arrays["scale"]) if "scale" in arrays else 1.0)
+    if ref.path is None:
+        known = ", ".join((*BUNDLED, *SYNTHETIC))
+        raise BadInputError("spec.dataset.name", f"'{ref.name}'", f"one of {known}", "choose one, or set uri")
+    return ArrayDataset(_read(Path(ref.path)))
+
+
+def _read(path: Path) -> dict[str, NDArray[np.generic]]:
+    field, expected = "spec.dataset.uri", f"an .npz file with arrays {', '.join(_KEYS)}"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
+    except FileNotFoundError:
+        raise BadInputError(field, f"no file {path}", expected, "correct the path, or put the file there") from None
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise BadInputError(field, f"{path}: {error}", expected, "save it with numpy.savez") from None
+    if missing := [key for key in _KEYS if key not in arrays]:
+        found = f"{path} with arrays {', '.join(sorted(arrays)) or 'none'}"
+        raise BadInputError(field, found, expected, f"add {', '.join(missing)}")
+    for x, y in (("x", "y"), ("x_test", "y_test")):
+        if not len(arrays[x]) or len(arrays[x]) != len(arrays[y]):
+            found = f"{path} with {len(arrays[x])} samples in {x} and {len(arrays[y])} in {y}"
+            raise BadInputError(field, found, "as many targets as inputs, at least one", "correct the file")
+        if not np.issubdtype(arrays[y].dtype, np.integer) or arrays[y].min() < 0:
+            found = f"{path} with {y} of {arrays[y].dtype}"
+            raise BadInputError(field, found, "class numbers: integers from 0", "correct the file")
+    return arrays

@@ -1,0 +1,51 @@
+"""How a run ends early: the exceptions, and what each says to the agent and to the shell. Users: all of dltrain."""
+
+import traceback
+
+from dljob.contract import MAX_LOG_TAIL, Failure
+from dltrain.messages import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_PEER_LOST, EXIT_USER_ERROR
+
+
+class PeerLostError(RuntimeError):
+    """A rank died or was cut off; the operation did not finish anywhere that matters.
+
+    Buffers hold garbage afterwards; parameters do not, since a step commits only after its collective.
+    """
+
+
+class BadInputError(ValueError):
+    """The job as written cannot succeed; names the field of the DLJob, what it holds and what to do."""
+
+    def __init__(self, field: str, found: str, expected: str, remedy: str) -> None:
+        super().__init__(f"{field}: found {found}, expected {expected}: {remedy}")
+
+
+class DivergedError(ArithmeticError):
+    """The loss or the gradient is no longer finite."""
+
+
+_REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
+    (BadInputError, "BadInput", EXIT_BAD_INPUT),
+    (DivergedError, "Diverged", EXIT_DIVERGED),
+    (PeerLostError, "PeerLost", EXIT_PEER_LOST),
+    (MemoryError, "OutOfMemory", EXIT_USER_ERROR),
+    (BaseException, "TrainingError", EXIT_USER_ERROR),
+)
+
+
+def failure(error: BaseException, rank: int, host: str) -> Failure:
+    """What to tell the agent of an exception that ends this rank; ``exit_code`` is the code to exit with."""
+    reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
+    last = traceback.format_exception_only(error)[-1].strip()
+    known = isinstance(error, BadInputError | DivergedError | PeerLostError)
+    tail = "" if known else "".join(traceback.format_exception(error))[-MAX_LOG_TAIL:]
+    return Failure(
+        reason=reason,
+        message=(str(error) if known else last)[:8192],
+        rank=rank,
+        host=host,
+        exit_code=code,
+        log_tail=tail,
+        retry=code != EXIT_BAD_INPUT,
+        counts=code != EXIT_PEER_LOST,
+    )

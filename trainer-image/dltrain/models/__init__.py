@@ -1,0 +1,63 @@
+"""Built-in models, plain PyTorch written from the papers. Users: ``rank``.
+
+Normalization is GroupNorm (Wu and He 2018), never BatchNorm: its statistics belong to one sample, so the gradient of
+the global batch does not depend on how the batch is split over ranks, and uneven shares stay exact.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from dltrain.errors import BadInputError
+from dltrain.models.convolutional import digits_cnn, lenet
+from dltrain.models.gpt import gpt_mini
+from dltrain.models.mlp import mlp
+from dltrain.models.resnet import resnet18, resnet50
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """What a model must accept: ``shape`` of one sample, and ``classes`` (for tokens: the vocabulary)."""
+
+    shape: tuple[int, ...]
+    classes: int
+    tokens: bool = False
+
+
+Build = Callable[[tuple[int, ...], int], nn.Module]
+"""(shape of one sample, classes) to a model of logits; ValueError when it cannot take that shape."""
+
+_MODELS: dict[str, tuple[Build, bool]] = {
+    "mlp": (mlp, False),
+    "digits-cnn": (digits_cnn, False),
+    "lenet": (lenet, False),
+    "resnet18": (resnet18, False),
+    "resnet50": (resnet50, False),
+    "gpt-mini": (gpt_mini, True),
+}
+NAMES = tuple(_MODELS)
+
+
+def build(name: str, data: InputShape) -> nn.Module:
+    """A new model for the data. Raises BadInputError when there is no such model or it cannot take that data.
+
+    Weights come from torch's global generator: seed it first.
+    """
+    if name not in _MODELS:
+        raise BadInputError("spec.model.name", f"'{name}'", f"one of {', '.join(NAMES)}", "choose a built-in model")
+    make, takes_tokens = _MODELS[name]
+    if takes_tokens != data.tokens:
+        found, expected = ("tokens", "images or tables") if data.tokens else ("images or tables", "tokens")
+        raise BadInputError(
+            "spec.dataset.name",
+            f"{found} of shape {data.shape}",
+            f"{expected} for model {name}",
+            "choose another dataset or model",
+        )
+    try:
+        return make(data.shape, data.classes)
+    except ValueError as error:
+        raise BadInputError(
+            "spec.dataset.name", f"samples of shape {data.shape}", str(error), "choose another dataset or model"
+        ) from None

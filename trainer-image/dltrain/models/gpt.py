@@ -1,0 +1,58 @@
+"""A small decoder-only transformer: GPT-2's layout (Radford et al. 2019), layer norm first, tied embedding."""
+
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+
+LAYERS, HEADS, WIDTH = 4, 4, 128
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), the mlp four times as wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x``: (samples, positions, width)."""
+        samples, positions, _ = x.shape
+        heads = self.qkv(self.norm1(x)).view(samples, positions, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(samples, positions, WIDTH))
+        y: Tensor = self.down(gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return x + y
+
+
+class GPT(nn.Module):
+    """Tokens (samples, positions) to logits of the next token (samples, positions, vocabulary)."""
+
+    def __init__(self, positions: int, vocabulary: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, WIDTH)
+        self.position = nn.Embedding(positions, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(WIDTH)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                # Residual branches are scaled down with depth (GPT-2, section 2.3).
+                deep = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / sqrt(2 * LAYERS) if deep else 0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        return linear(self.norm(self.blocks(x)), self.token.weight)
+
+
+def gpt_mini(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """4 layers, 4 heads, width 128; 842,496 parameters on 128 positions and a vocabulary of 256."""
+    if len(shape) != 1:
+        raise ValueError("sequences of tokens, shape (positions,)")
+    return GPT(shape[0], classes)

@@ -1,0 +1,95 @@
+"""Residual networks (He, Zhang, Ren and Sun 2015), tables 1 and 6; GroupNorm where the paper has BatchNorm."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+_GROUPS = 32
+_SMALL_SIDE = 64
+"""Below it the first layer is the paper's for CIFAR (3 x 3, no pooling): 32 x 32 would shrink to 1 x 1 too early."""
+
+
+class _Block(Protocol):
+    """Makes a residual block: (channels in, inner channels, stride). ``expansion``: channels out by inner ones."""
+
+    expansion: int
+
+    def __call__(self, inputs: int, width: int, stride: int) -> nn.Module: ...
+
+
+class Residual(nn.Module):
+    """relu(body(x) + shortcut(x)); the shortcut is a 1 x 1 convolution where the shape changes (option B)."""
+
+    def __init__(self, body: nn.Sequential, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = body
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(*_convolution(inputs, outputs, 1, stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x)
+        return relu(y + self.shortcut(x))
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return convolution, nn.GroupNorm(_GROUPS, outputs)
+
+
+class Basic(Residual):
+    """Two 3 x 3 convolutions (figure 5, left)."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        body = nn.Sequential(*_convolution(inputs, width, 3, stride), nn.ReLU(), *_convolution(width, width, 3))
+        super().__init__(body, inputs, width, stride)
+
+
+class Bottleneck(Residual):
+    """1 x 1, 3 x 3 and 1 x 1 convolutions (figure 5, right), the stride in the 3 x 3 one."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        body = nn.Sequential(
+            *_convolution(inputs, width, 1),
+            nn.ReLU(),
+            *_convolution(width, width, 3, stride),
+            nn.ReLU(),
+            *_convolution(width, 4 * width, 1),
+        )
+        super().__init__(body, inputs, 4 * width, stride)
+
+
+def _resnet(block: _Block, depths: Sequence[int], shape: tuple[int, ...], classes: int) -> nn.Module:
+    if len(shape) != 3 or min(shape[1:]) < 8:
+        raise ValueError("images (channels, height, width) with sides of at least 8")
+    small = min(shape[1:]) < _SMALL_SIDE
+    layers: list[nn.Module] = [*_convolution(shape[0], 64, 3 if small else 7, 1 if small else 2), nn.ReLU()]
+    if not small:
+        layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+    channels = 64
+    for stage, depth in enumerate(depths):
+        for index in range(depth):
+            width = 64 * 2**stage
+            layers.append(block(channels, width, 2 if stage and not index else 1))
+            channels = width * block.expansion
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """11,689,512 parameters on 3 x 224 x 224 and 1000 classes."""
+    return _resnet(Basic, (2, 2, 2, 2), shape, classes)
+
+
+def resnet50(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """25,557,032 parameters on 3 x 224 x 224 and 1000 classes."""
+    return _resnet(Bottleneck, (3, 4, 6, 3), shape, classes)

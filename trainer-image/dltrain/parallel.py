@@ -1,0 +1,118 @@
+"""Data parallel training: gradients of all ranks are summed while backward is still running. Users: ``loop``.
+
+Rank r computes the mean loss of its b_r samples; its gradient times b_r / B, summed over ranks, is the gradient of the
+mean over the B samples of the batch, as one process would have it, whatever the split.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from dltrain.buffers import GradientBuffer
+from dltrain.comm.base import Collective, Work
+
+
+class DataParallel:
+    """Sums gradients over ranks, bucket by bucket, started by hooks as backward completes them.
+
+    Buckets start in the same order on every rank, whatever order backward finishes them in; every hook also drives
+    the messages under way, because MPI moves them only inside calls.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        collective: Callable[[list[torch.Tensor]], Collective],
+        bucket_nbytes: int,
+        tail: int,
+    ) -> None:
+        """``collective`` makes the strategy for the buckets; ``tail``: numbers shared at every step."""
+        self.buffer = GradientBuffer(parameters, bucket_nbytes, tail)
+        self.collective = collective(self.buffer.slices)
+        self.exposed_s = 0.0
+        """Time of the last step spent waiting for the sum, not hidden behind backward."""
+        self._bucket_of = {p: i for i, bucket in enumerate(self.buffer.buckets) for p in bucket.parameters}
+        self._missing: list[int] = []
+        self._works: list[Work] = []
+        self._weight = 1.0
+        self._open = False
+        self._handles = [
+            p.register_post_accumulate_grad_hook(self._hook(i))  # type: ignore[no-untyped-call]
+            for i, p in enumerate(self.buffer.parameters)
+        ]
+
+    def begin(self, weight: float, shared: list[float]) -> None:
+        """Zero the gradients and open a step; ``weight``: b_r / B. ``shared``: this rank's part of the tail."""
+        self.buffer.attach()
+        self.buffer.tail[:] = torch.tensor(shared, dtype=self.buffer.tail.dtype)
+        self._missing = [len(bucket.parameters) for bucket in self.buffer.buckets]
+        self._works = []
+        self._weight = weight
+        self._open = True
+
+    def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
+        """Put ``values`` into the tail from ``position`` on; False when it is too late for this step.
+
+        Tensors are not read: on a GPU that would wait for the forward pass.
+        """
+        if not self._open or len(self._works) == len(self.buffer.buckets):
+            return False
+        for offset, value in enumerate(values):
+            self.buffer.tail[position + offset] = value
+        return True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a step has begun and its sum has not been waited for."""
+        return self._open
+
+    def finish(self) -> list[float]:
+        """Wait for the sum of all gradients; returns the summed tail. Raises PeerLostError.
+
+        Parameters that took no part in the step contribute zero.
+        """
+        assert self._open, "begin comes before finish"
+        began = time.perf_counter()
+        self._open = False
+        for bucket in range(len(self._works), len(self.buffer.buckets)):
+            for parameter in self.buffer.buckets[bucket].parameters:
+                self.buffer.adopt(parameter)
+            self._start(bucket)
+        for work in self._works:
+            work.wait()
+        shared: list[float] = self.buffer.tail.tolist()
+        self.exposed_s = time.perf_counter() - began
+        return shared
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        bucket = self._bucket_of[index]
+
+        def ready(parameter: torch.Tensor) -> None:
+            if not self._open:
+                return
+            self.buffer.adopt(index)
+            self._missing[bucket] -= 1
+            if self._missing[bucket] < 0:
+                raise RuntimeError(
+                    "found a second backward pass in one step, expected one: call opt.step() after each backward(), "
+                    "or add the losses up and call backward() once"
+                )
+            while len(self._works) < len(self._missing) and not self._missing[len(self._works)]:
+                self._start(len(self._works))
+            for work in self._works:
+                work.test()
+
+        return ready
+
+    def _start(self, bucket: int) -> None:
+        gradient = self.buffer.flat[self.buffer.buckets[bucket].start : self.buffer.buckets[bucket].stop]
+        if self._weight != 1.0:
+            gradient.mul_(self._weight)
+        self._works.append(self.collective.start(bucket))
+
+    def close(self) -> None:
+        """Remove the hooks and free the collective."""
+        for handle in self._handles:
+            handle.remove()
+        self.collective.close()

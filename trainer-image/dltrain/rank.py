@@ -1,0 +1,78 @@
+"""A rank of the built-in trainer: ``python -m dltrain.rank``, started by mpirun under an agent, or by hand.
+
+It is a script on the five-line API like any user's, and nothing more privileged.
+"""
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from dljob.contract import OptimizerRef
+from dltrain import session
+from dltrain.data import Dataset, load
+from dltrain.errors import BadInputError
+from dltrain.loop import Trainer
+from dltrain.lr import rate
+from dltrain.messages import PLAN_ENV
+from dltrain.models import build
+
+_EVALUATION_BATCH = 256
+
+
+def main() -> int:
+    """Train what ``$DLTRAIN_PLAN`` says; returns the exit code. Reads the environment only here, not on import."""
+    return session.run(train)
+
+
+def train(trainer: Trainer) -> None:
+    """Train the plan's built-in model on its dataset."""
+    plan = trainer.plan
+    data = load(plan.dataset, plan.seed)
+    if plan.model.name is None:
+        raise BadInputError("spec.model", f"no built-in model in ${PLAN_ENV}", "a name", "set spec.trainer.command")
+    torch.manual_seed(plan.seed)
+    network = build(plan.model.name, data.shape)
+    model, optimizer = trainer.wrap(network, make_optimizer(plan.optimizer, network))
+    for x, y in trainer.steps(trainer.loader(data)):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(plan.optimizer.learning_rate, trainer.step, trainer.total_steps)
+        loss = mean_loss(model(x), y)
+        trainer.log(loss=loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if trainer.end_of_epoch:
+            trainer.log(accuracy=evaluate(trainer, model, data))
+
+
+def make_optimizer(ref: OptimizerRef, model: nn.Module) -> Optimizer:
+    parameters = model.parameters()
+    if ref.name == "SGD":
+        return SGD(parameters, ref.learning_rate, momentum=ref.momentum, weight_decay=ref.weight_decay)
+    adam = AdamW if ref.name == "AdamW" else Adam
+    return adam(parameters, ref.learning_rate, weight_decay=ref.weight_decay)
+
+
+def mean_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Cross entropy, mean over samples (and positions, of tokens)."""
+    return cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
+@torch.no_grad()
+def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
+    """Part of the held-out samples (tokens: positions) told right; every worker looks at as many of them."""
+    model.eval()
+    right = seen = 0
+    mine = np.arange(trainer.worker, data.test_samples, trainer.workers)
+    for begin in range(0, len(mine), _EVALUATION_BATCH):
+        x, y = (part.to(trainer.device) for part in data.test(mine[begin : begin + _EVALUATION_BATCH]))
+        right += int((model(x).argmax(-1) == y).sum())
+        seen += y.numel()
+    model.train()
+    right_of_all, seen_of_all = trainer.sum([right, seen])
+    return right_of_all / seen_of_all
+
+
+if __name__ == "__main__":
+    session.leave(main())

@@ -1,0 +1,76 @@
+"""Which samples a rank computes at a step: a pure function of (seed, step, shares), so that no loader has state.
+
+Users: ``loop``. Laws, held by property tests: an epoch's steps take every sample once; ranks' parts of a step are
+disjoint and make up the batch, for any shares.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """``total`` in whole parts proportional to ``weights``, by largest remainder; ties go to the lower index."""
+    whole = sum(weights)
+    assert whole > 0, "some weight is positive"
+    parts = [total * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
+    for index in by_remainder[: total - sum(parts)]:
+        parts[index] += 1
+    return tuple(parts)
+
+
+@lru_cache(maxsize=2)
+def permutation(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
+    """The order of an epoch: samples sorted by a Philox stream keyed with (seed, epoch).
+
+    Raw counter output instead of ``Generator.permutation``, whose stream may change between numpy releases.
+    """
+    keys = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(samples)
+    return np.argsort(keys, kind="stable")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's part of a step's batch."""
+
+    epoch: int
+    indices: NDArray[np.int64]
+    """Samples to compute, at least one for a worker."""
+    weight: float
+    """Factor of the mean gradient over ``indices`` in the sum over ranks: samples counted here by the batch's."""
+    batch: int
+    """Samples of the step over all ranks."""
+    last: bool
+    """Whether the step ends its epoch."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Batches of ``batch`` samples out of ``samples``; the last of an epoch holds what is left."""
+
+    samples: int
+    batch: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.samples // self.batch)
+
+    def part(self, step: int, shares: Sequence[int], rank: int) -> Part:
+        """``rank``'s part of ``step`` (from 0, over epochs) when ranks hold ``shares`` of a full batch.
+
+        A worker left without a sample in a short batch gets the batch's first one with weight 0, so that every
+        worker runs the same code in every step. A rank with share 0 gets no sample.
+        """
+        epoch, index = divmod(step, self.steps_per_epoch)
+        batch = permutation(self.seed, epoch, self.samples)[index * self.batch : (index + 1) * self.batch]
+        parts = apportion(len(batch), shares)
+        begin = sum(parts[:rank])
+        mine = batch[begin : begin + parts[rank]]
+        if not len(mine) and shares[rank]:
+            mine = batch[:1]
+        return Part(epoch, mine, parts[rank] / len(batch), len(batch), index == self.steps_per_epoch - 1)

@@ -1,0 +1,139 @@
+"""From the environment to a ``Trainer``; from whatever happens to news and an exit code. Users: ``rank``, ``api``."""
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dljob.contract import CheckpointRef, DatasetRef, ModelRef, Plan, Rank
+from dltrain.errors import BadInputError, failure
+from dltrain.loop import Trainer
+from dltrain.messages import EXIT_OK, PLAN_ENV, Failed, Finished, Hello
+from dltrain.probe import find_device
+from dltrain.report import Reporter
+from dltrain.sampling import apportion
+from dltrain.world import World, threads
+
+
+def read_plan() -> Plan | None:
+    """The agent's plan, None when this process runs without one. Raises BadInputError when it cannot be read."""
+    path = os.environ.get(PLAN_ENV)
+    if not path:
+        return None
+    try:
+        return Plan.parse(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        found = f"{path}: {error}"
+        raise BadInputError(f"${PLAN_ENV}", found, "a plan of schema 1", "start it under dljob-agent") from None
+
+
+def local_plan(
+    world_size: int, *, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None
+) -> Plan:
+    """A plan for a run without an operator: equal ranks on this machine."""
+    if batch < world_size:
+        raise BadInputError("batch", str(batch), f"at least {world_size}, a sample for each rank", "raise it")
+    shares = apportion(batch, [1] * world_size)
+    gpu = torch.cuda.is_available()
+    device = torch.cuda.get_device_name().replace(" ", "-") if gpu else "cpu"
+    host = socket.gethostname()
+    return Plan(
+        job=Path(sys.argv[0]).stem or "script",
+        namespace="local",
+        uid="local",
+        number=1,
+        ranks=tuple(
+            Rank(rank=r, pod=host, host="127.0.0.1", group="local", device=device, local_rank=r, gpu=gpu, share=share)
+            for r, share in enumerate(shares)
+        ),
+        global_batch=batch,
+        collective=collective,
+        model=ModelRef(command=tuple(sys.argv)),
+        dataset=DatasetRef(),
+        epochs=epochs,
+        seed=seed,
+        checkpoint=CheckpointRef(enabled=checkpoints is not None, directory=checkpoints or "."),
+        rebalance=False,
+    )
+
+
+def start(reporter: Reporter, make_plan: Callable[[int], Plan] | None = None) -> Trainer:
+    """Join the world and say hello. ``make_plan``: from the world's size, where no agent gives a plan.
+
+    Raises BadInputError when there is no plan, or the world is not the plan's.
+    """
+    plan = read_plan()
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+    reporter.rank = rank
+    if plan is None and make_plan is None:
+        raise BadInputError(f"${PLAN_ENV}", "nothing", "the path of a plan", "start it under dljob-agent")
+    size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+    if plan is None:
+        assert make_plan is not None, "checked above"
+        plan = make_plan(size)
+    if rank >= len(plan.ranks):
+        raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start as many as planned")
+    device, name = find_device(plan.ranks[rank])
+    reporter.send(Hello(rank=rank, pid=os.getpid(), device=name))
+    reporter.mark("imported")
+    world = World.start()
+    world.expect(len(plan.ranks))
+    torch.set_num_threads(threads(world.local_size))
+    reporter.mark("rendezvous")
+    trainer = Trainer(plan, world, reporter, device)
+    trainer.device_name = name
+    return trainer
+
+
+def finish(trainer: Trainer) -> None:
+    """The end of a run that went well."""
+    trainer.close()
+    trainer.reporter.send(Finished(rank=trainer.rank, outcome=trainer.outcome()))
+    trainer.world.close()
+    trainer.reporter.close()
+
+
+def fail(error: BaseException, reporter: Reporter) -> int:
+    """Tell the agent and the log why this rank ends; returns the exit code."""
+    news = failure(error, reporter.rank, socket.gethostname())
+    reporter.send(Failed(rank=reporter.rank, failure=news))
+    if news.log_tail:
+        traceback.print_exception(error)
+    else:
+        print(f"dltrain: {news.reason}: {news.message}", file=sys.stderr, flush=True)  # noqa: T201
+    reporter.close()
+    assert news.exit_code is not None, "failure() sets it"
+    return news.exit_code
+
+
+def run(body: Callable[[Trainer], None]) -> int:
+    """Start, run ``body``, end; returns the exit code. The process must exit with it next."""
+    reporter = Reporter.open()
+    trainer: Trainer | None = None
+    try:
+        trainer = start(reporter)
+        body(trainer)
+        finish(trainer)
+        return EXIT_OK
+    except SystemExit as exit_:
+        if trainer is not None:
+            trainer.close()
+            trainer.world.close()
+        reporter.close()
+        return exit_.code if isinstance(exit_.code, int) else 1
+    except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to reach the user
+        code = fail(error, reporter)
+        if trainer is not None:
+            trainer.world.abandon()
+        return code
+
+
+def leave(code: int) -> None:
+    """End the process now: no destructor may wait for a rank that is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

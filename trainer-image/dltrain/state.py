@@ -1,0 +1,54 @@
+"""Training state as named tensors and JSON, and back: any torch model and optimizer. Users: ``loop``."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dltrain.checkpoint import Snapshot
+
+
+def capture(step: int, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> Snapshot:
+    """A copy in main memory, which training may not touch any more; ``state``: JSON to keep beside it."""
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    whole = optimizer.state_dict()
+    for index, entry in whole["state"].items():
+        for key, value in entry.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{key}"] = _copy(value)
+            else:
+                scalars.setdefault(str(index), {})[key] = value
+    return Snapshot(
+        step,
+        {name: _copy(tensor) for name, tensor in model.state_dict().items()},
+        tensors,
+        state | {"optimizer": {"groups": whole["param_groups"], "scalars": scalars}},
+    )
+
+
+def restore(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
+    """Load a snapshot into a model and an optimizer made the same way. Raises what torch raises when they are not."""
+    model.load_state_dict(snapshot.model)
+    kept = snapshot.state["optimizer"]
+    entries: dict[int, dict[str, Any]] = {}
+    for name, tensor in snapshot.optimizer.items():
+        index, _, key = name.partition(".")
+        entries.setdefault(int(index), {})[key] = tensor
+    for number, scalars in kept["scalars"].items():
+        entries.setdefault(int(number), {}).update(scalars)
+    optimizer.load_state_dict({"state": entries, "param_groups": kept["groups"]})
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+@torch.no_grad()
+def replicate(model: nn.Module, broadcast: Any) -> None:
+    """Give every rank rank 0's parameters and buffers. ``broadcast``: bytes to bytes, as ``World.broadcast``."""
+    from safetensors.torch import load, save
+
+    content = save({name: _copy(tensor) for name, tensor in model.state_dict().items()})
+    model.load_state_dict(load(broadcast(content)))

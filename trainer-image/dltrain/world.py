@@ -1,0 +1,163 @@
+"""The ranks of this run: MPI's start and end, and the few small exchanges besides gradients. Users: ``loop``, ``rank``.
+
+MPI starts only here, and only when this process was started by mpirun: plain ``python`` is a world of one without it.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from math import floor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dltrain.comm.waiting import wait_until
+from dltrain.errors import BadInputError, PeerLostError
+
+_SETTINGS = {
+    # The wheel of mpi4py serves several MPI libraries; without a choice it may pick another and start n worlds of one.
+    "MPI4PY_MPIABI": "openmpi",
+    # What waits inside MPI (its start, a barrier) yields instead of burning a CPU that another rank needs.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # Reading another process's memory needs a capability that containers drop.
+    "OMPI_MCA_btl_sm_single_copy_mechanism": "none",
+}
+
+
+class World:
+    """This rank among ``size`` ranks. ``comm``: mpi4py's communicator, None in a world of one without MPI."""
+
+    def __init__(self, comm: Any = None) -> None:
+        self.comm = comm
+        self.rank: int = comm.Get_rank() if comm is not None else 0
+        self.size: int = comm.Get_size() if comm is not None else 1
+
+    @classmethod
+    def start(cls) -> "World":
+        """Join the world that mpirun made. Reads the environment."""
+        if "OMPI_COMM_WORLD_SIZE" not in os.environ:
+            return cls()
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        find_mpi()
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+
+        if not MPI.Is_initialized():
+            # The writer of checkpoints is a thread, but never calls MPI.
+            MPI.Init_thread(MPI.THREAD_FUNNELED)
+        return cls(MPI.COMM_WORLD.Dup())
+
+    def expect(self, ranks: int) -> None:
+        """Raise BadInputError unless this world has as many ranks as the plan."""
+        if self.size != ranks:
+            launched = os.environ.get("OMPI_COMM_WORLD_SIZE", "none, this process was not started by mpirun")
+            raise BadInputError(
+                "plan.ranks",
+                f"a world of {self.size} (mpirun's count: {launched})",
+                f"{ranks} ranks",
+                f"start it with mpirun -n {ranks}, of the Open MPI that mpi4py uses",
+            )
+
+    def split(self, chosen: Sequence[bool]) -> "World":
+        """This rank's part of the world: the ranks for which ``chosen`` says the same as for this one."""
+        if self.comm is None or all(chosen):
+            return self
+        return World(self.comm.Split(int(chosen[self.rank]), self.rank))
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sum over ranks, in double precision. Raises PeerLostError."""
+        total = np.array(values, dtype=np.float64)
+        if self.comm is not None and self.size > 1:
+            from mpi4py import MPI
+
+            self._wait(lambda: self.comm.Iallreduce(MPI.IN_PLACE, total))
+        return [float(value) for value in total]
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Every rank's values (as many on each), by rank. Raises PeerLostError."""
+        mine = np.array(values, dtype=np.float64)
+        everyone = np.empty((self.size, len(mine)))
+        everyone[self.rank] = mine
+        if self.comm is not None and self.size > 1:
+            self._wait(lambda: self.comm.Iallgather(mine, everyone))
+        return [[float(value) for value in row] for row in everyone]
+
+    def broadcast(self, data: bytes | None, root: int = 0) -> bytes:
+        """``root``'s bytes, on every rank. Raises PeerLostError."""
+        if self.comm is None or self.size == 1:
+            assert data is not None, "the only rank is the root"
+            return data
+        length = np.array([len(data) if data is not None else 0], dtype=np.int64)
+        self._wait(lambda: self.comm.Ibcast(length, root))
+        content = np.frombuffer(data, dtype=np.uint8).copy() if data is not None else np.empty(length[0], np.uint8)
+        for begin in range(0, len(content), 2**24):
+            self._wait(lambda part=content[begin : begin + 2**24]: self.comm.Ibcast(part, root))
+        return content.tobytes()
+
+    def _wait(self, begin: Any) -> None:
+        from mpi4py import MPI
+
+        try:
+            request = begin()
+            wait_until(request.Test)
+        except MPI.Exception as error:
+            raise PeerLostError(f"a peer is gone: {error}") from error
+
+    def close(self) -> None:
+        """Leave together with all ranks."""
+        if self.comm is not None:
+            from mpi4py import MPI
+
+            if not MPI.Is_finalized():
+                MPI.Finalize()
+
+    def abandon(self) -> None:
+        """Leave alone: wake the ranks that wait for this one, and do not wait for them. The process must exit next."""
+        if self.comm is not None:
+            from mpi4py import MPI
+
+            try:
+                self.comm.Revoke()
+            except (MPI.Exception, NotImplementedError):
+                return  # an MPI without fault tolerance: its mpirun ends the others
+
+    @property
+    def local_size(self) -> int:
+        """Ranks in this pod, or on this machine."""
+        return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+
+    @property
+    def local_rank(self) -> int:
+        return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0"))
+
+
+def find_mpi() -> None:
+    """Load the wheel's MPI library, which mpi4py finds by itself only under mpirun. Starts nothing."""
+    for folder in (Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib"):
+        library = folder / "libmpi.so.40"
+        if library.exists():
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+            return
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """CPUs this process may use: the fewer of its affinity and its cgroup's quota (version 2, else 1)."""
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        if (root / "cpu.max").exists():
+            quota, period = (root / "cpu.max").read_text().split()
+        else:
+            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return cores if quota == "max" or int(quota) < 0 else min(cores, int(quota) / int(period))
+    except (OSError, ValueError):
+        return cores
+
+
+def threads(local_size: int) -> int:
+    """Threads for a rank of ``local_size`` ranks that share the quota: more would only be throttled."""
+    return max(1, floor(cpu_quota() / local_size))
