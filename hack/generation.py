@@ -112,7 +112,7 @@ def stale() -> list[str]:
         old = file.read_text() if file.exists() else ""
         if old != text:
             diff = difflib.unified_diff(
-                old.splitlines(), text.splitlines(), f"{path} (found)", "(expected)", lineterm=""
+                old.splitlines(), text.splitlines(), f"{path} (found)", f"{path} (expected)", lineterm=""
             )
             found.append("\n".join(diff))
     for folder in ("crds", CHART_CRDS):

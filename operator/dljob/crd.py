@@ -60,8 +60,7 @@ class _WithRules(GenerateJsonSchema):
 
 def validation(rule: Rule) -> Schema:
     """A rule as an item of ``x-kubernetes-validations``; the message names the field, as no ``fieldPath`` may."""
-    message = rule.message if rule.message.startswith(rule.field) else f"{rule.field}: {rule.message}"
-    return {"rule": rule.cel, "message": message}
+    return {"rule": rule.cel, "message": rule.text}
 
 
 def structural_schema(model: type[ApiModel], *, defaults: bool) -> Schema:

@@ -53,6 +53,11 @@ class Rule:
     message: str
     holds: Callable[[Any], bool]
 
+    @property
+    def text(self) -> str:
+        """What a user reads, from the API server and from the operator alike; it begins with the field."""
+        return self.message if self.message.startswith(self.field) else f"{self.field}: {self.message}"
+
 
 class ApiModel(BaseModel):
     """Base of every API type: camelCase outside, snake_case inside, frozen, unknown fields refused."""
@@ -67,7 +72,7 @@ class ApiModel(BaseModel):
     def _rules_hold(self) -> Self:
         broken = [rule for rule in type(self).rules if not rule.holds(self)]
         if broken:
-            raise ValueError("; ".join(f"{rule.field}: {rule.message}" for rule in broken))
+            raise ValueError("; ".join(rule.text for rule in broken))
         return self
 
     def manifest(self) -> dict[str, Any]:
