@@ -1,0 +1,65 @@
+"""Every example and every manifest in the documentation is what an API server and the operator accept."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from admission import refusals
+from dljob.api import DLJobSpec
+from validation import assert_valid
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+_BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+JOBS = {"digits.yaml", "minimal.yaml", "plan-only.yaml", "mixed-devices.yaml", "deadline-energy.yaml"}
+
+
+def documented() -> list[Any]:
+    """Manifests in the documentation; fragments without a kind are left out."""
+    found = []
+    for path in DOCUMENTS:
+        for number, block in enumerate(_BLOCK.findall(path.read_text() if path.exists() else ""), 1):
+            if "kind: DLJob" in block:
+                found.append(pytest.param(block, id=f"{path.name} {number}"))
+    return found
+
+
+def check(text: str) -> list[dict[str, Any]]:
+    documents = [document for document in yaml.safe_load_all(text) if document]
+    for document in documents:
+        if document["kind"] == "DLJob":
+            assert refusals(document) == []
+            DLJobSpec.model_validate(document["spec"])
+        else:
+            assert_valid(document)
+    return documents
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_example(path: Path) -> None:
+    assert [d["kind"] for d in check(path.read_text())].count("DLJob") == 1
+    assert path.read_text().startswith("# "), "an example begins with what it shows"
+
+
+@pytest.mark.parametrize("text", documented())
+def test_manifest_in_the_documentation(text: str) -> None:
+    check(text)
+
+
+def test_examples_are_there_with_names_of_their_own() -> None:
+    assert {path.name for path in EXAMPLES} >= JOBS
+    names = [d["metadata"]["name"] for p in EXAMPLES for d in yaml.safe_load_all(p.read_text()) if d["kind"] == "DLJob"]
+    assert len(set(names)) == len(names), "two examples of one name would overwrite each other"
+
+
+def test_the_smallest_is_ten_lines_at_most() -> None:
+    lines = [line for line in (ROOT / "examples/minimal.yaml").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) <= 10
+
+
+def test_digits_is_short() -> None:
+    assert len((ROOT / "examples/digits.yaml").read_text().splitlines()) < 25
