@@ -5,8 +5,6 @@ Pure. Users: ``reconcile`` for jobs in the cluster; ``service`` and ``cli`` for 
 
 import hashlib
 import json
-import re
-from decimal import Decimal
 from math import ceil
 
 from dljob import contract
@@ -22,6 +20,7 @@ from dljob.api import (
     Rejected,
     duration_s,
 )
+from dljob.cluster import quantity
 from dljob.perf.datasets import DATASETS
 from dljob.planner import Choice, Decision, FixedChoice, Group, Prediction, Request
 from dljob.planner.types import CollectiveName
@@ -35,21 +34,9 @@ _COLLECTIVES: dict[Collective, CollectiveName | None] = {
     Collective.PARAMETER_SERVER: "ParameterServer",
     Collective.TORCH: "Torch",
 }
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[kMGTPE]|[KMGTPE]i)?")
-_SCALE = {"": Decimal(1), "m": Decimal("0.001")}
-_SCALE |= {suffix: Decimal(1000) ** n for n, suffix in enumerate("kMGTPE", 1)}
-_SCALE |= {f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE", 1)}
 
 TCP_SEGMENT_NBYTES = 56 * 2**10
 """Below Open MPI's eager limit over TCP (64 KiB), so that a segment needs no handshake."""
-
-
-def quantity(text: str) -> Decimal:
-    """Value of a Kubernetes quantity such as ``500m`` or ``4Gi``. Raises ValueError when it is none."""
-    match = _QUANTITY.fullmatch(text)
-    if match is None:
-        raise ValueError(f"found {text!r}, expected a quantity such as 500m or 4Gi")
-    return Decimal(match[1]) * _SCALE[match[2] or ""]
 
 
 def train_samples(spec: DLJobSpec) -> int:

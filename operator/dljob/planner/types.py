@@ -87,6 +87,10 @@ class Prediction:
     basis: Literal["catalogue", "profile"]
     host_memory_nbytes: int = 0
     """Main memory of the largest pod, all its ranks together: what its container should request."""
+    efficiency: float = 1.0
+    """Throughput over that of the same devices, each training alone, added up; in (0, 1]."""
+    total_p90_s: float = 0.0
+    """Time of the whole training that nine of ten such runs need at most; deadlines are held against it."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,106 @@
+"""Communication: the time of an all-reduce, by algorithm, in the alpha-beta-gamma model.
+
+A message of m bytes costs alpha + m beta on a link (alpha: latency, beta: 1 / bandwidth), and summing it gamma a
+byte (Thakur, Rabenseifner, Gropp 2005; Chan et al. 2007). Users: ``step``. Every function takes numbers or arrays.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Collective = Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"]
+Number = float | NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Link:
+    """The slowest link that ranks talk over."""
+
+    latency_s: float
+    bandwidth_Bps: float
+    reduce_Bps: float = 5e9
+    """Speed of adding a received buffer to one's own, on the ranks' processors."""
+    name: str = "link"
+
+    def __post_init__(self) -> None:
+        if not (self.latency_s >= 0 and self.bandwidth_Bps > 0 and self.reduce_Bps > 0):
+            raise ValueError(f"{self}: expected a latency of 0 or more and bandwidths above 0")
+
+
+ETHERNET_BANDWIDTH_Bps = 1.25e9
+"""10 Gbit/s: what is assumed of a network that no node annotation describes."""
+TCP_LATENCY_S = 60e-6
+"""Between two pods, through MPI's TCP transport."""
+SHARED_MEMORY_LATENCY_S = 2e-6
+
+
+def _rounds(n: Number) -> Number:
+    return np.ceil(np.log2(n))
+
+
+def ring_s(nbytes: float, n: Number, link: Link) -> Number:
+    """Reduce-scatter and all-gather around a ring: 2 (n-1) messages of V/n each way (Patarasuk, Yuan 2009).
+
+    2 (n-1) alpha + 2 (n-1)/n V beta + (n-1)/n V gamma: the volume hardly grows with n, the latency does.
+    """
+    part = (n - 1) / n * nbytes
+    return 2 * (n - 1) * link.latency_s + 2 * part / link.bandwidth_Bps + part / link.reduce_Bps
+
+
+def tree_s(nbytes: float, n: Number, link: Link) -> Number:
+    """A binomial tree sums up to the root and sends down again: ceil(log2 n) (2 alpha + 2 V beta + V gamma)."""
+    return _rounds(n) * (2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps)
+
+
+def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
+    """Recursive doubling: log2 n exchanges of V; otherwise the ranks above a power of two fold in and out.
+
+    floor(log2 n) (alpha + V beta + V gamma), plus 2 alpha + 2 V beta + V gamma when n is no power of two.
+    """
+    exchange = link.latency_s + nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps
+    fold = 2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps
+    whole = np.floor(np.log2(n))
+    return whole * exchange + np.where(_rounds(n) > whole, fold, 0.0)
+
+
+def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -> Number:
+    """Workers send their gradients to servers, which sum them and send the totals back (Li et al. 2014).
+
+    ``servers`` of the ``n`` ranks only serve, V/s each, so that w = n - s workers train. A server's link takes in w V/s
+    and gives it out again, a worker's carries V: 2 alpha + 2 max(w/s, 1) V beta + w/s V gamma. Grows with n.
+    """
+    load = (n - servers) / servers
+    return (
+        2 * link.latency_s + 2 * np.maximum(load, 1.0) * nbytes / link.bandwidth_Bps + load * nbytes / link.reduce_Bps
+    )
+
+
+def halving_doubling_s(nbytes: float, n: Number, link: Link) -> Number:
+    """Recursive halving, then doubling (Rabenseifner): 2 log2 n alpha and the ring's volume."""
+    part = (n - 1) / n * nbytes
+    return 2 * _rounds(n) * link.latency_s + 2 * part / link.bandwidth_Bps + part / link.reduce_Bps
+
+
+def allreduce_s(
+    collective: Collective, nbytes: float, n: Number, link: Link, buckets: int = 1, servers: int = 1
+) -> Number:
+    """Time to sum ``nbytes`` over ``n`` ranks in ``buckets`` equal parts, one after the other; 0 for one rank.
+
+    ``MPI`` lets the library choose: the best of what libraries have. ``Torch`` is a ring, as NCCL and Gloo use for
+    large buffers.
+    """
+    part = nbytes / buckets
+    if collective in ("Ring", "Torch"):
+        one = ring_s(part, n, link)
+    elif collective == "Tree":
+        one = tree_s(part, n, link)
+    elif collective == "Butterfly":
+        one = butterfly_s(part, n, link)
+    elif collective == "ParameterServer":
+        one = parameter_server_s(part, n, link, servers)
+    else:
+        one = np.minimum(butterfly_s(part, n, link), halving_doubling_s(part, n, link))
+        one = np.minimum(one, ring_s(part, n, link))
+    return np.where(np.asarray(n) > 1, buckets * one, 0.0)

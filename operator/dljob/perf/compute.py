@@ -1,0 +1,105 @@
+"""Compute: the time of forward, backward and update on one device, over its batch.
+
+From the catalogue, a roofline per layer (Williams et al. 2009): a layer takes the longer of its arithmetic and its
+memory traffic; plus what the framework costs per layer whatever the batch. From measured points, the curve goes
+through them and keeps the catalogue's shape elsewhere. Users: ``planner``.
+"""
+
+from collections.abc import Sequence
+
+from dljob.hardware import Device
+from dljob.perf.curve import Curve, nondecreasing
+from dljob.perf.workload import REAL_NBYTES, Workload
+
+ARITHMETIC_EFFICIENCY = 0.55
+"""Of the peak, what matrix products and convolutions of training reach in single precision."""
+TENSOR_EFFICIENCY = 0.25
+"""The same of a tensor core's peak (TF32 convolutions)."""
+BANDWIDTH_EFFICIENCY = 0.75
+"""Of the peak, what streaming kernels reach."""
+
+LAYER_OVERHEAD_S = 30e-6
+"""What PyTorch costs per layer and step (dispatch of forward, backward and update), on one core; measured by
+benchmarks/compute_constants.py on a 2.5 GHz EPYC: 27 us."""
+STEP_OVERHEAD_S = 300e-6
+"""What a step costs besides its layers (batch, loss, the loop), on one core; same benchmark."""
+
+
+def host_overhead_s(workload: Workload, cores: float = 1.0) -> float:
+    """Time the framework needs per step, whatever the batch; one thread, slower on less than a core."""
+    return (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * len(workload.layers)) / min(1.0, cores)
+
+
+def update_s(workload: Workload, device: Device) -> float:
+    """Update of the parameters: gradients zeroed and read, parameters and optimizer state read and written."""
+    accesses = 4 + 2 * workload.optimizer_slots
+    return accesses * workload.gradient_nbytes / (device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY)
+
+
+def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
+    """Step time over batch, in seconds, from data sheets.
+
+    Per layer max((F + B) b / peak, (moved b + 3 parameters) / bandwidth), so the sum is piecewise linear in b with a
+    knot where a layer turns from memory- to compute-bound. A GPU computes while the host runs ahead: the longer of
+    the two; on a CPU they add. ``cores``: CPUs that the rank's framework threads may use.
+    """
+    bandwidth = device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
+    lines: list[tuple[float, float, float]] = []  # per layer: arithmetic slope, traffic slope, traffic intercept
+    for layer in workload.layers:
+        peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs
+        efficiency = TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY
+        lines.append(
+            (
+                (layer.forward_FLOPs + layer.backward_FLOPs) / (peak * efficiency),
+                REAL_NBYTES * layer.moved_elements / bandwidth,
+                3 * REAL_NBYTES * layer.parameters / bandwidth,
+            )
+        )
+    host = host_overhead_s(workload, cores)
+    fixed = update_s(workload, device) + (host if device.kind == "cpu" else 0.0)
+    crossings = sorted({c / (a - m) for a, m, c in lines if a > m and c > 0})
+
+    def seconds(batch: float) -> float:
+        return fixed + sum(max(a * batch, m * batch + c) for a, m, c in lines)
+
+    batches = [0.0, *crossings]
+    slope = sum(max(a, m) for a, m, _ in lines) or 1e-12
+    curve = Curve(tuple(batches), tuple(seconds(b) for b in batches), slope)
+    return at_least(curve, host) if device.kind == "gpu" else curve
+
+
+def at_least(curve: Curve, floor_s: float) -> Curve:
+    """The curve, never below ``floor_s``."""
+    reach = curve.samples(floor_s)
+    if curve.times_s[0] >= floor_s:
+        return curve
+    later = [(b, t) for b, t in zip(curve.batches, curve.times_s, strict=True) if b > reach and t > floor_s]
+    knots = [(0.0, floor_s), (reach, floor_s), *later]
+    return Curve(tuple(b for b, _ in knots), tuple(t for _, t in knots), curve.slope_s)
+
+
+def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
+    """The catalogue's curve corrected by measured (batch, seconds) points.
+
+    Through the points (made nondecreasing) and linear between them; below the smallest and above the largest batch
+    the catalogue's shape, scaled to meet them. Points must be finite and positive; equal batches are averaged.
+    """
+    if not points:
+        return curve
+    by_batch: dict[int, list[float]] = {}
+    for batch, seconds in points:
+        by_batch.setdefault(batch, []).append(seconds)
+    batches = sorted(by_batch)
+    means = [sum(by_batch[b]) / len(by_batch[b]) for b in batches]
+    times = nondecreasing(means, [float(len(by_batch[b])) for b in batches])
+    low, high = times[0] / curve.seconds(batches[0]), times[-1] / curve.seconds(batches[-1])
+    # Two batches or more know the slope better than a ratio does, if they are far enough apart to tell.
+    slope = high * curve.slope_s
+    if batches[-1] >= 2 * batches[0] and times[-1] > times[0]:
+        slope = (times[-1] - times[0]) / (batches[-1] - batches[0])
+        slope = min(max(slope, 0.25 * high * curve.slope_s), high * curve.slope_s)
+    before = [
+        (b, low * t) for b, t in zip(curve.batches, curve.times_s, strict=True) if b < batches[0] and low * t < times[0]
+    ]
+    knots = [*before, *zip(map(float, batches), times, strict=True)]
+    return Curve(tuple(b for b, _ in knots), tuple(t for _, t in knots), slope)

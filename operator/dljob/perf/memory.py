@@ -1,0 +1,49 @@
+"""Memory of one rank: what is there whatever the batch, and what each sample adds. Users: ``planner``."""
+
+from dljob.perf.workload import REAL_NBYTES, Workload
+
+PROCESS_NBYTES = 420 * 2**20
+"""Main memory of a rank before it trains: Python, PyTorch and MPI; benchmarks/compute_constants.py measures it."""
+AGENT_NBYTES = 60 * 2**20
+"""Main memory of a pod's agent."""
+GPU_CONTEXT_NBYTES = 600 * 2**20
+"""Device memory that CUDA, cuBLAS and cuDNN take."""
+MARGIN = 1.1
+"""Allocators round up and fragment."""
+PREFETCHED_BATCHES = 2
+
+
+def fixed_nbytes(workload: Workload) -> float:
+    """Parameters, gradients (one contiguous buffer) and optimizer state."""
+    return (2 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
+
+
+def sample_nbytes(workload: Workload) -> float:
+    """What one sample of the batch adds: kept activations, the largest transient ones, the sample itself."""
+    return workload.activation_nbytes + workload.transient_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
+
+
+def rank_nbytes(workload: Workload, batch: int, is_gpu: bool) -> int:
+    """Memory that a rank needs where it computes: on its GPU, or in main memory. Rises with the batch."""
+    base = GPU_CONTEXT_NBYTES if is_gpu else PROCESS_NBYTES
+    return int(base + MARGIN * (fixed_nbytes(workload) + batch * sample_nbytes(workload)))
+
+
+def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool) -> int:
+    """The most samples a rank can hold in ``memory_nbytes``; 0 when the model alone does not fit."""
+    base = GPU_CONTEXT_NBYTES if is_gpu else PROCESS_NBYTES
+    room = (memory_nbytes - base) / MARGIN - fixed_nbytes(workload)
+    each = sample_nbytes(workload)
+    if room <= 0:
+        return 0
+    return int(room / each) if each else 2**31 - 1
+
+
+def pod_nbytes(workload: Workload, batch: int, ranks: int, is_gpu: bool) -> int:
+    """Main memory of a pod with ``ranks`` ranks of ``batch`` samples: what its container should request."""
+    if not is_gpu:
+        return AGENT_NBYTES + ranks * rank_nbytes(workload, batch, is_gpu)
+    # A GPU's rank holds its parameters a second time while it writes a checkpoint, and batches under way.
+    copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
+    batches = PREFETCHED_BATCHES * batch * workload.sample_nbytes
+    return AGENT_NBYTES + ranks * int(2 * PROCESS_NBYTES + MARGIN * (copies + batches))

@@ -1,0 +1,152 @@
+"""What is the same for all candidates of a request: the workload, and how fast each kind of rank is on it.
+
+Users: ``plan`` makes one; ``screen`` and ``evaluate`` read it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dljob import hardware
+from dljob.hardware import Device
+from dljob.perf import comm, memory
+from dljob.perf.comm import Link
+from dljob.perf.compute import calibrated, catalogue_curve
+from dljob.perf.curve import Curve
+from dljob.perf.step import LINK_SPREAD, OVERLAP_EFFICIENCY, SPREAD
+from dljob.perf.workload import Workload, builtin, hinted
+from dljob.planner.pools import Pool
+from dljob.planner.types import CollectiveName, Learned, Request
+
+GPU_LATENCY_S = 10e-6
+"""Between GPUs of one node, a NCCL call included."""
+
+AUTO: dict[bool, tuple[CollectiveName, ...]] = {
+    False: ("Ring", "Butterfly", "Tree", "ParameterServer"),
+    True: ("Torch",),
+}
+"""What the planner chooses from, by whether ranks are on GPUs: there the trainer always sums with NCCL."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to use a pool: so many ranks on each of its nodes that have room for them."""
+
+    pool: Pool
+    ranks_per_node: int
+    nodes: int
+    """How many nodes of the pool can take it."""
+    device: Device
+    curve: Curve
+    largest_batch: int
+    """Samples that fit in a rank's memory."""
+    memory_nbytes: float
+    """Memory of one rank."""
+    compute_spread: float
+    learned: Learned | None
+
+    @property
+    def label(self) -> str:
+        return self.pool.device
+
+
+def workload_of(request: Request) -> Workload:
+    """The request's workload. Raises ValueError when the model is unknown or does not fit the dataset."""
+    if request.parameters is not None and request.flops_per_sample is not None:
+        return hinted(
+            request.parameters,
+            request.flops_per_sample,
+            float(request.activation_nbytes_per_sample or 0),
+            request.sample_nbytes,
+            request.optimizer,
+            request.momentum,
+        )
+    if request.model is None:
+        raise ValueError("neither a model nor its size: expected spec.model.name or spec.model.hints")
+    return builtin(request.model, request.dataset, request.optimizer, request.momentum)
+
+
+def _tiers(pool: Pool, ranks_per_node: int) -> list[tuple[int, int]]:
+    """(nodes, their smallest free memory): all nodes that have the devices, and only those with the most memory."""
+    sizes = sorted(
+        (m for m, free in zip(pool.memory_nbytes, pool.free, strict=True) if not pool.is_gpu or free >= ranks_per_node),
+        reverse=True,
+    )
+    if not sizes:
+        return []
+    half = sum(m >= sizes[0] / 2 for m in sizes)
+    return sorted({(len(sizes), sizes[-1]), (half, sizes[half - 1])})
+
+
+def ranks_per_node_choices(pool: Pool) -> list[int]:
+    """Ranks that a node of the pool may hold: one on CPUs; on GPUs as many as some node has free, and powers of two."""
+    if not pool.is_gpu:
+        return [1]
+    most = pool.free[0]
+    return sorted({*set(pool.free), *(1 << i for i in range(most.bit_length()) if 1 << i <= most)})
+
+
+def options(
+    pool: Pool,
+    ranks_per_node: int,
+    workload: Workload,
+    request: Request,
+    learned: Mapping[tuple[str, str], Learned],
+) -> list[Option]:
+    """The ways to put ``ranks_per_node`` ranks on nodes of the pool: all nodes, or those with much memory."""
+    known = learned.get((request.profile or request.model or "", pool.device))
+    cores = pool.cores / ranks_per_node
+    device = hardware.gpu_or_assumed(pool.device) if pool.is_gpu else hardware.cpu(pool.device, cores)
+    curve = catalogue_curve(workload, device, cores)
+    points = [(p.batch, p.compute_s) for p in known.points] if known else []
+    result = []
+    for nodes, free_nbytes in _tiers(pool, ranks_per_node):
+        free = request.memory_per_pod_nbytes or free_nbytes
+        room = device.memory_nbytes or (free - memory.AGENT_NBYTES) / ranks_per_node
+        result.append(
+            Option(
+                pool=pool,
+                ranks_per_node=ranks_per_node,
+                nodes=nodes,
+                device=device,
+                curve=calibrated(curve, points),
+                largest_batch=memory.largest_batch(workload, room, pool.is_gpu),
+                memory_nbytes=room,
+                compute_spread=SPREAD["profile" if points else "catalogue"] * (1.5 if device.assumed else 1.0),
+                learned=known,
+            )
+        )
+    return result
+
+
+def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
+    """The slowest link between the ranks of these options, and the spread of what is known of it.
+
+    Within a node, device to device or shared memory; between nodes what was measured, else what nodes say, else 10
+    Gbit Ethernet. In a ring in rank order every node has one flow in and one out, however many ranks it holds.
+    """
+    if nodes == 1:
+        (only,) = chosen
+        latency_s = GPU_LATENCY_S if only.pool.is_gpu else comm.SHARED_MEMORY_LATENCY_S
+        bandwidth_Bps = only.device.peer_bandwidth_Bps
+        return Link(latency_s, bandwidth_Bps, _reduce_Bps(chosen), "the node's own links"), LINK_SPREAD["catalogue"]
+    latencies = [o.learned.link_latency_s for o in chosen if o.learned and o.learned.link_latency_s is not None]
+    measured = [o.learned.link_bandwidth_Bps for o in chosen if o.learned and o.learned.link_bandwidth_Bps]
+    stated = [o.pool.bandwidth_Bps for o in chosen if o.pool.bandwidth_Bps]
+    if measured:
+        bandwidth_Bps, name = min(measured), "the measured network"
+    elif stated:
+        bandwidth_Bps, name = min(stated), "the network"
+    else:
+        bandwidth_Bps, name = comm.ETHERNET_BANDWIDTH_Bps, "an assumed network"
+    spread = LINK_SPREAD["profile" if measured and latencies else "catalogue"]
+    link = Link(max(latencies, default=comm.TCP_LATENCY_S), bandwidth_Bps, _reduce_Bps(chosen), name)
+    return link, spread
+
+
+def _reduce_Bps(chosen: list[Option]) -> float:  # noqa: N802 - the unit is part of the name
+    """Adding a buffer reads two and writes one."""
+    return min(o.device.memory_bandwidth_Bps for o in chosen) / 3
+
+
+def overlap_of(chosen: list[Option]) -> float:
+    return min(OVERLAP_EFFICIENCY[o.device.kind] for o in chosen)

@@ -1,0 +1,157 @@
+"""One candidate, exactly: its split in whole samples, its prediction, or why it is none. Users: ``plan``, ``fixed``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+
+from dljob.perf import data, energy, memory
+from dljob.perf.comm import Link
+from dljob.perf.step import P90, Step, step
+from dljob.perf.workload import Workload
+from dljob.planner.context import Option, link_of, overlap_of
+from dljob.planner.names import gibibytes, group_names, rate
+from dljob.planner.split import Kind, even, even_split, split
+from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
+
+
+@dataclass(frozen=True)
+class Part:
+    """So many nodes of an option; ``batch_per_rank`` when the user fixed it."""
+
+    option: Option
+    nodes: int
+    batch_per_rank: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.option.ranks_per_node
+
+
+def describe(parts: Sequence[Part]) -> str:
+    """Such as '2 x a100 (4 ranks each) + 3 x t4'."""
+    each = [(p.nodes, p.option.label, p.option.ranks_per_node) for p in parts]
+    return " + ".join(f"{n} x {label}" + (f" ({g} ranks each)" if g > 1 else "") for n, label, g in each)
+
+
+def shares_of(parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0) -> list[list[int]] | None:
+    """Samples of each rank, by part; the last ``servers`` ranks get none. None when they do not fit."""
+    counts = [p.ranks for p in parts]
+    for i in reversed(range(len(parts))):
+        taken = min(servers, counts[i])
+        counts[i] -= taken
+        servers -= taken
+    free = [i for i, p in enumerate(parts) if p.batch_per_rank is None and counts[i]]
+    result = [[p.batch_per_rank or 0] * n for p, n in zip(parts, counts, strict=True)]
+    rest = batch - sum(map(sum, result))
+    kinds = [Kind(parts[i].option.curve, counts[i], parts[i].option.largest_batch) for i in free]
+    found = (split if uneven else even_split)(kinds, rest) if kinds else ([] if rest == 0 else None)
+    if found is None:
+        return None
+    for i, part in zip(free, found, strict=True):
+        result[i] = part
+    fits = all(max(s, default=0) <= p.option.largest_batch for s, p in zip(result, parts, strict=True))
+    return [s + [0] * (p.ranks - len(s)) for s, p in zip(result, parts, strict=True)] if fits else None
+
+
+def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -> Refusal:
+    ranks = sum(p.ranks for p in parts)
+    if request.global_batch < ranks:
+        return Refusal(describe(parts), f"{ranks} ranks but only {request.global_batch} samples in a step")
+    worst = min(parts, key=lambda p: p.option.largest_batch)
+    share = worst.batch_per_rank or even(request.global_batch, ranks)[0]
+    needed = memory.rank_nbytes(workload, share, worst.option.pool.is_gpu)
+    return Refusal(
+        describe(parts),
+        f"does not fit: {share} samples need {gibibytes(needed)} of {gibibytes(worst.option.memory_nbytes)}",
+    )
+
+
+def evaluate(
+    parts: Sequence[Part], collective: CollectiveName, request: Request, workload: Workload, servers: int = 1
+) -> Choice | Refusal:
+    """The candidate with its prediction, or a one-line reason against it."""
+    ranks, nodes = sum(p.ranks for p in parts), sum(p.nodes for p in parts)
+    serving = servers if collective == "ParameterServer" and ranks > 1 else 0
+    shares = shares_of(parts, request.global_batch, request.uneven, serving)
+    if shares is None:
+        return _does_not_fit(parts, request, workload)
+    chosen = [p.option for p in parts]
+    link, link_spread = link_of(chosen, nodes)
+    at_work = [(p, s[0]) for p, s in zip(parts, shares, strict=True) if s[0]]
+    compute_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
+    data_s = max(data.exposed_s(data.gather_s(workload, p.option.device, b), compute_s) for p, b in at_work)
+    timing = step(
+        compute_s=compute_s,
+        data_s=data_s,
+        collective=collective,
+        gradient_nbytes=workload.gradient_nbytes,
+        ranks=ranks,
+        link=link,
+        overlap=overlap_of(chosen),
+        compute_spread=max(o.compute_spread for o in chosen),
+        link_spread=link_spread,
+        servers=max(1, serving),
+    )
+    sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"
+    names = group_names([p.option.label for p in parts])
+    return Choice(
+        summary=f"{describe(parts)}, {collective if ranks > 1 else 'alone'}, {sizes}",
+        groups=tuple(
+            Group(name, p.option.label, p.option.pool.is_gpu, p.nodes, p.option.ranks_per_node, tuple(s))
+            for name, p, s in zip(names, parts, shares, strict=True)
+        ),
+        collective=collective,
+        prediction=_prediction(
+            parts, shares, timing, request, workload, _bottleneck(timing, slowest, share, collective, link)
+        ),
+    )
+
+
+def _prediction(
+    parts: Sequence[Part], shares: list[list[int]], timing: Step, request: Request, workload: Workload, bottleneck: str
+) -> Prediction:
+    step_s = timing.step_s
+    total_s = step_s * request.total_steps
+    power_W = usd = alone = 0.0
+    for part, batches in zip(parts, shares, strict=True):
+        option = part.option
+        busy = sum(option.curve.seconds(b) for b in batches if b) / step_s
+        power_W += energy.rank_watts(option.device, busy / part.ranks) * part.ranks
+        usd += energy.cost_usd(option.device, total_s, part.ranks)
+        alone += part.ranks / option.curve.seconds(request.global_batch)
+    gpu = [(p, s[0]) for p, s in zip(parts, shares, strict=True)]
+    return Prediction(
+        step_s=step_s,
+        step_p90_s=timing.p90_s,
+        compute_s=timing.compute_s,
+        communication_s=timing.communication_s,
+        total_s=total_s,
+        samples_per_s=request.global_batch / step_s,
+        memory_nbytes=max(memory.rank_nbytes(workload, b, p.option.pool.is_gpu) for p, b in gpu),
+        energy_J=power_W * total_s,
+        cost_usd=usd,
+        bottleneck=bottleneck,
+        basis="profile" if all(p.option.learned and p.option.learned.points for p in parts) else "catalogue",
+        host_memory_nbytes=max(
+            memory.pod_nbytes(workload, b, p.option.ranks_per_node, p.option.pool.is_gpu) for p, b in gpu
+        ),
+        efficiency=min(1.0, 1 / (step_s * alone)),
+        total_p90_s=total_s * exp(P90 * timing.spread),
+    )
+
+
+def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: Link) -> str:
+    """What most of a step goes to, and what that is made of."""
+    option = slowest.option
+    texts = {
+        timing.communication_s: f"communication {{}}: {collective} over {link.name}, {rate(link.bandwidth_Bps)}",
+        timing.data_s: f"data {{}}: {share} samples for {option.label}",
+        timing.waiting_s: "waiting {}: ranks for each other",
+        timing.compute_s: f"computing {{}}: {share} samples on {option.label}",
+    }
+    longest = max(texts)
+    text = texts[longest].format(f"{100 * longest / timing.step_s:.0f} %")
+    fixed = option.curve.seconds(0) / timing.compute_s
+    if longest == timing.compute_s and fixed > 0.3:
+        text += f", {100 * fixed:.0f} % of it whatever the batch"
+    return text

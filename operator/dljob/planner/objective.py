@@ -1,0 +1,51 @@
+"""What better means: time, energy or cost, under a deadline. Users: ``search`` (on arrays), ``plan`` (on choices)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dljob.planner.screen import Screened
+from dljob.planner.types import Choice, Prediction, Request
+
+STARTUP_S = 20.0
+"""From apply to the first step, at most: counts towards a deadline."""
+INDISTINCT = 0.02
+"""Predictions that differ by less are the same: then fewer devices win (for time), or less time (for energy, cost)."""
+LATE = 1e30
+"""Added to the score of what misses the deadline, so that the least late comes first among the late ones."""
+
+
+def meets(request: Request, total_p90_s: float) -> bool:
+    """Whether the deadline, if any, is met with the 90th percentile of the prediction."""
+    return request.deadline_s is None or total_p90_s + STARTUP_S <= request.deadline_s
+
+
+def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
+    """Lower is better; infinite for what is no candidate."""
+    wanted = {"Time": screened.step_s, "Energy": screened.energy_J, "Cost": screened.usd}[request.minimize]
+    if request.deadline_s is None or request.minimize == "Time":
+        return np.where(np.isfinite(screened.step_s), wanted, np.inf)
+    late = screened.step_p90_s * request.total_steps + STARTUP_S > request.deadline_s
+    return np.where(np.isfinite(screened.step_s), np.where(late, LATE * (1 + screened.step_s), wanted), np.inf)
+
+
+def score(request: Request, prediction: Prediction) -> float:
+    """The same for one prediction, over the whole training."""
+    if request.minimize == "Time":
+        return prediction.total_s
+    if not meets(request, prediction.total_p90_s):
+        return LATE * (1 + prediction.step_s)
+    return (prediction.energy_J if request.minimize == "Energy" else prediction.cost_usd) or 0.0
+
+
+def size(choice: Choice) -> int:
+    """Ranks of a choice."""
+    return sum(len(g.shares) for g in choice.groups)
+
+
+def best(request: Request, choices: list[Choice]) -> Choice:
+    """The best of at least one choice; among those that the model cannot tell apart, the smaller or the faster."""
+    lowest = min(score(request, c.prediction) for c in choices)
+    alike = [c for c in choices if score(request, c.prediction) <= lowest * (1 + INDISTINCT)]
+    if request.minimize == "Time":
+        return min(alike, key=lambda c: (size(c), c.prediction.total_s, c.summary))
+    return min(alike, key=lambda c: (c.prediction.total_s, size(c), c.summary))

@@ -1,0 +1,158 @@
+"""Many candidates at once, nearly: the same formulas as ``evaluate`` over arrays, with the batch split continuously.
+
+It ranks thousands of node counts in milliseconds; the best are then evaluated exactly. Users: ``search``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dljob.perf import energy
+from dljob.perf.comm import Link, allreduce_s
+from dljob.perf.step import P90, buckets, exposed_s
+from dljob.perf.sync import straggler_factor
+from dljob.perf.workload import Workload
+from dljob.planner.context import AUTO, Option, link_of, overlap_of
+from dljob.planner.types import CollectiveName, Request
+
+GRID = 160
+"""Finishing times looked at; between them the split is interpolated."""
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+"""(candidates, options): nodes taken of each option."""
+
+
+@dataclass(frozen=True)
+class Screened:
+    """Arrays over candidates; infinite where a candidate is none."""
+
+    step_s: Floats
+    step_p90_s: Floats
+    energy_J: Floats
+    """Per step."""
+    usd: Floats
+    """Per step."""
+    collective: list[CollectiveName]
+
+    def joined(self, other: "Screened") -> "Screened":
+        """These candidates, then the others."""
+        return Screened(
+            np.concatenate([self.step_s, other.step_s]),
+            np.concatenate([self.step_p90_s, other.step_p90_s]),
+            np.concatenate([self.energy_J, other.energy_J]),
+            np.concatenate([self.usd, other.usd]),
+            [*self.collective, *other.collective],
+        )
+
+
+class Screen:
+    """Tables of one request's options, made once: samples a rank of each can do by each of a grid of times."""
+
+    def __init__(self, options: Sequence[Option], request: Request, workload: Workload) -> None:
+        self.options, self.request, self.workload = options, request, workload
+        batch = request.global_batch
+        self._per_node = np.array([o.ranks_per_node for o in options], dtype=np.int64)
+        self._first_s = np.array([o.curve.seconds(1) for o in options])
+        longest = max(o.curve.seconds(min(batch, o.largest_batch)) for o in options)
+        self._grid_s = np.geomspace(0.999 * self._first_s.min(), max(longest, 1.001 * self._first_s.max()), GRID)
+        self._done = np.stack(
+            [np.minimum(o.curve.samples_array(self._grid_s), o.largest_batch) * o.ranks_per_node for o in options]
+        )
+        self._room = np.array([float(o.largest_batch) * o.ranks_per_node for o in options])
+        self._spread = np.array([o.compute_spread for o in options])
+        links = [link_of([o], 2) for o in options]
+        self._latency_s = np.array([link.latency_s for link, _ in links])
+        self._bandwidth_Bps = np.array([link.bandwidth_Bps for link, _ in links])
+        self._reduce_Bps = np.array([link.reduce_Bps for link, _ in links])
+        self._link_spread = np.array([spread for _, spread in links])
+        self._own = [link_of([o], 1)[0] for o in options]
+        self._idle_W = np.array([energy.rank_watts(o.device, 0.0) * o.ranks_per_node for o in options])
+        self._busy_W = np.array([energy.rank_watts(o.device, 1.0) * o.ranks_per_node for o in options])
+        self._usd_per_s = np.array([energy.cost_usd(o.device, 1.0, o.ranks_per_node) for o in options])
+        self._collectives = (
+            (request.collective,) if request.collective else AUTO[all(o.pool.is_gpu for o in options)][:3]
+        )
+
+    def screen(self, counts: Counts) -> Screened:
+        """Predictions for candidates of one or more nodes each."""
+        used = counts > 0
+        ranks = counts @ self._per_node
+        compute_s = self._compute_s(counts, used, ranks)
+        best, choice = self._communication_s(counts, used, ranks, compute_s)
+        latency_s = np.where(used, self._latency_s, 0.0).max(axis=1)
+        stragglers = {n: straggler_factor(n) - 1 for n in set(ranks.tolist())}
+        waiting_s = compute_s * np.array([stragglers[n] for n in ranks.tolist()])
+        waiting_s += 2 * np.ceil(np.log2(np.maximum(ranks, 1))) * latency_s
+        step_s = compute_s + best + waiting_s
+        compute_spread = np.where(used, self._spread, 0.0).max(axis=1)
+        link_spread = np.where(used, self._link_spread, 0.0).max(axis=1)
+        with np.errstate(invalid="ignore"):
+            spread = np.hypot(compute_s * compute_spread, (step_s - compute_s) * link_spread) / step_s
+            p90 = step_s * np.exp(P90 * np.nan_to_num(spread))
+            energy_J = compute_s * (counts @ self._busy_W) + (step_s - compute_s) * (counts @ self._idle_W)
+        return Screened(
+            step_s, p90, energy_J, step_s * (counts @ self._usd_per_s), [self._collectives[i] for i in choice]
+        )
+
+    def _compute_s(self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64]) -> Floats:
+        """Time of the slowest rank: where the samples that all ranks can do reach the global batch."""
+        batch = self.request.global_batch
+        floor_s = np.where(used, self._first_s, 0.0).max(axis=1)
+        if not self.request.uneven:
+            share = -(-batch // np.maximum(ranks, 1))
+            times = np.stack([o.curve.seconds_array(share.astype(float)) for o in self.options], axis=1)
+            result = np.where(used, times, 0.0).max(axis=1)
+            room = np.array([float(o.largest_batch) for o in self.options])
+            fits = np.where(used, share[:, None] <= room, True).all(axis=1)
+        else:
+            done = counts @ self._done
+            at = np.clip((done >= batch).argmax(axis=1), 1, GRID - 1)
+            rows = np.arange(len(counts))
+            d0, d1, t0, t1 = done[rows, at - 1], done[rows, at], self._grid_s[at - 1], self._grid_s[at]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                part = np.clip(np.nan_to_num((batch - d0) / (d1 - d0)), 0.0, 1.0)
+            result = np.maximum(t0 + part * (t1 - t0), floor_s)
+            fits = np.where(done[:, -1] >= batch, True, counts @ self._room >= batch)
+            fits &= np.where(used, self._room >= 1, True).all(axis=1)
+        return np.where(fits & (ranks <= batch) & (ranks > 0), result, np.inf)
+
+    def _communication_s(
+        self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64], compute_s: Floats
+    ) -> tuple[Floats, NDArray[np.int64]]:
+        """Exposed time of the best collective, and which one that is."""
+        overlap = np.array([overlap_of([o]) for o in self.options])
+        overlaps = np.where(used, overlap, 1.0).min(axis=1)
+        nbytes, parts = float(self.workload.gradient_nbytes), buckets(self.workload.gradient_nbytes)
+        n = np.maximum(ranks, 1).astype(float)
+        groups = self._links(counts, used)
+        best = np.full(len(counts), np.inf)
+        choice = np.zeros(len(counts), dtype=np.int64)
+        for i, collective in enumerate(self._collectives):
+            total = np.zeros(len(counts))
+            for link, rows in groups:
+                total[rows] = allreduce_s(collective, nbytes, n[rows], link, parts)
+            with np.errstate(invalid="ignore"):
+                felt = np.asarray(exposed_s(total, np.where(np.isfinite(compute_s), compute_s, 0.0), parts, overlaps))
+            better = felt < best
+            best, choice = np.where(better, felt, best), np.where(better, i, choice)
+        return best, choice
+
+    def _links(self, counts: Counts, used: NDArray[np.bool_]) -> list[tuple[Link, NDArray[np.intp]]]:
+        """The distinct links of the candidates, each with the rows that use it."""
+        single = counts.sum(axis=1) == 1
+        table = np.stack(
+            [
+                np.where(single, used.argmax(axis=1), -1),
+                np.where(used, self._latency_s, 0.0).max(axis=1),
+                np.where(used, self._bandwidth_Bps, np.inf).min(axis=1),
+                np.where(used, self._reduce_Bps, np.inf).min(axis=1),
+            ],
+            axis=1,
+        )
+        keys, inverse = np.unique(table, axis=0, return_inverse=True)
+        rows = [np.flatnonzero(inverse.ravel() == i) for i in range(len(keys))]
+        links = [self._own[int(k[0])] if k[0] >= 0 else Link(float(k[1]), float(k[2]), float(k[3])) for k in keys]
+        return list(zip(links, rows, strict=True))
