@@ -1,0 +1,164 @@
+"""The Helm chart: lints, renders valid objects for every Kubernetes, and is safe by default."""
+
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from dljob import crd
+from helmchart import CHART, MONITORED, WAYS, of_kind, one, render
+from validation import assert_valid
+
+Json = dict[str, Any]
+PROMETHEUS_OPERATOR = "monitoring.coreos.com/v1"
+
+
+def test_lints() -> None:
+    report = helm_python.lint(CHART, MONITORED, strict=True)
+    assert report["errors"] == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_valid_for_every_kubernetes(way: str) -> None:
+    objects = render(WAYS[way])
+    assert one(objects, "Deployment")
+    for manifest in objects:
+        if manifest["apiVersion"] != PROMETHEUS_OPERATOR:
+            assert_valid(manifest)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_object_is_labelled_and_placed(way: str) -> None:
+    cluster_wide = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+    for manifest in render(WAYS[way], namespace="somewhere"):
+        metadata = manifest["metadata"]
+        assert metadata["labels"]["app.kubernetes.io/name"] == "dljob"
+        if manifest["kind"] in cluster_wide:
+            assert "namespace" not in metadata
+        elif manifest["kind"] not in ("Role", "RoleBinding"):
+            assert metadata["namespace"] == "somewhere"
+
+
+def test_safe_by_default() -> None:
+    pod = one(render(), "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["resources"]["requests"] and container["resources"]["limits"]["memory"]
+    assert not any("hostPath" in volume for volume in pod["volumes"])
+
+
+def test_any_uid_can_be_set() -> None:
+    pod = one(render({"podSecurityContext": {"runAsUser": 54321}}), "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsUser"] == 54321 and pod["securityContext"]["runAsNonRoot"] is True
+
+
+def test_selectors_match_pods() -> None:
+    objects = render({**MONITORED, "podDisruptionBudget": {"enabled": True}, "replicas": 2})
+    deployment = one(objects, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        deployment["spec"]["selector"]["matchLabels"],
+        one(objects, "Service")["spec"]["selector"],
+        one(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        one(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+    ]
+    assert all(selector and selector.items() <= labels.items() for selector in selectors)
+    service_labels = one(objects, "Service")["metadata"]["labels"]
+    assert one(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"].items() <= service_labels.items()
+
+
+@pytest.mark.parametrize(
+    ("image", "reference"),
+    [
+        ({"repository": "a/b"}, "a/b:0.1.0"),
+        ({"repository": "a/b", "tag": "2"}, "a/b:2"),
+        ({"repository": "a/b", "tag": "2", "digest": f"sha256:{'f' * 64}"}, f"a/b@sha256:{'f' * 64}"),
+    ],
+)
+def test_image_references(image: Json, reference: str) -> None:
+    objects = render({"image": image, "trainer": {"image": image}})
+    [container] = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == reference
+    assert {"name": "DLJOB_TRAINER_IMAGE", "value": reference} in container["env"]
+
+
+def test_definitions_are_the_generated_ones() -> None:
+    for found, expected in zip(of_kind(render(), "CustomResourceDefinition"), crd.definitions(), strict=True):
+        assert found["spec"] == expected["spec"]
+        assert found["metadata"]["name"] == expected["metadata"]["name"]
+        assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+@pytest.mark.parametrize(
+    ("crds", "count", "kept"), [({"keep": False}, 2, False), ({"enabled": False}, 0, False), ({}, 2, True)]
+)
+def test_definitions_can_be_left_out_or_let_go(crds: Json, count: int, kept: bool) -> None:
+    found = of_kind(render({"crds": crds}), "CustomResourceDefinition")
+    assert len(found) == count
+    assert all(("annotations" in d["metadata"]) is kept for d in found)
+
+
+# Values, and the words by which the chart refuses them.
+BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
+    "unknown value": ({"replica": 2}, ("replica",)),
+    "unknown value inside": ({"metrics": {"prot": 1}}, ("prot",)),
+    "wrong type": ({"replicas": "two"}, ("replicas", "integer")),
+    "privileged port": ({"metrics": {"port": 80}}, ("port", "1,024")),
+    "tag in the repository": ({"image": {"repository": "a/b:1"}}, ("repository",)),
+    "bad digest": ({"image": {"digest": "abc"}}, ("digest",)),
+    "unknown log level": ({"operator": {"logLevel": "loud"}}, ("logLevel", "debug")),
+    "two without a leader": ({"replicas": 2, "leaderElection": {"enabled": False}}, ("replicas", "maximum")),
+    "source that is no peer": ({"metrics": {"allowedSources": [{"cidr": "10.0.0.0/8"}]}}, ("allowedSources", "cidr")),
+    "monitor without service": (
+        {"metrics": {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}}, ("serviceMonitor", "service"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_values_are_refused(case: str) -> None:
+    values, words = BAD[case]
+    with pytest.raises(helm_python.HelmError) as refusal:
+        render(values)
+    assert all(word in str(refusal.value) for word in words), str(refusal.value)
+
+
+def test_every_value_is_in_the_schema_and_the_readme() -> None:
+    """A value that the schema does not name would be refused; one that the README does not name is not found."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    with helm_python.Chart.load(CHART) as chart:
+        schema = chart.schema
+    assert schema is not None
+    readme = (CHART / "README.md").read_text()
+    for path, value in _leaves(values):
+        node = schema
+        for name in path.split("."):
+            assert "properties" not in node or name in node["properties"], path
+            node = node.get("properties", {}).get(name, {})
+            if "properties" not in node:
+                break
+        assert f"`{path}`" in readme, f"README.md does not explain {path} (default {value!r})"
+
+
+def test_every_value_of_the_schema_has_a_default() -> None:
+    with helm_python.Chart.load(CHART) as chart:
+        schema, values = chart.schema, chart.values
+    assert schema is not None
+    assert set(schema["properties"]) - {"global"} == set(values)
+
+
+def _leaves(values: Json, path: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, value in values.items():
+        here = f"{path}.{name}".lstrip(".")
+        if isinstance(value, dict) and value and name not in ("labels", "resources"):
+            found += _leaves(value, here)
+        else:
+            found.append((here, value))
+    return found
