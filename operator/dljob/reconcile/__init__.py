@@ -1,0 +1,9 @@
+"""Observed → Desired: the whole of a job's desired state from what is observed. Pure: no clock, no I/O.
+
+Users: ``controller`` calls ``reconcile`` and does what it says.
+"""
+
+from dljob.reconcile.decide import needs_view, reconcile
+from dljob.reconcile.desired import Desired, Lesson, Scale, Target
+
+__all__ = ["Desired", "Lesson", "Scale", "Target", "needs_view", "reconcile"]

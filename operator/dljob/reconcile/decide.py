@@ -1,0 +1,170 @@
+"""The one decision: everything that should be, of everything that is."""
+
+from datetime import datetime, timedelta
+
+from dljob.accepted import Accepted
+from dljob.api import DLJobSpec, PlanningMode, PlanStatus
+from dljob.observed import Observed
+from dljob.planner import Infeasible
+from dljob.reconcile import planning, run
+from dljob.reconcile.desired import Desired, Draft, Lesson
+from dljob.reconcile.fence import fence
+from dljob.reconcile.known import Known, understand
+from dljob.reconcile.rollout import bring_down, bring_up, in_force, quiet
+from dljob.reconcile.volume import blocks, volume_ready
+from dljob.render import RenderConfig
+from dljob.request import profile_key
+from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready
+
+RECHECK_S = 30.0
+"""How soon a job that waits for something outside of it is looked at again; most of it also comes as an event."""
+
+
+def needs_view(observed: Observed) -> bool:
+    """Whether ``reconcile`` would plan, and so needs a ClusterView, which costs a list of pods."""
+    return not observed.job.deleting and planning.wants_plan(understand(observed))
+
+
+def reconcile(observed: Observed, config: RenderConfig, now: datetime) -> Desired:
+    """All of the desired state of one job. ``observed.view`` must be there when ``needs_view`` says so."""
+    if observed.job.deleting:
+        return Desired()  # owner references do the rest
+    known, draft = understand(observed), Draft()
+    if known.finished:
+        return _finished(known, draft, now)
+    if known.spec is None:
+        draft.verdicts.append(Verdict("Accepted", FALSE, "InvalidSpec", known.spec_problem or ""))
+        return _without_spec(known, draft, now)
+    draft.verdicts.append(Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
+    if observed.leftovers:
+        return _after_predecessor(known, draft, now)
+    if known.accepted is not None and (end := run.ending(known, now)):
+        return _end(known, draft, end, now)
+    target, plan_only = _plan(known, draft, config)
+    if known.spec.suspend:
+        _suspend(known, draft)
+    elif plan_only is not None or known.spec.planning.mode is PlanningMode.PLAN_ONLY:
+        bring_down(draft, observed)
+    elif target is not None:
+        _roll(known, draft, known.spec, target, config, now)
+    accepted = known.accepted if known.accepted is not None and not quiet(observed) else target or known.accepted
+    return _finish(known, draft, accepted, now, plan_only=plan_only)
+
+
+def _plan(known: Known, draft: Draft, config: RenderConfig) -> tuple[Accepted | None, PlanStatus | None]:
+    """The plan that should be in force, and the one that is only shown."""
+    assert known.spec is not None
+    if not planning.wants_plan(known):
+        if known.accepted is not None and known.spec.planning.mode is not PlanningMode.PLAN_ONLY:
+            draft.verdicts.append(planning.planned(known.accepted))
+        return known.accepted, None
+    decision = planning.decide(known, config)
+    if isinstance(decision, Infeasible):
+        draft.verdicts.append(planning.infeasible(decision, known.accepted))
+        draft.requeue_in(planning.RETRY_S if decision.transient else 4 * planning.RETRY_S)
+        return known.accepted, None
+    plan_only = known.spec.planning.mode is PlanningMode.PLAN_ONLY
+    draft.verdicts.append(planning.planned(decision, plan_only=plan_only))
+    return (None, decision.status) if plan_only else (decision, None)
+
+
+def _suspend(known: Known, draft: Draft) -> None:
+    observed = known.observed
+    bring_down(draft, observed)
+    if quiet(observed):
+        draft.verdicts.append(Verdict("Suspended", TRUE, "Suspended", "spec.suspend is true; no pod runs"))
+    else:
+        text = f"{len(observed.pods)} pods are writing their last checkpoint"
+        draft.verdicts.append(Verdict("Suspended", FALSE, "Suspending", text))
+    if known.accepted is not None:
+        draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job is suspended"))
+
+
+def _roll(known: Known, draft: Draft, spec: DLJobSpec, target: Accepted, config: RenderConfig, now: datetime) -> None:
+    """Pods by the target plan; by way of zero where others run."""
+    observed, current = known.observed, known.accepted
+    if find(known.before.conditions, "Suspended") is not None:
+        draft.verdicts.append(Verdict("Suspended", FALSE, "NotSuspended", "spec.suspend is false"))
+    changed = current is None or current.spec_digest != target.spec_digest
+    if (changed or not in_force(observed, target)) and not quiet(observed):
+        bring_down(draft, observed)
+        text = f"the spec has changed: {len(observed.pods)} pods checkpoint and leave before the new ones start"
+        draft.verdicts.append(Verdict("Running", FALSE, "Restarting", text))
+        return
+    volume = volume_ready(observed, spec, target)
+    draft.verdicts.append(volume)
+    if blocks(volume) and quiet(observed):
+        draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the volume cannot serve"))
+        draft.requeue_in(RECHECK_S)
+        return
+    target = fence(known, draft, spec, target, now)
+    bring_up(draft, observed, spec, target, config)
+    draft.verdicts.append(run.running(known, target))
+    if end := run.deadline(known):
+        draft.requeue_in((end - now).total_seconds())
+
+
+def _end(known: Known, draft: Draft, verdict: Verdict, now: datetime) -> Desired:
+    """The job is over: the outcome into status, the pods away."""
+    draft.verdicts.append(verdict)
+    return _finished(known, draft, now, just_now=True)
+
+
+def _finished(known: Known, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
+    bring_down(draft, known.observed)
+    draft.verdicts.append(Verdict("Running", FALSE, "Finished", "the job is over"))
+    ended = now if just_now else known.before.completion_time or now
+    ttl_s = known.spec.run_policy.ttl_seconds_after_finished if known.spec else None
+    if ttl_s is not None:
+        left_s = (ended + timedelta(seconds=ttl_s) - now).total_seconds()
+        if left_s <= 0 and not just_now:
+            return Desired(delete_job=True)
+        draft.requeue_in(left_s)
+    return _finish(known, draft, known.accepted, now)
+
+
+def _without_spec(known: Known, draft: Draft, now: datetime) -> Desired:
+    """What runs goes on under the plan it has; nothing new is made."""
+    if known.accepted is None:
+        return _finish(known, draft, None, now)
+    if end := run.ending(known, now):
+        return _end(known, draft, end, now)
+    draft.wanted = sum(item.replicas for item in known.observed.sets)
+    draft.verdicts.append(run.running(known, known.accepted))
+    return _finish(known, draft, known.accepted, now)
+
+
+def _after_predecessor(known: Known, draft: Draft, now: datetime) -> Desired:
+    """Objects of these names belong to someone else: to a deleted job of the same name, most likely."""
+    text = (
+        f"found {', '.join(known.observed.leftovers)} of another owner; waiting until they are gone: delete them or "
+        "choose another name"
+    )
+    draft.verdicts.append(Verdict("PodsReady", FALSE, "NamesTaken", text))
+    draft.requeue_in(1.0)
+    return _finish(known, draft, known.accepted, now)
+
+
+def _finish(
+    known: Known, draft: Draft, accepted: Accepted | None, now: datetime, *, plan_only: PlanStatus | None = None
+) -> Desired:
+    if accepted is not None and not any(verdict.type == "PodsReady" for verdict in draft.verdicts):
+        draft.verdicts.append(pods_ready(known.observed, draft.wanted))
+    draft.verdicts.extend(run.mentions(known))
+    status = build(
+        known.observed, known.before, draft.verdicts, accepted, known.report, now,
+        wanted=draft.wanted, plan_only=plan_only,
+    )  # fmt: skip
+    lesson = None
+    if known.spec is not None and known.report is not None and run.teaches(known.report):
+        lesson = Lesson(profile_key(known.spec), known.report)
+    return Desired(
+        objects=tuple(draft.objects),
+        secret=draft.secret,
+        scales=tuple(draft.scales),
+        deletes=tuple(draft.deletes),
+        status=status,
+        events=events(known.before.conditions, status.conditions),
+        requeue_after_s=min(draft.requeues_s, default=None),
+        lesson=lesson,
+    )

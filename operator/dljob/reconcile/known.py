@@ -1,0 +1,100 @@
+"""Observed, understood: spec, status, plan and report parsed, and what is wrong with those that are not."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from dljob.accepted import Accepted, spec_digest
+from dljob.api import DLJobSpec, DLJobStatus
+from dljob.contract import Report
+from dljob.crd import JOB_NAME_RULE
+from dljob.observed import Observed
+from dljob.status import is_true, previous
+
+
+@dataclass(frozen=True)
+class Known:
+    observed: Observed
+    before: DLJobStatus
+    spec: DLJobSpec | None
+    spec_problem: str | None
+    digest: str | None
+    """Of the spec, when there is one."""
+    accepted: Accepted | None
+    report: Report | None
+    report_problem: str | None
+
+    @property
+    def finished(self) -> bool:
+        return is_true(self.before.conditions, "Complete") or is_true(self.before.conditions, "Failed")
+
+
+def understand(observed: Observed) -> Known:
+    spec, spec_problem = _spec(observed)
+    accepted = _accepted(observed)
+    report, report_problem = _report(observed, accepted)
+    return Known(
+        observed=observed,
+        before=previous(observed.job),
+        spec=spec,
+        spec_problem=spec_problem,
+        digest=spec_digest(spec) if spec else None,
+        accepted=accepted,
+        report=report,
+        report_problem=report_problem,
+    )
+
+
+def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:
+    if not JOB_NAME_RULE.holds(observed.job.name):
+        return None, f"found {observed.job.name!r}; {JOB_NAME_RULE.message}"
+    try:
+        return DLJobSpec.model_validate(observed.job.spec), None
+    except ValidationError as error:
+        return None, "; ".join(_in_words(item) for item in error.errors())
+
+
+def _in_words(error: Any) -> str:
+    """``spec.nodes.min: found 0, expected …`` of one of pydantic's errors."""
+    where = ".".join(["spec", *(str(part) for part in error["loc"])])
+    if error["type"] == "value_error":  # a rule, which names its own field
+        return f"{where}.{error['msg'].removeprefix('Value error, ')}" if error["loc"] else (
+            f"spec.{error['msg'].removeprefix('Value error, ')}"
+        )  # fmt: skip
+    if error["type"] == "missing":
+        return f"{where}: found nothing, expected a value; add it"
+    if error["type"] == "extra_forbidden":
+        return f"{where}: found an unknown field; remove it, or see kubectl explain dljob.spec"
+    message = error["msg"]
+    return f"{where}: found {error['input']!r:.200}, expected otherwise: {message[:1].lower()}{message[1:]}"
+
+
+def _accepted(observed: Observed) -> Accepted | None:
+    """The plan in force; None where there is none, or where what there is is not one of this job."""
+    if observed.plan is None:
+        return None
+    try:
+        accepted = Accepted.parse(observed.plan)
+    except ValueError:
+        return None
+    return accepted if accepted.plan.uid == observed.job.uid else None
+
+
+def _report(observed: Observed, accepted: Accepted | None) -> tuple[Report | None, str | None]:
+    """A report of this job and not from before a fence, or what is wrong with it."""
+    if observed.report is None:
+        return None, None
+    try:
+        report = Report.parse(observed.report)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "document"
+        return None, f"{where}: {first['msg']} ({error.error_count()} problems in all)"
+    except ValueError as error:
+        return None, str(error)
+    if report.uid != observed.job.uid:
+        return None, None  # of an earlier job of this name; its ConfigMap goes with it
+    if accepted is not None and report.term < accepted.plan.term:
+        return None, None  # of a coordinator that was fenced
+    return report, None

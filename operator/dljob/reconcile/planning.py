@@ -1,0 +1,110 @@
+"""From spec and cluster to an accepted plan, or to the reason why there is none."""
+
+from dataclasses import replace
+
+from dljob.accepted import Accepted, AcceptedGroup
+from dljob.api import PlanningMode
+from dljob.cluster import ClusterView
+from dljob.planner import Decision, Group, Infeasible
+from dljob.planner.plan import plan
+from dljob.reconcile.known import Known
+from dljob.render import Names, RenderConfig
+from dljob.request import contract_plan, plan_status, planner_request
+from dljob.status import FALSE, TRUE, Verdict
+
+MAX_SET_NAME = 52
+"""A StatefulSet's pods carry its name and a hash of 11 characters in a label of at most 63."""
+RETRY_S = 15.0
+"""How soon a plan that was not possible is tried again; changes of nodes come as events besides."""
+
+
+def wants_plan(known: Known) -> bool:
+    """Whether the spec asks for a plan that is not there."""
+    spec = known.spec
+    if spec is None or known.finished or spec.suspend:
+        return False
+    if spec.planning.mode is PlanningMode.PLAN_ONLY:
+        return not _shown(known)
+    return known.accepted is None or known.accepted.spec_digest != known.digest
+
+
+def _shown(known: Known) -> bool:
+    """Whether the status shows the plan that PlanOnly asks for, of just this spec."""
+    return any(
+        c.type == "Planned" and c.status is TRUE and c.observed_generation == known.observed.job.generation
+        for c in known.before.conditions
+    )
+
+
+def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
+    """A plan for the spec on the cluster as it is; the one in force where it would be the same but for its number."""
+    job, spec, view = known.observed.job, known.spec, known.observed.view
+    assert spec is not None and view is not None and known.digest is not None
+    decision = plan(planner_request(job.name, spec), view, known.observed.learned)
+    if isinstance(decision, Infeasible):
+        return decision
+    decision = _fitting(job.name, decision)
+    current = known.accepted
+    shown = known.before.plan.number if known.before.plan and known.observed.sets else 0
+    number = (current.plan.number if current else shown) + 1
+    term = current.plan.term if current else 1
+    service = Names.of(job).service
+    proposed = contract_plan(
+        job.name, job.namespace, job.uid, spec, decision, number, term, service, config.cluster_domain
+    )
+    if current is not None and current.plan.digest() == proposed.digest():
+        proposed = current.plan
+    prediction = decision.chosen.prediction
+    return Accepted(
+        plan=proposed,
+        status=plan_status(decision, proposed.number, proposed.digest()),
+        groups=tuple(_group(group, view) for group in decision.chosen.groups),
+        memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
+        spec_digest=known.digest,
+        warning=decision.warning,
+    )
+
+
+def _group(group: Group, view: ClusterView) -> AcceptedGroup:
+    """CPU to request: a CPU a rank, but at most half of what is free, so that the plan fits where it was made for."""
+    free = sorted((node.free_cpu for node in view.nodes if node.device == group.device), reverse=True)[: group.nodes]
+    half_m = int(500 * min(free, default=0.0))
+    return AcceptedGroup(
+        name=group.name,
+        device=group.device,
+        is_gpu=group.is_gpu,
+        nodes=group.nodes,
+        ranks_per_node=group.ranks_per_node,
+        cpu_m=max(50, min(1000 * group.ranks_per_node, half_m // 10 * 10)),
+    )
+
+
+def _fitting(job: str, decision: Decision) -> Decision:
+    """The decision with group names short enough for the names of this job's StatefulSets."""
+    room = MAX_SET_NAME - len(job) - 1
+    if all(len(group.name) <= room for group in decision.chosen.groups):
+        return decision
+    groups: list[Group] = []
+    for n, group in enumerate(decision.chosen.groups, 1):
+        groups.append(replace(group, name=f"{group.name[: room - 3].strip('-')}-{n}"))
+    chosen = replace(decision.chosen, groups=tuple(groups))
+    candidates = tuple(chosen if c == decision.chosen else c for c in decision.candidates)
+    return replace(decision, chosen=chosen, candidates=candidates)
+
+
+def planned(accepted: Accepted, *, plan_only: bool = False) -> Verdict:
+    status = accepted.status
+    text = (
+        f"plan {status.number}: {status.summary}; predicted step {status.predicted.step_seconds:.3g} s, "
+        f"training {status.predicted.total_seconds:.3g} s"
+    )
+    if accepted.warning:
+        text = f"{text}; {accepted.warning}"
+    return Verdict("Planned", TRUE, "PlanOnly" if plan_only else "Planned", text)
+
+
+def infeasible(found: Infeasible, running: Accepted | None) -> Verdict:
+    text = f"{found.field}: {found.message}"
+    if running is not None:
+        text = f"{text}; plan {running.plan.number} stays in force"
+    return Verdict("Planned", FALSE, found.reason, text)

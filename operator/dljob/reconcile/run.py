@@ -1,0 +1,125 @@
+"""What the coordinator's report and the pods say about the run."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from dljob.accepted import Accepted
+from dljob.api import DLJobStatus
+from dljob.contract import Failure, Report, RunPhase
+from dljob.reconcile.known import Known
+from dljob.status import FALSE, TRUE, Verdict, find
+
+REPORTING = "ReportValid"
+
+
+def ending(known: Known, now: datetime) -> Verdict | None:
+    """Complete or Failed, when the job is over."""
+    report, accepted = known.report, known.accepted
+    if report is not None and accepted is not None and report.plan_number == accepted.plan.number:
+        if report.phase is RunPhase.SUCCEEDED:
+            return Verdict("Complete", TRUE, "Complete", _success(report))
+        if report.phase is RunPhase.FAILED:
+            return _failed(report)
+        limit = accepted.plan.backoff_limit
+        if report.failures > limit:
+            return Verdict(
+                "Failed", TRUE, "BackoffLimitExceeded",
+                f"the program failed {report.failures} times, spec.runPolicy.backoffLimit is {limit}"
+                f"{_last(report.failure)}",
+            )  # fmt: skip
+    return _overdue(known, now)
+
+
+def _success(report: Report) -> str:
+    if report.outcome is None:
+        return f"trained {report.step} steps"
+    out = report.outcome
+    accuracy = f", accuracy {100 * out.accuracy:.2f} %" if out.accuracy is not None else ""
+    checkpoint = f"; last checkpoint {out.checkpoint}" if out.checkpoint else ""
+    return f"trained {out.steps} steps in {out.seconds:.1f} s{accuracy}{checkpoint}"
+
+
+def _failed(report: Report) -> Verdict:
+    failure = report.failure
+    if failure is None:
+        return Verdict("Failed", TRUE, "Unknown", "the coordinator reported a failure without a reason; see its log")
+    return Verdict("Failed", TRUE, failure.reason, _told(failure))
+
+
+def _told(failure: Failure) -> str:
+    where = f"rank {failure.rank}" if failure.rank is not None else ""
+    where = " on ".join(part for part in (where, failure.host) if part)
+    code = f" (exit code {failure.exit_code})" if failure.exit_code is not None else ""
+    log = f"; log: {failure.log_tail.strip()}" if failure.log_tail.strip() else ""
+    return f"{f'{where}: ' if where else ''}{failure.message}{code}{log}"
+
+
+def _last(failure: Failure | None) -> str:
+    return f"; last: {_told(failure)}" if failure is not None else ""
+
+
+def active_since(status: DLJobStatus) -> datetime | None:
+    """Since when the job has been active: its start, or its last resumption."""
+    resumed = find(status.conditions, "Suspended")
+    times = [status.start_time, resumed.last_transition_time if resumed and resumed.status is FALSE else None]
+    return max((time for time in times if time is not None), default=None)
+
+
+def deadline(known: Known) -> datetime | None:
+    if known.spec is None or known.spec.suspend:
+        return None
+    limit_s, since = known.spec.run_policy.active_deadline_seconds, active_since(known.before)
+    return since + timedelta(seconds=limit_s) if limit_s is not None and since is not None else None
+
+
+def _overdue(known: Known, now: datetime) -> Verdict | None:
+    end = deadline(known)
+    if end is None or now < end:
+        return None
+    assert known.spec is not None
+    return Verdict(
+        "Failed", TRUE, "DeadlineExceeded",
+        f"the job was active for longer than spec.runPolicy.activeDeadlineSeconds: "
+        f"{known.spec.run_policy.active_deadline_seconds}",
+    )  # fmt: skip
+
+
+def running(known: Known, accepted: Accepted) -> Verdict:
+    """The Running condition of a job whose pods are wanted."""
+    report = known.report
+    pods = [pod for pod in known.observed.pods if not pod.deleting]
+    ready = sum(pod.ready for pod in pods)
+    if report is None or report.plan_number != accepted.plan.number:
+        return Verdict("Running", FALSE, "Starting", f"{ready} of {accepted.nodes} pods are ready")
+    if report.phase is RunPhase.RUNNING:
+        if ready == 0:
+            return Verdict("Running", FALSE, "PodsLost", "no pod is ready; training goes on when they are back")
+        steps = f" of {report.steps}" if report.steps else ""
+        return Verdict("Running", TRUE, "Running", f"step {report.step}{steps} on {report.world_size} ranks")
+    if report.phase is RunPhase.RELAUNCHING:
+        return Verdict("Running", FALSE, "Relaunching", f"the ranks are being started again{_last(report.failure)}")
+    words = {RunPhase.WAITING: "agents wait for each other", RunPhase.LAUNCHING: "ranks are being started"}
+    return Verdict("Running", FALSE, "Starting", words.get(report.phase, "pods are starting"))
+
+
+def mentions(known: Known) -> Iterator[Verdict]:
+    """Conditions that stand only once there was cause for them."""
+    report, before = known.report, known.before.conditions
+    if known.report_problem is not None:
+        text = f"the report in ConfigMap {known.observed.job.name}-report is ignored: {known.report_problem}"
+        yield Verdict(REPORTING, FALSE, "InvalidReport", text)
+    elif find(before, REPORTING) is not None:
+        yield Verdict(REPORTING, TRUE, "Valid", "reports are valid again")
+    if report is None:
+        return
+    if report.mismatches:
+        listed = ", ".join(f"rank {m.rank}: {m.planned} planned, {m.found} found" for m in report.mismatches[:8])
+        text = f"{len(report.mismatches)} ranks run on another device than planned ({listed}); correct the nodes' labels; nothing is learned from this run"
+        yield Verdict("DeviceMismatch", TRUE, "DeviceMismatch", text)
+    elif find(before, "DeviceMismatch") is not None:
+        yield Verdict("DeviceMismatch", FALSE, "DevicesAsPlanned", "every rank runs on the device that was planned")
+
+
+def teaches(report: Report) -> bool:
+    """Whether the run measured what a profile may learn."""
+    return bool(report.probes) and not report.mismatches

@@ -1,0 +1,120 @@
+"""Whether the volumes can serve, said before pods wait for them in vain. Every 'no' names its remedies."""
+
+from collections.abc import Iterable
+
+from dljob.accepted import Accepted
+from dljob.api import DLJobSpec
+from dljob.observed import ClaimSeen, Observed
+from dljob.render import Names
+from dljob.render.pods import dataset_claim
+from dljob.status import FALSE, TRUE, UNKNOWN, Verdict
+
+_SHARED = ("ReadWriteMany",)
+_SHARED_READ = ("ReadWriteMany", "ReadOnlyMany")
+_HOPELESS = {
+    "ClaimNotFound", "ClaimNotShared", "StorageClassNotFound", "NoDefaultStorageClass", "DatasetClaimNotFound",
+    "DatasetClaimNotShared",
+}  # fmt: skip
+"""Reasons in which pods would only wait."""
+
+
+def volume_ready(observed: Observed, spec: DLJobSpec, accepted: Accepted) -> Verdict:
+    """The VolumeReady condition: the dataset's claim first, then the checkpoints'."""
+    return _dataset(observed, spec, accepted) or _checkpoints(observed, spec, accepted)
+
+
+def blocks(verdict: Verdict) -> bool:
+    """Whether no pod should be made before this is mended."""
+    return verdict.status is FALSE and verdict.reason in _HOPELESS
+
+
+def _no(reason: str, message: str) -> Verdict:
+    return Verdict("VolumeReady", FALSE, reason, message)
+
+
+def _dataset(observed: Observed, spec: DLJobSpec, accepted: Accepted) -> Verdict | None:
+    name = dataset_claim(spec)
+    if name is None:
+        return None
+    claim = observed.claims.get(name)
+    if claim is None:
+        return _no(
+            "DatasetClaimNotFound",
+            f"spec.dataset.uri: found no PersistentVolumeClaim {name!r} in namespace {observed.job.namespace!r}; "
+            "create it, or correct the claim in pvc://CLAIM/PATH",
+        )
+    if accepted.nodes > 1 and not _any(claim.access_modes, _SHARED_READ):
+        return _no(
+            "DatasetClaimNotShared",
+            f"spec.dataset.uri: claim {name!r} has access modes {_list(claim.access_modes)}, but the plan needs it on "
+            f"{accepted.nodes} nodes; use a claim with ReadOnlyMany or ReadWriteMany, or set spec.nodes.max: 1",
+        )
+    return None
+
+
+def _checkpoints(observed: Observed, spec: DLJobSpec, accepted: Accepted) -> Verdict:
+    if not spec.checkpoint.enabled:
+        return Verdict("VolumeReady", TRUE, "NotNeeded", "spec.checkpoint.enabled is false")
+    volume, nodes = spec.checkpoint.volume, accepted.nodes
+    name = volume.claim_name or Names.of(observed.job).claim
+    claim = observed.claims.get(name)
+    if claim is not None and nodes > 1 and not _any(claim.access_modes, _SHARED):
+        return _no(
+            "ClaimNotShared",
+            f"spec.checkpoint.volume: claim {name!r} has access modes {_list(claim.access_modes)}, but {nodes} nodes "
+            "write to it; use a claim with ReadWriteMany (of a class that shares its volumes), or set "
+            "spec.nodes.max: 1",
+        )
+    if claim is not None:
+        return _existing(claim)
+    if volume.claim_name:
+        return _no(
+            "ClaimNotFound",
+            f"spec.checkpoint.volume.claimName: found no PersistentVolumeClaim {name!r} in namespace "
+            f"{observed.job.namespace!r}; create it, or remove claimName so that dljob creates one",
+        )
+    return _class(observed, spec) or Verdict("VolumeReady", UNKNOWN, "Binding", f"claim {name!r} is being created")
+
+
+def _existing(claim: ClaimSeen) -> Verdict:
+    if claim.phase == "Bound":
+        return Verdict("VolumeReady", TRUE, "Bound", f"claim {claim.name!r} is bound")
+    if claim.phase == "Lost":
+        return _no("ClaimLost", f"claim {claim.name!r} lost its volume; restore the volume, or delete the claim")
+    if claim.problem:
+        return _no(
+            "ProvisioningFailed",
+            f"claim {claim.name!r} of class {claim.storage_class!r} gets no volume: {claim.problem}; name a class that "
+            f"can provide {_list(claim.access_modes)} in spec.checkpoint.volume.storageClassName, or an existing claim "
+            "in claimName",
+        )
+    return Verdict("VolumeReady", UNKNOWN, "Binding", f"claim {claim.name!r} waits for its volume")
+
+
+def _class(observed: Observed, spec: DLJobSpec) -> Verdict | None:
+    """What keeps the claim that dljob would create from ever being served."""
+    wanted = spec.checkpoint.volume.storage_class_name
+    if observed.classes is None:
+        return None
+    present = sorted(item.name for item in observed.classes)
+    if wanted is not None and wanted not in present:
+        return _no(
+            "StorageClassNotFound",
+            f"spec.checkpoint.volume.storageClassName: found no StorageClass {wanted!r}, expected one of "
+            f"{_list(present)}; name one of these or create the class, or bring a claim of your own in claimName",
+        )
+    if wanted is None and not any(item.default for item in observed.classes):
+        return _no(
+            "NoDefaultStorageClass",
+            "spec.checkpoint.volume: no storageClassName is set and the cluster has no default StorageClass; set it to "
+            f"one of {_list(present)}, or bring a claim of your own in claimName",
+        )
+    return None
+
+
+def _any(found: Iterable[str], wanted: Iterable[str]) -> bool:
+    return not set(found).isdisjoint(wanted)
+
+
+def _list(items: Iterable[str]) -> str:
+    return ", ".join(items) or "none"

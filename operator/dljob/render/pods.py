@@ -1,0 +1,202 @@
+"""The pod template of one group. It never names a plan: a new plan is no new template."""
+
+from math import ceil
+from typing import Any
+
+from dljob.accepted import Accepted, AcceptedGroup
+from dljob.api import DLJobSpec
+from dljob.contract import AGENT_PORT, CHECKPOINT_DIR, DATASET_DIR, METRICS_PORT, TLS_DIR
+from dljob.observed import JOB_LABEL, JobSeen
+from dljob.render.config import Manifest, RenderConfig
+from dljob.render.names import Names, labels
+from dljob.render.overrides import merged
+
+UID = 65532
+"""The image runs as any user; this one is no one on the node."""
+DEVICE_LABEL = "dljob.dev/device"
+GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
+GPU_RESOURCE = "nvidia.com/gpu"
+PLAIN_CPU = "cpu"
+"""The class of CPU nodes without a label."""
+SHM_PER_RANK_NBYTES = 128 * 2**20
+"""Open MPI's shared-memory segments of one rank; counted in the memory limit."""
+TMP_LIMIT = "2Gi"
+AGENT_COMMAND = ("dljob-agent",)
+
+
+def pod_template(
+    job: JobSeen, spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup, config: RenderConfig
+) -> Manifest:
+    names, scheduling = Names.of(job), spec.scheduling
+    metadata: Manifest = {"labels": labels(job, group.name), "annotations": {}}
+    if scheduling.pod_group_label:
+        metadata["labels"][scheduling.pod_group_label] = job.name
+    pod: Manifest = {
+        "serviceAccountName": names.account,
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": spec.run_policy.termination_grace_period_seconds,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": UID,
+            "runAsGroup": UID,
+            "fsGroup": UID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "affinity": _affinity(job, group),
+        "containers": [_container(job, spec, accepted, group, config)],
+        "volumes": _volumes(job, spec, group),
+    }
+    if scheduling.node_selector:
+        pod["nodeSelector"] = dict(scheduling.node_selector)
+    if scheduling.tolerations:
+        pod["tolerations"] = [dict(item) for item in scheduling.tolerations]
+    if scheduling.priority_class_name:
+        pod["priorityClassName"] = scheduling.priority_class_name
+    if scheduling.scheduler_name:
+        pod["schedulerName"] = scheduling.scheduler_name
+    if secrets := spec.trainer.image_pull_secrets or config.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in secrets]
+    template: Manifest = {"metadata": metadata, "spec": pod}
+    for override in spec.pod_template_overrides:
+        change = {"metadata": override.metadata.manifest(), "spec": override.spec}
+        template = merged(template, change)
+    # Selectors stand on these; an override must not break them.
+    template["metadata"]["labels"] |= labels(job, group.name)
+    return template
+
+
+def _affinity(job: JobSeen, group: AcceptedGroup) -> Manifest:
+    """One pod of the job on a node, and only on nodes of the group's device."""
+    return {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _device_terms(group)}},
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {"labelSelector": {"matchLabels": {JOB_LABEL: job.name}}, "topologyKey": "kubernetes.io/hostname"}
+            ]
+        },
+    }
+
+
+def _device_terms(group: AcceptedGroup) -> list[Manifest]:
+    def is_in(label: str) -> Manifest:
+        return {"key": label, "operator": "In", "values": [group.device]}
+
+    def absent(label: str) -> Manifest:
+        return {"key": label, "operator": "DoesNotExist"}
+
+    if group.is_gpu:
+        return [{"matchExpressions": [is_in(GPU_PRODUCT_LABEL)]}]
+    labelled = {"matchExpressions": [is_in(DEVICE_LABEL)]}
+    if group.device != PLAIN_CPU:
+        return [labelled]
+    return [labelled, {"matchExpressions": [absent(DEVICE_LABEL), absent(GPU_PRODUCT_LABEL)]}]
+
+
+def _container(
+    job: JobSeen, spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup, config: RenderConfig
+) -> Manifest:
+    trainer = spec.trainer
+    container: Manifest = {
+        "name": "trainer",
+        "image": trainer.image or config.trainer_image,
+        "imagePullPolicy": trainer.image_pull_policy.value if trainer.image_pull_policy else config.image_pull_policy,
+        "env": _environment(job, spec, config),
+        "ports": [
+            {"name": "agent", "containerPort": AGENT_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
+        ],
+        "readinessProbe": _probe("/readyz", period_s=1, failures=3),
+        "livenessProbe": _probe("/healthz", period_s=10, failures=6),
+        "resources": _resources(spec, accepted, group),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": _mounts(spec),
+        # What a crashed agent last said shows in the pod's status, and from there in the job's.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if trainer.image:  # built FROM the trainer image, with any entry point
+        container["command"] = list(AGENT_COMMAND)
+    return container
+
+
+def _probe(path: str, period_s: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": METRICS_PORT, "scheme": "HTTP"},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Manifest]:
+    """The user's variables, then ours, which win."""
+    ours: dict[str, Any] = {
+        "DLJOB_NAME": {"value": job.name},
+        "DLJOB_NAMESPACE": {"value": job.namespace},
+        "DLJOB_UID": {"value": job.uid},
+        "DLJOB_SERVICE": {"value": Names.of(job).service},
+        "DLJOB_CLUSTER_DOMAIN": {"value": config.cluster_domain},
+        "DLJOB_POD": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+        "DLJOB_POD_IP": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
+        "HOME": {"value": "/tmp"},
+        "TMPDIR": {"value": "/tmp"},
+    }
+    variables: dict[str, Any] = {item.name: {"value": item.value} for item in spec.trainer.env}
+    return [{"name": name, **value} for name, value in (variables | ours).items()]
+
+
+def _resources(spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup) -> Manifest:
+    """Memory is limited, as a pod that outgrows its prediction must not take its node with it; CPU only on wish."""
+    shm = group.ranks_per_node * SHM_PER_RANK_NBYTES
+    memory = spec.resources.memory or f"{ceil((accepted.memory_nbytes + shm) / 2**20)}Mi"
+    requests: dict[str, str] = {"cpu": spec.resources.cpu or _cpu(group.cpu_m), "memory": memory}
+    limits: dict[str, str] = {"memory": memory}
+    if spec.resources.cpu_limit:
+        limits["cpu"] = spec.resources.cpu_limit
+    if group.is_gpu:
+        requests[GPU_RESOURCE] = limits[GPU_RESOURCE] = str(group.ranks_per_node)
+    return {"requests": requests, "limits": limits}
+
+
+def _cpu(thousandths: int) -> str:
+    return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
+
+
+def _mounts(spec: DLJobSpec) -> list[Manifest]:
+    mounts: list[Manifest] = [
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "tls", "mountPath": TLS_DIR, "readOnly": True},
+    ]
+    if spec.checkpoint.enabled:
+        mounts.append({"name": "checkpoints", "mountPath": CHECKPOINT_DIR})
+    if dataset_claim(spec):
+        mounts.append({"name": "dataset", "mountPath": DATASET_DIR, "readOnly": True})
+    return mounts
+
+
+def dataset_claim(spec: DLJobSpec) -> str | None:
+    """The claim that a pvc:// dataset is on."""
+    uri = spec.dataset.uri or ""
+    return uri.removeprefix("pvc://").partition("/")[0] if uri.startswith("pvc://") else None
+
+
+def _volumes(job: JobSeen, spec: DLJobSpec, group: AcceptedGroup) -> list[Manifest]:
+    names = Names.of(job)
+    shm_mib = group.ranks_per_node * SHM_PER_RANK_NBYTES // 2**20
+    volumes: list[Manifest] = [
+        {"name": "tmp", "emptyDir": {"sizeLimit": TMP_LIMIT}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_mib}Mi"}},
+        {"name": "tls", "secret": {"secretName": names.secret, "defaultMode": 0o440}},
+    ]
+    if spec.checkpoint.enabled:
+        claim = spec.checkpoint.volume.claim_name or names.claim
+        volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}})
+    if claim_name := dataset_claim(spec):
+        volumes.append({"name": "dataset", "persistentVolumeClaim": {"claimName": claim_name, "readOnly": True}})
+    return volumes

@@ -1,0 +1,117 @@
+"""What the pods of a job need before they start: identity, plan, report, name and volume."""
+
+from dljob.accepted import Accepted
+from dljob.api import DLJobSpec
+from dljob.api.spec import ReclaimPolicy
+from dljob.contract import AGENT_PORT, METRICS_PORT
+from dljob.observed import JOB_LABEL, JobSeen
+from dljob.render.config import Manifest, RenderConfig
+from dljob.render.names import Names, metadata
+from dljob.render.network import network_policy
+
+
+def plan_config_map(job: JobSeen, accepted: Accepted) -> Manifest:
+    name = Names.of(job).plan
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, name), "data": accepted.data()}
+
+
+def _report_config_map(job: JobSeen) -> Manifest:
+    """Empty and without ``data``: the field is the coordinator's, and applying this again leaves it alone."""
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, Names.of(job).report)}
+
+
+def _service_account(job: JobSeen) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": metadata(job, Names.of(job).account),
+        "automountServiceAccountToken": False,
+    }
+
+
+def _role(job: JobSeen) -> Manifest:
+    """An agent reads its plan and writes its report, and nothing else."""
+    names = Names.of(job)
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": metadata(job, names.account),
+        "rules": [
+            {
+                "apiGroups": [""],
+                "resources": ["configmaps"],
+                "resourceNames": [names.plan],
+                "verbs": ["get", "list", "watch"],
+            },
+            {
+                "apiGroups": [""],
+                "resources": ["configmaps"],
+                "resourceNames": [names.report],
+                "verbs": ["get", "update", "patch"],
+            },
+        ],
+    }
+
+
+def _role_binding(job: JobSeen) -> Manifest:
+    name = Names.of(job).account
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": metadata(job, name),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
+    }
+
+
+def _service(job: JobSeen) -> Manifest:
+    """Headless, with addresses of pods that are not ready: agents find each other before anything is."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job, Names.of(job).service),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {JOB_LABEL: job.name},
+            "ports": [
+                {"name": "agent", "port": AGENT_PORT, "targetPort": AGENT_PORT, "protocol": "TCP"},
+                {"name": "metrics", "port": METRICS_PORT, "targetPort": METRICS_PORT, "protocol": "TCP"},
+            ],
+        },
+    }
+
+
+def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: Accepted) -> Manifest | None:
+    """The claim that dljob creates, or None where the user brings one or wants no checkpoints.
+
+    One node needs no shared volume, and most default classes offer none.
+    """
+    volume = spec.checkpoint.volume
+    if not spec.checkpoint.enabled or volume.claim_name:
+        return None
+    claim: Manifest = {
+        "accessModes": ["ReadWriteMany" if accepted.nodes > 1 else "ReadWriteOnce"],
+        "resources": {"requests": {"storage": volume.size}},
+    }
+    if volume.storage_class_name:
+        claim["storageClassName"] = volume.storage_class_name
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata(job, Names.of(job).claim, owned=volume.reclaim_policy is ReclaimPolicy.DELETE),
+        "spec": claim,
+    }
+
+
+def support(job: JobSeen, spec: DLJobSpec, accepted: Accepted, config: RenderConfig) -> tuple[Manifest, ...]:
+    """All that the pods need, but the Secret (its keys are made at the edge) and the claim."""
+    return (
+        _service_account(job),
+        _role(job),
+        _role_binding(job),
+        plan_config_map(job, accepted),
+        _report_config_map(job),
+        _service(job),
+        network_policy(job, spec, accepted, config),
+    )

@@ -1,0 +1,176 @@
+"""DLJobStatus from all that is known of a job."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from pydantic import ValidationError
+
+from dljob.accepted import Accepted
+from dljob.api import (
+    DLJobStatus,
+    GroupStatus,
+    LastCheckpoint,
+    Measured,
+    PlanStatus,
+    Progress,
+    Result,
+    Startup,
+)
+from dljob.contract import Report, RunPhase
+from dljob.observed import JobSeen, Observed
+from dljob.status.conditions import Verdict, is_true, merge, phase
+
+
+def previous(job: JobSeen) -> DLJobStatus:
+    """The status as it stands; an empty one where it is none of ours (a hand or another version wrote it)."""
+    try:
+        return DLJobStatus.model_validate(job.status)
+    except ValidationError:
+        return DLJobStatus()
+
+
+def build(
+    observed: Observed,
+    before: DLJobStatus,
+    verdicts: Sequence[Verdict],
+    accepted: Accepted | None,
+    report: Report | None,
+    now: datetime,
+    *,
+    wanted: int = 0,
+    plan_only: PlanStatus | None = None,
+) -> DLJobStatus:
+    """The status after this reconcile. ``wanted``: pods that should run now.
+
+    ``report`` is the last valid one of this job, be it of an older plan; where there is none, what was known stays.
+    """
+    job = observed.job
+    conditions = merge(before.conditions, verdicts, job.generation, now)
+    plan = plan_only or (accepted.status if accepted else before.plan)
+    changes: dict[str, object] = {
+        "observed_generation": job.generation,
+        "conditions": conditions,
+        "phase": phase(conditions),
+        "plan": plan,
+        "nodes": plan.nodes if plan else 0,
+        "ready": f"{sum(p.ready and not p.deleting for p in observed.pods)}/{wanted}",
+        "groups": _groups(observed, accepted, wanted),
+    }
+    if accepted is not None and before.start_time is None:
+        changes["start_time"] = _milliseconds(now)
+    done = is_true(conditions, "Complete") or is_true(conditions, "Failed")
+    if done and before.completion_time is None:
+        changes["completion_time"] = now.replace(microsecond=0)
+    current = before.model_copy(update=changes)
+    if report is not None:
+        current = current.model_copy(update=_from_report(current, job, accepted, report, done))
+    elif done:
+        current = current.model_copy(update={"eta": None, "remaining": None})
+    return current
+
+
+def _milliseconds(time: datetime) -> datetime:
+    return time.replace(microsecond=time.microsecond // 1000 * 1000)
+
+
+def _time(unix_s: float) -> datetime:
+    """UTC, to the second. A report is untrusted: times no calendar holds become its last one."""
+    return datetime.fromtimestamp(min(unix_s, 253402300799.0), UTC).replace(microsecond=0)
+
+
+def _groups(observed: Observed, accepted: Accepted | None, wanted: int) -> tuple[GroupStatus, ...]:
+    ready: dict[str, int] = {}
+    for pod in observed.pods:
+        if pod.ready and not pod.deleting:
+            ready[pod.group] = ready.get(pod.group, 0) + 1
+    return tuple(
+        GroupStatus(name=group.name, replicas=group.nodes if wanted else 0, ready=ready.get(group.name, 0))
+        for group in (accepted.groups if accepted else ())
+    )
+
+
+def _from_report(
+    status: DLJobStatus, job: JobSeen, accepted: Accepted | None, report: Report, done: bool
+) -> dict[str, object]:
+    changes: dict[str, object] = {
+        "restarts": sum(report.restarts.values()),
+        "restarts_by_cause": dict(sorted(report.restarts.items())),
+        "failures": report.failures,
+        "eta": None,
+        "remaining": None,
+    }
+    if report.steps > 0:
+        changes["progress"] = Progress(
+            step=min(report.step, report.steps),
+            steps=report.steps,
+            epoch=report.epoch,
+            percent=min(100, 100 * report.step // report.steps),
+            loss=_rounded(report.loss, 6),
+            accuracy=_rounded(report.accuracy, 6),
+        )
+    if report.step_s and accepted is not None and report.plan_number == accepted.plan.number:
+        changes["measured"] = _measured(report, accepted)
+    if report.last_checkpoint is not None:
+        mark = report.last_checkpoint
+        changes["last_checkpoint"] = LastCheckpoint(step=mark.step, time=_time(mark.unix_s), path=mark.path)
+    if status.startup is None or status.startup.first_step_seconds is None:
+        changes["startup"] = _startup(job, status, report) or status.startup
+    if report.phase is RunPhase.RUNNING and report.step_s and report.steps > report.step and not done:
+        left_s = (report.steps - report.step) * report.step_s
+        changes |= {"eta": _time(report.unix_s + left_s), "remaining": people(left_s)}
+    if report.outcome is not None and is_true(status.conditions, "Complete"):
+        out = report.outcome
+        changes["result"] = Result(
+            steps=out.steps,
+            seconds=round(out.seconds, 3),
+            loss=_rounded(out.loss, 6),
+            accuracy=_rounded(out.accuracy, 6),
+            checkpoint=out.checkpoint,
+        )
+    return changes
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _measured(report: Report, accepted: Accepted) -> Measured:
+    assert report.step_s
+    error = (accepted.status.predicted.step_seconds - report.step_s) / report.step_s
+    return Measured(
+        step_seconds=round(report.step_s, 6),
+        samples_per_second=round(report.samples_per_s or 0.0, 1),
+        step_error=round(error, 4),
+    )
+
+
+def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | None:
+    """Seconds by part. The clocks of nodes differ, and creation is known to the second: parts are never negative."""
+    marks, accepted_at = report.startup, status.start_time
+    if accepted_at is None:
+        return None
+    created_s, accepted_s = job.created.timestamp(), accepted_at.timestamp()
+
+    def between(start_s: float | None, end_s: float | None) -> float | None:
+        return None if start_s is None or end_s is None else round(max(0.0, end_s - start_s), 3)
+
+    met = [mark for mark in (marks.rendezvous_unix_s, marks.imported_unix_s) if mark is not None]
+    return Startup(
+        admission_seconds=between(created_s, accepted_s),
+        pods_seconds=between(accepted_s, marks.agents_up_unix_s),
+        rendezvous_seconds=between(marks.agents_up_unix_s, marks.rendezvous_unix_s),
+        import_seconds=between(marks.rendezvous_unix_s, marks.imported_unix_s),
+        first_step_seconds=between(max(met, default=None), marks.first_step_unix_s),
+        total_seconds=between(created_s, marks.first_step_unix_s),
+    )
+
+
+def people(seconds: float) -> str:
+    """A time for people: the two largest units, such as 2h5m or 40s."""
+    left = timedelta(seconds=round(seconds))
+    hours, rest = divmod(left.seconds, 3600)
+    minutes, rest_s = divmod(rest, 60)
+    parts = [(left.days, "d"), (hours, "h"), (minutes, "m"), (rest_s, "s")]
+    while len(parts) > 1 and parts[0][0] == 0:
+        parts.pop(0)
+    return "".join(f"{number}{unit}" for number, unit in parts[:2] if number) or "0s"

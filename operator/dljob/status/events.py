@@ -1,0 +1,52 @@
+"""Which changes of conditions people are told of, as Kubernetes events."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from dljob.api import Condition
+from dljob.status.conditions import FALSE, TRUE, find
+
+_BAD_WHEN_TRUE = {"Failed", "DeviceMismatch"}
+_QUIET = {"Starting", "NotStarted", "Finished", "Running", "Suspending", "NotSuspended", "NotFinished", "Binding"}
+"""Reasons of conditions that are not True which only say that something has not come yet or is over."""
+_QUIET_WHEN_TRUE = {"Accepted"}
+MAX_MESSAGE = 1000
+"""The API server refuses longer ones (1024)."""
+
+
+@dataclass(frozen=True)
+class Event:
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+    def name(self, job: str, uid: str) -> str:
+        """The same for the same news of the same job, so that repeating it raises a count, not a pile."""
+        digest = hashlib.sha256(f"{uid}/{self.reason}/{self.message}".encode()).hexdigest()[:16]
+        return f"{job}.{digest}"
+
+
+def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Event, ...]:
+    """One event for each condition whose status or reason changed and that has news."""
+    before = tuple(before)
+    return tuple(_event(new) for new in after if _is_news(find(before, new.type), new))
+
+
+def _is_news(old: Condition | None, new: Condition) -> bool:
+    if old is not None and (old.status, old.reason) == (new.status, new.reason):
+        return False
+    if new.status is TRUE:
+        return new.reason not in _QUIET_WHEN_TRUE
+    if new.type in _BAD_WHEN_TRUE:
+        return old is not None and old.status is TRUE
+    return new.reason not in _QUIET
+
+
+def _event(condition: Condition) -> Event:
+    bad = condition.status is TRUE if condition.type in _BAD_WHEN_TRUE else condition.status is FALSE
+    message = condition.message
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[: MAX_MESSAGE - 4]} ..."
+    return Event("Warning" if bad else "Normal", condition.reason, message)

@@ -1,0 +1,78 @@
+"""What a job's pods say, as one condition: the first thing that keeps them from being ready, with its remedy."""
+
+from collections.abc import Sequence
+
+from dljob.observed import Observed, PodSeen
+from dljob.status.conditions import FALSE, TRUE, Verdict
+
+_IMAGE = {
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+    "RegistryUnavailable", "SignatureValidationFailed",
+}  # fmt: skip
+_CRASH = {"CrashLoopBackOff", "Error", "OOMKilled", "Completed"}
+_PASSING = {"ContainerCreating", "PodInitializing"}
+
+
+def pods_ready(observed: Observed, wanted: int) -> Verdict:
+    """The PodsReady condition of ``wanted`` pods."""
+    pods = [pod for pod in observed.pods if not pod.deleting]
+    ready = sum(pod.ready for pod in pods)
+    if observed.refused is not None:
+        refused = observed.refused
+        return Verdict(
+            "PodsReady",
+            FALSE,
+            "ObjectRefused",
+            f"the API server refused {refused.kind} {refused.name}: {refused.message}",
+        )
+    if wanted == 0:
+        return Verdict(
+            "PodsReady", FALSE, "Finished" if not pods else "Stopping", f"{len(pods)} pods left, none wanted"
+        )
+    if ready >= wanted:
+        return Verdict("PodsReady", TRUE, "AllReady", f"{ready} of {wanted} pods are ready")
+    return _stuck(pods) or _unschedulable(pods) or Verdict(
+        "PodsReady", FALSE, "Starting", f"{ready} of {wanted} pods are ready"
+    )  # fmt: skip
+
+
+def _others(pods: Sequence[PodSeen]) -> str:
+    return f" ({len(pods)} pods in all)" if len(pods) > 1 else ""
+
+
+def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
+    stuck = [pod for pod in pods if pod.stuck is not None and pod.stuck.reason not in _PASSING]
+    if not stuck:
+        return None
+    pod = stuck[0]
+    assert pod.stuck is not None
+    why, image = pod.stuck, pod.stuck.image
+    if why.reason in _IMAGE:
+        text = (
+            f"spec.trainer.image: pod {pod.name}{_others(stuck)} cannot get image {image!r}: {why.reason}: {why.message}; "
+            "correct the image's name, push it, or name a Secret with the registry's credentials in "
+            "spec.trainer.imagePullSecrets"
+        )
+        return Verdict("PodsReady", FALSE, "ImagePullFailed", text)
+    if why.reason in _CRASH:
+        text = (
+            f"the agent in pod {pod.name}{_others(stuck)} ended {pod.restarts} times: {why.reason}: {why.message}; "
+            f"see kubectl logs {pod.name} --previous, and build your own image FROM the trainer image"
+        )
+        return Verdict("PodsReady", FALSE, "AgentCrashing", text)
+    text = (
+        f"the container of pod {pod.name}{_others(stuck)} does not start: {why.reason}: {why.message}; "
+        "check spec.trainer and spec.podTemplateOverrides"
+    )
+    return Verdict("PodsReady", FALSE, "ContainerNotStarted", text)
+
+
+def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
+    waiting = [pod for pod in pods if pod.unschedulable]
+    if not waiting:
+        return None
+    text = (
+        f"no node takes pod {waiting[0].name}{_others(waiting)}: {waiting[0].unschedulable}; free a node, lower "
+        "spec.resources, or widen spec.devices and spec.scheduling"
+    )
+    return Verdict("PodsReady", FALSE, "Unschedulable", text)
