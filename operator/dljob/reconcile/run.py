@@ -114,7 +114,10 @@ def mentions(known: Known) -> Iterator[Verdict]:
         return
     if report.mismatches:
         listed = ", ".join(f"rank {m.rank}: {m.planned} planned, {m.found} found" for m in report.mismatches[:8])
-        text = f"{len(report.mismatches)} ranks run on another device than planned ({listed}); correct the nodes' labels; nothing is learned from this run"
+        text = (
+            f"{len(report.mismatches)} ranks run on another device than planned ({listed}); "
+            "correct the nodes' labels; nothing is learned from this run"
+        )
         yield Verdict("DeviceMismatch", TRUE, "DeviceMismatch", text)
     elif find(before, "DeviceMismatch") is not None:
         yield Verdict("DeviceMismatch", FALSE, "DevicesAsPlanned", "every rank runs on the device that was planned")

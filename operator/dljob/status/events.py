@@ -9,7 +9,7 @@ from dljob.api import Condition
 from dljob.status.conditions import FALSE, TRUE, find
 
 _BAD_WHEN_TRUE = {"Failed", "DeviceMismatch"}
-_QUIET = {"Starting", "NotStarted", "Finished", "Running", "Suspending", "NotSuspended", "NotFinished", "Binding"}
+_QUIET = {"Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding"}
 """Reasons of conditions that are not True which only say that something has not come yet or is over."""
 _QUIET_WHEN_TRUE = {"Accepted"}
 MAX_MESSAGE = 1000
@@ -36,7 +36,7 @@ def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Eve
 
 def _is_news(old: Condition | None, new: Condition) -> bool:
     if old is not None and (old.status, old.reason) == (new.status, new.reason):
-        return False
+        return new.type == "Planned" and new.status is TRUE and old.message != new.message  # another plan
     if new.status is TRUE:
         return new.reason not in _QUIET_WHEN_TRUE
     if new.type in _BAD_WHEN_TRUE:

@@ -19,21 +19,15 @@ def pods_ready(observed: Observed, wanted: int) -> Verdict:
     ready = sum(pod.ready for pod in pods)
     if observed.refused is not None:
         refused = observed.refused
-        return Verdict(
-            "PodsReady",
-            FALSE,
-            "ObjectRefused",
-            f"the API server refused {refused.kind} {refused.name}: {refused.message}",
-        )
+        text = f"the API server refused {refused.kind} {refused.name}: {refused.message}"
+        return Verdict("PodsReady", FALSE, "ObjectRefused", text)
     if wanted == 0:
-        return Verdict(
-            "PodsReady", FALSE, "Finished" if not pods else "Stopping", f"{len(pods)} pods left, none wanted"
-        )
+        reason = "Stopping" if observed.pods else "Stopped"
+        return Verdict("PodsReady", FALSE, reason, f"{len(observed.pods)} pods left, none wanted")
     if ready >= wanted:
         return Verdict("PodsReady", TRUE, "AllReady", f"{ready} of {wanted} pods are ready")
-    return _stuck(pods) or _unschedulable(pods) or Verdict(
-        "PodsReady", FALSE, "Starting", f"{ready} of {wanted} pods are ready"
-    )  # fmt: skip
+    starting = Verdict("PodsReady", FALSE, "Starting", f"{ready} of {wanted} pods are ready")
+    return _stuck(pods) or _unschedulable(pods) or starting
 
 
 def _others(pods: Sequence[PodSeen]) -> str:
@@ -49,7 +43,8 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
     why, image = pod.stuck, pod.stuck.image
     if why.reason in _IMAGE:
         text = (
-            f"spec.trainer.image: pod {pod.name}{_others(stuck)} cannot get image {image!r}: {why.reason}: {why.message}; "
+            f"spec.trainer.image: pod {pod.name}{_others(stuck)} cannot get image {image!r}: {why.reason}: "
+            f"{why.message}; "
             "correct the image's name, push it, or name a Secret with the registry's credentials in "
             "spec.trainer.imagePullSecrets"
         )
