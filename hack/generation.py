@@ -1,4 +1,4 @@
-"""What is generated from the API types, and whether it is fresh. Users: hack/generate, tests/unit/test_crd.py."""
+"""What is generated from the API types and the table of rights, and whether it is fresh. Users: hack/generate, tests/unit/test_crd.py."""
 
 import argparse
 import difflib
@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTE = "made by hack/generate from operator/dljob/api; change that, then run it again"
 CHART_CRDS = "charts/dljob/files/crds"
 """The chart's templates read the definitions from here, so that values can switch and keep them."""
+
+RBAC = "charts/dljob/files/rbac.yaml"
 
 Schema = Mapping[str, Any]
 
@@ -93,9 +95,42 @@ def reference() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+_RBAC_PARTS = {
+    "cluster": ("On the whole cluster", "A ClusterRole, always: nodes and profiles belong to no namespace."),
+    "jobs": (
+        "Where its jobs are",
+        "On the whole cluster, or, with `watchNamespaces` or `singleNamespaceInstall`, by a Role in each of them.",
+    ),
+    "self": ("In its own namespace", "A Role in the release's namespace."),
+    "trainer": (
+        "What it gives to a job's pods",
+        "A Role per job, bound to the job's own ServiceAccount and limited to the names of two ConfigMaps.",
+    ),
+}
+
+
+def rbac() -> str:
+    """docs/rbac.md: the operator's rights with the reason for each, from the file of which the chart makes roles."""
+    table = yaml.safe_load((ROOT / RBAC).read_text())
+    lines = [f"<!-- made by hack/generate from {RBAC}; change that, then run it again. -->", "# Rights", ""]
+    lines += [
+        "What the operator may do, and why. The chart makes its roles of the same table; nothing is a wildcard.",
+        "",
+    ]
+    lines += ["Trainer pods hold no right to read Secrets, to create anything, or to see another job."]
+    for part, (title, text) in _RBAC_PARTS.items():
+        lines += ["", f"## {title}", "", text, "", "| API group | Resources | Verbs | Reason |", "|---|---|---|---|"]
+        for rule in table[part]:
+            groups = ", ".join(group or "core" for group in rule["apiGroups"])
+            named = f" ({', '.join(rule['resourceNames'])} only)" if "resourceNames" in rule else ""
+            cells = [groups, ", ".join(rule["resources"]) + named, ", ".join(rule["verbs"]), rule["reason"]]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def outputs() -> dict[str, str]:
     """Path from the repository's root → text, for every generated file."""
-    files = {"docs/reference.md": reference()}
+    files = {"docs/reference.md": reference(), "docs/rbac.md": rbac()}
     for definition in crd.definitions():
         name = f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml"
         for folder in ("crds", CHART_CRDS):
