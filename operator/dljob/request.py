@@ -22,6 +22,7 @@ from dljob.api import (
 )
 from dljob.cluster import quantity
 from dljob.perf.datasets import DATASETS
+from dljob.perf.models import MODELS
 from dljob.planner import Choice, Decision, FixedChoice, Group, Prediction, Request
 from dljob.planner.types import CollectiveName
 
@@ -58,13 +59,17 @@ def total_steps(spec: DLJobSpec) -> int:
 def profile_key(spec: DLJobSpec) -> str:
     """Model part of the DLProfile's key: what makes two jobs cost the same per sample.
 
-    A built-in model's name, with the dataset where the model adapts to it; else a digest of the user's program.
+    A built-in model's name, with the dataset unless it is the one that the model is made for (its samples' shape sets
+    the cost); else a digest of the user's program.
     """
     if spec.trainer.command:
         program = [spec.trainer.image, spec.trainer.command, spec.trainer.args, spec.model.manifest()]
         return f"program-{hashlib.sha256(json.dumps(program).encode()).hexdigest()[:12]}"
     assert spec.model.name is not None, "a rule of the API requires a command with hints"
-    return spec.model.name.value
+    name = spec.model.name.value
+    if spec.dataset.name is not None:
+        return name if spec.dataset.name.value == MODELS[name][1] else f"{name}.{spec.dataset.name.value}"
+    return f"{name}.data-{hashlib.sha256(str(spec.dataset.uri).encode()).hexdigest()[:8]}"
 
 
 def planner_request(name: str, spec: DLJobSpec) -> Request:

@@ -26,6 +26,13 @@ def gibibytes(nbytes: float) -> str:
     return f"{nbytes / 2**30:.3g} GiB"
 
 
+def joules(energy_J: float) -> str:
+    """Energy as people meet it: joules, or kilowatt-hours from a tenth of one."""
+    if energy_J >= 3.6e5:
+        return f"{energy_J / 3.6e6:.3g} kWh"
+    return f"{energy_J:.0f} J" if energy_J < 1e4 else f"{energy_J / 1e3:.0f} kJ"
+
+
 def rate(bandwidth_Bps: float) -> str:
     """A bandwidth as networks are sold: bits per second."""
     bits = 8 * bandwidth_Bps

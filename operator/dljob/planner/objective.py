@@ -47,5 +47,5 @@ def best(request: Request, choices: list[Choice]) -> Choice:
     lowest = min(score(request, c.prediction) for c in choices)
     alike = [c for c in choices if score(request, c.prediction) <= lowest * (1 + INDISTINCT)]
     if request.minimize == "Time":
-        return min(alike, key=lambda c: (size(c), c.prediction.total_s, c.summary))
+        return min(alike, key=lambda c: (size(c), c.prediction.cost_usd or 0.0, c.prediction.total_s, c.summary))
     return min(alike, key=lambda c: (c.prediction.total_s, size(c), c.summary))

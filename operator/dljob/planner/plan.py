@@ -10,7 +10,7 @@ from dljob.planner import objective
 from dljob.planner.context import AUTO, Option, options, ranks_per_node_choices, workload_of
 from dljob.planner.evaluate import Part, evaluate
 from dljob.planner.fixed import fixed_parts
-from dljob.planner.names import duration, gibibytes
+from dljob.planner.names import duration, gibibytes, joules
 from dljob.planner.pools import Eligible, eligible, wanted
 from dljob.planner.screen import Screen
 from dljob.planner.search import Search
@@ -20,7 +20,7 @@ LOOKED_AT = 10
 """Rows of a search that are evaluated exactly: so many best ones, and so many best of their kind."""
 MOST_REFUSALS = 20
 DIFFERENT = 0.15
-"""Candidates shown differ in their devices, or by this part in their number of nodes."""
+"""Candidates shown differ in their devices, or by this part in their number of ranks."""
 
 Constants = Mapping[tuple[str, str], Learned]
 """Learned constants by (model or program, device)."""
@@ -42,7 +42,8 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
         parts = fixed_parts(request, nodes, workload, learned)
         if isinstance(parts, Infeasible):
             return parts
-        found = [evaluate(parts, c, request, workload) for c in _collectives(request, [p.option for p in parts])]
+        names = _collectives(request, [p.option for p in parts])
+        found = [evaluate(parts, c, request, workload) for c in names[: None if sum(p.ranks for p in parts) > 1 else 1]]
         refusals: list[Refusal] = list(nodes.refusals)
     else:
         if (short := _too_few(request, nodes)) is not None:
@@ -77,7 +78,7 @@ def _candidates(
             for g in ranks_per_node_choices(pool)
             for option in options(pool, g, workload, request, learned)
         ]
-        refusals += [line for option in ways if (line := _memory_refusal(option, request, workload)) is not None]
+        refusals += _memory_refusals(ways, request, workload)
         ways = [o for o in ways if o.largest_batch >= 1]
         if not ways:
             continue
@@ -87,6 +88,8 @@ def _candidates(
             parts = _ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
             # All collectives are tried on the best row, to tell how they compare; elsewhere the screen's best one is.
             names = _collectives(request, ways) if i == 0 else (search.collective_of(row),)
+            if sum(p.ranks for p in parts) == 1:
+                names = names[:1]  # one rank has nothing to sum
             found += [evaluate(parts, name, request, workload) for name in names]
     return found, refusals
 
@@ -143,20 +146,25 @@ def _too_few(request: Request, nodes: Eligible) -> Infeasible | None:
     )
 
 
-def _memory_refusal(option: Option, request: Request, workload: Workload) -> Refusal | None:
-    """A line when some counts of the option do not hold the batch: 'up to 3 x t4: does not fit: 21 GiB of 16 GiB'."""
-    each = max(1, option.largest_batch) * option.ranks_per_node
-    fewest = ceil(request.global_batch / each) if option.largest_batch else option.nodes + 1
-    if fewest <= max(1, request.nodes_min):
-        return None
-    most = min(fewest - 1, option.nodes)
-    share = ceil(request.global_batch / (most * option.ranks_per_node)) if option.largest_batch else 1
-    needed = memory.rank_nbytes(workload, share, option.pool.is_gpu)
-    ranks = f" ({option.ranks_per_node} ranks each)" if option.ranks_per_node > 1 else ""
-    return Refusal(
-        f"{'up to ' if most > 1 else ''}{most} x {option.label}{ranks}",
-        f"does not fit: {share} samples a rank need {gibibytes(needed)} of {gibibytes(option.memory_nbytes)}",
-    )
+def _memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
+    """A line for each device of which so many do not hold the batch: 'up to 3 x t4: does not fit: 21 GiB of 16'."""
+    lines = []
+    for label in dict.fromkeys(option.label for option in ways):
+        option = max((o for o in ways if o.label == label), key=lambda o: o.largest_batch)
+        ranks = max(o.nodes * o.ranks_per_node for o in ways if o.label == label)
+        fewest = ceil(request.global_batch / option.largest_batch) if option.largest_batch else ranks + 1
+        if fewest <= max(1, request.nodes_min):
+            continue
+        most = min(fewest - 1, ranks)
+        share = ceil(request.global_batch / most) if option.largest_batch else 1
+        needed = memory.rank_nbytes(workload, share, option.pool.is_gpu)
+        lines.append(
+            Refusal(
+                f"{'up to ' if most > 1 else ''}{most} x {label}",
+                f"does not fit: {share} samples a rank need {gibibytes(needed)} of {gibibytes(option.memory_nbytes)}",
+            )
+        )
+    return lines
 
 
 def _nothing_fits(request: Request, refusals: tuple[Refusal, ...]) -> Infeasible:
@@ -184,16 +192,15 @@ def _kind(choice: Choice) -> tuple[str, ...]:
     return tuple(sorted(g.device for g in choice.groups))
 
 
-def _nodes(choice: Choice) -> int:
-    return sum(g.nodes for g in choice.groups)
-
-
 def _shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choice, ...]:
     """The chosen one, then the best ones that are different, then the next best, up to the number asked for."""
     ranked = sorted(choices, key=lambda c: objective.score(request, c.prediction))
     shown = [chosen]
     for choice in ranked:
-        alike = (abs(_nodes(choice) - _nodes(c)) <= DIFFERENT * _nodes(c) and _kind(choice) == _kind(c) for c in shown)
+        ranks = objective.size(choice)
+        alike = (
+            abs(ranks - objective.size(c)) <= DIFFERENT * objective.size(c) and _kind(choice) == _kind(c) for c in shown
+        )
         if len(shown) < request.candidates_kept and not any(alike):
             shown.append(choice)
     for choice in ranked:
@@ -212,8 +219,8 @@ def _slower(request: Request, chosen: Choice, choices: list[Choice], shown: tupl
             continue
         p, q = choice.prediction, chosen.prediction
         what = {
-            "Time": f"slower: {duration(p.total_s)} against {duration(q.total_s)}",
-            "Energy": f"more energy: {(p.energy_J or 0) / 3.6e6:.3g} kWh against {(q.energy_J or 0) / 3.6e6:.3g} kWh",
+            "Time": f"slower: {duration(p.step_s)} a step against {duration(q.step_s)}",
+            "Energy": f"more energy: {joules(p.energy_J or 0)} against {joules(q.energy_J or 0)}",
             "Cost": f"dearer: ${p.cost_usd or 0:.3g} against ${q.cost_usd or 0:.3g}",
         }[request.minimize]
         if not objective.meets(request, p.total_p90_s) and objective.meets(request, q.total_p90_s):

@@ -84,7 +84,8 @@ class Screen:
         best, choice = self._communication_s(counts, used, ranks, compute_s)
         latency_s = np.where(used, self._latency_s, 0.0).max(axis=1)
         stragglers = {n: straggler_factor(n) - 1 for n in set(ranks.tolist())}
-        waiting_s = compute_s * np.array([stragglers[n] for n in ranks.tolist()])
+        finite_s = np.where(np.isfinite(compute_s), compute_s, 0.0)
+        waiting_s = finite_s * np.array([stragglers[n] for n in ranks.tolist()])
         waiting_s += 2 * np.ceil(np.log2(np.maximum(ranks, 1))) * latency_s
         step_s = compute_s + best + waiting_s
         compute_spread = np.where(used, self._spread, 0.0).max(axis=1)
@@ -134,8 +135,7 @@ class Screen:
             total = np.zeros(len(counts))
             for link, rows in groups:
                 total[rows] = allreduce_s(collective, nbytes, n[rows], link, parts)
-            with np.errstate(invalid="ignore"):
-                felt = np.asarray(exposed_s(total, np.where(np.isfinite(compute_s), compute_s, 0.0), parts, overlaps))
+            felt = np.asarray(exposed_s(total, np.where(np.isfinite(compute_s), compute_s, 0.0), parts, overlaps))
             better = felt < best
             best, choice = np.where(better, felt, best), np.where(better, i, choice)
         return best, choice

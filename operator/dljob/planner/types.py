@@ -23,6 +23,8 @@ class LearnedPoint:
     """Samples on the device."""
     compute_s: float
     """Median time of forward, backward and update."""
+    observations: int = 1
+    """Steps behind the figure."""
 
 
 @dataclass(frozen=True)
