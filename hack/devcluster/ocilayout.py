@@ -11,6 +11,7 @@ import io
 import json
 import platform
 import tarfile
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
@@ -66,20 +67,24 @@ class Layout:
         manifest = json.loads(self.blob(digest).read_text())
         return [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
 
-    def tag(self, reference: str, alias: str) -> None:
-        """Gives an image one more name."""
-        entries = self._entries()
-        source = next(entry for entry in entries if entry["annotations"][_REF] == reference)
-        kept = [entry for entry in entries if entry["annotations"][_REF] != alias]
-        self._write_entries([*kept, {**source, "annotations": {_REF: alias}}])
-
-    def keep_only(self, references: Collection[str]) -> None:
-        """Forgets every other image, and removes blobs that nothing refers to."""
-        self._write_entries([entry for entry in self._entries() if entry["annotations"][_REF] in references])
+    def keep_newest(self, count: int) -> list[str]:
+        """Keeps the last `count` images of each name, and the blobs that they use; returns what it forgot."""
+        entries, seen = self._entries(), Counter[str]()
+        kept, forgotten = [], []
+        for entry in reversed(entries):
+            reference = entry["annotations"][_REF]
+            name = reference.rpartition(":")[0]
+            seen[name] += 1
+            if seen[name] <= count:
+                kept.append(entry)
+            else:
+                forgotten.append(reference)
+        self._write_entries(kept[::-1])
         wanted = {digest for reference in self.images() for digest in self.blobs(reference)}
         for path in (self.folder / "blobs" / "sha256").iterdir():
             if f"sha256:{path.name}" not in wanted:
                 path.unlink()
+        return forgotten
 
     def stream(self, references: Collection[str], present: Collection[str], output: IO[bytes]) -> None:
         """Writes an archive of these images that leaves out the blobs which the reader already has."""

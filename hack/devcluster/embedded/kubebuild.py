@@ -33,7 +33,6 @@ _TAGS = "providerless dockerless"
 _REFLECT2 = Path("/usr/share/gocode/src/github.com/modern-go/reflect2")
 _GENERATOR = "vendor/k8s.io/kube-openapi/cmd/openapi-gen"
 _RECIPE = 1  # raise it when the steps below change what comes out
-_DEBIAN = ("http://deb.debian.org/debian", "bookworm")
 
 
 def binaries(progress: Progress) -> Path:
@@ -62,7 +61,7 @@ def _digest() -> str:
 
 def _fetch(work: Path) -> Path:
     """Downloads the source package, by apt (it checks signatures), with lists of its own: the machine keeps its."""
-    uri, suite = _mirror()
+    uri, suite = packages.debian_mirror(), packages.SUITE
     (work / "lists" / "partial").mkdir(parents=True)
     (work / "sources.list").write_text(f"deb-src {uri} {suite} main\n")
     options = [
@@ -77,17 +76,6 @@ def _fetch(work: Path) -> Path:
     if len(found) != 1 or _sha256(found[0]) != _ORIG_SHA256:
         raise ClusterError(f"{_SOURCE}: expected one .orig.tar.gz with sha256 {_ORIG_SHA256}, found {found}")
     return found[0]
-
-
-def _mirror() -> tuple[str, str]:
-    """The Debian mirror that this machine already uses for bookworm, else the public one."""
-    form = "$(ORIGIN)|$(CODENAME)|$(REPO_URI)"
-    listed = run(["apt-get", "indextargets", "--format", form], check=False).stdout.splitlines()
-    for line in listed:
-        origin, codename, uri = (*line.split("|"), "", "", "")[:3]
-        if (origin, codename) == ("Debian", _DEBIAN[1]):
-            return uri.rstrip("/"), codename
-    return _DEBIAN
 
 
 def _sha256(path: Path) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from devcluster.errors import ClusterError
+from devcluster.locks import locked
 from devcluster.progress import Progress
 from devcluster.shell import find, run
 
@@ -30,9 +31,21 @@ KUBERNETES_BUILD: Mapping[str, str] = {
     "go": "golang-go",
     "/usr/share/gocode/src/github.com/modern-go/reflect2": "golang-github-modern-go-reflect2-dev",
 }
-IMAGE_BUILD: Mapping[str, str] = {"buildah": "buildah", "debootstrap": "debootstrap"}
+IMAGE_BUILD: Mapping[str, str] = {"buildah": "buildah", "skopeo": "skopeo", "debootstrap": "debootstrap"}
+
+SUITE = "bookworm"  # where Kubernetes' source and the base image come from, whatever release this machine runs
 
 _POLICY = Path("/usr/sbin/policy-rc.d")  # Debian's way to keep a package from starting its service
+
+
+def debian_mirror() -> str:
+    """The mirror of Debian's SUITE that this machine already uses, else the public one."""
+    form = "$(ORIGIN)|$(CODENAME)|$(REPO_URI)"
+    for line in run(["apt-get", "indextargets", "--format", form], check=False).stdout.splitlines():
+        origin, codename, uri = (*line.split("|"), "", "", "")[:3]
+        if (origin, codename) == ("Debian", SUITE):
+            return uri.rstrip("/")
+    return "http://deb.debian.org/debian"
 
 
 def missing(wanted: Mapping[str, str]) -> list[str]:
@@ -47,12 +60,17 @@ def missing(wanted: Mapping[str, str]) -> list[str]:
 
 def install(wanted: Mapping[str, str], progress: Progress) -> None:
     """Installs what is missing. Raises ClusterError where that fails; the lists are updated only when they must be."""
-    packages = missing(wanted)
+    if missing(wanted):
+        with locked("packages"):
+            _install(missing(wanted), progress)
+
+
+def _install(packages: Sequence[str], progress: Progress) -> None:
     if not packages:
         return
     if os.geteuid() != 0:
         raise ClusterError(f"packages {' '.join(packages)} are missing: run as root, or apt-get install them first")
-    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", "-oDPkg::Lock::Timeout=300", *packages]
     env = {"DEBIAN_FRONTEND": "noninteractive"}
     with progress.step(f"installing {' '.join(packages)}"):
         created = _hold_services()

@@ -1,0 +1,1 @@
+"""Builds the container images from the repository's Dockerfiles, with Docker or with buildah."""

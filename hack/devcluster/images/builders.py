@@ -1,0 +1,186 @@
+"""The two builders: Docker where it works, else buildah as root. Both build the same Dockerfiles."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from devcluster.embedded import packages
+from devcluster.errors import ClusterError
+from devcluster.images import pip_config
+from devcluster.images.base import debian_base
+from devcluster.images.inputs import Image
+from devcluster.locks import locked
+from devcluster.ocilayout import Layout
+from devcluster.paths import REPOSITORY, cache_root
+from devcluster.progress import Progress
+from devcluster.shell import have, run
+
+PUBLIC_BASE = "docker.io/library/python:3.11-slim-bookworm"
+_BUILD_LIMIT_S = 3600
+_PULL_LIMIT_S = 120
+_KEPT_VERSIONS = 3
+# The storage of buildah and skopeo is in the cache; their mounts end with the command.
+_PRIVATE_MOUNTS = ("unshare", "--mount", "--propagation", "private")
+_TIMESTAMP = "1700000000"  # of every file in a layer: a fixed time, so that equal inputs give equal layers
+
+
+class Builder(Protocol):
+    """Makes an image and keeps it where `load` finds it."""
+
+    name: str
+
+    def build(self, image: Image, reference: str, arguments: Mapping[str, str]) -> None:
+        """Builds one image under that reference."""
+
+    def has(self, reference: str) -> bool:
+        """Whether it was built already."""
+
+    def archives(self, references: Sequence[str], folder: Path) -> list[Path]:
+        """The images as files (or an OCI layout) that a provider can load; temporary ones go into `folder`."""
+
+    def push(self, reference: str) -> None:
+        """Sends it to the registry that it is named after."""
+
+
+def docker_works() -> bool:
+    """Whether there is a Docker client and an engine that answers it."""
+    if not have("docker"):
+        return False
+    return run(["docker", "version", "--format", "{{.Server.Version}}"], check=False, timeout_s=20).returncode == 0
+
+
+def choose(progress: Progress) -> Builder:
+    """The builder for this machine. Raises ClusterError where there is none."""
+    if docker_works():
+        return Docker(progress)
+    if os.geteuid() == 0 and (have("buildah") or have("apt-get")):
+        return Buildah(progress)
+    raise ClusterError("images are built by Docker, or by buildah as root on Debian or Ubuntu: found neither")
+
+
+@dataclass
+class Docker:
+    """`docker build` with BuildKit; images stay in the engine."""
+
+    progress: Progress
+    name: str = "docker"
+
+    def has(self, reference: str) -> bool:
+        return run(["docker", "image", "inspect", reference], check=False).returncode == 0
+
+    def build(self, image: Image, reference: str, arguments: Mapping[str, str]) -> None:
+        with _secrets() as secrets:
+            run(
+                [
+                    *("docker", "build", "--network=host", "--file", str(REPOSITORY / image.dockerfile)),
+                    *("--tag", reference, *_flags("--build-arg", {"SOURCE_DATE_EPOCH": _TIMESTAMP, **arguments})),
+                    *(*secrets, str(REPOSITORY)),
+                ],
+                env={"DOCKER_BUILDKIT": "1"},
+                timeout_s=_BUILD_LIMIT_S,
+                log=cache_root() / "images" / f"{image.name}.log",
+            )
+
+    def archives(self, references: Sequence[str], folder: Path) -> list[Path]:
+        archive = folder / "images.tar"
+        run(["docker", "save", "--output", archive, *references], timeout_s=_BUILD_LIMIT_S)
+        return [archive]
+
+    def push(self, reference: str) -> None:
+        run(["docker", "push", reference], timeout_s=_BUILD_LIMIT_S)
+
+
+class Buildah:
+    """buildah without a daemon; finished images go to the OCI layout in the cache."""
+
+    name = "buildah"
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.layout = Layout(cache_root() / "images" / "layout")
+
+    def has(self, reference: str) -> bool:
+        return reference in self.layout.images()
+
+    def build(self, image: Image, reference: str, arguments: Mapping[str, str]) -> None:
+        packages.install(packages.IMAGE_BUILD, self._progress)
+        base = arguments.get("BASE") or self._base()
+        with _secrets() as secrets:
+            self._buildah(
+                *("build", "--isolation", "chroot", "--network", "host", "--layers", "--timestamp", _TIMESTAMP),
+                *("--format", "oci", "--file", str(REPOSITORY / image.dockerfile), "--tag", reference, "--pull-never"),
+                *_flags("--build-arg", {**arguments, "BASE": base}),
+                *(*secrets, str(REPOSITORY)),
+                log=cache_root() / "images" / f"{image.name}.log",
+            )
+        with locked("images"):
+            self._export(reference)
+            forgotten = self.layout.keep_newest(_KEPT_VERSIONS)
+        for old in forgotten:
+            self._buildah("rmi", old, check=False)
+
+    def archives(self, references: Sequence[str], folder: Path) -> list[Path]:
+        return [self.layout.folder]
+
+    def push(self, reference: str) -> None:
+        self._buildah("push", reference, f"docker://{reference}")
+
+    def _base(self) -> str:
+        """The public base image where a registry answers soon, else one made by debootstrap; decided once."""
+        note = cache_root() / "images" / "base"
+        if note.exists() and self._exists(note.read_text()):
+            return note.read_text()
+        pulled = self._buildah("pull", "--quiet", PUBLIC_BASE, check=False, timeout_s=_PULL_LIMIT_S)
+        base = PUBLIC_BASE if pulled else debian_base(self._buildah, self._progress)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(base)
+        return base
+
+    def _exists(self, reference: str) -> bool:
+        return self._buildah("inspect", "--type", "image", reference, check=False)
+
+    def _buildah(
+        self, *words: str, check: bool = True, timeout_s: float = _BUILD_LIMIT_S, log: Path | None = None
+    ) -> bool:
+        with tempfile.TemporaryDirectory(prefix="dljob-buildah-") as scratch:
+            folders = ["--storage-driver", "overlay", "--root", str(_storage()), "--runroot", scratch]
+            done = run([*_PRIVATE_MOUNTS, "buildah", *folders, *words], check=check, timeout_s=timeout_s, log=log)
+        return done.returncode == 0
+
+    def _export(self, reference: str) -> None:
+        """Adds the image to the layout: layers uncompressed (nodes unpack them at once), known ones not again."""
+        self.layout.create()
+        with tempfile.TemporaryDirectory(prefix="dljob-skopeo-") as scratch:
+            source = f"containers-storage:[overlay@{_storage()}+{scratch}]{reference}"
+            options = ["--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
+            target = f"oci:{self.layout.folder}:{reference}"
+            run([*_PRIVATE_MOUNTS, "skopeo", *options, source, target], timeout_s=_BUILD_LIMIT_S)
+
+
+def _storage() -> Path:
+    folder = cache_root() / "buildah"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _secrets() -> Iterator[list[str]]:
+    """Flags that hand pip's configuration to a build as secrets; local indexes are served meanwhile."""
+    config = pip_config.read()
+    with pip_config.serving(config) as served, tempfile.TemporaryDirectory(prefix="dljob-pip-") as folder:
+        conf = Path(folder, "pip.conf")
+        conf.write_text(pip_config.render(config, served))
+        flags = ["--secret", f"id=pip_conf,src={conf}"]
+        if config.ca_bundle:
+            flags += ["--secret", f"id=pip_ca,src={config.ca_bundle}"]
+        yield [*flags, *_flags("--build-arg", pip_config.proxies(os.environ))]
+
+
+def _flags(name: str, values: Mapping[str, str]) -> list[str]:
+    return [word for key, value in values.items() for word in (name, f"{key}={value}")]

@@ -1,0 +1,94 @@
+"""The command line of `hack/images`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from devcluster.errors import ClusterError
+from devcluster.images.builders import Builder, choose
+from devcluster.images.inputs import IMAGES, Image, reference
+from devcluster.locks import locked
+from devcluster.progress import Progress
+from devcluster.providers import PROVIDERS
+from devcluster.providers import choose as choose_provider
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    progress = Progress(quiet=options.quiet)
+    try:
+        wanted = list(IMAGES.values()) if options.image == "all" else [IMAGES[options.image]]
+        build_arguments = _build_arguments(options.build_arg)
+        references = {image.name: reference(image, build_arguments, options.registry) for image in wanted}
+        if not options.print:
+            builder = choose(progress)
+            with locked("builds"):
+                for image in wanted:
+                    _build(builder, image, references[image.name], build_arguments, progress)
+            if options.load and options.registry and options.provider == "existing":
+                _push(builder, list(references.values()), progress)
+            elif options.load:
+                provider = choose_provider(options.provider, options.name, progress)
+                with tempfile.TemporaryDirectory(prefix="dljob-images-") as folder:
+                    provider.load(builder.archives(list(references.values()), Path(folder)))
+        print(json.dumps(references))
+    except (ClusterError, ValueError) as failure:
+        print(f"hack/images: {failure}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("hack/images: stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _build(builder: Builder, image: Image, name: str, arguments: Mapping[str, str], progress: Progress) -> None:
+    if builder.has(name):
+        progress.say(f"{name} is built")
+        return
+    with progress.step(f"building {name} with {builder.name}"):
+        builder.build(image, name, arguments)
+
+
+def _push(builder: Builder, references: Sequence[str], progress: Progress) -> None:
+    for name in references:
+        with progress.step(f"pushing {name}"):
+            builder.push(name)
+
+
+def _build_arguments(words: Sequence[str]) -> dict[str, str]:
+    arguments = {}
+    for word in words:
+        key, found, value = word.partition("=")
+        if not key or not found:
+            raise ValueError(f"--build-arg {word!r}: expected NAME=VALUE, such as TORCH_INDEX=https://…")
+        arguments[key] = value
+    return arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hack/images",
+        description="Builds the images (only where their inputs changed) and prints their references as JSON.",
+    )
+    parser.add_argument("image", nargs="?", choices=(*IMAGES, "all"), default="all", help="which one (all)")
+    parser.add_argument("--load", action="store_true", help="put them on the cluster's nodes as well")
+    parser.add_argument("--print", action="store_true", help="print the references and build nothing")
+    parser.add_argument(
+        "--registry",
+        default=os.environ.get("DLJOB_REGISTRY"),
+        help="prefix of the references ($DLJOB_REGISTRY); with --provider existing, --load pushes there",
+    )
+    parser.add_argument(
+        "--build-arg", action="append", default=[], metavar="NAME=VALUE", help="BASE, TORCH, TORCH_INDEX"
+    )
+    parser.add_argument("--name", default=os.environ.get("DLJOB_CLUSTER", "dev"), help="cluster to load into (dev)")
+    parser.add_argument("--provider", choices=PROVIDERS, help="as for hack/cluster")
+    parser.add_argument("--quiet", action="store_true", help="no progress lines")
+    return parser

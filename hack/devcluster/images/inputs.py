@@ -1,0 +1,53 @@
+"""What an image is made of, and the digest of all of it: the image's tag, and the reason to build it or not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from devcluster.paths import REPOSITORY
+
+# Both images carry the one wheel that holds both packages.
+_COMMON = (".dockerignore", "LICENSE", "pyproject.toml", "operator/dljob", "trainer-image/dltrain")
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image of this repository; `inputs` are paths below its root."""
+
+    name: str
+    dockerfile: str
+    inputs: tuple[str, ...]
+
+
+IMAGES = {
+    "operator": Image("operator", "operator/Dockerfile", (*_COMMON, "operator/constraints.txt")),
+    "trainer": Image("trainer", "trainer-image/Dockerfile", (*_COMMON, "trainer-image/constraints.txt")),
+}
+
+
+def digest(image: Image, arguments: Mapping[str, str], root: Path = REPOSITORY) -> str:
+    """Twelve hexadecimal digits of everything that goes in: files (path, mode, content) and build arguments."""
+    total = hashlib.sha256(json.dumps(dict(sorted(arguments.items()))).encode())
+    for path in files(image, root):
+        executable = os.access(path, os.X_OK)
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(root)}\0{executable}\0{content}\n".encode())
+    return total.hexdigest()[:12]
+
+
+def files(image: Image, root: Path = REPOSITORY) -> Iterator[Path]:
+    """Every file that the build sees, in a fixed order; never caches of Python."""
+    for name in sorted((image.dockerfile, *image.inputs)):
+        path = root / name
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        yield from (one for one in found if one.is_file() and "__pycache__" not in one.parts)
+
+
+def reference(image: Image, arguments: Mapping[str, str], registry: str | None, root: Path = REPOSITORY) -> str:
+    """The image's name and tag, below a registry or, for clusters of this machine, below `localhost`."""
+    return f"{registry or 'localhost'}/dljob-{image.name}:{digest(image, arguments, root)}"

@@ -1,0 +1,117 @@
+"""Hands this machine's pip configuration to the builds: indexes, local wheels, certificates, proxies.
+
+Inside a build a file:// index or a folder of wheels does not exist, so those are served over HTTP on loopback for as
+long as the build takes. Everything reaches the build as secrets, so no host, path or password gets into an image.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import sys
+import threading
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from devcluster.shell import run
+
+CA_IN_BUILD = "/run/pip-ca.pem"
+_LISTS = ("index-url", "extra-index-url", "find-links", "trusted-host")
+_PLAIN = ("timeout", "retries")
+
+
+@dataclass(frozen=True)
+class PipConfig:
+    """What matters of pip's settings: each option's values, and a CA bundle."""
+
+    options: Mapping[str, tuple[str, ...]]
+    ca_bundle: Path | None
+
+
+def read() -> PipConfig:
+    """The configuration in force, as pip itself reports it: files of all levels, then the environment."""
+    listed = run([sys.executable, "-m", "pip", "config", "list"], check=False, timeout_s=60).stdout
+    return parse(listed, os.environ)
+
+
+def parse(listed: str, environment: Mapping[str, str]) -> PipConfig:
+    """Reads the output of `pip config list`; `install.` beats `global.`, and PIP_* beats both, as in pip."""
+    values: dict[str, str] = {}
+    for section in ("global", "install"):
+        for line in listed.splitlines():
+            match = re.fullmatch(rf"{section}\.([a-z-]+)=(['\"])(.*)\2", line.strip())
+            if match:
+                values[match[1]] = match[3].replace("\\n", "\n")
+    for name in (*_LISTS, *_PLAIN, "cert"):
+        from_environment = environment.get("PIP_" + name.upper().replace("-", "_"))
+        if from_environment:
+            values[name] = from_environment
+    options = {name: tuple(values[name].split()) for name in (*_LISTS, *_PLAIN) if values.get(name)}
+    ca_bundle = Path(values["cert"]) if values.get("cert") else None
+    return PipConfig(options, ca_bundle if ca_bundle and ca_bundle.is_file() else None)
+
+
+def local_folder(location: str) -> Path | None:
+    """The folder that a file:// URL or an absolute path names, or None for anything else."""
+    if location.startswith("file://"):
+        return Path(urllib.parse.unquote(urllib.parse.urlsplit(location).path))
+    return Path(location) if location.startswith("/") else None
+
+
+def render(config: PipConfig, served: Mapping[str, str]) -> str:
+    """A pip.conf for use in a build, with local places replaced by the addresses that serve them."""
+    lines = ["[global]"]
+    for name, values in sorted(config.options.items()):
+        lines.append(f"{name} =" + "".join(f"\n    {served.get(value, value)}" for value in values))
+    if config.ca_bundle:
+        lines.append(f"cert = {CA_IN_BUILD}")
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def serving(config: PipConfig) -> Iterator[dict[str, str]]:
+    """Serves every local place of the configuration; yields its address by its original name."""
+    served: dict[str, str] = {}
+    with ExitStack() as stack:
+        for name in ("index-url", "extra-index-url", "find-links"):
+            for location in config.options.get(name, ()):
+                folder = local_folder(location)
+                if folder is None or location in served or not folder.is_dir():
+                    continue
+                # An index may link to files beside itself: serve from one level up.
+                root = folder if name == "find-links" else folder.parent
+                port = stack.enter_context(_server(root))
+                tail = "" if root == folder else folder.name + "/"
+                served[location] = f"http://127.0.0.1:{port}/{tail}"
+        yield served
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments: object) -> None:
+        """Quiet: pip says what it fetches."""
+
+
+@contextmanager
+def _server(root: Path) -> Iterator[int]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, directory=str(root)))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Proxy settings, which both builders accept as build arguments without declaration."""
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+    return {name: environment[name] for name in names if environment.get(name)}
