@@ -1,4 +1,7 @@
-"""What is generated from the API types and the table of rights, and whether it is fresh. Users: hack/generate, tests/unit/test_crd.py."""
+"""What is generated, and whether it is fresh. Users: hack/generate, tests/unit/test_crd.py.
+
+The definitions and the reference come from the API types, the page of rights from the chart's table.
+"""
 
 import argparse
 import difflib
