@@ -1,1 +1,39 @@
-"""dltrain: the trainer. Ranks, agents, collectives, checkpoints; the five-line API for user scripts."""
+"""dltrain: data-parallel training over MPI in five lines of your own PyTorch script.
+
+    t = dltrain.init()
+    model, opt = t.wrap(model, opt)
+    loader = t.loader(dataset)
+    for x, y in t.steps(loader):
+        loss = loss_function(model(x), y); loss.backward(); opt.step()
+
+The same script runs with plain ``python``, with ``mpirun -n 2``, and in a DLJob (spec.trainer.command). Importing this
+module is light; torch and MPI come with ``init``.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dltrain.loop import Trainer
+
+__all__ = ["init"]
+
+
+def init(
+    *,
+    batch: int = 64,
+    epochs: int = 10,
+    seed: int = 0,
+    collective: str = "Ring",
+    checkpoints: str | None = None,
+) -> "Trainer":
+    """Join the other ranks of this run; call it once, before the model is made.
+
+    The arguments are for runs without a manifest; in a DLJob the plan decides instead of them. ``batch``: samples of a
+    step over all ranks. ``seed``: also of torch's generator, so that all ranks make the same model. ``collective``:
+    Ring, MPI, Tree, Butterfly or Torch. ``checkpoints``: a directory to save to and continue from.
+
+    When the script ends, its ranks end together; an exception becomes the reason in the job's status.
+    """
+    from dltrain.api import init_script
+
+    return init_script(batch=batch, epochs=epochs, seed=seed, collective=collective, checkpoints=checkpoints)

@@ -111,15 +111,15 @@ class Checkpoints:
         self._prune(snapshot.step)
         return final, sum(map(len, files.values()))
 
-    def load(self) -> dict[str, bytes] | None:
-        """Files of the newest checkpoint whose hashes hold, None when there is none.
+    def load(self) -> tuple[Path, dict[str, bytes]] | None:
+        """Folder and files of the newest checkpoint whose hashes hold, None when there is none.
 
         Raises BadInputError when it is of another model, or from a newer dltrain; it is left as it is.
         """
         for step in reversed(self.steps()):
             folder = self.directory / step_name(step)
             try:
-                return self._read(folder)
+                return folder, self._read(folder)
             except (OSError, KeyError, TypeError, json.JSONDecodeError, _CorruptError):
                 continue
         return None

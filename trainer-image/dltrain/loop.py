@@ -5,36 +5,35 @@ that a wish to stop or to save costs no message and takes effect on all of them 
 """
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dljob.contract import Outcome, Plan, Role
-from dltrain.checkpoint import Checkpoints, decode, identity
 from dltrain.comm.choose import choose
-from dltrain.errors import BadInputError, DivergedError
-from dltrain.layout import job_directory
+from dltrain.errors import DivergedError
 from dltrain.loader import Loader
 from dltrain.measure import Times, Window
 from dltrain.messages import EXIT_STOPPED, Evaluated, Resharded, Step
 from dltrain.parallel import DataParallel
 from dltrain.report import Reporter
 from dltrain.sampling import Part, Sampler
-from dltrain.state import capture, replicate, restore
+from dltrain.state import replicate
 from dltrain.world import World
-from dltrain.writer import Writer
+from dltrain.writer import Keeper
 
 NEWS_INTERVAL_S = 0.25
+Model = TypeVar("Model", bound=nn.Module)
+Opt = TypeVar("Opt", bound=Optimizer)
 
 
 class Shared(NamedTuple):
-    """The numbers that ranks share at every step, before those of each rank: their sum over ranks is what counts."""
+    """What ranks share at every step, before the times of each rank; the sum over ranks is what counts."""
 
     loss: float = 0.0
     """This rank's part of the batch's mean loss."""
@@ -52,55 +51,62 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 class Trainer:
     """Trains one model on this rank, together with the others. See ``dltrain.init`` for how a script uses it."""
 
-    def __init__(self, plan: Plan, world: World, reporter: Reporter, device: torch.device) -> None:
-        self.plan, self.world, self.reporter, self.device = plan, world, reporter, device
+    def __init__(self, plan: Plan, world: World, reporter: Reporter, device: torch.device, device_name: str) -> None:
+        """``device_name``: what ``device`` really is, for measurements."""
+        self.plan, self.world, self.reporter = plan, world, reporter
+        self.device, self.device_name = device, device_name
         self.rank, self.size = world.rank, world.size
-        self.me = plan.ranks[world.rank]
         self.shares: tuple[int, ...] = tuple(rank.share for rank in plan.ranks)
         self._among_workers = world.split([rank.role is Role.WORKER for rank in plan.ranks])
         self.worker, self.workers = self._among_workers.rank, self._among_workers.size
         """This rank's number among the ranks that compute, and how many they are."""
-        self.device_name = self.me.device
         self.step = 0
         """Steps done."""
         self.total_steps = plan.steps or 0
-        """Steps of the whole training; with epochs known once the data is."""
+        """Steps of the whole training; with epochs, known once the data is."""
         self.epoch = 0
         self.end_of_epoch = False
         """Whether the batch just given out is the last of its epoch."""
         self.accuracy: float | None = None
         self.loss: float | None = None
-        """Mean over the batches since the news before."""
-        self._losses: list[float] = []
-        self._late: tuple[Tensor | float, float] = (0.0, 0.0)
-        """Loss logged after its step had been summed: shared with the next."""
-        self._first = 0
-        self.resumed_shares = False
-        """Whether ``shares`` are those of the run that wrote the checkpoint."""
+        """Mean over the steps between the last two news."""
+        self.settled = not plan.rebalance
+        """Whether ``shares`` are to stay as they are: dictated by the plan, or those of the run that is resumed."""
+        self.stopped = False
+        """Whether the ranks agreed to end early."""
+        self._parallel: DataParallel | None = None
+        self._keeper = Keeper(plan, world, reporter)
         self._window = Window()
-        self._writer: Writer | None = None
         self._began = time.monotonic()
-        self._saved_at = time.monotonic()
-        self._news_at = 0.0
-        self._times = Times(0.0, 0.0, 0.0)
+        self._first = 0
         self._in_step = False
+        self._late = (0.0, 0.0)
+        """Loss logged after its step had been summed, and its weight: shared with the next step."""
+        self._losses: list[float] = []
+        self._times = Times(0.0, 0.0, 0.0)
+        self._news_at = 0.0
+        self._gradient_norm: float | None = None
 
     # What a script calls.
 
-    def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def wrap(self, model: Model, optimizer: Opt) -> tuple[Model, Opt]:
         """Put the model on this rank's device, equal on all ranks, and sum its gradients in ``optimizer.step()``.
 
         Continues from the newest checkpoint when there is one. The loss must be the mean over the batch given.
         """
-        self.model = model.to(self.device)
-        self.optimizer = optimizer
+        self.model: nn.Module = model.to(self.device)
+        self.optimizer: Optimizer = optimizer
         replicate(self.model, self.world.broadcast)
-        self._parallel = DataParallel(
-            self.model.parameters(), self._collective, self.plan.bucket_nbytes, len(Shared()) + 2 * self.size
-        )
+        tail = len(Shared()) + 2 * self.size
+        self._parallel = DataParallel(self.model.parameters(), self._collective, self.plan.bucket_nbytes, tail)
         optimizer.register_step_pre_hook(lambda *_: self._before_update())
         optimizer.register_step_post_hook(lambda *_: self._after_update())
-        self._resume()
+        if (snapshot := self._keeper.resume(self.model, optimizer)) is not None:
+            self.step = self._first = snapshot.step
+            self.accuracy, self.loss = snapshot.state["accuracy"], snapshot.state["loss"]
+            if snapshot.state["planned_shares"] == self._planned_shares:
+                self.shares = tuple(snapshot.state["shares"])  # the same ranks: go on to the last bit
+                self.settled = True
         return model, optimizer
 
     def loader(self, dataset: Any) -> Loader:
@@ -111,8 +117,8 @@ class Trainer:
         """Show the mean loss of this rank's batch, best before ``backward()``; or an accuracy on held-out data."""
         if loss is not None:
             part = torch.as_tensor(loss).detach() * self._part.weight
-            if not self._parallel.share(0, (part, self._part.weight)):
-                self._late = (part, self._part.weight)
+            if not self.parallel.share(0, (part, self._part.weight)):
+                self._late = (float(part), self._part.weight)
         if accuracy is not None:
             self.accuracy = accuracy
             self.reporter.send(Evaluated(rank=self.rank, step=self.step, accuracy=accuracy, loss=self.loss))
@@ -128,18 +134,16 @@ class Trainer:
         """
         sampler = Sampler(loader.samples, min(self.plan.global_batch, loader.samples), self.plan.seed)
         self.total_steps = self.plan.steps or (self.plan.epochs or 0) * sampler.steps_per_epoch
-        self._saved_at = time.monotonic()
         while self.step < self.total_steps:
-            part = sampler.part(self.step, self.shares, self.rank)
+            part = self._part = sampler.part(self.step, self.shares, self.rank)
             self.epoch, self.end_of_epoch = part.epoch, part.last
-            self._part = part
-            # Randomness of a step (dropout) as a function of (seed, step, rank): nothing to save, equal on resume.
+            # Randomness of a step (dropout) is a function of (seed, step, rank): nothing to save, equal on resume.
             torch.manual_seed(step_seed(self.plan.seed, self.step, self.rank))
             began = time.perf_counter()
             batch = loader.fetch(part.indices) if len(part.indices) else None
             self._fetched = time.perf_counter()
             self._data_s = self._fetched - began
-            self._parallel.begin(part.weight, self._shared())
+            self.parallel.begin(part.weight, self._shared())
             self._in_step = True
             if batch is None:
                 self.optimizer.step()  # a parameter server: its part is the sum
@@ -148,11 +152,29 @@ class Trainer:
             if self._in_step:
                 raise RuntimeError("found no optimizer.step() in the loop's body, expected one for each batch")
             self._conclude(part)
-        self._save(wait=True)
+        self._save()
+        self._keeper.wait()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps are done."""
+        return 0 < self.total_steps <= self.step
+
+    @property
+    def parallel(self) -> DataParallel:
+        """Raises RuntimeError before ``wrap``."""
+        if self._parallel is None:
+            raise RuntimeError("found no model, expected t.wrap(model, optimizer) first")
+        return self._parallel
+
+    def reshard(self, shares: Sequence[int], reason: str) -> None:
+        """Give the ranks other shares from the next step on; every rank must call it with the same ones."""
+        self.shares = tuple(shares)
+        self.reporter.send(Resharded(rank=self.rank, step=self.step, shares=self.shares, reason=reason))
 
     def outcome(self) -> Outcome:
         """What the run came to."""
-        last = self._writer.last if self._writer else None
+        last = self._keeper.last
         return Outcome(
             steps=self.step,
             seconds=time.monotonic() - self._began,
@@ -162,12 +184,17 @@ class Trainer:
         )
 
     def close(self) -> None:
-        """Wait for a checkpoint under way, free the collective."""
-        if self._writer:
-            self._writer.wait()
-        self._parallel.close()
+        """Wait for a checkpoint under way, free the collective. Raises OSError when it could not be written."""
+        self._keeper.wait()
+        if self._parallel is not None:
+            self._parallel.close()
+            self._parallel = None
 
     # Within a step.
+
+    @property
+    def _planned_shares(self) -> list[int]:
+        return [rank.share for rank in self.plan.ranks]
 
     def _collective(self, buffers: list[Tensor]) -> Any:
         return choose(
@@ -180,11 +207,8 @@ class Trainer:
         )
 
     def _shared(self) -> list[float]:
-        save = self.rank == 0 and self._writer is not None and not self._writer.busy
-        save = save and time.monotonic() - self._saved_at >= self.plan.checkpoint.interval_s
-        loss, logged = self._late
+        shared = Shared(*self._late, stop=float(self.reporter.stop.is_set()), save=float(self._keeper.due))
         self._late = (0.0, 0.0)
-        shared = Shared(float(loss), logged, stop=float(self.reporter.stop.is_set()), save=float(save))
         by_rank = [0.0] * (2 * self.size)
         by_rank[self.rank] = self._times.compute_s
         by_rank[self.size + self.rank] = self._times.exposed_s
@@ -192,52 +216,62 @@ class Trainer:
 
     def _before_update(self) -> None:
         """Hook of ``optimizer.step()``: wait for the sum; nothing is updated when it is not finite."""
-        if not self._parallel.is_open:
+        if not self._in_step:
             return  # a step outside of the loop is the script's own business
         if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # so that backward is not counted as communication
+            torch.cuda.current_stream(self.device).synchronize()  # else backward would count as communication
         self._computed_s = time.perf_counter() - self._fetched
-        shared = self._parallel.finish()
+        shared = self.parallel.finish()
         self._summed = time.perf_counter()
         self._agreed = Shared(*shared[: len(Shared())])
-        by_rank = shared[len(Shared()) :]
         if self.step > self._first:
-            self._window.add_exposed([e for e, share in zip(by_rank[self.size :], self.shares, strict=True) if share])
+            exposed = shared[len(Shared()) + self.size :]
+            self._window.add_exposed([e for e, share in zip(exposed, self.shares, strict=True) if share])
         if self._agreed.logged:
             self._losses.append(self._agreed.loss / self._agreed.logged)
             if not isfinite(self._losses[-1]):
                 raise DivergedError(f"loss is {self._losses[-1]} at step {self.step}: lower the learning rate")
-        now = time.monotonic()
         ends = self.step in (self._first, self.total_steps - 1)
-        self._news_due = ends or now - self._news_at >= NEWS_INTERVAL_S
-        self._gradient_norm = None
+        self._news_due = ends or time.monotonic() - self._news_at >= NEWS_INTERVAL_S
         if self._news_due or self._agreed.save or self._agreed.stop:
-            self._gradient_norm = float(torch.linalg.vector_norm(self._parallel.buffer.gradient))
+            self._gradient_norm = float(torch.linalg.vector_norm(self.parallel.buffer.gradient))
             if not isfinite(self._gradient_norm):
                 raise DivergedError(f"gradient is not finite at step {self.step}: lower the learning rate")
 
     def _after_update(self) -> None:
         """Hook of ``optimizer.step()``: the step's time ends here; what the body does next is not the step's."""
+        if not self._in_step:
+            return
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        if self._in_step:
-            self._in_step = False
-            self._computed_s += time.perf_counter() - self._summed
-            self.step += 1
+        self._in_step = False
+        self._computed_s += time.perf_counter() - self._summed
+        self.step += 1
 
     def _conclude(self, part: Part) -> None:
-        """After the update of a step: news, and what the ranks agreed on."""
+        """After a step: news, and what the ranks agreed on."""
         if self.step == self._first + 1:
             self.reporter.mark("first_step")
-        self._times = Times(self._data_s, self._computed_s, self._parallel.exposed_s)
+        self._times = Times(self._data_s, self._computed_s, self.parallel.exposed_s)
         self._window.add(self._times, part.batch)
         if self._news_due:
             self._tell()
+        if self._agreed.save or self._agreed.stop:
+            self._save()
         if self._agreed.stop:
-            self._save(wait=True)
+            self._keeper.wait()
+            self.stopped = True
             raise SystemExit(EXIT_STOPPED)
-        if self._agreed.save:
-            self._save(wait=False)
+
+    def _save(self) -> None:
+        state = {
+            "epoch": self.epoch,
+            "shares": self.shares,
+            "planned_shares": self._planned_shares,
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+        }
+        self._keeper.save(self.step, self.model, self.optimizer, state)
 
     def _tell(self) -> None:
         if self._losses:
@@ -259,64 +293,3 @@ class Trainer:
                 measure=self._window.measure(self.rank, self.device_name, self.shares[self.rank]),
             )
         )
-
-    # Between steps.
-
-    def reshard(self, shares: Sequence[int], reason: str) -> None:
-        """Give every rank another share from the next step on; every rank must call it with the same ones."""
-        self.shares = tuple(shares)
-        self.reporter.send(Resharded(rank=self.rank, step=self.step, shares=self.shares, reason=reason))
-
-    def _save(self, *, wait: bool) -> None:
-        """Checkpoint the state after the last step; all ranks hold the same, so rank 0 writes it."""
-        self._saved_at = time.monotonic()
-        if self._writer is None:
-            return
-        if self._writer.last is None or self._writer.last.step != self.step:
-            state = {
-                "epoch": self.epoch,
-                "shares": self.shares,
-                "planned_shares": [rank.share for rank in self.plan.ranks],
-                "global_batch": self.plan.global_batch,
-                "seed": self.plan.seed,
-                "accuracy": self.accuracy,
-                "loss": self.loss,
-            }
-            self._writer.begin(capture(self.step, self.model, self.optimizer, state))
-        if wait:
-            self._writer.wait()
-
-    def _resume(self) -> None:
-        """From the newest checkpoint, read by rank 0 alone, so that all ranks take the same."""
-        self._first = 0
-        if not self.plan.checkpoint.enabled:
-            return
-        files: dict[str, bytes] = {}
-        if self.rank == 0:
-            name = self.plan.model.name or "script"
-            known = identity(name, self.model.state_dict())
-            checkpoints = Checkpoints(job_directory(self.plan), known, self.plan.checkpoint.keep)
-            self._writer = Writer(checkpoints, self.reporter)
-            files = checkpoints.load() or {}
-        names = json.loads(self.world.broadcast(json.dumps(list(files)).encode()))
-        files = {name: self.world.broadcast(files.get(name)) for name in names}
-        if not files:
-            return
-        snapshot = decode(files)
-        self._check(snapshot.state)
-        restore(snapshot, self.model, self.optimizer)
-        self.step = self._first = snapshot.step
-        self.accuracy, self.loss = snapshot.state["accuracy"], snapshot.state["loss"]
-        if snapshot.state["planned_shares"] == [rank.share for rank in self.plan.ranks]:
-            self.shares = tuple(snapshot.state["shares"])  # the same shape: resume to the last bit
-            self.resumed_shares = True
-
-    def _check(self, state: dict[str, Any]) -> None:
-        for key, field, here in (
-            ("global_batch", "spec.globalBatchSize", self.plan.global_batch),
-            ("seed", "spec.seed", self.plan.seed),
-        ):
-            if state[key] != here:
-                raise BadInputError(
-                    field, str(here), f"{state[key]}, as in the checkpoint", "restore it, or use another volume"
-                )

@@ -1,11 +1,34 @@
-"""What this rank's device really is, and how fast it and its links are. Users: ``session``, ``rank``."""
+"""What this rank's device really is, and how fast it and its links are. Users: ``session``, ``rank``.
 
+A third of a second before the first step. It teaches the operator's performance model, and shows when the plan's
+shares do not fit the devices as they are.
+"""
+
+import copy
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from dljob.contract import Rank
+from dljob.contract import ProbePoint, Rank
+from dltrain.comm.waiting import wait_until
+from dltrain.loop import Trainer
+from dltrain.messages import Probed
+from dltrain.shares import fit, worthwhile
+from dltrain.world import World
 
 MISMATCH = "cpu"
 """Name of the device of a rank that was promised a GPU and found none."""
+BUDGET_S = 0.3
+_LINK_NBYTES = 2**20
+_LINK_ROUNDS = 5
+
+TrainStep = Callable[[nn.Module, Optimizer, int], None]
+"""Forward, backward and update of a model on that many samples."""
 
 
 def find_device(rank: Rank) -> tuple[torch.device, str]:
@@ -24,3 +47,86 @@ def find_device(rank: Rank) -> tuple[torch.device, str]:
 def product_label(name: str) -> str:
     """A GPU's name as node label ``nvidia.com/gpu.product`` has it: 'NVIDIA A100-SXM4-40GB' with dashes for spaces."""
     return "-".join(name.split())
+
+
+def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], step: TrainStep) -> None:
+    """Probe this rank and its links, tell the agent, and move shares if that is worth it. All ranks call it."""
+    share = trainer.shares[trainer.rank]
+    points: list[tuple[int, float]] = []
+    if share:
+        twin = copy.deepcopy(trainer.model)  # what a probe learns must not be kept
+        points = compute_points(twin, make_optimizer(twin), step, share, trainer.plan.global_batch)
+    on_cpu = trainer.device.type == "cpu"
+    link = link_speed(trainer.world) if trainer.size > 1 and on_cpu else None
+    trainer.reporter.send(
+        Probed(
+            rank=trainer.rank,
+            points=tuple(ProbePoint(device=trainer.device_name, batch=batch, compute_s=s) for batch, s in points),
+            link_latency_s=link[0] if link else None,
+            link_bandwidth_Bps=link[1] if link else None,
+        )
+    )
+    if trainer.settled or trainer.workers == 1:
+        return
+    flat = [value for point in (points * 3)[:3] for value in point] if points else [0.0] * 6
+    speeds = [fit([(int(row[i]), row[i + 1]) for i in (0, 2, 4)]) for row in trainer.world.gather(flat) if row[0]]
+    workers = [rank for rank, share in enumerate(trainer.shares) if share]
+    now = [trainer.shares[rank] for rank in workers]
+    if (better := worthwhile(speeds, now, trainer.plan.global_batch)) is not None:
+        shares = dict(zip(workers, better, strict=True))
+        ms = ", ".join(f"{1e3 * speed.step_s(share):.1f}" for speed, share in zip(speeds, now, strict=True))
+        trainer.reshard([shares.get(rank, 0) for rank in range(trainer.size)], f"probed compute of {ms} ms by rank")
+
+
+def compute_points(
+    model: nn.Module, optimizer: Optimizer, step: TrainStep, share: int, batch: int
+) -> list[tuple[int, float]]:
+    """Seconds of a training step at half the share, the share and twice it; only the share when that is slow already.
+
+    Under a CPU quota a process runs at full speed for a while and then stands still for the rest of a period of 100 ms,
+    so a short timing sees either all or nothing of it. Therefore: median CPU time of each size, stretched by the whole
+    probe's wall time over its CPU time.
+    """
+    on_gpu = next(model.parameters()).is_cuda
+    clock = time.perf_counter if on_gpu else time.process_time
+
+    def timed(samples: int) -> float:
+        began = clock()
+        step(model, optimizer, samples)
+        if on_gpu:
+            torch.cuda.synchronize()
+        return clock() - began
+
+    wall_began, cpu_began = time.perf_counter(), clock()
+    sizes = sorted({max(1, share // 2), share, min(2 * share, batch)})
+    timings: dict[int, list[float]] = {share: [timed(share)]}
+    if time.perf_counter() - wall_began < BUDGET_S / 4:
+        for size in sizes:
+            timed(size)  # the first of a shape pays for its kernels' set-up
+        timings = {size: [] for size in sizes}
+        while not timings[sizes[-1]] or time.perf_counter() - wall_began < BUDGET_S:
+            for size in sizes:
+                timings[size].append(timed(size))
+    stretch = (time.perf_counter() - wall_began) / max(clock() - cpu_began, 1e-9)
+    return [(size, max(median(times), 1e-9) * stretch) for size, times in timings.items()]
+
+
+def link_speed(world: World) -> tuple[float, float]:
+    """Latency (s) and bandwidth (B/s) of the slowest link when every rank sends to its right neighbour at once."""
+    small, large = (_exchange_s(world, nbytes) for nbytes in (8, _LINK_NBYTES))
+    latency_s, large_s = (max(row[i] for row in world.gather([small, large])) for i in (0, 1))
+    return latency_s, _LINK_NBYTES / max(large_s - latency_s, 1e-9)
+
+
+def _exchange_s(world: World, nbytes: int) -> float:
+    from mpi4py import MPI
+
+    outgoing, incoming = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    times = []
+    for _ in range(_LINK_ROUNDS + 1):
+        began = time.perf_counter()
+        requests = [world.comm.Irecv(incoming, left), world.comm.Isend(outgoing, right)]
+        wait_until(lambda requests=requests: MPI.Request.Testall(requests))  # type: ignore[misc]
+        times.append(time.perf_counter() - began)
+    return median(times[1:])  # the first one opens the connection

@@ -17,6 +17,7 @@ from dltrain.loop import Trainer
 from dltrain.lr import rate
 from dltrain.messages import PLAN_ENV
 from dltrain.models import build
+from dltrain.probe import settle
 
 _EVALUATION_BATCH = 256
 
@@ -35,6 +36,7 @@ def train(trainer: Trainer) -> None:
     torch.manual_seed(plan.seed)
     network = build(plan.model.name, data.shape)
     model, optimizer = trainer.wrap(network, make_optimizer(plan.optimizer, network))
+    _settle(trainer, data)
     for x, y in trainer.steps(trainer.loader(data)):
         for group in optimizer.param_groups:
             group["lr"] = rate(plan.optimizer.learning_rate, trainer.step, trainer.total_steps)
@@ -44,6 +46,20 @@ def train(trainer: Trainer) -> None:
         optimizer.step()
         if trainer.end_of_epoch:
             trainer.log(accuracy=evaluate(trainer, model, data))
+
+
+def _settle(trainer: Trainer, data: Dataset) -> None:
+    """Probe with training samples, in any order and as often as needed."""
+    if trainer.settled and trainer.step:
+        return  # a resumed run has been probed before
+
+    def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
+        x, y = (part.to(trainer.device) for part in data.train(np.arange(samples) % data.train_samples))
+        optimizer.zero_grad()
+        mean_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    settle(trainer, lambda model: make_optimizer(trainer.plan.optimizer, model), step)
 
 
 def make_optimizer(ref: OptimizerRef, model: nn.Module) -> Optimizer:

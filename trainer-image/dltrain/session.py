@@ -84,15 +84,19 @@ def start(reporter: Reporter, make_plan: Callable[[int], Plan] | None = None) ->
     world.expect(len(plan.ranks))
     torch.set_num_threads(threads(world.local_size))
     reporter.mark("rendezvous")
-    trainer = Trainer(plan, world, reporter, device)
-    trainer.device_name = name
-    return trainer
+    return Trainer(plan, world, reporter, device, name)
 
 
 def finish(trainer: Trainer) -> None:
     """The end of a run that went well."""
     trainer.close()
     trainer.reporter.send(Finished(rank=trainer.rank, outcome=trainer.outcome()))
+    end(trainer)
+
+
+def end(trainer: Trainer) -> None:
+    """Leave the world together with all ranks, without a word."""
+    trainer.close()
     trainer.world.close()
     trainer.reporter.close()
 
@@ -120,10 +124,8 @@ def run(body: Callable[[Trainer], None]) -> int:
         finish(trainer)
         return EXIT_OK
     except SystemExit as exit_:
-        if trainer is not None:
-            trainer.close()
-            trainer.world.close()
-        reporter.close()
+        if trainer is not None and trainer.stopped:
+            end(trainer)
         return exit_.code if isinstance(exit_.code, int) else 1
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to reach the user
         code = fail(error, reporter)

@@ -1,0 +1,61 @@
+"""On every rank: each strategy sums buffers of many sizes, several times, as numpy would."""
+
+import sys
+
+import numpy as np
+import torch
+
+from dltrain.comm.choose import NAMES, choose
+from dltrain.world import World
+
+SIZES = (1, 2, 3, 5, 17, 1000, 4099, 300_007)
+SEGMENT_NBYTES = 4096
+
+
+def values(rank: int, size: int, turn: int, dtype: torch.dtype) -> np.ndarray:
+    return (
+        np.random.default_rng([rank, size, turn])
+        .standard_normal(size)
+        .astype(torch.empty(0, dtype=dtype).numpy().dtype)
+    )
+
+
+def check(world: World, name: str, dtype: torch.dtype) -> None:
+    buffers = [torch.empty(size, dtype=dtype) for size in SIZES]
+    servers = (world.size - 1,) if world.size < 4 else (0, 2)
+    collective = choose(name, world.comm, buffers, segment_nbytes=SEGMENT_NBYTES, servers=servers)
+    assert collective.name == name, (collective.name, name)
+    for turn in range(3):
+        for buffer, size in zip(buffers, SIZES, strict=True):
+            buffer.copy_(torch.from_numpy(values(world.rank, size, turn, dtype)))
+        works = [collective.start(index) for index in range(len(buffers))]  # all under way at once
+        while turn == 1 and not all([work.test() for work in works]):
+            pass
+        for work in works:
+            work.wait()
+        for buffer, size in zip(buffers, SIZES, strict=True):
+            exact = sum(values(rank, size, turn, dtype).astype(np.float64) for rank in range(world.size))
+            tolerance = 1e-5 if dtype is torch.float32 else 1e-13
+            np.testing.assert_allclose(buffer.numpy(), exact, rtol=0, atol=tolerance, err_msg=f"{name} {size} {turn}")
+            mine = buffer.numpy().tobytes()
+            assert world.broadcast(mine if world.rank == 0 else None) == mine, f"{name}: ranks differ at size {size}"
+    collective.close()
+
+
+def main() -> None:
+    world = World.start()
+    world.expect(int(sys.argv[1]))
+    for name in NAMES:
+        for dtype in (torch.float32, torch.float64):
+            check(world, name, dtype)
+    total = world.sum([world.rank, 1])
+    assert total == [sum(range(world.size)), world.size]
+    assert world.gather([world.rank, 7]) == [[rank, 7] for rank in range(world.size)]
+    part = world.split([rank != world.size - 1 for rank in range(world.size)])
+    assert part.size == (1 if world.rank == world.size - 1 else world.size - 1)
+    world.close()
+    if world.rank == 0:
+        print("all sums right")
+
+
+main()

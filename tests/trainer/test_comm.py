@@ -1,0 +1,31 @@
+"""Collectives on real ranks."""
+
+import numpy as np
+import pytest
+import torch
+
+from dltrain.comm.choose import choose
+from trainer.ranks import BODIES, run_ranks
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_strategy_sums_like_numpy(ranks: int) -> None:
+    ended = run_ranks(ranks, BODIES / "collectives.py", str(ranks), timeout_s=90)
+    assert "all sums right" in ended.output
+
+
+def test_one_rank_needs_no_mpi() -> None:
+    buffer = torch.arange(5.0)
+    collective = choose("Ring", None, [buffer])
+    collective.allreduce(0)
+    np.testing.assert_array_equal(buffer.numpy(), np.arange(5.0))
+
+
+def test_an_unknown_strategy_is_named() -> None:
+    class Two:
+        def Get_size(self) -> int:
+            return 2
+
+    with pytest.raises(ValueError, match="'Star', expected one of Ring, MPI"):
+        choose("Star", Two(), [torch.zeros(1)])

@@ -1,0 +1,86 @@
+"""The gradient of a split batch is the batch's; buckets, hooks and misuse."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from dltrain.buffers import GradientBuffer, plan_buckets
+from dltrain.comm.alone import Alone
+from dltrain.parallel import DataParallel
+from trainer.ranks import BODIES, run_ranks
+
+
+@pytest.mark.mpi
+def test_uneven_shares_rings_and_servers_equal_one_process() -> None:
+    ended = run_ranks(3, BODIES / "exactness.py", "3", timeout_s=90)
+    assert ended.output.count("20 steps by") == 16
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), longest=st.integers(1, 60))
+def test_buckets_hold_every_parameter_once_in_order(sizes: list[int], longest: int) -> None:
+    buckets = plan_buckets(sizes, longest)
+    assert [p for bucket in buckets for p in bucket.parameters] == list(range(len(sizes)))
+    assert [buckets[0].start, *(b.stop for b in buckets[:-1])] == [b.start for b in buckets]
+    for bucket in buckets:
+        assert bucket.stop - bucket.start == sum(sizes[p] for p in bucket.parameters)
+        assert bucket.stop - bucket.start <= longest or len(bucket.parameters) == 1
+
+
+def wrapped(model: nn.Module, bucket_nbytes: int = 64) -> DataParallel:
+    return DataParallel(model.parameters(), Alone, bucket_nbytes, 2)
+
+
+def test_gradients_are_views_in_reverse_order() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    buffer = wrapped(model).buffer
+    assert [p.shape for p in buffer.parameters] == [p.shape for p in list(model.parameters())[::-1]]
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.fill_(3)
+    assert bool((buffer.gradient == 3).all()) and bool((buffer.tail == 0).all())
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_zero_grad_does_not_break_the_views(to_none: bool) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(5, 3), torch.rand(7, 5)
+    parallel = wrapped(model)
+    parallel.begin(0.5, [0, 0])
+    model.zero_grad(set_to_none=to_none)
+    model(x).mean().backward()
+    parallel.finish()
+    twin = nn.Linear(5, 3)
+    twin.load_state_dict(model.state_dict())
+    twin(x).mean().backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad / 2)
+        assert ours.grad.untyped_storage().data_ptr() == parallel.buffer.flat.untyped_storage().data_ptr()
+
+
+def test_a_parameter_without_a_part_in_the_loss_gets_zero() -> None:
+    used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
+    parallel = wrapped(nn.ModuleList([used, unused]))
+    for _ in range(2):
+        parallel.begin(1.0, [0, 0])
+        used(torch.ones(1, 2)).sum().backward()
+        parallel.finish()
+    assert unused.weight.grad is not None and not unused.weight.grad.any()
+    assert used.weight.grad is not None and used.weight.grad.any()
+
+
+def test_two_backward_passes_in_a_step_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    parallel = wrapped(model)
+    parallel.begin(1.0, [0, 0])
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError, match="second backward pass"):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def test_mixed_dtypes_are_refused() -> None:
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
+    with pytest.raises(ValueError, match=r"found torch.float32 on cpu, torch.float64 on cpu"):
+        GradientBuffer(model.parameters(), 64, 0)

@@ -1,0 +1,52 @@
+"""``dltrain.init`` for user scripts: a session that ends with the interpreter. Users: ``dltrain.init``."""
+
+import atexit
+import sys
+from functools import partial
+from types import TracebackType
+
+import torch
+
+from dltrain import session
+from dltrain.loop import Trainer
+from dltrain.report import Reporter
+
+
+class _Script:
+    """How this process ends: well at exit, or by the exception that nobody caught."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+        self.trainer: Trainer | None = None
+        sys.excepthook = self._uncaught
+        atexit.register(self._at_exit)
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        code = session.fail(error, self.reporter)
+        if self.trainer is not None:
+            self.trainer.world.abandon()
+        session.leave(code)
+
+    def _at_exit(self) -> None:
+        trainer = self.trainer
+        if trainer is None:
+            return
+        if trainer.stopped:
+            session.end(trainer)
+        elif trainer.complete:
+            session.finish(trainer)
+        else:
+            # sys.exit in the middle: the other ranks must not wait for this one, and its exit code stays.
+            trainer.world.abandon()
+
+
+def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None) -> Trainer:
+    """See ``dltrain.init``. An exception here ends the process, as one anywhere in the script does."""
+    script = _Script(Reporter.open())
+    make_plan = partial(
+        session.local_plan, batch=batch, epochs=epochs, seed=seed, collective=collective, checkpoints=checkpoints
+    )
+    trainer = session.start(script.reporter, make_plan)
+    script.trainer = trainer
+    torch.manual_seed(trainer.plan.seed)
+    return trainer

@@ -1,0 +1,62 @@
+"""Shares of the batch by measured speed: which ones are best, and whether a change is worth it. Pure. Users: ``probe``.
+
+A rank needs ``fixed_s + per_sample_s * share`` for a step, and the step takes as long as its slowest rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor
+
+HYSTERESIS = 0.15
+"""A change must shorten the step's compute by this part: less is within the noise of a short probe."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    fixed_s: float
+    per_sample_s: float
+
+    def step_s(self, share: int) -> float:
+        return self.fixed_s + self.per_sample_s * share
+
+
+def fit(points: Sequence[tuple[int, float]]) -> Speed:
+    """Least-squares line through (share, seconds), neither part of it negative. One point is all per sample."""
+    n = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else mean_y / mean_x
+    if slope <= 0 or mean_y < slope * mean_x:
+        return Speed(0.0, mean_y / mean_x)
+    return Speed(mean_y - slope * mean_x, slope)
+
+
+def balanced(speeds: Sequence[Speed], batch: int) -> tuple[int, ...]:
+    """Shares of at least 1 that sum to ``batch`` and make the slowest rank's time least. Ties go to lower ranks."""
+    assert batch >= len(speeds), "a sample for each rank"
+    low, high = 0.0, max(speed.step_s(batch) for speed in speeds)
+    for _ in range(60):  # the time T at which ranks filled up to T hold the batch, rounded down
+        middle = (low + high) / 2
+        if sum(_filled(speed, middle) for speed in speeds) <= batch:
+            low = middle
+        else:
+            high = middle
+    shares = [_filled(speed, low) for speed in speeds]
+    while sum(shares) < batch:
+        next_ = min(range(len(speeds)), key=lambda r: (speeds[r].step_s(shares[r] + 1), r))
+        shares[next_] += 1
+    return tuple(shares)
+
+
+def _filled(speed: Speed, step_s: float) -> int:
+    return max(1, floor((step_s - speed.fixed_s) / speed.per_sample_s))
+
+
+def worthwhile(speeds: Sequence[Speed], now: Sequence[int], batch: int) -> tuple[int, ...] | None:
+    """Better shares than ``now`` when they shorten the slowest rank's step by more than ``HYSTERESIS``, else None."""
+    better = balanced(speeds, batch)
+
+    def slowest(shares: Sequence[int]) -> float:
+        return max(speed.step_s(share) for speed, share in zip(speeds, shares, strict=True))
+
+    return better if slowest(better) < (1 - HYSTERESIS) * slowest(now) else None
