@@ -108,7 +108,7 @@ class Embedded:
             for archive in archives:
                 if archive.is_dir():
                     layout = Layout(archive)
-                    seed.stream_images(address, layout, layout.images())
+                    seed.load_layout(address, self._state.node_folder(node) / "containerd", layout, layout.images())
                 else:
                     seed.import_archive(address, archive.resolve())
 

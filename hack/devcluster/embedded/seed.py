@@ -27,6 +27,7 @@ from devcluster.shell import run
 PAUSE_IMAGE = "localhost/dljob-pause:1"
 _PAUSE_SOURCE = Path(__file__).parent / "pause" / "main.go"
 _SCRATCH_IMAGE = "localhost/dljob-scratch:1"
+_KEEP = "containerd.io/gc.root"  # the label that spares a blob until an image refers to it
 _IMPORT_LIMIT_S = 600
 
 
@@ -64,10 +65,26 @@ def plant(target: Path) -> None:
     scratch.rename(target)
 
 
-def stream_images(address: str, layout: Layout, references: Collection[str]) -> None:
-    """Imports images from a layout into the containerd at `address`, sending just the blobs that it lacks."""
+def load_layout(address: str, root: Path, layout: Layout, references: Collection[str]) -> None:
+    """Imports images from a layout into the containerd at `address`, whose root folder is `root`.
+
+    Blobs that it lacks are linked into its store instead of sent, where both are on one file system; what remains
+    is the unpacking of layers.
+    """
     client = ["ctr", "--address", address, "--namespace", "k8s.io"]
+    wanted = {digest for reference in references for digest in layout.blobs(reference)}
+    missing = sorted(wanted - set(run([*client, "content", "list", "--quiet"]).stdout.split()))
+    for digest in missing:
+        _adopt(client, root, layout.blob(digest), digest)
     present = set(run([*client, "content", "list", "--quiet"]).stdout.split())
+    _import(client, address, layout, references, present)
+    for digest in missing:
+        run([*client, "content", "label", digest, f"{_KEEP}="], check=False)  # the images refer to them now
+
+
+def _import(
+    client: Sequence[str], address: str, layout: Layout, references: Collection[str], present: Collection[str]
+) -> None:
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [*client, "images", "import", "-"], stdin=subprocess.PIPE, stdout=errors, stderr=errors
@@ -86,6 +103,32 @@ def stream_images(address: str, layout: Layout, references: Collection[str]) -> 
         if process.returncode:
             errors.seek(0)
             raise ClusterError(f"containerd at {address} refused the images: {errors.read().decode()[-2000:]}")
+
+
+def _adopt(client: Sequence[str], root: Path, blob: Path, digest: str) -> None:
+    """Links a blob into containerd's store, and makes it known there.
+
+    containerd shares content between namespaces: told to ingest a digest that its store already holds, it takes that
+    and reads no data. Where this fails (another file system), the import that follows sends the blob.
+    """
+    target = root / "io.containerd.content.v1.content" / "blobs" / Path(*digest.split(":", 1))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            target.hardlink_to(blob)
+    except OSError:
+        return
+    expected = ["--expected-digest", digest, "--expected-size", str(blob.stat().st_size)]
+    with blob.open("rb") as content:
+        subprocess.run(
+            [*client, "content", "ingest", *expected, f"adopt-{digest}"],
+            stdin=content,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            timeout=_IMPORT_LIMIT_S,
+        )
+    run([*client, "content", "label", digest, f"{_KEEP}=adopted"], check=False)
 
 
 def import_archive(address: str, archive: Path) -> None:
@@ -122,6 +165,7 @@ def _update(root: Path, layout: Layout, wanted: dict[str, str]) -> None:
             f'version = 2\nroot = {json.dumps(str(root))}\nstate = "{folder}/state"\n'
             f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n[grpc]\naddress = "{address}"\n'
             f'[ttrpc]\naddress = "{address}.ttrpc"\n'
+            '[plugins."io.containerd.gc.v1.scheduler"]\nstartup_delay = "1h"\n'
         )
         registry = Registry(Path(folder, "processes"), folder)
         registry.start("containerd", ["containerd", "--config", config], Path(folder, "log"))
@@ -134,7 +178,7 @@ def _update(root: Path, layout: Layout, wanted: dict[str, str]) -> None:
             have = {line.split()[0]: line.split()[2] for line in listed}
             new = [reference for reference, digest in wanted.items() if have.get(reference) != digest]
             if new:
-                stream_images(address, layout, new)
+                load_layout(address, root, layout, new)
             # Removing an image with --sync also collects the layers of those that were replaced.
             run([*client, "tag", PAUSE_IMAGE, _SCRATCH_IMAGE])
             run([*client, "remove", "--sync", _SCRATCH_IMAGE, *sorted(set(have) - set(wanted))], timeout_s=120)
