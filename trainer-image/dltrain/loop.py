@@ -19,7 +19,7 @@ from dltrain.comm.choose import choose
 from dltrain.errors import DivergedError
 from dltrain.loader import Loader
 from dltrain.measure import Times, Window
-from dltrain.messages import EXIT_STOPPED, Evaluated, Resharded, Step
+from dltrain.messages import EXIT_STOPPED, Busy, Evaluated, Resharded, Step
 from dltrain.parallel import DataParallel
 from dltrain.report import Reporter
 from dltrain.sampling import Part, Sampler
@@ -28,6 +28,11 @@ from dltrain.world import World
 from dltrain.writer import Keeper
 
 NEWS_INTERVAL_S = 0.25
+END_OF_EPOCH_S = 60.0
+"""How long a script may be silent after an epoch, for its evaluation, and at least as long as the epoch took."""
+CHECKPOINT_S = 60.0
+CHECKPOINT_BPS = 10e6
+"""Slowest volume that is waited for: this time, and this many bytes a second."""
 Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
 
@@ -77,9 +82,11 @@ class Trainer:
         self._parallel: DataParallel | None = None
         self._keeper = Keeper(plan, world, reporter)
         self._window = Window()
-        self._began = time.monotonic()
+        self._began = self._epoch_began = time.monotonic()
         self._first = 0
         self._in_step = False
+        self._after_pause = False
+        """Whether the last step ended an epoch: the next tells the agent that steps are coming again."""
         self._late = (0.0, 0.0)
         """Loss logged after its step had been summed, and its weight: shared with the next step."""
         self._losses: list[float] = []
@@ -123,6 +130,13 @@ class Trainer:
             self.accuracy = accuracy
             self.reporter.send(Evaluated(rank=self.rank, step=self.step, accuracy=accuracy, loss=self.loss))
 
+    def busy(self, what: str, limit_s: float) -> None:
+        """Say that no step will come for up to ``limit_s``; else silence means to the agent that this rank hangs.
+
+        The end of an epoch says so by itself, for an evaluation of a minute or of the epoch's own length.
+        """
+        self.reporter.send(Busy(rank=self.rank, what=what, limit_s=limit_s))
+
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise sum over the ranks that compute, such as of correct answers."""
         return self._among_workers.sum(values)
@@ -153,7 +167,7 @@ class Trainer:
                 raise RuntimeError("found no optimizer.step() in the loop's body, expected one for each batch")
             self._conclude(part)
         self._save()
-        self._keeper.wait()
+        self._wait_for_checkpoint()
 
     @property
     def complete(self) -> bool:
@@ -231,7 +245,7 @@ class Trainer:
             self._losses.append(self._agreed.loss / self._agreed.logged)
             if not isfinite(self._losses[-1]):
                 raise DivergedError(f"loss is {self._losses[-1]} at step {self.step}: lower the learning rate")
-        ends = self.step in (self._first, self.total_steps - 1)
+        ends = self._after_pause or self.step in (self._first, self.total_steps - 1)
         self._news_due = ends or time.monotonic() - self._news_at >= NEWS_INTERVAL_S
         if self._news_due or self._agreed.save or self._agreed.stop:
             self._gradient_norm = float(torch.linalg.vector_norm(self.parallel.buffer.gradient))
@@ -247,6 +261,10 @@ class Trainer:
         self._in_step = False
         self._computed_s += time.perf_counter() - self._summed
         self.step += 1
+        self._after_pause = self.end_of_epoch
+        if self.end_of_epoch:
+            self.busy("end of an epoch", max(END_OF_EPOCH_S, time.monotonic() - self._epoch_began))
+            self._epoch_began = time.monotonic()
 
     def _conclude(self, part: Part) -> None:
         """After a step: news, and what the ranks agreed on."""
@@ -259,9 +277,16 @@ class Trainer:
         if self._agreed.save or self._agreed.stop:
             self._save()
         if self._agreed.stop:
-            self._keeper.wait()
+            self._wait_for_checkpoint()
             self.stopped = True
             raise SystemExit(EXIT_STOPPED)
+
+    def _wait_for_checkpoint(self) -> None:
+        """All ranks end together, so all wait for rank 0's volume."""
+        if self.plan.checkpoint.enabled:
+            nbytes = 4 * self.parallel.buffer.flat.nbytes  # parameters and up to three values of the optimizer for each
+            self.busy("checkpoint", min(CHECKPOINT_S + nbytes / CHECKPOINT_BPS, 86_400))
+            self._keeper.wait()
 
     def _save(self) -> None:
         state = {

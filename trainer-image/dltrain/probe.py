@@ -52,6 +52,7 @@ def product_label(name: str) -> str:
 def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], step: TrainStep) -> None:
     """Probe this rank and its links, tell the agent, and move shares if that is worth it. All ranks call it."""
     share = trainer.shares[trainer.rank]
+    as_planned = trainer.device_name == trainer.plan.ranks[trainer.rank].device
     points: list[tuple[int, float]] = []
     if share:
         twin = copy.deepcopy(trainer.model)  # what a probe learns must not be kept
@@ -61,7 +62,7 @@ def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], s
     trainer.reporter.send(
         Probed(
             rank=trainer.rank,
-            points=tuple(ProbePoint(device=trainer.device_name, batch=batch, compute_s=s) for batch, s in points),
+            points=tuple(ProbePoint(device=trainer.device_name, batch=b, compute_s=s) for b, s in points if as_planned),
             link_latency_s=link[0] if link else None,
             link_bandwidth_Bps=link[1] if link else None,
         )

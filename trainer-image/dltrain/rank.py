@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
-from dljob.contract import OptimizerRef
 from dltrain import session
 from dltrain.data import Dataset, load
 from dltrain.errors import BadInputError
@@ -17,6 +16,7 @@ from dltrain.loop import Trainer
 from dltrain.lr import rate
 from dltrain.messages import PLAN_ENV
 from dltrain.models import build
+from dltrain.optimizers import make_optimizer
 from dltrain.probe import settle
 
 _EVALUATION_BATCH = 256
@@ -60,14 +60,6 @@ def _settle(trainer: Trainer, data: Dataset) -> None:
         optimizer.step()
 
     settle(trainer, lambda model: make_optimizer(trainer.plan.optimizer, model), step)
-
-
-def make_optimizer(ref: OptimizerRef, model: nn.Module) -> Optimizer:
-    parameters = model.parameters()
-    if ref.name == "SGD":
-        return SGD(parameters, ref.learning_rate, momentum=ref.momentum, weight_decay=ref.weight_decay)
-    adam = AdamW if ref.name == "AdamW" else Adam
-    return adam(parameters, ref.learning_rate, weight_decay=ref.weight_decay)
 
 
 def mean_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from dltrain.messages import (
     SOCKET_ENV,
+    Busy,
     Checkpointed,
     Evaluated,
     Failed,
@@ -106,5 +107,5 @@ def describe(news: News) -> str:
         case Finished():
             accuracy = f", accuracy {news.outcome.accuracy:.4f}" if news.outcome.accuracy is not None else ""
             return f"dltrain: finished {news.outcome.steps} steps in {news.outcome.seconds:.1f} s{accuracy}"
-        case Hello() | Mark() | Probed():
+        case Hello() | Mark() | Probed() | Busy():
             return ""

@@ -1,0 +1,140 @@
+"""Checkpoints: all or nothing, verified, with a fall-back, and never another model's."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dltrain.checkpoint import MANIFEST, MODEL, Checkpoints, Snapshot, decode, encode, identity
+from dltrain.errors import BadInputError
+from dltrain.state import capture, restore
+from trainer.ranks import BODIES, run
+
+
+def snapshot(step: int, value: float = 1.0) -> Snapshot:
+    return Snapshot(step, {"w": torch.full((3,), value)}, {"0.momentum_buffer": torch.ones(3)}, {"epoch": 2})
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "job", identity("m", snapshot(0).model), keep=3)
+
+
+def newest(checkpoints: Checkpoints) -> Snapshot:
+    loaded = checkpoints.load()
+    assert loaded is not None
+    return decode(loaded[1])
+
+
+def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:
+    assert checkpoints.load() is None
+    path, nbytes = checkpoints.save(snapshot(7, 0.25))
+    assert path.name == "step-0000000007" and nbytes == sum(file.stat().st_size for file in path.iterdir())
+    back = newest(checkpoints)
+    assert back.step == 7 and back.state == {"epoch": 2}
+    assert back.model["w"].tolist() == [0.25] * 3 and back.optimizer["0.momentum_buffer"].tolist() == [1.0] * 3
+
+
+def test_no_file_is_a_pickle(checkpoints: Checkpoints) -> None:
+    path, _ = checkpoints.save(snapshot(1))
+    assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
+
+
+def test_the_newest_are_kept(checkpoints: Checkpoints) -> None:
+    for step in range(1, 6):
+        checkpoints.save(snapshot(step))
+    assert checkpoints.steps() == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "damage", ["flip a bit", "cut short", "remove a file", "remove the manifest", "break the manifest"]
+)
+def test_a_corrupt_one_falls_back_to_the_one_before(checkpoints: Checkpoints, damage: str) -> None:
+    checkpoints.save(snapshot(1, 0.5))
+    path, _ = checkpoints.save(snapshot(2))
+    content = bytearray((path / MODEL).read_bytes())
+    match damage:
+        case "flip a bit":
+            content[-1] ^= 1
+            (path / MODEL).write_bytes(content)
+        case "cut short":
+            (path / MODEL).write_bytes(content[: len(content) // 2])
+        case "remove a file":
+            (path / MODEL).unlink()
+        case "remove the manifest":
+            (path / MANIFEST).unlink()
+        case "break the manifest":
+            (path / MANIFEST).write_text('{"format": 1')
+    assert newest(checkpoints).step == 1
+    checkpoints.save(snapshot(2, 0.75))
+    assert newest(checkpoints).model["w"].tolist() == [0.75] * 3
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_a_corrupt_newer_one_does_not_push_out_good_ones(checkpoints: Checkpoints) -> None:
+    for step in (1, 9):
+        path, _ = checkpoints.save(snapshot(step))
+    (path / MODEL).unlink()
+    checkpoints.save(snapshot(2))
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_another_models_checkpoint_is_refused_and_left_alone(checkpoints: Checkpoints) -> None:
+    path, _ = checkpoints.save(snapshot(1))
+    other = Checkpoints(checkpoints.directory, identity("m", {"w": torch.zeros(4)}), keep=3)
+    with pytest.raises(
+        BadInputError, match=r"spec\.checkpoint\.volume: found .*step-0000000001, a checkpoint of another"
+    ):
+        other.load()
+    assert path.exists()
+
+
+def test_a_newer_format_is_refused(checkpoints: Checkpoints) -> None:
+    path, _ = checkpoints.save(snapshot(1))
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
+    with pytest.raises(BadInputError, match="format 2, expected format 1"):
+        checkpoints.load()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInputError, match=r"spec\.checkpoint\.volume: found .*/file/job: Not a directory"):
+        Checkpoints(tmp_path / "file" / "job", "x", 3)
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path: Path) -> None:
+    ended = run([sys.executable, str(BODIES / "kill_while_saving.py"), str(tmp_path)])
+    assert (ended.code, ended.output) == (0, "8 kills survived\n")
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_any_optimizer_goes_on_as_if_never_stopped(kind: type[torch.optim.Optimizer]) -> None:
+    extra: dict[str, Any] = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        return model, kind(model.parameters(), lr=0.1, **extra)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        x = torch.rand(5, 4, generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    model, optimizer = fresh()
+    for seed in range(3):
+        step(model, optimizer, seed)
+    kept = decode(encode(capture(3, model, optimizer, {})))
+    again, optimizer_again = fresh()
+    restore(kept, again, optimizer_again)
+    for seed in range(3, 6):
+        step(model, optimizer, seed)
+        step(again, optimizer_again, seed)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
