@@ -32,7 +32,7 @@ AFTER_ADMISSION: dict[str, tuple[dict[str, Any], str, str, tuple[str, ...]]] = {
     ),
     "dataset missing": (
         {"dataset": {"uri": "file:///nowhere/data.npz", "samples": 1000}},
-        "Failed", "DatasetNotFound", ("dataset.uri", "/nowhere/data.npz"),
+        "Failed", "BadInput", ("dataset.uri", "/nowhere/data.npz"),
     ),
     "image that cannot be pulled": (
         {"trainer": {"image": "localhost/no-such-image:1", "imagePullPolicy": "IfNotPresent"}},
@@ -44,7 +44,7 @@ AFTER_ADMISSION: dict[str, tuple[dict[str, Any], str, str, tuple[str, ...]]] = {
             "trainer": {"command": ["python", "-c", "import sys; sys.exit('no such luck')"]},
             "runPolicy": {"backoffLimit": 0},
         },
-        "Failed", "ExitCode1", ("no such luck",),
+        "Failed", "RankFailed", ("no such luck", "exit code 1"),
     ),
 }  # fmt: skip
 
