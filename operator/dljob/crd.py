@@ -93,7 +93,7 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], default
         schema.setdefault("format", "int32" if node.get("maximum", 2**63) < 2**31 else "int64")
     if schema.get("type") == "number":
         schema.setdefault("format", "double")
-    if defaults and (default := _pruned(node.get("default"))) not in (None, [], {}):
+    if defaults and (default := _pruned(node.get("default"))) not in (None, [], {}, ""):
         schema["default"] = default
 
     if "items" in node:
@@ -113,7 +113,7 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], default
 
 
 def _pruned(value: Any) -> Any:
-    """A default without nulls and without empty lists and maps, which say nothing."""
+    """A default without nulls and without empty lists, maps and texts, which say nothing (1.20 refuses the last)."""
     if isinstance(value, Mapping):
         pruned = {key: _pruned(item) for key, item in value.items()}
         return {key: item for key, item in pruned.items() if item not in (None, [], {})}
