@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+import dashboard
+import metriclist
 from dljob import crd
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +21,7 @@ NOTE = "made by hack/generate from operator/dljob/api; change that, then run it 
 CHART_CRDS = "charts/dljob/files/crds"
 """The chart's templates read the definitions from here, so that values can switch and keep them."""
 
+DASHBOARD = "charts/dljob/files/dashboard.json"
 RBAC = "charts/dljob/files/rbac.yaml"
 
 Schema = Mapping[str, Any]
@@ -131,9 +134,24 @@ def rbac() -> str:
     return "\n".join(lines) + "\n"
 
 
+def metrics() -> str:
+    """docs/metrics.md: every metric with its help, from the registries themselves."""
+    lines = ["<!-- made by hack/generate from operator/dljob/metrics.py and trainer-image/dltrain/metrics.py. -->"]
+    lines += ["# Metrics", "", "[monitoring.md](monitoring.md) says how to scrape them, and what to look at first."]
+    for title, listed in (("The operator", metriclist.operator()), ("Each trainer pod", metriclist.trainer())):
+        lines += ["", f"## {title}", "", "| Metric | Type | Meaning |", "|---|---|---|"]
+        lines += [f"| `{metric.name}` | {metric.type} | {metric.help} |" for metric in listed]
+    return "\n".join(lines) + "\n"
+
+
 def outputs() -> dict[str, str]:
     """Path from the repository's root → text, for every generated file."""
-    files = {"docs/reference.md": reference(), "docs/rbac.md": rbac()}
+    files = {
+        "docs/reference.md": reference(),
+        "docs/rbac.md": rbac(),
+        "docs/metrics.md": metrics(),
+        DASHBOARD: dashboard.dashboard(),
+    }
     for definition in crd.definitions():
         name = f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml"
         for folder in ("crds", CHART_CRDS):

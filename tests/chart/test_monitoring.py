@@ -1,0 +1,149 @@
+"""Rules and dashboard ask for metrics that exist, and Prometheus' own tool accepts and tries the rules."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import metriclist
+from dljob.observed import JOB_LABEL
+from helmchart import CHART, MONITORED, of_kind, one, render
+
+Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+RULES = CHART / "files/rules.yaml"
+GROUPS: list[Json] = yaml.safe_load(RULES.read_text())["groups"]
+ALL_RULES = [rule for group in GROUPS for rule in group["rules"]]
+DASHBOARD: Json = json.loads((CHART / "files/dashboard.json").read_text())
+EXPORTED = {name for metric in metriclist.operator() + metriclist.trainer() for name in metric.series}
+
+
+def promtool(*args: str | Path) -> str:
+    binary = shutil.which("promtool")
+    assert binary, "promtool: not found, expected Debian's package prometheus; hack/test installs it"
+    done = subprocess.run([binary, *args], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def queries() -> list[str]:
+    panels = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    variables = [v["query"]["query"] for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
+    return [*(rule["expr"] for rule in ALL_RULES), *panels, *variables]
+
+
+@pytest.mark.parametrize("query", queries())
+def test_every_metric_exists(query: str) -> None:
+    asked = set(re.findall(r"\bdljob_(?:operator|trainer)_[a-z0-9_]+", query)) - {"dljob_dev_job"}
+    recorded = set(re.findall(r"\bdljob:[a-z0-9_:]+", query))
+    assert asked or recorded
+    assert asked <= EXPORTED, f"not exported: {asked - EXPORTED}"
+    assert recorded <= {rule["record"] for rule in ALL_RULES if "record" in rule}
+
+
+def test_what_would_not_exist_is_found() -> None:
+    assert "dljob_trainer_step_seconds" in EXPORTED and "dljob_trainer_step_hours" not in EXPORTED
+    assert len(EXPORTED) > 30
+
+
+@pytest.mark.parametrize("metric", metriclist.operator() + metriclist.trainer(), ids=lambda m: m.name)
+def test_metrics_are_well_named_and_explained(metric: metriclist.Exported) -> None:
+    """https://prometheus.io/docs/practices/naming: base units, counters end in _total."""
+    assert len(metric.help) > 15
+    assert not re.search(r"_(ms|milliseconds|minutes|kb|mb|percent)(_|$)", metric.name)
+    assert (metric.type == "counter") == metric.name.endswith("_total")
+
+
+def test_promtool_accepts_the_rules() -> None:
+    assert f"{len(ALL_RULES)} rules found" in promtool("check", "rules", RULES)
+
+
+def test_alerts_fire_when_they_should_and_not_otherwise(tmp_path: Path) -> None:
+    """promtool runs the rules over made-up series (rules_test.yaml)."""
+    tests = yaml.safe_load((Path(__file__).parent / "rules_test.yaml").read_text())
+    file = tmp_path / "rules_test.yaml"
+    file.write_text(yaml.safe_dump({**tests, "rule_files": [str(RULES)]}))
+    assert "SUCCESS" in promtool("test", "rules", file)
+
+
+def test_every_alert_is_tried_and_documented() -> None:
+    tried = {
+        check["alertname"]
+        for test in yaml.safe_load((Path(__file__).parent / "rules_test.yaml").read_text())["tests"]
+        for check in test["alert_rule_test"]
+        if check["exp_alerts"]
+    }
+    alerts = {rule["alert"] for rule in ALL_RULES if "alert" in rule}
+    documented = set(re.findall(r"^\| (DLJob\w+) \|", (ROOT / "docs/monitoring.md").read_text(), re.MULTILINE))
+    assert alerts == tried == documented
+
+
+def meta(labels: dict[str, str], port: str) -> dict[str, str]:
+    """What Prometheus' discovery says of a pod's port."""
+    found = {f"__meta_kubernetes_pod_label_{re.sub(r'[^a-zA-Z0-9]', '_', key)}": value for key, value in labels.items()}
+    found |= {"__meta_kubernetes_pod_container_port_name": port, "__meta_kubernetes_namespace": "here"}
+    return found | {"__meta_kubernetes_pod_name": "a-pod"}
+
+
+def test_the_scrape_configuration_of_the_documentation(tmp_path: Path) -> None:
+    """It finds the metrics ports of operator and trainers, and no other; their labels are those the rules go by.
+
+    Debian's Prometheus is built without discovery in Kubernetes: static targets carry what that would say.
+    """
+    [block] = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/monitoring.md").read_text(), re.MULTILINE | re.DOTALL)
+    config = yaml.safe_load(block)
+    template = one(render(), "Deployment")["spec"]["template"]
+    assert "metrics" in [port["name"] for port in template["spec"]["containers"][0]["ports"]]
+    targets = {
+        "operator:1": meta(template["metadata"]["labels"], "metrics"),
+        "trainer:1": meta({"app.kubernetes.io/name": "dljob-trainer", JOB_LABEL: "j"}, "metrics"),
+        "trainer:2": meta({"app.kubernetes.io/name": "dljob-trainer", JOB_LABEL: "j"}, "agent"),
+    }
+    for scrape in config["scrape_configs"]:
+        del scrape["kubernetes_sd_configs"]
+        scrape["static_configs"] = [{"targets": [name], "labels": labels} for name, labels in targets.items()]
+    shutil.copy(RULES, tmp_path / "rules.yaml")
+    file = tmp_path / "prometheus.yml"
+    file.write_text(yaml.safe_dump(config))
+    assert "SUCCESS" in promtool("check", "config", file)
+
+    def labels(job: str) -> list[dict[str, str]]:
+        text = promtool("check", "service-discovery", "--timeout=1s", file, job)
+        return [found["labels"] for found in json.loads(text) if found.get("labels")]
+
+    common = {"namespace": "here", "pod": "a-pod"}
+    [operator] = labels("dljob-operator")
+    assert operator.items() >= {**common, "instance": "operator:1"}.items()
+    [trainer] = labels("dljob-jobs")
+    assert trainer.items() >= {**common, "instance": "trainer:1", "dljob": "j"}.items()
+
+
+def test_the_chart_brings_rules_and_dashboard() -> None:
+    objects = render(MONITORED)
+    assert one(objects, "PrometheusRule")["spec"]["groups"] == GROUPS
+    [config] = [o for o in of_kind(objects, "ConfigMap") if o["metadata"]["name"].endswith("-dashboard")]
+    assert json.loads(config["data"]["dljob.json"]) == DASHBOARD
+    for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule"):
+        assert one(objects, kind)["metadata"]["labels"]["release"] == "prometheus"
+    assert not {"ServiceMonitor", "PodMonitor", "PrometheusRule"} & {o["kind"] for o in render()}
+
+
+def test_the_pod_monitor_keeps_to_watched_namespaces() -> None:
+    everywhere = one(render(MONITORED), "PodMonitor")["spec"]["namespaceSelector"]
+    limited = one(render({**MONITORED, "watchNamespaces": ["a"]}), "PodMonitor")["spec"]["namespaceSelector"]
+    assert (everywhere, limited) == ({"any": True}, {"matchNames": ["a"]})
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken and max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
