@@ -100,13 +100,15 @@ def _roll(known: Known, draft: Draft, spec: DLJobSpec, target: Accepted, config:
     target = fence(known, draft, spec, target, now)
     bring_up(draft, observed, spec, target, config)
     draft.verdicts.append(run.running(known, target))
-    if end := run.deadline(known):
+    if end := run.deadline(known, now):
         draft.requeue_in((end - now).total_seconds())
 
 
 def _end(known: Known, draft: Draft, verdict: Verdict, now: datetime) -> Desired:
     """The job is over: the outcome into status, the pods away."""
     draft.verdicts.append(verdict)
+    if known.spec is not None and known.report is not None and verdict.type == "Complete":
+        draft.lesson = Lesson(profile_key(known.spec), known.report)
     return _finished(known, draft, now, just_now=True)
 
 
@@ -155,9 +157,6 @@ def _finish(
         known.observed, known.before, draft.verdicts, accepted, known.report, now,
         wanted=draft.wanted, plan_only=plan_only,
     )  # fmt: skip
-    lesson = None
-    if known.spec is not None and known.report is not None and run.teaches(known.report):
-        lesson = Lesson(profile_key(known.spec), known.report)
     return Desired(
         objects=tuple(draft.objects),
         secret=draft.secret,
@@ -166,5 +165,5 @@ def _finish(
         status=status,
         events=events(known.before.conditions, status.conditions),
         requeue_after_s=min(draft.requeues_s, default=None),
-        lesson=lesson,
+        lesson=draft.lesson,
     )

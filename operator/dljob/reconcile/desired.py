@@ -60,6 +60,7 @@ class Draft:
     scales: list[Scale] = field(default_factory=list)
     deletes: list[Target] = field(default_factory=list)
     requeues_s: list[float] = field(default_factory=list)
+    lesson: Lesson | None = None
     wanted: int = 0
     """Pods that should run now."""
 

@@ -65,15 +65,16 @@ def active_since(status: DLJobStatus) -> datetime | None:
     return max((time for time in times if time is not None), default=None)
 
 
-def deadline(known: Known) -> datetime | None:
+def deadline(known: Known, now: datetime) -> datetime | None:
+    """When the job will have been active for too long; counted from now where it is only starting."""
     if known.spec is None or known.spec.suspend:
         return None
-    limit_s, since = known.spec.run_policy.active_deadline_seconds, active_since(known.before)
-    return since + timedelta(seconds=limit_s) if limit_s is not None and since is not None else None
+    limit_s = known.spec.run_policy.active_deadline_seconds
+    return None if limit_s is None else (active_since(known.before) or now) + timedelta(seconds=limit_s)
 
 
 def _overdue(known: Known, now: datetime) -> Verdict | None:
-    end = deadline(known)
+    end = deadline(known, now)
     if end is None or now < end:
         return None
     assert known.spec is not None
@@ -121,8 +122,3 @@ def mentions(known: Known) -> Iterator[Verdict]:
         yield Verdict("DeviceMismatch", TRUE, "DeviceMismatch", text)
     elif find(before, "DeviceMismatch") is not None:
         yield Verdict("DeviceMismatch", FALSE, "DevicesAsPlanned", "every rank runs on the device that was planned")
-
-
-def teaches(report: Report) -> bool:
-    """Whether the run measured what a profile may learn."""
-    return bool(report.probes) and not report.mismatches

@@ -1,0 +1,214 @@
+"""Works on jobs: observe, reconcile, do what it says; one reconcile at a time a job, many jobs at once.
+
+Level-triggered: a key says which job to look at, never what happened. Users: ``handlers`` starts it and feeds it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any
+
+from pydantic import ValidationError
+
+from dljob.accepted import Accepted
+from dljob.api import DLJobStatus, DLProfileStatus
+from dljob.kube import Cache, JobKey, Kube, RefusedError
+from dljob.kube.view import Promise
+from dljob.metrics import PHASES, Metrics
+from dljob.observed import Observed, Refused
+from dljob.planner import Learned
+from dljob.profiles import learned
+from dljob.reconcile import Desired, needs_view, reconcile
+from dljob.render import Names, RenderConfig
+from dljob.status import is_true, previous
+from dljob.workqueue import WorkQueue
+
+log = logging.getLogger("dljob")
+
+PENDING_CLAIM_RECHECK_S = 5.0
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Controller:
+    def __init__(
+        self,
+        kube: Kube,
+        cache: Cache,
+        queue: WorkQueue[JobKey],
+        config: RenderConfig,
+        metrics: Metrics,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._kube, self._cache, self._queue = kube, cache, queue
+        self._config, self._metrics, self._now = config, metrics, now
+        self._planning = asyncio.Lock()
+        """Two plans at once would promise the same nodes twice."""
+        self._promises: dict[JobKey, tuple[Promise, ...]] = {}
+        self._uids: dict[JobKey, str] = {}
+
+    async def work(self) -> None:
+        """One worker: takes keys for ever."""
+        while True:
+            key = await self._queue.get()
+            self._metrics.queue_depth.set(len(self._queue))
+            try:
+                await self.process(key)
+            finally:
+                self._queue.done(key)
+
+    async def process(self, key: JobKey) -> None:
+        """One reconcile of one job. Whatever goes wrong concerns this key alone: it is logged and comes again."""
+        began = monotonic()
+        try:
+            requeue_s = await self._reconcile(key)
+        except RefusedError as refusal:
+            delay_s = self._queue.failed(key)
+            self._metrics.reconciles.labels("refused").inc()
+            log.warning("%s/%s: the API server refused %s; again in %.1f s", *key, refusal, delay_s)
+        except Exception:  # one job's trouble must not end the others
+            delay_s = self._queue.failed(key)
+            self._metrics.reconciles.labels("error").inc()
+            log.exception("%s/%s: reconcile failed; again in %.1f s", *key, delay_s)
+        else:
+            self._queue.succeeded(key)
+            self._metrics.reconciles.labels("ok").inc()
+            if requeue_s is not None:
+                self._queue.add_after(key, requeue_s)
+        self._metrics.reconcile_s.observe(monotonic() - began)
+
+    async def _reconcile(self, key: JobKey) -> float | None:
+        observed = self._cache.observe(key)
+        if observed is None:
+            self._gone(key)
+            return None
+        self._uids[key] = observed.job.uid
+        observed = await self._with_claim_problem(observed)
+        if needs_view(observed):
+            async with self._planning:
+                others = [p for other, made in self._promises.items() if other != key for p in made]
+                view = await self._kube.view(observed.job, others)
+                observed = replace(observed, view=view, learned=self._learned())
+                desired = reconcile(observed, self._config, self._now())
+                self._promise(key, desired)
+            planned = desired.status is not None and is_true(desired.status.conditions, "Planned")
+            self._metrics.plans.labels("accepted" if planned else "infeasible").inc()
+        else:
+            desired = reconcile(observed, self._config, self._now())
+        try:
+            await self._do(observed, desired)
+        except RefusedError as refusal:
+            refused = replace(observed, refused=Refused(refusal.kind, refusal.name, refusal.message))
+            await self._tell(refused, reconcile(refused, self._config, self._now()))
+            raise
+        self._settle(key)
+        return desired.requeue_after_s
+
+    async def _do(self, observed: Observed, desired: Desired) -> None:
+        job, kube = observed.job, self._kube
+        if desired.delete_job:
+            log.info("%s/%s: finished for longer than its ttl; deleting it", *job.key)
+            await kube.delete_job(job)
+            return
+        before = previous(observed.job)
+        if desired.secret is not None:
+            await asyncio.gather(
+                kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now()),
+                kube.apply(job, [m for m in desired.objects if m["kind"] != "StatefulSet"]),
+            )
+        await kube.apply(job, desired.objects)
+        await asyncio.gather(*(kube.scale(job, item.name, item.replicas) for item in desired.scales))
+        await asyncio.gather(*(kube.delete(job, target) for target in desired.deletes))
+        if desired.lesson is not None:
+            await kube.teach(desired.lesson.model, desired.lesson.report, self._now())
+        await self._tell(observed, desired)
+        if desired.status is not None:
+            self._count(before, desired.status)
+
+    async def _tell(self, observed: Observed, desired: Desired) -> None:
+        """Events first: a crash in between tells them twice, which counts up, and never not at all."""
+        for event in desired.events:
+            log.info("%s/%s: %s: %s", *observed.job.key, event.reason, event.message)
+            await self._kube.tell(observed.job, event, self._now())
+        if desired.status is not None:
+            await self._kube.write_status(observed.job, desired.status.manifest())
+
+    def _count(self, before: DLJobStatus, after: DLJobStatus) -> None:
+        self._metrics.recoveries.inc(max(0, after.restarts - before.restarts))
+        for outcome in ("Complete", "Failed"):
+            if is_true(after.conditions, outcome) and not is_true(before.conditions, outcome):
+                self._metrics.finished.labels(outcome).inc()
+                if after.measured is not None and after.measured.step_error is not None:
+                    self._metrics.plan_error.observe(after.measured.step_error)
+
+    def _promise(self, key: JobKey, desired: Desired) -> None:
+        """Hold the plan's resources for its pods until the scheduler has placed them."""
+        plan = next((m for m in desired.objects if m["kind"] == "ConfigMap" and "data" in m), None)
+        if plan is None:
+            return
+        accepted = Accepted.parse(plan["data"])
+        self._promises[key] = tuple(
+            Promise(g.device, g.nodes, g.ranks_per_node, g.cpu_m / 1000, accepted.memory_nbytes)
+            for g in accepted.groups
+        )
+
+    def _settle(self, key: JobKey) -> None:
+        """Drop a promise that was kept, or that nobody claims any more."""
+        promises = self._promises.get(key)
+        if promises is None:
+            return
+        observed = self._cache.observe(key)
+        wanted = sum(item.replicas for item in observed.sets) if observed else 0
+        placed = sum(pod.node is not None for pod in observed.pods) if observed else 0
+        if placed >= wanted:
+            del self._promises[key]
+
+    def _gone(self, key: JobKey) -> None:
+        self._queue.forget(key)
+        self._promises.pop(key, None)
+        if uid := self._uids.pop(key, None):
+            self._kube.forget(key, uid)
+
+    def _learned(self) -> dict[tuple[str, str], Learned]:
+        return {
+            (profile["spec"]["model"], profile["spec"]["device"]): found
+            for profile in self._cache.profiles()
+            if (found := _learned(profile)) is not None
+        }
+
+    async def _with_claim_problem(self, observed: Observed) -> Observed:
+        """A claim that stays pending is asked about: its status does not say why, its events do."""
+        spec = observed.job.spec
+        volume = ((spec.get("checkpoint") or {}).get("volume")) or {}
+        name = volume.get("claimName") or Names.of(observed.job).claim
+        claim = observed.claims.get(name)
+        if claim is None or claim.phase != "Pending" or not observed.pods:
+            return observed
+        problem = await self._kube.problem_of_claim(observed.job, name)
+        self._queue.add_after(observed.job.key, PENDING_CLAIM_RECHECK_S)
+        return replace(observed, claims={**observed.claims, name: replace(claim, problem=problem)})
+
+    def count_jobs(self) -> None:
+        """Set the gauge of jobs by phase from the cache."""
+        counts = dict.fromkeys(PHASES, 0)
+        for job in self._cache.jobs():
+            phase = (job.status or {}).get("phase") or "Pending"
+            if phase in counts:
+                counts[phase] += 1
+        for phase, number in counts.items():
+            self._metrics.jobs.labels(phase).set(number)
+        self._metrics.queue_depth.set(len(self._queue))
+
+
+def _learned(profile: Mapping[str, Any]) -> Learned | None:
+    """What a profile teaches; None where a hand wrote nonsense into it."""
+    try:
+        return learned(DLProfileStatus.model_validate(profile.get("status") or {}))
+    except ValidationError as error:
+        log.warning("DLProfile %s is ignored: %s", profile["metadata"]["name"], error)
+        return None

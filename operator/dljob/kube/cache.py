@@ -1,0 +1,203 @@
+"""What the watches brought, trimmed: the operator's memory of the cluster. Users: ``handlers`` feeds it,
+``controller`` feeds it its own writes and observes jobs in it.
+
+An object is only replaced by a newer one (by resourceVersion), so an answer to a write may go in ahead of the
+watch. Deletions that a broken watch missed are found by ``prune``. All of it lives in one event loop.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from dljob.kube import trim
+from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATEFUL_SET, STORAGE_CLASS, Kind
+from dljob.observed import JOB_LABEL, ClaimSeen, JobSeen, Observed, PodSeen, SetSeen
+from dljob.render import Names
+
+JobKey = tuple[str, str]
+"""Namespace and name."""
+_FOREVER = datetime.fromtimestamp(0, UTC)
+
+_TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    DLJOB.plural: trim.job,
+    POD.plural: trim.pod,
+    STATEFUL_SET.plural: trim.stateful_set,
+    CONFIG_MAP.plural: trim.config_map,
+    CLAIM.plural: trim.claim,
+    NODE.plural: trim.node,
+    STORAGE_CLASS.plural: trim.storage_class,
+    PROFILE.plural: lambda body: body,
+}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    uid: str
+    version: int | None
+    owner: str | None
+    seen: Any
+
+
+@dataclass
+class _Store:
+    """Objects of one kind by (namespace, name), and by job where they carry its label."""
+
+    entries: dict[tuple[str, str], _Entry] = field(default_factory=dict)
+    by_job: dict[JobKey, set[str]] = field(default_factory=dict)
+
+
+class Cache:
+    def __init__(self) -> None:
+        self._stores = {plural: _Store() for plural in _TRIM}
+
+    def put(self, kind: Kind, body: Mapping[str, Any]) -> bool:
+        """Remember an object; whether anything that decisions depend on changed."""
+        store, meta = self._stores[kind.plural], body["metadata"]
+        key = (meta.get("namespace") or "", meta["name"])
+        version = _version(meta.get("resourceVersion"))
+        old = store.entries.get(key)
+        if old is not None and old.uid == meta["uid"] and _older(version, old.version):
+            return False
+        seen = _TRIM[kind.plural](body)
+        store.entries[key] = _Entry(meta["uid"], version, trim.owner_uid(body), seen)
+        if job := (meta.get("labels") or {}).get(JOB_LABEL):
+            store.by_job.setdefault((key[0], job), set()).add(key[1])
+        return old is None or old.uid != meta["uid"] or old.seen != seen
+
+    def drop(self, kind: Kind, namespace: str, name: str, uid: str | None = None) -> bool:
+        """Forget an object (of that uid); whether it was there."""
+        store = self._stores[kind.plural]
+        entry = store.entries.get((namespace, name))
+        if entry is None or (uid is not None and entry.uid != uid):
+            return False
+        del store.entries[namespace, name]
+        for job in [job for job, names in store.by_job.items() if job[0] == namespace and name in names]:
+            store.by_job[job].discard(name)
+            if not store.by_job[job]:
+                del store.by_job[job]
+        return True
+
+    def prune(
+        self, kind: Kind, present: Iterable[str], before: int | None, namespace: str | None = None
+    ) -> list[JobKey]:
+        """Drop what is not among the uids ``present`` in a list of resourceVersion ``before``; the jobs concerned.
+
+        ``namespace``: the list was of that namespace alone.
+        """
+        uids, store = set(present), self._stores[kind.plural]
+        gone = [
+            key
+            for key, entry in store.entries.items()
+            if entry.uid not in uids
+            and namespace in (None, key[0])
+            and before is not None
+            and entry.version is not None
+            and entry.version <= before
+        ]
+        jobs = [job for key in gone for job in self._jobs_of(kind, key)]
+        for key in gone:
+            self.drop(kind, *key)
+        return jobs
+
+    def _jobs_of(self, kind: Kind, key: tuple[str, str]) -> list[JobKey]:
+        if kind is DLJOB:
+            return [key]
+        return [job for job, names in self._stores[kind.plural].by_job.items() if job[0] == key[0] and key[1] in names]
+
+    def jobs(self) -> Iterator[JobSeen]:
+        for entry in self._stores[DLJOB.plural].entries.values():
+            yield entry.seen
+
+    def job(self, key: JobKey) -> JobSeen | None:
+        entry = self._stores[DLJOB.plural].entries.get(key)
+        return entry.seen if entry else None
+
+    def nodes(self) -> list[trim.NodeSeen]:
+        return [entry.seen for entry in self._stores[NODE.plural].entries.values()]
+
+    def profiles(self) -> list[Mapping[str, Any]]:
+        return [entry.seen for entry in self._stores[PROFILE.plural].entries.values()]
+
+    def pods_of(self, key: JobKey) -> list[PodSeen]:
+        return [entry.seen for entry in self._of(POD, key)]
+
+    def applied(self, kind: Kind, namespace: str, name: str) -> str | None:
+        """Digest of the manifest that the cached object was applied from; None where it is not cached."""
+        store = self._stores.get(kind.plural)
+        entry = store.entries.get((namespace, name)) if store else None
+        return getattr(entry.seen, "applied", None) if entry else None
+
+    def _of(self, kind: Kind, key: JobKey) -> list[_Entry]:
+        store = self._stores[kind.plural]
+        return [store.entries[key[0], name] for name in sorted(store.by_job.get(key, ()))]
+
+    def affected_by_cluster(self) -> list[JobKey]:
+        """Jobs that wait for nodes, classes or claims, and those with pods on lost nodes."""
+        found: list[JobKey] = []
+        for job in self.jobs():
+            conditions = {c["type"]: c for c in job.status.get("conditions") or ()}
+            waits = any(conditions.get(kind, {}).get("status", "True") != "True" for kind in ("Planned", "VolumeReady"))
+            over = job.status.get("phase") in ("Complete", "Failed")
+            if (waits and not over) or self._lost(pod.node for pod in self.pods_of(job.key) if pod.node):
+                found.append(job.key)
+        return found
+
+    def observe(self, key: JobKey) -> Observed | None:
+        """The job as the caches have it, without view, profiles and refusals; None when it is gone."""
+        job = self.job(key)
+        if job is None:
+            return None
+        names, leftovers = Names.of(job), []
+        sets: list[SetSeen] = []
+        for entry in self._of(STATEFUL_SET, key):
+            if entry.owner == job.uid:
+                sets.append(entry.seen)
+            else:
+                leftovers.append(f"StatefulSet {entry.seen.name}")
+        maps: dict[str, trim.MapSeen] = {}
+        for name in (names.plan, names.report):
+            entry_ = self._stores[CONFIG_MAP.plural].entries.get((job.namespace, name))
+            if entry_ is not None and entry_.owner == job.uid:
+                maps[name] = entry_.seen
+            elif entry_ is not None:
+                leftovers.append(f"ConfigMap {name}")
+        claims: dict[str, ClaimSeen] = {}
+        for (namespace, name), entry in self._stores[CLAIM.plural].entries.items():
+            if namespace != job.namespace:
+                continue
+            if name == names.claim and entry.owner not in (None, job.uid):
+                leftovers.append(f"PersistentVolumeClaim {name}")
+            claims[name] = entry.seen
+        pods = self.pods_of(key)
+        plan, report = maps.get(names.plan), maps.get(names.report)
+        return Observed(
+            job=job,
+            sets=tuple(sets),
+            pods=tuple(pods),
+            claims=claims,
+            classes=tuple(entry.seen for entry in self._stores[STORAGE_CLASS.plural].entries.values()),
+            plan=plan.plan if plan else None,
+            report=report.report if report else None,
+            leftovers=tuple(leftovers),
+            lost_nodes=self._lost(pod.node for pod in pods if pod.node),
+        )
+
+    def _lost(self, used: Iterable[str]) -> dict[str, datetime]:
+        nodes = self._stores[NODE.plural].entries
+        lost: dict[str, datetime] = {}
+        for name in used:
+            entry = nodes.get(("", name))
+            if entry is None:
+                lost[name] = _FOREVER
+            elif not entry.seen.ready:
+                lost[name] = entry.seen.since
+        return lost
+
+
+def _version(text: Any) -> int | None:
+    return int(text) if isinstance(text, str) and text.isdecimal() else None
+
+
+def _older(new: int | None, old: int | None) -> bool:
+    return new is not None and old is not None and new < old

@@ -1,0 +1,245 @@
+"""What the operator does to the cluster, one method each. Users: ``controller``.
+
+Applies only what differs from what was applied last: by memory where the kind is not watched, by an annotation
+on the object where it is, so that a restart writes nothing again.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from time import monotonic
+from typing import Any
+
+from dljob import pki
+from dljob.api import API_VERSION, DLProfileStatus
+from dljob.cluster import ClusterView
+from dljob.contract import Report
+from dljob.kube import kinds, view
+from dljob.kube.cache import Cache, JobKey
+from dljob.kube.kinds import Kind
+from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body
+from dljob.observed import APPLIED_ANNOTATION, JobSeen
+from dljob.profiles import devices, profile_name, taught
+from dljob.reconcile import Target
+from dljob.render import Names
+from dljob.render.config import Manifest
+from dljob.render.names import metadata
+from dljob.status import Event, merge_patch
+
+PODS_REUSED_S = 2.0
+"""A list of all pods serves plans for so long; what was planned meanwhile is promised."""
+_NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class RefusedError(Exception):
+    """The API server does not take an object of a job, and will not until something else changes."""
+
+    def __init__(self, kind: str, name: str, message: str) -> None:
+        super().__init__(f"{kind} {name}: {message}")
+        self.kind, self.name, self.message = kind, name, message
+
+
+class Kube:
+    def __init__(self, api: Api, cache: Cache, resync_s: float, namespaces: Sequence[str] = ()) -> None:
+        self.api = api
+        self._cache = cache
+        self._resync_s = resync_s
+        self._namespaces: Sequence[str | None] = namespaces or (None,)
+        self._applied: dict[tuple[str, str, str], tuple[str, float]] = {}
+        """(kind, namespace, name) → digest applied, and when."""
+        self._pods: tuple[float, list[Body]] | None = None
+
+    async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
+        """Apply what differs; StatefulSets last, all else at once. Returns how many were applied.
+
+        Raises RefusedError when the API server does not take one, ApiError when it could not be asked.
+        """
+        due = [(manifest, _digest(manifest)) for manifest in manifests]
+        due = [(manifest, digest) for manifest, digest in due if not self._stands(manifest, digest)]
+        first = [item for item in due if item[0]["kind"] != "StatefulSet"]
+        last = [item for item in due if item[0]["kind"] == "StatefulSet"]
+        for group in (first, last):
+            await _all(self._apply(manifest, digest) for manifest, digest in group)
+        return len(due)
+
+    def _stands(self, manifest: Manifest, digest: str) -> bool:
+        kind, meta = kinds.APPLIED[manifest["kind"]], manifest["metadata"]
+        if kind in (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM):
+            return self._cache.applied(kind, meta["namespace"], meta["name"]) == digest
+        last = self._applied.get((kind.kind, meta["namespace"], meta["name"]))
+        return last is not None and last[0] == digest and monotonic() - last[1] < self._resync_s
+
+    async def _apply(self, manifest: Manifest, digest: str) -> None:
+        kind, meta = kinds.APPLIED[manifest["kind"]], manifest["metadata"]
+        annotations = {**meta.get("annotations", {}), APPLIED_ANNOTATION: digest}
+        body = {**manifest, "metadata": {**meta, "annotations": annotations}}
+        try:
+            answer = await self.api.apply(kind, body)
+        except ApiError as error:
+            if error.refused or (error.code == 500 and "typed" in error.message):
+                raise RefusedError(kind.kind, meta["name"], error.message) from error
+            raise
+        self._applied[kind.kind, meta["namespace"], meta["name"]] = (digest, monotonic())
+        if kind in (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM):
+            self._cache.put(kind, answer)
+
+    def forget(self, key: JobKey, uid: str) -> None:
+        """Drop what is remembered of a job that is gone."""
+        names = Names(key[1], uid)
+        for name in {names.account, names.service, names.plan, names.report, names.secret, names.claim}:
+            for kind in (*kinds.APPLIED, "Secret"):
+                self._applied.pop((kind, key[0], name), None)
+
+    async def ensure_secret(self, job: JobSeen, name: str, cluster_domain: str, now: datetime) -> None:
+        """Create the job's Secret unless it exists; it is never read, and never written again."""
+        key = ("Secret", job.namespace, name)
+        last = self._applied.get(key)
+        if last is not None and monotonic() - last[1] < self._resync_s:
+            return
+        issued = pki.issue(job.name, job.namespace, Names.of(job).service, cluster_domain, now)
+        data = {"ca.crt": issued.ca_cert, "tls.crt": issued.cert, "tls.key": issued.key}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "kubernetes.io/tls",
+            "metadata": metadata(job, name),
+            "data": {file: base64.b64encode(text).decode() for file, text in data.items()},
+        }
+        try:
+            await self.api.create(kinds.SECRET, body)
+        except ApiError as error:
+            if error.refused:
+                raise RefusedError("Secret", name, error.message) from error
+            if not error.conflict:
+                raise
+        self._applied[key] = ("", monotonic())
+
+    async def scale(self, job: JobSeen, name: str, replicas: int) -> None:
+        patch = {"spec": {"replicas": replicas}}
+        try:
+            answer = await self.api.merge(kinds.STATEFUL_SET, job.namespace, name, patch)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            self._cache.drop(kinds.STATEFUL_SET, job.namespace, name)
+        else:
+            self._cache.put(kinds.STATEFUL_SET, answer)
+
+    async def delete(self, job: JobSeen, target: Target) -> None:
+        kind = {"StatefulSet": kinds.STATEFUL_SET, "Pod": kinds.POD}[target.kind]
+        grace_s = 0 if target.force else None
+        await self.api.delete(kind, job.namespace, target.name, uid=target.uid, grace_s=grace_s)
+
+    async def delete_job(self, job: JobSeen) -> None:
+        await self.api.delete(kinds.DLJOB, job.namespace, job.name, uid=job.uid)
+
+    async def write_status(self, job: JobSeen, status: Mapping[str, Any]) -> bool:
+        """Write the status where it differs; whether it did. A job that is gone meanwhile is no error."""
+        patch = merge_patch(job.status, status)
+        if not patch:
+            return False
+        # The uid makes the patch miss a job made anew under the name: metadata.uid cannot be changed.
+        body = {"metadata": {"uid": job.uid}, "status": patch}
+        try:
+            answer = await self.api.merge(kinds.DLJOB, job.namespace, job.name, body, subresource="status")
+        except ApiError as error:
+            if error.not_found or error.conflict:
+                return False
+            raise
+        self._cache.put(kinds.DLJOB, answer)
+        return True
+
+    async def tell(self, job: JobSeen, event: Event, now: datetime) -> None:
+        """Post an event of the job; one that was told before is counted up."""
+        stamp, name = now.strftime("%Y-%m-%dT%H:%M:%SZ"), event.name(job.name, job.uid)
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": job.namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION, "kind": "DLJob", "namespace": job.namespace, "name": job.name,
+                "uid": job.uid,
+            },
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message,
+            "source": {"component": FIELD_OWNER},
+            "reportingComponent": FIELD_OWNER,
+            "reportingInstance": FIELD_OWNER,
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }  # fmt: skip
+        try:
+            await self.api.create(kinds.EVENT, body)
+        except ApiError as error:
+            if not error.conflict:
+                raise
+            told = await self.api.get(kinds.EVENT, job.namespace, name)
+            again = {"count": told.get("count", 1) + 1, "lastTimestamp": stamp}
+            await self.api.merge(kinds.EVENT, job.namespace, name, again)
+
+    async def problem_of_claim(self, job: JobSeen, claim: str) -> str | None:
+        """What the provisioner last said of a claim that waits for its volume."""
+        selector = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={claim},type=Warning"
+        events = await self.api.find(kinds.EVENT, job.namespace, fieldSelector=selector)
+        events.sort(key=lambda event: event.get("lastTimestamp") or "")
+        return str(events[-1].get("message", "")) if events else None
+
+    async def view(self, job: JobSeen | None, promises: Iterable[view.Promise]) -> ClusterView:
+        """What is free for ``job``, whose own pods count as free, too."""
+        pods = await self._all_pods()
+        if job is not None:
+            mine = {pod.uid for pod in self._cache.pods_of(job.key)}
+            pods = [pod for pod in pods if pod["metadata"]["uid"] not in mine]
+        return view.cluster_view(self._cache.nodes(), pods, promises)
+
+    async def _all_pods(self) -> list[Body]:
+        """Of all namespaces, or of those watched where only they may be read."""
+        if self._pods is not None and monotonic() - self._pods[0] < PODS_REUSED_S:
+            return self._pods[1]
+        found: list[Body] = []
+        for namespace in self._namespaces:
+            found += await self.api.find(kinds.POD, namespace, fieldSelector=_NOT_OVER, resourceVersion="0")
+        self._pods = (monotonic(), found)
+        return found
+
+    async def teach(self, model: str, report: Report, now: datetime) -> None:
+        """Write what a run measured into the profiles of its devices."""
+        known = {profile["metadata"]["name"]: profile for profile in self._cache.profiles()}
+        for device in devices(report):
+            name = profile_name(model, device)
+            if name not in known:
+                spec = {"model": model, "device": device}
+                body: Body = {
+                    "apiVersion": API_VERSION, "kind": "DLProfile", "metadata": {"name": name}, "spec": spec,
+                }  # fmt: skip
+                self._cache.put(kinds.PROFILE, await self.api.apply(kinds.PROFILE, body))
+            old = known.get(name, {}).get("status") or {}
+            after = taught(DLProfileStatus.model_validate(old), model, device, report, now)
+            if patch := merge_patch(old, after.manifest()):
+                answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")
+                self._cache.put(kinds.PROFILE, answer)
+
+    async def prune(self, kind: Kind, selector: str = "") -> list[JobKey]:
+        """Drop cached objects whose deletion no watch told of; the jobs concerned."""
+        jobs: list[JobKey] = []
+        for namespace in self._namespaces if kind.namespaced else (None,):
+            present, before = await self.api.uids(kind, namespace, selector)
+            jobs += self._cache.prune(kind, present, before, namespace)
+        return jobs
+
+
+async def _all(calls: Iterable[Any]) -> None:
+    """All calls to their ends, then the first error: none is left half done in the background."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _digest(manifest: Manifest) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,50 @@
+"""The kinds the operator deals with, and where the API server serves them. Users: the rest of ``kube``."""
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from dljob.api import API_VERSION
+
+
+@dataclass(frozen=True)
+class Kind:
+    api_version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
+        """Without a namespace: over all of them."""
+        root = "/api/" if "/" not in self.api_version else "/apis/"
+        parts = [root + self.api_version]
+        if self.namespaced and namespace:
+            parts += ["namespaces", quote(namespace)]
+        parts.append(self.plural)
+        parts += [quote(part) for part in (name, subresource) if part]
+        return "/".join(parts)
+
+
+DLJOB = Kind(API_VERSION, "DLJob", "dljobs")
+PROFILE = Kind(API_VERSION, "DLProfile", "dlprofiles", namespaced=False)
+POD = Kind("v1", "Pod", "pods")
+CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+SECRET = Kind("v1", "Secret", "secrets")
+SERVICE = Kind("v1", "Service", "services")
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
+CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+EVENT = Kind("v1", "Event", "events")
+NODE = Kind("v1", "Node", "nodes", namespaced=False)
+STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
+ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
+ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+
+APPLIED = {
+    kind.kind: kind
+    for kind in (
+        SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, NETWORK_POLICY, CLAIM, STATEFUL_SET,
+    )
+}  # fmt: skip
+"""Kinds of a job's objects that are applied."""

@@ -1,0 +1,195 @@
+"""REST calls to the API server: one session, a time limit on each, retries of what is worth one.
+
+Users: the rest of ``kube``, ``leader``.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any
+
+import aiohttp
+
+from dljob.kube.kinds import Kind
+
+FIELD_OWNER = "dljob-operator"
+CALL_LIMIT_S = 15.0
+ATTEMPTS = 4
+RETRY_FIRST_S = 0.25
+_RETRIED = {429, 500, 502, 503, 504}
+
+Body = dict[str, Any]
+Requested = Callable[[str, str, int, float], None]
+"""Told of each request: verb, resource, code (0: no answer), seconds."""
+
+
+class ApiError(Exception):
+    """The API server said no, or nothing (``code`` 0)."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(f"{code} {reason}: {message}")
+        self.code, self.reason, self.message = code, reason, message
+
+    @property
+    def not_found(self) -> bool:
+        return self.code == 404
+
+    @property
+    def conflict(self) -> bool:
+        return self.code == 409
+
+    @property
+    def refused(self) -> bool:
+        """Whether asking again in the same words is useless for now: bad object, quota, policy."""
+        return self.code in (400, 403, 404, 405, 413, 415, 422)
+
+
+class Api:
+    """Methods take a Kind and names, and return the object as the server answered."""
+
+    def __init__(self, session: aiohttp.ClientSession, server: str, requested: Requested | None = None) -> None:
+        self.session = session
+        self.server = server.rstrip("/")
+        self._requested = requested or (lambda verb, resource, code, seconds: None)
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Body:
+        return await self._call("get", "GET", kind, kind.path(namespace, name))
+
+    async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Body]:
+        """All items, with kind and apiVersion left out as the server leaves them out."""
+        found = await self._call("list", "GET", kind, kind.path(namespace), params=params)
+        items: list[Body] = found.get("items") or []
+        return items
+
+    async def uids(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[str], int | None]:
+        """Uids of all objects that ``selector`` matches, metadata alone, and the list's resourceVersion."""
+        accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+        params = {"labelSelector": selector} if selector else {}
+        path = kind.path(namespace)
+        found = await self._attempted("list", "GET", kind.plural, path, None, params, "application/json", accept)
+        version = found.get("metadata", {}).get("resourceVersion", "")
+        uids = [item["metadata"]["uid"] for item in found.get("items") or ()]
+        return uids, int(version) if version.isdecimal() else None
+
+    async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
+        path = kind.path(body["metadata"].get("namespace"))
+        return await self._call("create", "POST", kind, path, body=body, params={"fieldManager": FIELD_OWNER})
+
+    async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
+        """Fails with a conflict when the object is not at the body's resourceVersion."""
+        path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"])
+        return await self._call("update", "PUT", kind, path, body=body, params={"fieldManager": FIELD_OWNER})
+
+    async def apply(self, kind: Kind, body: Mapping[str, Any], subresource: str = "") -> Body:
+        """Server-side apply; fields that another manager took are taken back."""
+        path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"], subresource)
+        params = {"fieldManager": FIELD_OWNER, "force": "true"}
+        return await self._call(
+            "apply", "PATCH", kind, path, body=body, params=params, content="application/apply-patch+yaml"
+        )
+
+    async def merge(
+        self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any], subresource: str = ""
+    ) -> Body:
+        path = kind.path(namespace, name, subresource)
+        params = {"fieldManager": FIELD_OWNER}
+        return await self._call(
+            "patch", "PATCH", kind, path, body=patch, params=params, content="application/merge-patch+json"
+        )
+
+    async def delete(
+        self, kind: Kind, namespace: str | None, name: str, *, uid: str | None = None, grace_s: int | None = None
+    ) -> None:
+        """Nothing happens where there is no such object (of that uid)."""
+        options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        try:
+            await self._call("delete", "DELETE", kind, kind.path(namespace, name), body=options)
+        except ApiError as error:
+            if not (error.not_found or error.conflict):
+                raise
+
+    async def version(self) -> tuple[int, int]:
+        """Major and minor version of the server."""
+        found = await self._attempted("get", "GET", "version", "/version", None, {}, "application/json")
+        return int(found["major"]), int(found["minor"].rstrip("+"))
+
+    async def _call(
+        self,
+        verb: str,
+        method: str,
+        kind: Kind,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+        content: str = "application/json",
+    ) -> Body:
+        return await self._attempted(verb, method, kind.plural, path, body, params or {}, content)
+
+    async def _attempted(
+        self,
+        verb: str,
+        method: str,
+        resource: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        params: Mapping[str, str],
+        content: str,
+        accept: str = "application/json",
+    ) -> Body:
+        """The call, again after errors that pass; a conflict is the caller's to resolve."""
+        attempt = 1
+        while True:
+            began = monotonic()
+            wait_s = RETRY_FIRST_S * 2 ** (attempt - 1)
+            try:
+                code, answer, retry_after_s = await self._once(method, path, body, params, content, accept)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self._requested(verb, resource, 0, monotonic() - began)
+                failure = ApiError(0, type(error).__name__, f"{method} {path}: {error}")
+            else:
+                self._requested(verb, resource, code, monotonic() - began)
+                if code < 300:
+                    return answer
+                failure = ApiError(code, answer.get("reason") or "", answer.get("message") or f"{method} {path}")
+                if code not in _RETRIED:
+                    raise failure
+                wait_s = max(wait_s, retry_after_s)
+            if attempt == ATTEMPTS:
+                raise failure
+            attempt += 1
+            await asyncio.sleep(wait_s)
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        params: Mapping[str, str],
+        content: str,
+        accept: str,
+    ) -> tuple[int, Body, float]:
+        async with self.session.request(
+            method,
+            self.server + path,
+            params=params,
+            data=None if body is None else json.dumps(body),
+            headers={"Content-Type": content, "Accept": accept},
+            timeout=aiohttp.ClientTimeout(total=CALL_LIMIT_S),
+        ) as response:
+            text = await response.text()
+            retry_after = response.headers.get("Retry-After", "")
+            try:
+                answer = json.loads(text) if text else {}
+            except ValueError:
+                answer = {"message": text[:500]}
+            return (
+                response.status,
+                answer if isinstance(answer, dict) else {},
+                float(retry_after) if retry_after.isdigit() else 0.0,
+            )

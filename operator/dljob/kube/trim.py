@@ -1,0 +1,165 @@
+"""Objects as the API server sends them → the little of them that decisions depend on. Pure. Users: ``cache``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from dljob.contract import PLAN_KEY, REPORT_KEY
+from dljob.observed import (
+    APPLIED_ANNOTATION,
+    GROUP_LABEL,
+    SPEC_ANNOTATION,
+    ClaimSeen,
+    ClassSeen,
+    JobSeen,
+    PodSeen,
+    SetSeen,
+    Stuck,
+)
+
+Body = Mapping[str, Any]
+_OWN_TAINTS = "node.kubernetes.io/"
+"""Taints of the node controller repeat ``ready`` and ``schedulable``."""
+
+
+@dataclass(frozen=True)
+class NodeSeen:
+    name: str
+    ready: bool
+    since: datetime
+    """Of ``ready``."""
+    schedulable: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[tuple[str, str, str], ...] = ()
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+    bandwidth: str | None = None
+
+
+@dataclass(frozen=True)
+class MapSeen:
+    """A ConfigMap of a job."""
+
+    name: str
+    plan: Mapping[str, str] | None
+    report: str | None
+    applied: str = ""
+
+
+def owner_uid(body: Body) -> str | None:
+    """Uid of the controlling owner."""
+    for owner in body["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            return str(owner["uid"])
+    return None
+
+
+def time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def job(body: Body) -> JobSeen:
+    meta = body["metadata"]
+    return JobSeen(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        generation=meta.get("generation", 1),
+        created=time(meta["creationTimestamp"]),
+        spec=body.get("spec") or {},
+        status=body.get("status") or {},
+        deleting="deletionTimestamp" in meta,
+    )
+
+
+def pod(body: Body) -> PodSeen:
+    meta, spec, status = body["metadata"], body["spec"], body.get("status") or {}
+    conditions = {item["type"]: item for item in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled", {})
+    containers = status.get("containerStatuses") or ()
+    return PodSeen(
+        name=meta["name"],
+        uid=meta["uid"],
+        group=(meta.get("labels") or {}).get(GROUP_LABEL, ""),
+        node=spec.get("nodeName"),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        restarts=sum(item.get("restartCount", 0) for item in containers),
+        stuck=next((found for item in containers if (found := _stuck(item))), None),
+        unschedulable=scheduled.get("message") or scheduled.get("reason")
+        if scheduled.get("status") == "False"
+        else None,
+        deleting="deletionTimestamp" in meta,
+    )
+
+
+def _stuck(container: Body) -> Stuck | None:
+    """Why the container waits, with what its last run ended of where that is the reason."""
+    waiting = (container.get("state") or {}).get("waiting")
+    if not waiting:
+        return None
+    reason, message = waiting.get("reason") or "Waiting", waiting.get("message") or ""
+    ended = (container.get("lastState") or {}).get("terminated")
+    if reason == "CrashLoopBackOff" and ended:
+        reason = ended.get("reason") or reason
+        message = f"exit code {ended.get('exitCode')}: {(ended.get('message') or '').strip()[-1000:]}"
+    return Stuck(reason, message, container.get("image", ""))
+
+
+def stateful_set(body: Body) -> SetSeen:
+    meta = body["metadata"]
+    annotations = meta.get("annotations") or {}
+    return SetSeen(
+        name=meta["name"],
+        group=(meta.get("labels") or {}).get(GROUP_LABEL, ""),
+        replicas=body["spec"].get("replicas", 1),
+        spec_digest=annotations.get(SPEC_ANNOTATION, ""),
+        applied=annotations.get(APPLIED_ANNOTATION, ""),
+    )
+
+
+def config_map(body: Body) -> MapSeen:
+    meta, data = body["metadata"], body.get("data") or {}
+    return MapSeen(
+        name=meta["name"],
+        plan=dict(data) if PLAN_KEY in data else None,
+        report=data.get(REPORT_KEY),
+        applied=(meta.get("annotations") or {}).get(APPLIED_ANNOTATION, ""),
+    )
+
+
+def claim(body: Body) -> ClaimSeen:
+    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    return ClaimSeen(
+        name=meta["name"],
+        phase=status.get("phase") or "Pending",
+        access_modes=tuple(status.get("accessModes") or spec.get("accessModes") or ()),
+        storage_class=spec.get("storageClassName"),
+        applied=(meta.get("annotations") or {}).get(APPLIED_ANNOTATION, ""),
+    )
+
+
+def storage_class(body: Body) -> ClassSeen:
+    annotations = body["metadata"].get("annotations") or {}
+    keys = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
+    return ClassSeen(body["metadata"]["name"], any(annotations.get(key) == "true" for key in keys))
+
+
+def node(body: Body) -> NodeSeen:
+    """Without heartbeats and images, so that two looks at an unchanged node are equal."""
+    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    ready: Body = next((item for item in status.get("conditions") or () if item["type"] == "Ready"), {})
+    since = ready.get("lastTransitionTime")
+    return NodeSeen(
+        name=meta["name"],
+        ready=ready.get("status") == "True",
+        since=time(since) if since else datetime.fromtimestamp(0, UTC),
+        schedulable=not spec.get("unschedulable", False),
+        labels=dict(meta.get("labels") or {}),
+        taints=tuple(
+            (taint["key"], taint.get("value") or "", taint["effect"])
+            for taint in spec.get("taints") or ()
+            if not taint["key"].startswith(_OWN_TAINTS)
+        ),
+        allocatable=dict(status.get("allocatable") or {}),
+        bandwidth=(meta.get("annotations") or {}).get("dljob.dev/network-bandwidth"),
+    )

@@ -1,0 +1,110 @@
+"""Nodes and pods → ClusterView: what is there and what of it is free. Pure. Users: ``client``."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from dljob.cluster import ClusterView, Node, quantity
+from dljob.kube.trim import NodeSeen
+from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABEL, GPU_RESOURCE, PLAIN_CPU
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Resources of a plan whose pods the scheduler has not placed yet."""
+
+    device: str
+    nodes: int
+    devices: int
+    """On each node."""
+    cpu: float
+    memory_nbytes: int
+
+
+@dataclass
+class _Used:
+    cpu: Decimal = Decimal(0)
+    memory: Decimal = Decimal(0)
+    gpus: Decimal = Decimal(0)
+
+
+def cluster_view(
+    nodes: Iterable[NodeSeen], pods: Iterable[Mapping[str, Any]], promises: Iterable[Promise] = ()
+) -> ClusterView:
+    """Ready, schedulable nodes less what ``pods`` (as the API server sends them) and ``promises`` take."""
+    used: dict[str, _Used] = {}
+    for pod in pods:
+        name = pod["spec"].get("nodeName")
+        if name and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            _add(used.setdefault(name, _Used()), pod["spec"])
+    found = [_node(node, used.get(node.name, _Used())) for node in nodes if node.ready and node.schedulable]
+    for promise in promises:
+        found = _less(found, promise)
+    return ClusterView(tuple(sorted(found, key=lambda node: node.name)))
+
+
+def amount(text: str) -> Decimal:
+    """A quantity as the API server writes it; also ``1e3`` and ``100n``, which it keeps. Nonsense counts as 0."""
+    try:
+        return quantity(text)
+    except ValueError:
+        scale = {"n": Decimal("1e-9"), "u": Decimal("1e-6")}.get(text[-1:])
+        try:
+            return Decimal(text[:-1]) * scale if scale else Decimal(text)
+        except InvalidOperation:
+            return Decimal(0)
+
+
+def _requests(container: Mapping[str, Any], resource: str) -> Decimal:
+    return amount(((container.get("resources") or {}).get("requests") or {}).get(resource, "0"))
+
+
+def _add(used: _Used, spec: Mapping[str, Any]) -> None:
+    """What the scheduler counts: the sum over containers, or the largest init container where that is more."""
+    for resource, attribute in (("cpu", "cpu"), ("memory", "memory"), (GPU_RESOURCE, "gpus")):
+        total = sum((_requests(item, resource) for item in spec.get("containers") or ()), Decimal(0))
+        first = max((_requests(item, resource) for item in spec.get("initContainers") or ()), default=Decimal(0))
+        overhead = amount((spec.get("overhead") or {}).get(resource, "0"))
+        setattr(used, attribute, getattr(used, attribute) + max(total, first) + overhead)
+
+
+def _node(node: NodeSeen, used: _Used) -> Node:
+    cpu = amount(node.allocatable.get("cpu", "0"))
+    memory = amount(node.allocatable.get("memory", "0"))
+    gpus = amount(node.allocatable.get(GPU_RESOURCE, "0"))
+    product = node.labels.get(GPU_PRODUCT_LABEL)
+    is_gpu = gpus > 0 and product is not None
+    bandwidth = float(amount(node.bandwidth)) if node.bandwidth else 0.0
+    return Node(
+        name=node.name,
+        device=product if is_gpu and product else node.labels.get(DEVICE_LABEL, PLAIN_CPU),
+        devices=int(gpus) if is_gpu else 1,
+        free_devices=max(0, int(gpus - used.gpus)) if is_gpu else 1,
+        cpu=float(cpu),
+        free_cpu=float(max(Decimal(0), cpu - used.cpu)),
+        free_memory_nbytes=int(max(Decimal(0), memory - used.memory)),
+        link_bandwidth_Bps=bandwidth if bandwidth > 0 else None,
+        is_gpu=is_gpu,
+        labels=node.labels,
+        taints=tuple(taint for taint in node.taints if taint[2] != "PreferNoSchedule"),
+    )
+
+
+def _less(nodes: list[Node], promise: Promise) -> list[Node]:
+    """The promise taken from the freest nodes of its device, as the scheduler will most likely do."""
+    fitting = sorted(
+        (node for node in nodes if node.device == promise.device), key=lambda n: (-n.free_devices, -n.free_cpu)
+    )[: promise.nodes]
+    names = {node.name for node in fitting}
+    return [
+        replace(
+            node,
+            free_devices=max(0, node.free_devices - promise.devices) if node.is_gpu else node.free_devices,
+            free_cpu=max(0.0, node.free_cpu - promise.cpu),
+            free_memory_nbytes=max(0, node.free_memory_nbytes - promise.memory_nbytes),
+        )
+        if node.name in names
+        else node
+        for node in nodes
+    ]
