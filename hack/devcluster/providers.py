@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
-from devcluster.embedded.provider import Embedded, unsuited
+from devcluster.embedded import provider as embedded
 from devcluster.errors import ClusterError
+from devcluster.existing import Existing
+from devcluster.images.builders import docker_works
+from devcluster.kind import Kind
+from devcluster.paths import cluster_dir
 from devcluster.progress import Progress
 from devcluster.provider import Provider
+from devcluster.shell import have
 
 PROVIDERS = ("existing", "kind", "embedded")
 
 
 def choose(wanted: str | None, cluster: str, progress: Progress) -> Provider:
-    why = unsuited()
-    if why:
-        raise ClusterError(why)
-    return Embedded(cluster, progress)
+    """The provider asked for, else the one that made this cluster, else kind or embedded, whichever can work.
+
+    Raises ClusterError naming what to install where none can. `existing` is never chosen silently.
+    """
+    name = wanted or _maker_of(cluster) or _able()
+    if name == "existing":
+        return Existing(progress)
+    if name == "kind":
+        return Kind(cluster, progress)
+    why_not = embedded.unsuited()
+    if why_not:
+        raise ClusterError(why_not)
+    return embedded.Embedded(cluster, progress)
+
+
+def _maker_of(cluster: str) -> str | None:
+    folder = cluster_dir(cluster)
+    if (folder / "kind.json").exists():
+        return "kind"
+    return "embedded" if (folder / "cluster.json").exists() else None
+
+
+def _able() -> str:
+    docker = docker_works()
+    if docker and have("kind"):
+        return "kind"
+    why_not = embedded.unsuited()
+    if why_not is None:
+        return "embedded"
+    found = "Docker works, but kind is not on PATH" if docker else "no Docker engine answers"
+    raise ClusterError(
+        f"no way to make a cluster here: {found}, and {why_not}.\nInstall kind (https://kind.sigs.k8s.io) "
+        f"{'' if docker else 'and Docker '}or run this as root on Debian or Ubuntu; "
+        "or use the cluster of your current kubeconfig with --provider existing"
+    )

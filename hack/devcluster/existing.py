@@ -1,0 +1,62 @@
+"""The provider that uses the cluster of the current kubeconfig: never chosen silently, never changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from devcluster.errors import ClusterError
+from devcluster.model import ClusterSpec
+from devcluster.progress import Progress
+from devcluster.shell import have, run
+
+
+class Existing:
+    """See provider.py for what each method promises; a cluster of somebody else is only looked at."""
+
+    name = "existing"
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def up(self, spec: ClusterSpec, recreate: bool) -> None:
+        if recreate or any(node.cpus or node.gpus or node.memory_nbytes for node in spec.nodes):
+            raise ClusterError("--provider existing takes the cluster as it is: drop --node and --recreate")
+        if not have("kubectl"):
+            raise ClusterError("kubectl is not on PATH: install it to use your own cluster")
+        answer = run(["kubectl", *self._flags(), "get", "nodes", "-o", "name"], check=False, timeout_s=30)
+        if answer.returncode:
+            raise ClusterError(f"the cluster of {self.kubeconfig()} does not answer:\n{answer.stderr.strip()}")
+        self._progress.say(f"using your cluster: {len(answer.stdout.split())} nodes")
+
+    def down(self) -> None:
+        self._progress.say("your own cluster stays as it is; remove the operator with: helm uninstall dljob")
+
+    def status(self) -> dict[str, object]:
+        path = self.kubeconfig()
+        answer = run(["kubectl", *self._flags(), "get", "nodes", "-o", "name"], check=False, timeout_s=30)
+        nodes = [line.partition("/")[2] for line in answer.stdout.split()]
+        return {"provider": self.name, "running": answer.returncode == 0, "kubeconfig": str(path), "nodes": nodes}
+
+    def kubeconfig(self) -> Path:
+        listed = [Path(part) for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+        found = [path for path in listed or [Path.home() / ".kube" / "config"] if path.is_file()]
+        if len(found) != 1:
+            raise ClusterError(
+                f"found {len(found)} kubeconfig files in {os.environ.get('KUBECONFIG') or '~/.kube/config'}, expected "
+                "one: set KUBECONFIG to the cluster you mean (merge several: kubectl config view --flatten --minify)"
+            )
+        return found[0]
+
+    def load(self, archives: Sequence[Path]) -> None:
+        raise ClusterError(
+            "nodes of your own cluster pull images: push them with "
+            "hack/images --registry REGISTRY --provider existing --load"
+        )
+
+    def node(self, action: str, name: str) -> None:
+        raise ClusterError(f"nodes of your own cluster are not touched: {action} {name} yourself")
+
+    def _flags(self) -> list[str]:
+        return ["--kubeconfig", str(self.kubeconfig())]
