@@ -123,7 +123,9 @@ def rbac() -> str:
         "What the operator may do, and why. The chart makes its roles of the same table; nothing is a wildcard.",
         "",
     ]
-    lines += ["Trainer pods hold no right to read Secrets, to create anything, or to see another job."]
+    lines += [
+        "What a job owns is removed by Kubernetes' garbage collector (owner references), which takes no right here."
+    ]
     for part, (title, text) in _RBAC_PARTS.items():
         lines += ["", f"## {title}", "", text, "", "| API group | Resources | Verbs | Reason |", "|---|---|---|---|"]
         for rule in table[part]:

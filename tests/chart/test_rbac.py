@@ -53,6 +53,11 @@ def test_the_operator_holds_what_it_gives() -> None:
     assert rights(TABLE["trainer"]) <= rights(TABLE["jobs"])
 
 
+def test_no_secret_can_be_read() -> None:
+    every = [rule for part in TABLE.values() for rule in part]
+    assert {verb for _, resource, verb in rights(every) if resource == "secrets"} == {"create"}
+
+
 def test_bindings_name_the_account() -> None:
     objects = render({"serviceAccount": {"create": False, "name": "mine"}}, namespace="here")
     for binding in of_kind(objects, "ClusterRoleBinding") + of_kind(objects, "RoleBinding"):
