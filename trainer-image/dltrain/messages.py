@@ -94,6 +94,18 @@ class Resharded(Record):
     reason: str
 
 
+class Busy(Record):
+    """Before something that takes longer than a step (an evaluation, a large checkpoint): no news for so long is fine.
+
+    Without it, silence of max(5 s, 10 steps) after the first step means that the rank hangs.
+    """
+
+    type: Literal["busy"] = "busy"
+    rank: int
+    what: str
+    limit_s: Annotated[float, Field(gt=0, le=86_400)]
+
+
 class Failed(Record):
     type: Literal["failed"] = "failed"
     rank: int
@@ -114,6 +126,7 @@ class Stop(Record):
 
 
 News = Annotated[
-    Hello | Mark | Probed | Step | Evaluated | Checkpointed | Resharded | Failed | Finished, Field(discriminator="type")
+    Hello | Mark | Probed | Step | Evaluated | Checkpointed | Resharded | Busy | Failed | Finished,
+    Field(discriminator="type"),
 ]
 news_adapter: TypeAdapter[News] = TypeAdapter(News)
