@@ -1,0 +1,192 @@
+"""``dljob-agent``: PID 1 of every trainer pod.
+
+It outlives the ranks: starts them, watches them, ends them, and tells how they do. Every agent is a member of its
+job; the one in the plan's first pod is the coordinator, too. Exit codes: 0 told to stop with nothing to save
+or a job that has finished; 143 told to stop in the middle of a run; 64 misconfigured; 1 superseded or a fault.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from dljob.contract import Plan, RunPhase
+from dltrain import tls
+from dltrain.agentproto import MAX_LINE
+from dltrain.coordinator import TERMINAL, Coordinator, SupersededError
+from dltrain.exchange import ConfigMaps, Exchange, Files, Reporter
+from dltrain.health import Health
+from dltrain.interfaces import interface_of
+from dltrain.kubeapi import KubeApi
+from dltrain.ledger import Ledger
+from dltrain.localranks import LocalRanks
+from dltrain.member import Member
+from dltrain.messages import EXIT_BAD_INPUT, EXIT_STOPPED
+from dltrain.metrics import TrainerCollector
+from dltrain.processes import Reaper
+from dltrain.settings import Settings, livable
+
+log = logging.getLogger(__name__)
+LAST_REPORT_S = 2.0
+DEFAULT_GRACE_S = 30.0
+
+
+class Agent:
+    """One pod's agent. ``run`` returns its exit code."""
+
+    def __init__(self, settings: Settings, env: dict[str, str], identity: tls.Identity, exchange: Exchange) -> None:
+        self.settings, self.env, self.identity, self.exchange = settings, env, identity, exchange
+        self.reaper = Reaper()
+        self.reporter = Reporter(exchange)
+        self.member = Member(settings.pod, settings.uid)
+        self.local = self.member.local = LocalRanks(
+            pod=settings.pod,
+            interface=interface_of(settings.pod_ip),
+            run_dir=settings.run_dir,
+            env=env,
+            reaper=self.reaper,
+            emit=self.member.emit,
+        )
+        self.coordinator: Coordinator | None = None
+        self._told_to_stop = asyncio.Event()
+
+    async def run(self) -> int:
+        self.local.spawner.warm()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told_to_stop.set)
+        await self.local.listen()
+        await asyncio.start_server(
+            self.member.serve, self.settings.pod_ip, self.settings.agent_port, ssl=self.identity.server, limit=MAX_LINE
+        )
+        registry = CollectorRegistry()
+        registry.register(TrainerCollector(self.member, self.local, self._ledger))
+        await Health(registry, self._unready).listen(self.settings.pod_ip, self.settings.metrics_port)
+        log.info("agent of pod %s is up", self.settings.pod)
+        stop = asyncio.create_task(self._told_to_stop.wait())
+        work: list[asyncio.Task[Any]] = [stop]
+        if may_coordinate(self.settings):
+            work += [asyncio.create_task(self.reporter.run()), asyncio.create_task(self._coordinate())]
+        done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        if stop not in done:
+            (ended,) = done
+            await self.local.end()
+            ended.result()
+            raise AssertionError("coordinating and reporting never end by themselves")
+        return await self._leave()
+
+    def _ledger(self) -> Ledger | None:
+        return None if self.coordinator is None else self.coordinator.ledger
+
+    async def _coordinate(self) -> None:
+        """Follow the plans; coordinate while this pod is their first. Raises SupersededError."""
+        running: asyncio.Task[None] | None = None
+        plans = self.exchange.plans()
+        coming = asyncio.ensure_future(anext(plans))
+        while True:
+            waiting: set[asyncio.Future[Any]] = {coming} if running is None else {coming, running}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if running is not None and running.done():
+                running.result()
+                running = None
+            if not coming.done():
+                continue
+            plan = coming.result()
+            coming = asyncio.ensure_future(anext(plans))
+            log.info("plan %d (%s), %d ranks in %d pods", plan.number, plan.digest(), len(plan.ranks), len(plan.pods))
+            running = await self._follow(plan, running)
+
+    async def _follow(self, plan: Plan, running: "asyncio.Task[None] | None") -> "asyncio.Task[None] | None":
+        first = plan.pods[0] == self.settings.pod
+        if self.coordinator is not None and running is not None:
+            if first:
+                self.coordinator.replan(plan)
+                return running
+            self.coordinator.leave()
+            await running
+            self.coordinator = self.local.launch_daemon = self.reporter.compose = None
+        if not first or self._told_to_stop.is_set():
+            return None
+        previous = await self.exchange.previous_report()
+        coordinator = self.coordinator = Coordinator(
+            self.settings, self.identity, self.reaper, self.env, self.reporter, plan, previous
+        )
+        self.local.launch_daemon = coordinator.launch_daemon
+        return asyncio.create_task(coordinator.run())
+
+    async def _leave(self) -> int:
+        """Told to stop: ranks first, then what tells of them. Done as soon as nothing runs."""
+        plan, busy = self.member.plan, bool(self.local.running)
+        grace_s = (plan.grace_s if plan is not None else DEFAULT_GRACE_S) - 1.0
+        deadline_s = time.monotonic() + grace_s
+        log.info("told to stop; %s, at most %.0f s", "ranks checkpoint" if busy else "nothing runs", grace_s)
+        self.member.leave()
+        if self.coordinator is not None:
+            self.coordinator.leave()
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self.coordinator.done.wait()
+            except TimeoutError:
+                log.warning("the other pods did not end within the grace period")
+            await self.reporter.last(LAST_REPORT_S)
+        else:
+            self.local.stop(grace_s)
+            while self.local.busy and time.monotonic() < deadline_s:
+                await asyncio.sleep(0.02)
+        await self.local.end()
+        finished = self.member.phase in TERMINAL
+        return EXIT_STOPPED if busy and not finished else 0
+
+    def _unready(self) -> str | None:
+        plan, phase = self.member.plan, self.member.phase
+        if plan is None:
+            return "no plan yet"
+        if phase in TERMINAL:
+            return None
+        mine = self.local.ranks_here()
+        missing = [rank.rank for rank in mine if rank.rank not in self.local.running]
+        if any(rank.pod == self.settings.pod for rank in plan.ranks) and (missing or not mine):
+            return f"ranks {missing or 'of this pod'} do not run; the job is {phase or RunPhase.WAITING}"
+        return None
+
+
+def may_coordinate(settings: Settings) -> bool:
+    """Whether this pod can be a plan's first one. Only those read plans: thousands of pods must not watch."""
+    return not settings.use_api or settings.pod.endswith("-0")
+
+
+def _exchange(settings: Settings) -> Exchange:
+    if settings.use_api:
+        return ConfigMaps(KubeApi.in_cluster(settings.namespace), settings.job)
+    assert settings.plan_file is not None and settings.report_file is not None, "Settings.of sees to it"
+    return Files(settings.plan_file, settings.report_file)
+
+
+async def _run(settings: Settings) -> int:
+    settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    agent = Agent(settings, livable(os.environ), tls.load(settings.tls_dir), _exchange(settings))
+    return await agent.run()
+
+
+def main() -> None:
+    """Entry point."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="[agent] %(asctime)s %(levelname)s %(message)s")
+    try:
+        settings = Settings.of(os.environ)
+        code = asyncio.run(_run(settings))
+    except SupersededError as error:
+        log.error("superseded: %s", error)
+        code = 1
+    except ValueError as error:
+        log.error("%s", error)
+        code = EXIT_BAD_INPUT
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

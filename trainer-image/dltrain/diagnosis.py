@@ -1,0 +1,172 @@
+"""Why a world ended: facts in, one ``Failure`` out, in the words a user needs. Pure. Users: ``coordinator``.
+
+One death has many echoes: survivors leave with EXIT_PEER_LOST, others are killed. The order of the rules is the
+order of belief in what was the cause.
+"""
+
+from dataclasses import dataclass, field
+
+from dljob.contract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank
+from dltrain.agentproto import RankEnded
+from dltrain.messages import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_OK, EXIT_PEER_LOST, EXIT_STOPPED
+from dltrain.processes import Exit
+
+SIGKILL = 9
+
+
+@dataclass
+class World:
+    """What is known of one run of the ranks, in the order in which it became known."""
+
+    plan: Plan
+    name: str
+    started_s: float = 0.0
+    up: set[int] = field(default_factory=set)
+    ended: dict[int, RankEnded] = field(default_factory=dict)
+    failures: list[tuple[int, Failure]] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+    hung: tuple[int, float] | None = None
+    """A rank, and for how long it was silent."""
+    launcher_runs: bool = False
+    launcher: Exit | None = None
+    launcher_tail: str = ""
+    outcome: Outcome | None = None
+    progressed: bool = False
+    """A step was made since the launch."""
+
+    @property
+    def all_ended(self) -> bool:
+        return len(self.ended) == len(self.plan.ranks)
+
+    @property
+    def over(self) -> bool:
+        """Nothing of it is left: ranks and mpirun, and with mpirun its daemons, ended by themselves."""
+        return self.all_ended and not self.launcher_runs
+
+    def gone(self, rank: Rank) -> bool:
+        """Whether a rank's process does not run any more, or never did, as far as can be known."""
+        return rank.rank in self.ended or rank.rank not in self.up or rank.pod in self.lost
+
+    @property
+    def succeeded(self) -> bool:
+        """Every rank is through; a built-in model also says its result, a user's own command need not."""
+        if not self.all_ended:
+            return False
+        if self.outcome is not None:
+            return True
+        return bool(self.plan.model.command) and all(end.exit_code == EXIT_OK for end in self.ended.values())
+
+    @property
+    def troubled(self) -> bool:
+        """Whether it cannot end well."""
+        if self.outcome is not None:
+            return False
+        return bool(
+            self.failures
+            or self.lost
+            or self.left
+            or self.hung
+            or any(end.exit_code != EXIT_OK for end in self.ended.values())
+            or (self.launcher is not None and not self.succeeded)
+        )
+
+
+def diagnose(world: World) -> Failure:
+    """The cause, of what is known. ``counts`` is false where the job is not to blame (a pod left or was lost)."""
+    for number, failure in world.failures:
+        if failure.reason != "PeerLost":
+            return _completed(failure, number, world)
+    for end in world.ended.values():
+        if end.out_of_memory:
+            return _of_rank(
+                world,
+                end,
+                "OutOfMemory",
+                "was killed by the kernel for memory; raise the memory limit or lower the batch",
+            )
+    if world.hung is not None:
+        number, silent_s = world.hung
+        rank = world.plan.ranks[number]
+        return Failure(
+            reason="Hung",
+            message=f"rank {number} in pod {rank.pod} was silent for {silent_s:.0f} s",
+            rank=number,
+            host=rank.pod,
+        )
+    if world.left:
+        pods = ", ".join(sorted(world.left))
+        return Failure(reason="PodStopped", message=f"told to stop: {pods}", host=min(world.left), counts=False)
+    if world.lost:
+        pod, why = next(iter(world.lost.items()))
+        message = f"no contact with the agent of pod {pod}: {why}"
+        return Failure(reason="PodLost", message=message, host=pod, counts=False)
+    for end in world.ended.values():
+        if end.exit_code not in (EXIT_OK, EXIT_PEER_LOST, EXIT_STOPPED):
+            return _by_exit(world, end)
+    if world.launcher is not None and not world.all_ended:
+        return Failure(
+            reason="LaunchFailed",
+            message=f"mpirun ended with {world.launcher} before the ranks did",
+            exit_code=world.launcher.shell_code,
+            log_tail=world.launcher_tail,
+        )
+    for end in world.ended.values():
+        if end.exit_code == EXIT_PEER_LOST:
+            return _of_rank(world, end, "PeerLost", "lost contact with another rank")
+        if end.exit_code == EXIT_STOPPED:
+            return _of_rank(world, end, "RankStopped", "ended as if asked to stop, which nobody did")
+    return Failure(reason="NoResult", message="all ranks ended with exit code 0, but rank 0 told no result")
+
+
+def _by_exit(world: World, end: RankEnded) -> Failure:
+    exit_ = _exit_of(end)
+    if end.exit_code == EXIT_BAD_INPUT:
+        return _of_rank(world, end, "BadInput", "found its input unusable; see the end of its log", retry=False)
+    if end.exit_code == EXIT_DIVERGED:
+        return _of_rank(world, end, "Diverged", "found a loss that is not finite; lower the learning rate")
+    if end.exit_code == 127:
+        return _of_rank(world, end, "CommandNotFound", "could not start its command")
+    if exit_.shell_code == 128 + SIGKILL:
+        return _of_rank(world, end, "RankKilled", f"was killed ({exit_})")
+    if end.signal is not None:
+        return _of_rank(world, end, "RankCrashed", f"crashed ({exit_})")
+    return _of_rank(world, end, "RankFailed", f"ended with {exit_}; see the end of its log")
+
+
+def _of_rank(world: World, end: RankEnded, reason: str, what: str, *, retry: bool = True) -> Failure:
+    pod = world.plan.ranks[end.rank].pod
+    return Failure(
+        reason=reason,
+        message=f"rank {end.rank} in pod {pod} {what}",
+        rank=end.rank,
+        host=pod,
+        exit_code=_exit_of(end).shell_code,
+        log_tail=end.tail,
+        retry=retry,
+    )
+
+
+def _completed(failure: Failure, number: int, world: World) -> Failure:
+    """A rank's own words, with what only its agent knows."""
+    end = world.ended.get(number)
+    exit_code = failure.exit_code
+    if exit_code is None and end is not None:
+        exit_code = _exit_of(end).shell_code
+    return failure.model_copy(
+        update={
+            "rank": number if failure.rank is None else failure.rank,
+            "host": failure.host or world.plan.ranks[number].pod,
+            "exit_code": exit_code,
+            "log_tail": (failure.log_tail or (end.tail if end is not None else ""))[-MAX_LOG_TAIL:],
+        }
+    )
+
+
+def _exit_of(end: RankEnded) -> Exit:
+    return Exit(code=end.exit_code, signal=end.signal)
+
+
+def delay_s(fruitless: int) -> float:
+    """Seconds before the next launch after so many launches in a row that made no step: 0, 1, 2, 4, 8, 10, 10…"""
+    return 0.0 if fruitless == 0 else min(10.0, 2.0 ** (fruitless - 1))

@@ -1,0 +1,159 @@
+"""Every metric of a trainer pod, read from the agent's state at each scrape. Users: ``health``.
+
+The only labels are ``rank`` (the pod's own, a handful) and enumerations. Values of ranks that ended stay until the
+next launch, so that the last scrape of a job shows its end.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dljob.contract import Record, RunPhase
+from dltrain.ledger import Ledger
+from dltrain.localranks import LocalRanks
+from dltrain.member import Member
+from dltrain.messages import Checkpointed, Evaluated, Probed, Step
+
+PREFIX = "dljob_trainer_"
+T = TypeVar("T", bound=Record)
+
+
+@dataclass(frozen=True)
+class OfStep:
+    """A gauge that shows a figure of a rank's last ``Step``."""
+
+    name: str
+    text: str
+    value: Callable[[Step], float | None]
+
+
+OF_STEP = (
+    OfStep(
+        "step",
+        "Steps done by this rank. Not rising: see last_news_timestamp_seconds and the pod's log.",
+        lambda s: s.step,
+    ),
+    OfStep("planned_steps", "Steps in all; 0 while unknown.", lambda s: s.steps),
+    OfStep(
+        "step_seconds",
+        "Duration of a step, median of the last ones. Far above expected_step_seconds: look for a slow rank.",
+        lambda s: s.step_s,
+    ),
+    OfStep("step_compute_seconds", "Of a step: forward, backward and update.", lambda s: s.measure.compute_s),
+    OfStep(
+        "step_wait_seconds",
+        "Of a step: waiting for slower ranks. High on most ranks: the one with little of it is the slow one.",
+        lambda s: s.measure.wait_s,
+    ),
+    OfStep(
+        "step_communication_seconds",
+        "Of a step: communication that did not hide behind compute.",
+        lambda s: s.measure.comm_s,
+    ),
+    OfStep(
+        "step_data_seconds",
+        "Of a step: waiting for input. More than a tenth of a step: use more loader workers or a faster volume.",
+        lambda s: s.measure.data_s,
+    ),
+    OfStep("share_samples", "Samples of each global batch that this rank computes.", lambda s: s.measure.share),
+    OfStep(
+        "samples_per_second", "Samples per second of the whole job, as this rank sees it.", lambda s: s.samples_per_s
+    ),
+    OfStep("loss", "Training loss, last known.", lambda s: s.loss),
+    OfStep("learning_rate", "Learning rate in use.", lambda s: s.learning_rate),
+    OfStep("gradient_norm", "Norm of the gradient, last known.", lambda s: s.gradient_norm),
+    OfStep("world_size", "Ranks that take part.", lambda s: s.world_size),
+)
+
+
+class TrainerCollector(Collector):
+    """Metrics of one pod; on the coordinator's pod those of the job, too."""
+
+    def __init__(self, member: Member, local: LocalRanks, ledger: Callable[[], Ledger | None]) -> None:
+        self._member, self._local, self._ledger = member, local, ledger
+
+    def collect(self) -> Iterator[Metric]:
+        running = self._local.running
+        ranks = self._local.last_ranks
+        yield _gauge("rank_up", "1 while this rank's process runs.", {n: float(n in running) for n in ranks})
+        yield _gauge(
+            "last_news_timestamp_seconds",
+            "When this rank said something last. Long ago while rank_up is 1: it hangs, and is relaunched.",
+            {n: run.heard_unix_s for n, run in ranks.items() if run.heard_unix_s},
+        )
+        for metric in OF_STEP:
+            yield _gauge(metric.name, metric.text, {n: metric.value(step) for n, step in self._latest(Step)})
+        accuracy = {n: evaluated.accuracy for n, evaluated in self._latest(Evaluated)}
+        yield _gauge("accuracy_ratio", "Accuracy on held-out data, last known.", accuracy)
+        saved = dict(self._latest(Checkpointed))
+        yield _gauge(
+            "checkpoint_timestamp_seconds",
+            "When the last checkpoint became durable.",
+            {n: checkpoint.mark.unix_s for n, checkpoint in saved.items()},
+        )
+        yield _gauge(
+            "checkpoint_duration_seconds",
+            "What the last checkpoint took.",
+            {n: checkpoint.duration_s for n, checkpoint in saved.items()},
+        )
+        yield _gauge("checkpoint_size_bytes", "Size of the last checkpoint.", {n: c.nbytes for n, c in saved.items()})
+        probed = dict(self._latest(Probed))
+        yield _gauge(
+            "link_latency_seconds",
+            "Latency between ranks, measured at the start.",
+            {n: probe.link_latency_s for n, probe in probed.items()},
+        )
+        yield _gauge(
+            "link_bandwidth_bytes_per_second",
+            "Bandwidth between ranks, measured at the start.",
+            {n: probe.link_bandwidth_Bps for n, probe in probed.items()},
+        )
+        yield from self._of_the_pod()
+        if (ledger := self._ledger()) is not None:
+            yield from _of_the_job(ledger)
+
+    def _latest(self, kind: type[T]) -> Iterator[tuple[int, T]]:
+        """Every rank's last news of a kind."""
+        for n, run in self._local.last_ranks.items():
+            if isinstance(news := run.latest.get(kind), kind):
+                yield n, news
+
+    def _of_the_pod(self) -> Iterator[Metric]:
+        plan = self._member.plan
+        yield _single("coordinator", "1 on the pod whose agent coordinates the job.", float(self._ledger() is not None))
+        yield _single("term", "Highest coordinator's term seen.", self._member.term)
+        if plan is not None:
+            yield _single("plan_number", "Number of the plan in force.", plan.number)
+            expected_s = plan.expected.step_s
+            yield _single("expected_step_seconds", "Step time that the operator predicted; 0: none.", expected_s)
+
+
+def _of_the_job(ledger: Ledger) -> Iterator[Metric]:
+    phases = GaugeMetricFamily(f"{PREFIX}phase", "1 for the phase the job is in.", labels=["phase"])
+    for phase in RunPhase:
+        phases.add_metric([phase.value], float(phase is ledger.phase))
+    yield phases
+    restarts = CounterMetricFamily(f"{PREFIX}restarts", "Relaunches of the ranks, by cause.", labels=["cause"])
+    for cause, count in ledger.restarts.items():
+        restarts.add_metric([cause], count)
+    yield restarts
+    failures = CounterMetricFamily(f"{PREFIX}failures", "Failures that count against the back-off limit.")
+    failures.add_metric([], ledger.failures)
+    yield failures
+    mismatches = len(ledger.mismatches())
+    yield _single("device_mismatches", "Ranks on another device than planned; they teach no profile.", mismatches)
+
+
+def _gauge(name: str, text: str, values: Mapping[int, float | None]) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=["rank"])
+    for rank, value in values.items():
+        if value is not None:
+            family.add_metric([str(rank)], value)
+    return family
+
+
+def _single(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, text, value=value)

@@ -1,0 +1,213 @@
+"""A process that has imported torch already and becomes a rank when asked: ``python -m dltrain.zygote FD``.
+
+Started by the agent before anything else, so that the import (more than a second of CPU; five times that at a
+quota of 0.2) runs while the pods find each other, and is paid once per pod instead of once per rank and relaunch.
+It imports and does nothing more: no tensor is touched and no thread started, so a fork of it is a fresh
+interpreter with its modules loaded. Users: ``spawn``.
+
+One connection a rank on the Unix socket inherited as FD. The agent sends a JSON line (``Order``) with the rank's
+output pipe attached and gets ``{"pid": n}``, then ``{"status": n}`` (as of waitpid). Closing it kills the rank.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a rank is to run: a Python command line after the interpreter, e.g. ``("-m", "dltrain.rank")``."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+
+
+class Serving:
+    """The orders under way. Returns an Order from ``run`` only in the forked child, which then carries it out."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(listener, selectors.EVENT_READ, self._accept)
+        self.pids: dict[socket.socket, int] = {}
+
+    def run(self) -> Order:
+        while True:
+            for key, _ in self.selector.select():
+                handle: Callable[[Any], Order | None] = key.data
+                if (order := handle(key.fileobj)) is not None:
+                    return order
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        arriving = _Arriving()
+
+        def read(connection: socket.socket) -> Order | None:
+            return self._read(connection, arriving)
+
+        self.selector.register(connection, selectors.EVENT_READ, read)
+
+    def _read(self, connection: socket.socket, arriving: "_Arriving") -> Order | None:
+        try:
+            data, fds, _, _ = socket.recv_fds(connection, 65536, 4)
+        except ConnectionError:
+            data, fds = b"", []
+        arriving.fds += fds
+        if not data:
+            if (pid := self.pids.get(connection)) is not None:
+                kill_group(pid)
+            else:
+                self._close(connection)
+            return None
+        arriving.data += data
+        if not arriving.data.endswith(b"\n"):
+            return None
+        return self._fork(connection, arriving)
+
+    def _fork(self, connection: socket.socket, arriving: "_Arriving") -> Order | None:
+        fields: dict[str, Any] = json.loads(arriving.data)
+        order = Order(tuple(fields["argv"]), fields["env"], fields["cwd"])
+        (output,) = arriving.fds
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._leave_to_the_parent()
+            become_rank(order, output, parent)
+            return order
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # here too, so that the group exists before anyone is told of it
+        os.close(output)
+        self.pids[connection] = pid
+        with contextlib.suppress(BrokenPipeError):
+            connection.sendall(b'{"pid": %d}\n' % pid)
+        pidfd = os.pidfd_open(pid)
+
+        def ended(_: int) -> None:
+            self.selector.unregister(pidfd)
+            os.close(pidfd)
+            _, status = os.waitpid(pid, 0)
+            kill_group(pid)  # whatever the rank left behind, such as data-loading workers
+            with contextlib.suppress(BrokenPipeError):
+                connection.sendall(b'{"status": %d}\n' % status)
+            del self.pids[connection]
+            self._close(connection)
+
+        self.selector.register(pidfd, selectors.EVENT_READ, ended)
+        return None
+
+    def _close(self, connection: socket.socket) -> None:
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(connection)
+        connection.close()
+
+    def _leave_to_the_parent(self) -> None:
+        for key in list(self.selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+            else:
+                os.close(key.fd)
+        self.selector.close()
+
+
+class _Arriving:
+    def __init__(self) -> None:
+        self.data = b""
+        self.fds: list[int] = []
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL to the process group of a rank; none is left is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when ``parent``, its parent, ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def become_rank(order: Order, output: int, parent: int) -> None:
+    """Turn this fresh fork into the rank's process: own group, output, environment; it dies with its parent."""
+    os.setpgid(0, 0)
+    die_with(parent)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123
+        score.write("500")  # out of memory, the rank goes and the agent lives to tell
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(order.env)
+    os.chdir(order.cwd)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if "numpy.random" in sys.modules:  # its global generator was seeded once, for all forks
+        sys.modules["numpy.random"].seed()
+
+
+def run(order: Order) -> None:
+    """Run the command line as the interpreter would: ``-m MODULE …``, ``-c CODE …`` or ``FILE …``."""
+    match order.argv:
+        case ("-m", module, *rest):
+            sys.argv = [module, *rest]
+            sys.path.insert(0, order.cwd)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case ("-c", code, *rest):
+            sys.argv = ["-c", *rest]
+            sys.path.insert(0, "")
+            exec(compile(code, "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+        case (file, *rest):
+            sys.argv = [file, *rest]
+            sys.path.insert(0, os.path.dirname(os.path.abspath(file)))  # noqa: PTH100, PTH120
+            runpy.run_path(file, run_name="__main__")
+        case _:
+            raise ValueError("order: found no arguments, expected '-m MODULE', '-c CODE' or FILE")
+
+
+def can_run(argv: tuple[str, ...]) -> bool:
+    """Whether ``run`` understands a Python command line (interpreter options other than -m and -c are not for it)."""
+    return bool(argv) and (not argv[0].startswith("-") or (argv[0] in ("-m", "-c") and len(argv) > 1))
+
+
+def import_ahead() -> None:
+    """Import what a rank needs. What cannot be imported is left to the rank, whose error then reaches the user."""
+    try:
+        from dltrain.preload import preload
+
+        preload()
+    except Exception as error:  # noqa: BLE001 - anything that a module's import may raise
+        os.write(2, f"zygote: not everything imported ahead: {error!r}\n".encode())
+    if (mpi4py := sys.modules.get("mpi4py")) is not None and "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = True, None  # a user's "from mpi4py import MPI" starts MPI as ever
+
+
+def main() -> None:
+    agent = os.getppid()
+    die_with(agent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    import_ahead()
+    gc.collect()
+    gc.freeze()  # forks share these objects' pages as long as no collection writes to them
+    order = Serving(listener).run()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    del listener
+    run(order)
+
+
+if __name__ == "__main__":
+    main()
