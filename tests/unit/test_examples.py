@@ -16,6 +16,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 _BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 JOBS = {"digits.yaml", "minimal.yaml", "plan-only.yaml", "mixed-devices.yaml", "deadline-energy.yaml"}
+JOBS |= {"fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml"}
 
 
 def documented() -> list[Any]:
@@ -54,6 +55,17 @@ def test_examples_are_there_with_names_of_their_own() -> None:
     assert {path.name for path in EXAMPLES} >= JOBS
     names = [d["metadata"]["name"] for p in EXAMPLES for d in yaml.safe_load_all(p.read_text()) if d["kind"] == "DLJob"]
     assert len(set(names)) == len(names), "two examples of one name would overwrite each other"
+
+
+@pytest.mark.parametrize("name", ["own-script.yaml", "torchrun.yaml"])
+def test_scripts_are_those_of_the_folder(name: str) -> None:
+    """What a manifest carries in a ConfigMap is the script that is tested as a file."""
+    config_map, job = yaml.safe_load_all((ROOT / "examples" / name).read_text())
+    [(script, text)] = config_map["data"].items()
+    assert text == (ROOT / "examples/scripts" / script).read_text()
+    assert job["spec"]["trainer"]["command"] == ["python", f"/scripts/{script}"]
+    [override] = job["spec"]["podTemplateOverrides"]
+    assert override["spec"]["volumes"][0]["configMap"]["name"] == config_map["metadata"]["name"]
 
 
 def test_the_smallest_is_ten_lines_at_most() -> None:
