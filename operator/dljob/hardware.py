@@ -89,8 +89,8 @@ def gpu_or_assumed(label: str) -> Device:
 def cpu(label: str, cores: float) -> Device:
     """``cores`` CPUs (a fraction: a quota) as a device; every label that is no GPU's is a CPU class.
 
-    Per core: AVX2 at 3 GHz does 2 units x 8 lanes x 2 (multiply, add) x 3e9 = 96 GFLOP/s; 8 GB/s of a socket's
-    200 GB/s over 24 cores; 8 W of a 280 W socket's 32 cores, 2 W of it idle.
+    Per core: AVX2 at 3 GHz does 2 units x 8 lanes x 2 (multiply, add) x 3e9 = 96 GFLOP/s; 12 GB/s of a socket's
+    200 GB/s over 16 cores; 8 W of a 280 W socket's 32 cores, 2 W of it idle.
     """
     if not cores > 0:
         raise ValueError(f"device {label}: found {cores} CPUs, expected more than 0")
@@ -100,9 +100,9 @@ def cpu(label: str, cores: float) -> Device:
         fp32_FLOPs=96e9 * cores,
         conv_FLOPs=96e9 * cores,
         memory_nbytes=None,
-        memory_bandwidth_Bps=8e9 * cores,
+        memory_bandwidth_Bps=12e9 * cores,
         peer_bandwidth_Bps=5e9,
-        host_bandwidth_Bps=8e9 * cores,
+        host_bandwidth_Bps=12e9 * cores,
         peak_power_W=8.0 * cores,
         idle_power_W=2.0 * cores,
         usd_per_h=CORE_PRICE_USD_PER_H * cores,

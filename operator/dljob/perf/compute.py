@@ -18,9 +18,9 @@ TENSOR_EFFICIENCY = 0.25
 BANDWIDTH_EFFICIENCY = 0.75
 """Of the peak, what streaming kernels reach."""
 
-LAYER_OVERHEAD_S = 30e-6
+LAYER_OVERHEAD_S = 25e-6
 """What PyTorch costs per layer and step (dispatch of forward, backward and update), on one core; measured by
-benchmarks/compute_constants.py on a 2.5 GHz EPYC: 27 us."""
+benchmarks/compute_constants.py on a virtual core of an AMD EPYC: 24 us."""
 STEP_OVERHEAD_S = 300e-6
 """What a step costs besides its layers (batch, loss, the loop), on one core; same benchmark."""
 

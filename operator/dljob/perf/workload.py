@@ -53,6 +53,17 @@ def _slots(optimizer: Optimizer, momentum: float) -> int:
     return 2 if optimizer in ("Adam", "AdamW") else int(momentum > 0)
 
 
+def misfit(model: str, dataset: str) -> str | None:
+    """Why a built-in model cannot take a built-in dataset, as the trainer would say; None when it can."""
+    shape, tokens = DATASETS[dataset].shape, dataset == "synthetic-tokens"
+    if tokens != (model == "gpt-mini"):
+        return "found tokens, expected images or tables" if tokens else "found no tokens, expected some"
+    if model in ("mlp", "gpt-mini") or (len(shape) == 3 and (model != "lenet" or shape[1:] in ((32, 32), (28, 28)))):
+        return None
+    expected = "images of 32 x 32 or 28 x 28" if model == "lenet" else "images"
+    return f"found samples of shape {shape}, expected {expected}"
+
+
 @cache
 def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
     """The workload of a built-in model. Raises ValueError when model or dataset is none, or they do not fit."""
@@ -62,10 +73,8 @@ def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momen
     if (dataset or default) not in DATASETS:
         raise ValueError(f"dataset {dataset!r}: expected one of {', '.join(DATASETS)}")
     data = DATASETS[dataset or default]
-    if model != "mlp" and len(data.shape) != len(DATASETS[default].shape):
-        raise ValueError(f"model {model} does not fit dataset {dataset}: found samples of shape {data.shape}")
-    if (dataset == "synthetic-tokens") != (model == "gpt-mini"):
-        raise ValueError(f"model {model} does not fit dataset {dataset}: tokens are for gpt-mini, and it needs them")
+    if (problem := misfit(model, dataset or default)) is not None:
+        raise ValueError(f"model {model} does not fit dataset {dataset}: {problem}")
     net = build(data)
     return Workload(
         name=model,

@@ -1,0 +1,65 @@
+"""The performance model's layer tables and dataset sizes against what the trainer really builds and holds."""
+
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dljob.perf.datasets import DATASETS
+from dljob.perf.workload import builtin
+
+torch = pytest.importorskip("torch")
+
+CASES = [
+    ("mlp", "digits"),
+    ("mlp", "iris"),
+    ("digits-cnn", "digits"),
+    ("lenet", "synthetic-images"),
+    ("resnet18", "synthetic-images"),
+    ("resnet50", "synthetic-images"),
+    ("gpt-mini", "synthetic-tokens"),
+]
+
+
+@pytest.mark.parametrize(("name", "dataset"), CASES)
+def test_layer_tables_are_the_models(name: str, dataset: str) -> None:
+    """Parameters exactly; operations and what autograd keeps within 3 %, as PyTorch counts them."""
+    from torch.autograd.graph import saved_tensors_hooks
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from dltrain.models import InputShape, build
+
+    data, batch = DATASETS[dataset], 2
+    tokens = dataset == "synthetic-tokens"
+    model = build(name, InputShape(data.shape, data.classes, tokens))
+    x = torch.randint(0, data.classes, (batch, *data.shape)) if tokens else torch.randn(batch, *data.shape)
+    own = {p.data_ptr() for p in model.parameters()}
+    kept: dict[int, tuple[int, Any]] = {}
+
+    def keep(tensor: Any) -> Any:
+        if tensor.data_ptr() not in own:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # the tensor, so that its address is not used again
+        return tensor
+
+    with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(x).sum().backward()
+
+    workload = builtin(name, dataset)
+    assert workload.parameters == sum(p.numel() for p in model.parameters())
+    assert workload.tensors == len(list(model.parameters()))
+    # PyTorch's counter knows no attention on CPUs.
+    counted = [layer for layer in workload.layers if layer.kind in ("conv", "linear")]
+    flops = batch * sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in counted)
+    assert flops == pytest.approx(counter.get_total_flops(), rel=0.03)
+    assert batch * workload.activation_nbytes == pytest.approx(sum(n for n, _ in kept.values()), rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["digits", "breast-cancer", "wine", "iris"])
+def test_dataset_sizes_are_those_of_the_files(name: str) -> None:
+    with np.load(str(files("dltrain").joinpath("data", f"{name}.npz"))) as data:
+        assert DATASETS[name].train_samples == len(data["x"])
+        assert DATASETS[name].test_samples == len(data["x_test"])
+        assert DATASETS[name].shape == data["x"].shape[1:]
+        assert DATASETS[name].classes == len(set(data["y"].tolist()))
