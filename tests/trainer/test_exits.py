@@ -20,16 +20,6 @@ _ARRAYS = {"x": np.zeros((4, 1, 8, 8), np.float32), "y": np.arange(4)}
 _ARRAYS |= {"x_test": _ARRAYS["x"], "y_test": _ARRAYS["y"]}
 
 
-@pytest.fixture(autouse=True)
-def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No MPI around, and this process's signal handler and threads as they were."""
-    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
-    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
-    yield
-    signal.signal(signal.SIGTERM, handler)
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     with Listener(tmp_path) as listener:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from dltrain.comm.faults import translate
 from dltrain.comm.waiting import wait_until
-from dltrain.errors import BadInputError, PeerLostError
+from dltrain.errors import BadInputError
 
 _SETTINGS = {
     # The wheel of mpi4py serves several MPI libraries; without a choice it may pick another and start n worlds of one.
@@ -87,16 +88,17 @@ class World:
             self._wait(lambda: self.comm.Iallgather(mine, everyone))
         return [[float(value) for value in row] for row in everyone]
 
-    def broadcast(self, data: bytes | None, root: int = 0) -> bytes:
-        """``root``'s bytes, on every rank. Raises PeerLostError."""
+    def broadcast(self, data: bytes) -> bytes:
+        """Rank 0's bytes, on every rank; what others pass does not matter. Raises PeerLostError."""
         if self.comm is None or self.size == 1:
-            assert data is not None, "the only rank is the root"
             return data
-        length = np.array([len(data) if data is not None else 0], dtype=np.int64)
-        self._wait(lambda: self.comm.Ibcast(length, root))
-        content = np.frombuffer(data, dtype=np.uint8).copy() if data is not None else np.empty(length[0], np.uint8)
+        length = np.array([len(data)], dtype=np.int64)
+        self._wait(lambda: self.comm.Ibcast(length, 0))
+        content = np.empty(int(length[0]), np.uint8)
+        if self.rank == 0:
+            content[:] = np.frombuffer(data, dtype=np.uint8)
         for begin in range(0, len(content), 2**24):
-            self._wait(lambda part=content[begin : begin + 2**24]: self.comm.Ibcast(part, root))
+            self._wait(lambda part=content[begin : begin + 2**24]: self.comm.Ibcast(part, 0))
         return content.tobytes()
 
     def _wait(self, begin: Any) -> None:
@@ -106,7 +108,7 @@ class World:
             request = begin()
             wait_until(request.Test)
         except MPI.Exception as error:
-            raise PeerLostError(f"a peer is gone: {error}") from error
+            raise translate(error) from error
 
     def close(self) -> None:
         """Leave together with all ranks."""

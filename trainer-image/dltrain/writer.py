@@ -98,7 +98,7 @@ class Keeper:
             if (found := checkpoints.load()) is not None:
                 folder, files = found
         names = json.loads(self.world.broadcast(json.dumps(list(files)).encode()))
-        files = {name: self.world.broadcast(files.get(name)) for name in names}
+        files = {name: self.world.broadcast(files.get(name, b"")) for name in names}
         if not files:
             return None
         snapshot = decode(files)

@@ -97,7 +97,7 @@ def check(world: World, report: Callable[[str], object]) -> None:
                 report(f"{name} {dtype} {strategy} {shares}: gradient off by {off:.1e}, 20 steps by {drift:.1e}")
                 assert off <= bound and drift <= 10 * bound
                 mine = flat(net).numpy().tobytes()
-                assert world.broadcast(mine if world.rank == 0 else None) == mine, "parameters differ between ranks"
+                assert world.broadcast(mine) == mine, "parameters differ between ranks"
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dltrain.comm.base import Collective, PeerLostError
+from dltrain.comm.base import Collective
+from dltrain.comm.faults import translate
 from dltrain.comm.schedule import Schedule
 from dltrain.comm.waiting import Backoff
 
@@ -88,7 +89,7 @@ class _Run:
                 pass
             self._reap()
         except self._mpi_error as error:
-            raise PeerLostError(f"a peer is gone: {error}") from error
+            raise translate(error) from error
         return self.finished
 
     def wait(self) -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from dltrain.comm.base import Collective, PeerLostError
+from dltrain.comm.base import Collective
+from dltrain.comm.faults import translate
 from dltrain.comm.schedule import pieces
 from dltrain.comm.waiting import wait_until
 
@@ -37,13 +38,13 @@ class _Pending:
         try:
             self._requests = [comm.Iallreduce(MPI.IN_PLACE, part) for part in parts]
         except MPI.Exception as error:
-            raise PeerLostError(f"a peer is gone: {error}") from error
+            raise translate(error) from error
 
     def test(self) -> bool:
         try:
             return bool(self._mpi.Request.Testall(self._requests))
         except self._error as error:
-            raise PeerLostError(f"a peer is gone: {error}") from error
+            raise translate(error) from error
 
     def wait(self) -> None:
         wait_until(self.test)

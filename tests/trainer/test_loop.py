@@ -1,0 +1,113 @@
+"""Whole runs of the built-in trainer and of scripts, on real ranks."""
+
+import hashlib
+import re
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from dljob.contract import ModelRef, Plan
+from dltrain import messages, rank
+from dltrain.checkpoint import MODEL, OPTIMIZER
+from dltrain.messages import EXIT_OK, EXIT_PEER_LOST, EXIT_STOPPED
+from trainer.listener import Listener
+from trainer.plans import make_plan, saving, write
+from trainer.ranks import ROOT, Ended, command, end, run, run_ranks, start
+
+pytestmark = pytest.mark.mpi
+SCRIPTS = ROOT / "examples" / "scripts"
+
+
+def train(plan: Plan, folder: Path, **env: Any) -> Ended:
+    return run_ranks(len(plan.ranks), "-m", "dltrain.rank", DLTRAIN_PLAN=write(plan, folder), **env)
+
+
+def hashes(folder: Path, step: int) -> list[str]:
+    """Hashes of a checkpoint's tensors."""
+    path = folder / "digits-0001" / f"step-{step:010d}"
+    return [hashlib.sha256((path / name).read_bytes()).hexdigest() for name in (MODEL, OPTIMIZER)]
+
+
+def test_three_ranks_learn_digits(tmp_path: Path) -> None:
+    plan = make_plan(3, model=ModelRef(name="digits-cnn"), epochs=12, rebalance=True, shares=[60, 40, 20])
+    with Listener(tmp_path) as listener:
+        train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(messages.Finished, 3)
+    outcomes = [news.outcome for news in listener.of(messages.Finished)]
+    assert all(outcome.accuracy is not None and outcome.accuracy >= 0.97 for outcome in outcomes)
+    assert all(hello.device == "cpu" for hello in listener.of(messages.Hello))
+    probed = listener.of(messages.Probed)
+    assert len(probed) == 3 and all(p.link_latency_s and p.link_bandwidth_Bps for p in probed)
+    measures = {step.rank: step.measure for step in listener.of(messages.Step)}
+    assert all(m.compute_s > 0 and m.comm_s > 0 and m.wait_s >= 0 and m.data_s > 0 for m in measures.values())
+
+
+def test_a_stopped_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in the middle: at the same shape it ends with the same bits as never stopped, alone to rounding."""
+    whole, halves, moved = (tmp_path / name for name in ("whole", "halves", "moved"))
+    for folder in (whole, halves):
+        folder.mkdir()
+    shares, steps = [70, 50], 400
+    train(make_plan(2, shares=shares, steps=steps, checkpoint=saving(whole)), whole)
+    plan = make_plan(2, shares=shares, steps=steps, checkpoint=saving(halves))
+    with Listener(halves) as listener:
+        arguments = command(2, "-m", "dltrain.rank")
+        process = start(arguments, DLTRAIN_PLAN=write(plan, halves), DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(messages.Step, 3)
+        listener.stop()
+        assert end(process, 30).code == EXIT_STOPPED
+    (stopped,) = {mark.mark.step for mark in listener.of(messages.Checkpointed)}
+    assert 0 < stopped < steps, "stopped in the middle"
+    shutil.copytree(halves / "digits-0001", moved / "digits-0001")
+
+    resumed = train(plan, halves)
+    first = re.search(r"step (\d+)/400", resumed.output)
+    assert first is not None and int(first[1]) == stopped + 1
+    assert hashes(whole, steps) == hashes(halves, steps)
+
+    monkeypatch.setenv(messages.PLAN_ENV, write(make_plan(1, steps=steps, checkpoint=saving(moved)), moved))
+    assert rank.main() == EXIT_OK
+    a, b = (load_file(folder / "digits-0001" / f"step-{steps:010d}" / MODEL) for folder in (whole, moved))
+    assert max(float((a[key] - b[key]).norm() / a[key].norm()) for key in a) < 1e-4
+
+
+def test_ranks_leave_quickly_when_one_dies(tmp_path: Path) -> None:
+    plan = make_plan(3, model=ModelRef(name="digits-cnn"), epochs=1000)
+    body = Path(__file__).parent / "bodies" / "rank_that_dies.py"
+    with Listener(tmp_path) as listener:
+        process = start(command(3, body, ulfm=True), DLTRAIN_PLAN=write(plan, tmp_path), DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(messages.Failed, 2)
+        ended = end(process, 30)
+    assert {news.failure.reason for news in listener.of(messages.Failed)} == {"PeerLost"}
+    assert {news.failure.exit_code for news in listener.of(messages.Failed)} == {EXIT_PEER_LOST}
+    assert ended.code != 0
+    assert not any(news.failure.counts for news in listener.of(messages.Failed))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_five_lines_run_as_they_are(ranks: int, tmp_path: Path) -> None:
+    script = SCRIPTS / "train_five_lines.py"
+    arguments = [sys.executable, str(script)] if ranks == 1 else command(ranks, script)
+    ended = run(arguments)
+    assert ended.code == 0, ended.output
+    finished = re.search(r"finished 120 steps in .* s, accuracy (0\.\d+)", ended.output)
+    assert finished is not None and float(finished[1]) > 0.9, ended.output
+
+
+def test_an_unmodified_torchrun_script_runs() -> None:
+    """With the variables that torchrun and the agent set, no launcher."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    arguments = [sys.executable, str(SCRIPTS / "train_torchrun.py")]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    processes = [start(arguments, RANK=str(r), LOCAL_RANK=str(r), **common) for r in range(2)]
+    first, second = (end(process, 60) for process in processes)
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    found = re.search(r"world size 2, accuracy (\d\.\d+)", first.output)
+    assert found is not None and float(found[1]) > 0.95, first.output

@@ -1,0 +1,16 @@
+"""From MPI's errors to ours: a peer that is gone, or a mistake of this program. Users: strategies on MPI, ``world``."""
+
+from typing import Any
+
+from dltrain.errors import PeerLostError
+
+_OWN_MISTAKES = ("TRUNCATE", "ARG", "BUFFER", "COUNT", "TYPE", "TAG", "RANK", "COMM", "REQUEST", "OP")
+
+
+def translate(error: Any) -> Exception:
+    """What to raise for an ``MPI.Exception``: a relaunch cures a lost peer, but no wrong call."""
+    from mpi4py import MPI
+
+    if error.Get_error_class() in {getattr(MPI, f"ERR_{name}") for name in _OWN_MISTAKES}:
+        return RuntimeError(f"MPI refused a call: {error}")
+    return PeerLostError(f"lost a peer: {error}")
