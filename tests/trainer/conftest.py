@@ -1,0 +1,17 @@
+"""For all trainer tests: ranks that run in this process leave it as it was."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No MPI around, and this process's signal handler and threads as they were."""
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    torch.set_num_threads(threads)
