@@ -4,6 +4,7 @@ Users: ``request`` asks on behalf of a DLJob; ``cli`` on behalf of a person.
 """
 
 from dljob.planner.plan import plan
+from dljob.planner.scaling import scaling
 from dljob.planner.types import (
     Choice,
     Decision,
@@ -29,4 +30,5 @@ __all__ = [
     "Refusal",
     "Request",
     "plan",
+    "scaling",
 ]

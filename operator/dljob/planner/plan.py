@@ -1,6 +1,6 @@
 """The planner's entry: pools → options → search → exact candidates → the best one, and why not the others."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from dljob.cluster import ClusterView
@@ -42,8 +42,7 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
         parts = fixed_parts(request, nodes, workload, learned)
         if isinstance(parts, Infeasible):
             return parts
-        names = _collectives(request, [p.option for p in parts])
-        found = [evaluate(parts, c, request, workload) for c in names[: None if sum(p.ranks for p in parts) > 1 else 1]]
+        found = [evaluate(parts, name, request, workload) for name in collectives(request, parts)]
         refusals: list[Refusal] = list(nodes.refusals)
     else:
         if (short := _too_few(request, nodes)) is not None:
@@ -60,8 +59,14 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     return Decision(chosen, shown, unique[:MOST_REFUSALS], _warning(request, chosen, nodes))
 
 
-def _collectives(request: Request, chosen: list[Option]) -> tuple[CollectiveName, ...]:
-    return (request.collective,) if request.collective else AUTO[all(o.pool.is_gpu for o in chosen)]
+def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName, ...]:
+    """What may sum the gradients of these parts: the user's choice, or those worth comparing."""
+    if request.collective:
+        return (request.collective,)
+    names, ranks = AUTO[all(p.option.pool.is_gpu for p in parts)], sum(p.ranks for p in parts)
+    if ranks == 1:
+        return names[:1]  # nothing to sum
+    return names if ranks > 2 else tuple(n for n in names if n != "ParameterServer")  # one worker needs no server
 
 
 def _candidates(
@@ -85,16 +90,14 @@ def _candidates(
         search = Search(ways, request, Screen(ways, request, workload))
         search.run()
         for i, row in enumerate(search.best(LOOKED_AT, objective.INDISTINCT)):
-            parts = _ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
+            parts = ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
             # All collectives are tried on the best row, to tell how they compare; elsewhere the screen's best one is.
-            names = _collectives(request, ways) if i == 0 else (search.collective_of(row),)
-            if sum(p.ranks for p in parts) == 1:
-                names = names[:1]  # one rank has nothing to sum
+            names = collectives(request, parts) if i == 0 else (search.collective_of(row),)
             found += [evaluate(parts, name, request, workload) for name in names]
     return found, refusals
 
 
-def _ordered(parts: list[Part]) -> list[Part]:
+def ordered(parts: Sequence[Part]) -> list[Part]:
     """Fastest ranks first, so that rank 0 is on a fast node."""
     return sorted(parts, key=lambda p: (p.option.curve.slope_s, p.option.label))
 

@@ -1,0 +1,23 @@
+"""How a job scales: the best plan with every number of nodes. Users: ``cli``."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dljob.cluster import ClusterView
+from dljob.planner.plan import plan
+from dljob.planner.pools import eligible
+from dljob.planner.search import grid
+from dljob.planner.types import Choice, Decision, Learned, Request
+
+
+def scaling(
+    request: Request, view: ClusterView, learned: Mapping[tuple[str, str], Learned]
+) -> list[tuple[int, Choice]]:
+    """(nodes, best candidate with just so many) over a grid of counts; those without any are left out."""
+    available = sum(pool.nodes for pool in eligible(request, view).pools)
+    points = []
+    for nodes in grid(min(available, request.global_batch)) if available else []:
+        found = plan(replace(request, nodes_min=nodes, nodes_max=nodes, fixed=(), deadline_s=None), view, learned)
+        if isinstance(found, Decision):
+            points.append((nodes, found.chosen))
+    return points
