@@ -1,0 +1,301 @@
+"""The embedded cluster from nothing to nothing: nodes, names, volumes, quotas, a crash, and what is left after it."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devcluster.embedded import cgroups, processes
+from devcluster.embedded.state import State
+from devcluster.paths import cluster_dir
+
+pytestmark = pytest.mark.cluster
+
+NAME = "lifecycle"
+NODES = ["--node", "device=cpu-fast,cpu=0.8", "--node", "device=cpu-slow,cpu=0.2", "--node", "gpu=Tesla-T4:4"]
+UID = 54321
+PODS = 3
+
+# What each pod does: meets its peers by name before any of them is ready, shares a file with them, burns CPU.
+BODY = """
+import json, os, pathlib, socket, time
+shared, began = pathlib.Path("/shared"), time.monotonic()
+(shared / socket.gethostname()).write_text("here")
+def wait_for(condition):
+    while time.monotonic() < began + 60:
+        try:
+            found = condition()
+        except OSError:
+            found = None
+        if found:
+            return found
+        time.sleep(0.02)
+peers = wait_for(lambda: [socket.gethostbyname(f"peer-{i}.peers") for i in range(3)])
+files = wait_for(lambda: names if len(names := sorted(os.listdir(shared))) == 3 else None)
+wall, cpu = time.monotonic(), time.process_time()
+while time.process_time() - cpu < 0.5:
+    sum(range(10000))
+rate = (time.process_time() - cpu) / (time.monotonic() - wall)
+try:
+    pathlib.Path("/opt/written").write_text("")
+    root = "writable"
+except OSError as refusal:
+    root = refusal.strerror
+print(json.dumps({"peers": peers, "files": files, "cpus": rate, "uid": os.getuid(), "root": root}),
+      flush=True)
+time.sleep(600)
+"""
+
+
+def run(*words: str, check: bool = True, timeout_s: float = 300, text: str | None = None) -> str:
+    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert not check or done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+class Cluster:
+    """hack/cluster as a user calls it, and kubectl on what it made."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state = State(cluster_dir(NAME), NAME)
+
+    def hack(self, *words: str, check: bool = True) -> str:
+        return run(str(self.root / "hack" / "cluster"), *words, "--name", NAME, check=check)
+
+    def kubectl(self, *words: str, text: str | None = None) -> str:
+        return run("kubectl", "--kubeconfig", str(self.state.kubeconfig), *words, text=text, timeout_s=90)
+
+    def get(self, *words: str) -> Any:
+        return json.loads(self.kubectl("get", *words, "--output=json"))
+
+    def remains(self) -> dict[str, list[str]]:
+        """Everything on this machine that belongs to the cluster, by kind."""
+        found = {
+            "processes": [str(one) for one in self.state.processes.strays()],
+            "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if NAME in line],
+            "namespaces": [line for line in run("ip", "netns", "list").splitlines() if NAME in line],
+            "cgroups": [str(tree) for tree in cgroups.detect().trees(self.state.prefix)],
+            "links": [line for line in run("ip", "link", "show").splitlines() if NAME in line],
+            "files": [str(self.state.folder)] if self.state.folder.exists() else [],
+        }
+        return {kind: things for kind, things in found.items() if things}
+
+
+def eventually(condition: Callable[[], bool], what: str, limit_s: float = 60) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {limit_s} s: {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def image(root: Path) -> str:
+    """The operator's image: small, and it has Python. Built before `up`, so that nodes come with it."""
+    return str(json.loads(run(str(root / "hack" / "images"), "operator", timeout_s=1200))["operator"])
+
+
+@pytest.fixture(scope="module")
+def cluster(root: Path, image: str) -> Iterator[Cluster]:
+    one = Cluster(root)
+    one.hack("down")
+    assert one.remains() == {}
+    routes_before = run("ip", "route", "show")
+    one.hack("up", *NODES)
+    yield one
+    one.hack("down")
+    assert one.remains() == {}, "left behind by down"
+    ours = [line for line in run("ip", "route", "show").splitlines() if "proto 213" in line]
+    assert set(ours) <= set(routes_before.splitlines()), "routes left behind by down"
+
+
+def test_up_again_takes_seconds_and_changes_nothing(cluster: Cluster) -> None:
+    before = {name: cluster.state.processes.get(name) for name in cluster.state.processes.names()}
+    began_s = time.monotonic()
+    assert cluster.hack("up", *NODES).strip() == str(cluster.state.kubeconfig)
+    assert time.monotonic() - began_s < 10
+    assert {name: cluster.state.processes.get(name) for name in cluster.state.processes.names()} == before
+
+
+def test_other_nodes_are_refused(cluster: Cluster) -> None:
+    done = subprocess.run(
+        [cluster.root / "hack/cluster", "up", "--nodes", "2", "--name", NAME],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "runs with other nodes" in done.stderr
+    assert "--recreate" in done.stderr
+
+
+def test_status_and_kubeconfig(cluster: Cluster) -> None:
+    status = json.loads(cluster.hack("status"))
+    assert status["provider"] == "embedded"
+    assert status["running"] is True
+    assert [node["ready"] for node in status["nodes"]] == [True] * 3
+    assert cluster.hack("kubeconfig").strip() == status["kubeconfig"]
+    config = json.loads(cluster.hack("kubeconfig", "--raw"))
+    # Clients must never call an address that belongs to nobody here once the cluster is gone.
+    assert config["clusters"][0]["cluster"]["server"].startswith("https://127.0.0.1:")
+
+
+def test_nodes_show_what_they_were_asked_for(cluster: Cluster) -> None:
+    fast, slow, gpu = cluster.get("nodes")["items"]
+    assert fast["metadata"]["labels"]["dljob.dev/device"] == "cpu-fast"
+    assert fast["status"]["allocatable"]["cpu"] == "800m"
+    assert slow["status"]["allocatable"]["cpu"] == "200m"
+    assert gpu["status"]["allocatable"]["nvidia.com/gpu"] == "4"
+    assert gpu["metadata"]["labels"]["nvidia.com/gpu.product"] == "Tesla-T4"
+    (storage_class,) = cluster.get("storageclasses")["items"]
+    assert storage_class["metadata"]["annotations"]["storageclass.kubernetes.io/is-default-class"] == "true"
+
+
+def test_a_pod_on_each_node_meets_the_others(cluster: Cluster, image: str) -> None:
+    cluster.kubectl(
+        "apply", "--filename=-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods(image)})
+    )
+    try:
+        reports = {name: _report(cluster, name) for name in (f"peer-{number}" for number in range(PODS))}
+        placed = {one["metadata"]["name"]: one["spec"]["nodeName"] for one in cluster.get("pods")["items"]}
+        addresses = [one["status"]["podIP"] for one in cluster.get("pods")["items"]]
+        for report in reports.values():
+            assert report["peers"] == addresses  # though none of them is ever ready
+            assert report["files"] == sorted(reports)  # one volume, three nodes
+            assert report["uid"] == UID
+            assert report["root"] == "Read-only file system"
+        assert sorted(placed.values()) == ["n1", "n2", "n3"]
+        rates = {placed[name]: report["cpus"] for name, report in reports.items()}
+        assert rates["n2"] < 0.3, "the node's quota is 0.2 cores"
+        assert rates["n1"] < 0.9, "the node's quota is 0.8 cores"
+        folders = list(cluster.state.volumes.iterdir())
+        assert len(folders) == 1
+    finally:
+        cluster.kubectl("delete", "statefulset/peer", "service/peers", "--wait=false")
+        cluster.kubectl("delete", "persistentvolumeclaim/shared", "--wait=false")
+    eventually(lambda: not list(cluster.state.volumes.iterdir()), "the volume goes with its claim")
+    eventually(lambda: cluster.get("persistentvolumes")["items"] == [], "the volume object too")
+
+
+def _report(cluster: Cluster, pod: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+
+    def reported() -> bool:
+        text = run(
+            *("kubectl", "--kubeconfig", str(cluster.state.kubeconfig), "logs", pod), check=False, timeout_s=30
+        ).strip()
+        if text:
+            found.append(json.loads(text.splitlines()[-1]))
+        return bool(found)
+
+    eventually(reported, f"{pod} reports; pods: {cluster.kubectl('get', 'pods')}", limit_s=90)
+    return found[0]
+
+
+def pods(image: str) -> list[dict[str, Any]]:
+    """A claim, a headless Service and a StatefulSet spread over the nodes, as locked down as the trainer's."""
+    labels = {"app": "peer"}
+    container = {
+        "name": "peer",
+        "image": image,
+        "command": ["python", "-c", BODY],
+        "readinessProbe": {"exec": {"command": ["false"]}},
+        "securityContext": {
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+    }
+    spread = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+    pod = {
+        "containers": [container],
+        "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}],
+        "securityContext": {"runAsUser": UID, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [spread]}},
+        "terminationGracePeriodSeconds": 0,
+    }
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "shared"},
+            "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "peers"},
+            "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels, "ports": [{"port": 1}]},
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
+            "metadata": {"name": "peer"},
+            "spec": {
+                "serviceName": "peers",
+                "replicas": PODS,
+                "podManagementPolicy": "Parallel",
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": pod},
+            },
+        },
+    ]
+
+
+def test_a_stopped_node_is_gone_and_comes_back(cluster: Cluster) -> None:
+    cluster.hack("node", "stop", "n3")
+    assert cgroups.detect().trees(f"{cluster.state.prefix}/n3") == []
+    assert [node["name"] for node in json.loads(cluster.hack("status"))["nodes"]] == ["n1", "n2", "n3"]
+    cluster.hack("node", "start", "n3")
+    node = cluster.get("node", "n3")
+    assert node["status"]["allocatable"]["nvidia.com/gpu"] == "4"
+
+
+def test_a_cut_node_cannot_be_reached_until_it_is_healed(cluster: Cluster) -> None:
+    address = json.loads(cluster.hack("status"))["nodes"][0]["address"]
+
+    def answers() -> bool:
+        command = ["curl", "--insecure", "--silent", "--max-time", "1", f"https://{address}:10250/healthz"]
+        return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
+
+    eventually(answers, "kubelet answers", limit_s=30)
+    cluster.hack("node", "cut", "n1")
+    assert not answers()
+    cluster.hack("node", "heal", "n1")
+    eventually(answers, "kubelet answers again", limit_s=30)
+
+
+def test_up_works_after_everything_was_killed(cluster: Cluster) -> None:
+    victims = list(cluster.state.processes.strays())
+    assert len(victims) > 10
+    for one in victims:
+        processes.send(one, signal.SIGKILL)
+    eventually(lambda: not any(map(processes.alive, victims)), "all of them are dead", limit_s=20)
+    assert cluster.remains()
+    cluster.hack("up", *NODES)
+    assert [node["ready"] for node in json.loads(cluster.hack("status"))["nodes"]] == [True] * 3
+
+
+def test_ctrl_c_on_the_way_up_takes_down_what_was_started(root: Path, image: str) -> None:
+    name = f"{NAME}-stopped"
+    state = State(cluster_dir(name), name)
+    command = [str(root / "hack" / "cluster"), "up", "--nodes", "1", "--name", name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout
+        seen = ""
+        for line in process.stdout:
+            seen += line
+            if "API server ready ..." in line:
+                process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130, seen
+    assert list(state.processes.strays()) == []
+    assert not state.folder.exists()
+    assert not Path("/run/netns", state.prefix).exists()
+    assert cgroups.detect().trees(state.prefix) == []

@@ -1,0 +1,90 @@
+"""The nodes that a user asks for on the command line."""
+
+import pytest
+
+from devcluster.model import ClusterSpec, NodeSpec, parse_cluster, parse_memory, parse_node
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", NodeSpec("n1")),
+        ("device=cpu-fast,cpu=0.8", NodeSpec("n1", "cpu-fast", 0.8)),
+        ("gpu=NVIDIA-A100-SXM4-40GB:2", NodeSpec("n1", gpu_product="NVIDIA-A100-SXM4-40GB", gpus=2)),
+        ("name=big,memory=4Gi,cpu=2", NodeSpec("big", cpus=2.0, memory_nbytes=4 << 30)),
+    ],
+)
+def test_node(text: str, expected: NodeSpec) -> None:
+    assert parse_node(text, "n1") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("speed=3", "'speed=3' is not one of"),
+        ("cpu", "'cpu' is not one of"),
+        ("cpu=", "'cpu=' is not one of"),
+        ("cpu=fast", "expected a number of cores"),
+        ("cpu=0", "expected a number of cores"),
+        ("cpu=nan", "expected a number of cores"),
+        ("cpu=1,cpu=2", "given twice"),
+        ("memory=4GB", "expected a quantity such as 4Gi"),
+        ("gpu=A100", "expected PRODUCT:COUNT"),
+        ("gpu=A100:0", "expected PRODUCT:COUNT"),
+        ("gpu=A 100:1", "not a GPU product label"),
+        ("device=-x", "not a device label"),
+        ("name=Node_1", "not a node's name"),
+    ],
+)
+def test_bad_node_says_what_was_expected(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        parse_node(text, "n1")
+
+
+def test_labels_are_those_of_nvidia_feature_discovery() -> None:
+    assert parse_node("gpu=Tesla-T4:4", "n1").labels == {
+        "dljob.dev/device": "cpu",
+        "nvidia.com/gpu.product": "Tesla-T4",
+        "nvidia.com/gpu.count": "4",
+    }
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "names"),
+    [
+        ([], None, ["n1", "n2", "n3"]),
+        ([], 2, ["n1", "n2"]),
+        (["device=a"], None, ["n1"]),
+        (["device=a"], 3, ["n1", "n2", "n3"]),
+        (["name=x", "", "name=y"], None, ["x", "n2", "y"]),
+    ],
+)
+def test_how_many_nodes(nodes: list[str], count: int | None, names: list[str]) -> None:
+    assert [node.name for node in parse_cluster("dev", nodes, count).nodes] == names
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "count", "complaint"),
+    [
+        ("dev", ["", "", ""], 2, "--nodes 2: expected 3"),
+        ("dev", [], 0, "--nodes 0: expected 1"),
+        ("dev", [], 51, "expected 1 .* to 50"),
+        ("dev", ["name=a", "name=a"], None, "two nodes are called 'a'"),
+        ("dev", ["name=n2", ""], None, "two nodes are called 'n2'"),
+        ("a.b", [], None, "not a cluster's name"),
+        ("../x", [], None, "not a cluster's name"),
+    ],
+)
+def test_bad_cluster(name: str, nodes: list[str], count: int | None, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        parse_cluster(name, nodes, count)
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("1", 1), ("1k", 1000), ("1.5Gi", 3 << 29), ("512M", 512_000_000)])
+def test_memory(text: str, nbytes: int) -> None:
+    assert parse_memory(text) == nbytes
+
+
+def test_a_specification_survives_its_record() -> None:
+    spec = parse_cluster("dev", ["gpu=Tesla-T4:4,memory=1Gi", "device=cpu-slow,cpu=0.2"], 3)
+    assert ClusterSpec.from_json(spec.to_json()) == spec
