@@ -15,7 +15,7 @@ MEMORY = 200
 """Observations that a point remembers at most: later ones always weigh something, so that a change is followed."""
 ABSURD = 100.0
 """A measurement so many times faster or slower than expected is an error, not a device."""
-OUTLIER = 3.0
+OUTLIER = 5.0
 """The same among the measurements of one run."""
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5
 
@@ -38,29 +38,21 @@ def believable(measured: Measured) -> bool:
 def without_outliers(measured: Iterable[Measured], expected_s: Callable[[int], float] | None = None) -> list[Measured]:
     """The measurements that agree with each other and, within a factor ``ABSURD``, with ``expected_s`` of a batch.
 
-    Agreement is judged by log(time) over a robust affine line (Theil-Sen: the median slope), so that one bad value
-    out of three is found whatever its size.
+    Two measurements agree when the larger batch took between as long and as long per sample, give or take a factor
+    ``OUTLIER``; what disagrees with most of the others goes, whatever its size. Two alone cannot outvote each other.
     """
     found = [m for m in measured if believable(m)]
     if expected_s is not None:
         found = [m for m in found if abs(log(m.compute_s / expected_s(m.batch))) <= log(ABSURD)]
     if len(found) < 3:
         return found
-    line = _line(found)
-    return [m for m in found if abs(log(m.compute_s / max(line(m.batch), _SHORTEST_S))) <= log(OUTLIER)]
+    return [m for m in found if 2 * (sum(_agree(m, other) for other in found) - 1) >= len(found) - 1]
 
 
-def _line(measured: Sequence[Measured]) -> Callable[[int], float]:
-    """Time over batch as intercept + slope, by medians; constant where batches hardly differ."""
-    slopes = [
-        (a.compute_s - b.compute_s) / (a.batch - b.batch)
-        for i, a in enumerate(measured)
-        for b in measured[:i]
-        if a.batch != b.batch
-    ]
-    slope = max(0.0, median(slopes)) if slopes else 0.0
-    intercept = median(m.compute_s - slope * m.batch for m in measured)
-    return lambda batch: intercept + slope * batch
+def _agree(a: Measured, b: Measured) -> bool:
+    small, large = (a, b) if a.batch <= b.batch else (b, a)
+    ratio = large.compute_s / small.compute_s
+    return 1 / OUTLIER <= ratio <= OUTLIER * large.batch / small.batch
 
 
 def in_session(steady: Sequence[Measured], probes: Sequence[Measured]) -> list[Measured]:

@@ -40,9 +40,13 @@ class Device:
     """The catalogue does not know the device; these figures are another's."""
 
 
+VENDORS = ("nvidia", "amd", "geforce", "tesla", "quadro", "instinct", "rtx")
+"""Words before a product's name that do not tell devices apart."""
+
+
 def canonical(label: str) -> str:
     """A product name without vendor and punctuation: ``NVIDIA-A100-SXM4-40GB`` and ``A100 SXM4 40`` are one."""
-    text = re.sub(r"^(nvidia|amd|geforce|tesla|quadro|instinct|rtx|[-_ ])+", "", label.lower())
+    text = re.sub(rf"^({'|'.join(VENDORS)}|[-_ ])+", "", label.lower())
     text = re.sub(r"-?shared$", "", text)  # the label that the NVIDIA device plugin gives time-sliced GPUs
     return re.sub(r"[^a-z0-9]", "", text).removesuffix("gb")
 

@@ -233,7 +233,10 @@ def contract_plan(
         epochs=spec.epochs,
         steps=spec.steps,
         seed=spec.seed,
-        rebalance=spec.planning.uneven and all(group.batch_per_rank is None for group in spec.planning.groups),
+        # Shares that the user dictates stay, and so do those of a torchrun script, which knows nothing of shares.
+        rebalance=spec.planning.uneven
+        and all(group.batch_per_rank is None for group in spec.planning.groups)
+        and spec.trainer.framework is not Framework.TORCHRUN,
         checkpoint=contract.CheckpointRef(
             enabled=spec.checkpoint.enabled,
             interval_s=duration_s(spec.checkpoint.interval),

@@ -17,7 +17,7 @@ from dljob.planner.context import Option, options, ranks_per_node_choices, workl
 from dljob.planner.evaluate import Part, evaluate
 from dljob.planner.names import duration, gibibytes, group_names, joules, rate
 from dljob.planner.plan import collectives, ordered
-from dljob.planner.pools import eligible
+from dljob.planner.pools import eligible, wanted
 from dljob.planner.screen import Screen
 from dljob.planner.search import Search, grid
 from dljob.planner.split import Kind, even_split, split
@@ -558,6 +558,25 @@ class TestLaws:
 
 
 class TestNames:
+    @pytest.mark.parametrize(
+        ("device", "name", "meant"),
+        [
+            (A100, "a100", True),
+            (A100, "A100-SXM4", True),
+            (A100, "a100-sxm4-40gb", True),
+            (A100, "nvidia-a100", True),
+            (A100, "a10", False),
+            (A100, "a100-sxm4-80gb", False),
+            (T4, "t4", True),
+            ("NVIDIA-H100-80GB-HBM3", "h100", True),
+            ("cpu-fast", "cpu", False),
+            ("cpu-fast", "cpu-fast", True),
+            ("NVIDIA-A10", "nvidia", False),
+        ],
+    )
+    def test_which_devices_a_user_means(self, device: str, name: str, meant: bool) -> None:
+        assert wanted(device, [name]) == meant
+
     def test_groups(self) -> None:
         assert group_names([A100, A100, T4, "cpu", "CPU_Fast", "3090", "---", "x" * 40]) == [
             "a100-sxm4-40gb",

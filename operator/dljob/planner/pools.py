@@ -3,12 +3,13 @@
 The pods of a group may land on any node of their device that has room, so a pool is as good as its weakest node.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dljob.cluster import ClusterView, Node
-from dljob.hardware import canonical, gpu
+from dljob.hardware import VENDORS, canonical, gpu
 from dljob.perf.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
 
@@ -85,8 +86,22 @@ def _usable_cores(node: Node, request: Request) -> float:
 
 
 def wanted(device: str, names: Iterable[str]) -> bool:
-    """Whether a node's device is one of the names a user wrote; vendor and punctuation do not matter."""
-    return any(device == name or canonical(device) == canonical(name) for name in names)
+    """Whether a node's device is one of the names a user wrote.
+
+    Vendor and punctuation of a GPU do not matter, and a family stands for its members: a100 for NVIDIA-A100-SXM4-40GB,
+    but not a10. CPU classes are told apart by their whole names.
+    """
+    is_gpu = gpu(device) is not None
+    return any(device == name or (is_gpu and (_is(device, name) or _family(device, name))) for name in names)
+
+
+def _is(device: str, name: str) -> bool:
+    return canonical(device) == canonical(name)
+
+
+def _family(device: str, name: str) -> bool:
+    words = [[w for w in re.split(r"[^a-z0-9]+", text.lower()) if w not in VENDORS] for text in (device, name)]
+    return bool(words[1]) and words[0][: len(words[1])] == words[1]
 
 
 @dataclass(frozen=True)
