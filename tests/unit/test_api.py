@@ -1,6 +1,5 @@
 """Bad input is refused with field, found and expected: by the schema at admission, by the types in the operator."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,46 +9,9 @@ from pydantic import ValidationError
 
 from admission import refusals
 from dljob.api import DLJobSpec, duration_s
+from specs import BAD, with_field
 
 Json = dict[str, Any]
-JOB: Json = {
-    "apiVersion": "dljob.dev/v1alpha1",
-    "kind": "DLJob",
-    "metadata": {"name": "a"},
-    "spec": {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatchSize": 8, "epochs": 1},
-}
-
-# Field to set → value, and the words that the refusal must hold.
-BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
-    "unknown field": ("batchSize", 3, ("batchSize",)),
-    "unknown field inside": ("checkpoint.intervall", "5s", ("checkpoint", "intervall")),
-    "unknown field in a list": ("trainer.env", [{"name": "A", "valu": "b"}], ("env", "valu")),
-    "wrong type": ("globalBatchSize", "many", ("globalBatchSize", "many", "integer")),
-    "wrong type, a list for a map": ("model", [], ("model",)),
-    "zero batch": ("globalBatchSize", 0, ("globalBatchSize", "0", "1")),
-    "unknown model": ("model.name", "resnet-9000", ("model.name", "resnet-9000", "digits-cnn")),
-    "unknown dataset": ("dataset.name", "mnist", ("dataset.name", "mnist", "digits")),
-    "unknown collective": ("collective", "Telepathy", ("collective", "Telepathy", "Ring")),
-    "unknown optimizer": ("optimizer.name", "sgd", ("optimizer.name", "sgd", "SGD")),
-    "empty device": ("devices", [""], ("devices",)),
-    "learning rate of zero": ("optimizer.learningRate", 0, ("optimizer.learningRate", "0")),
-    "momentum of one": ("optimizer.momentum", 1, ("optimizer.momentum", "1")),
-    "no duration": ("objective.deadline", "soon", ("objective.deadline", "soon")),
-    "no quantity": ("resources.memory", "lots", ("resources.memory", "lots")),
-    "min above max": ("nodes", {"min": 4, "max": 2}, ("nodes", "lower min or raise max")),
-    "batch smaller than ranks": ("nodes.min", 9, ("globalBatchSize", "lower nodes.min")),
-    "unknown scheme of a dataset": ("dataset", {"uri": "ftp://a/b", "samples": 1}, ("dataset.uri", "ftp://a/b")),
-}
-
-
-def with_field(path: str, value: Any) -> Json:
-    job = copy.deepcopy(JOB)
-    target = job["spec"]
-    *parents, last = path.split(".")
-    for name in parents:
-        target = target.setdefault(name, {})
-    target[last] = value
-    return job
 
 
 def normal(text: str) -> str:

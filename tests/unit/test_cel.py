@@ -9,47 +9,10 @@ from pydantic import ValidationError
 
 from admission import broken_rules, defaulted, schema_of
 from dljob.api import DLJobSpec
+from specs import CASES, HINTS, spec_of
 
 Json = dict[str, Any]
 SPEC = schema_of("DLJob", "spec")
-MINIMAL: Json = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatchSize": 8, "epochs": 1}
-HINTS = {"parameters": 1, "flopsPerSample": 1}
-
-# Changes to a minimal spec, and the words of the rule they break ("" for none).
-CASES: dict[str, tuple[Json, str]] = {
-    "minimal": ({}, ""),
-    "epochs and steps": ({"steps": 1}, "exactly one of epochs and steps"),
-    "neither epochs nor steps": ({"epochs": None}, "exactly one of epochs and steps"),
-    "steps": ({"epochs": None, "steps": 5}, ""),
-    "no model": ({"model": {}}, "either name (a built-in model) or hints"),
-    "model twice": ({"model": {"name": "mlp", "hints": HINTS}, "trainer": {"command": ["a"]}}, "name (a built-in model)"),
-    "hints without command": ({"model": {"hints": HINTS}}, "set trainer.command"),
-    "hints with an empty command": ({"model": {"hints": HINTS}, "trainer": {"command": []}}, "set trainer.command"),
-    "own program": ({"model": {"hints": HINTS}, "trainer": {"command": ["python", "a.py"]}}, ""),
-    "no dataset": ({"dataset": {}}, "either name (a built-in dataset) or uri"),
-    "dataset twice": ({"dataset": {"name": "iris", "uri": "file:///a", "samples": 1}}, "name (a built-in dataset)"),
-    "uri without samples": ({"dataset": {"uri": "pvc://a/b"}}, "samples is required with uri"),
-    "uri": ({"dataset": {"uri": "pvc://a/b", "samples": 9}}, ""),
-    "args without command": ({"trainer": {"args": ["-v"]}}, "args needs command"),
-    "no args": ({"trainer": {"args": []}}, ""),
-    "min above max": ({"nodes": {"min": 4, "max": 2}}, "lower min or raise max"),
-    "max alone": ({"nodes": {"max": 1}}, ""),
-    "min alone": ({"nodes": {"min": 4}}, ""),
-    "batch smaller than ranks": ({"globalBatchSize": 2, "nodes": {"min": 3}}, "lower nodes.min"),
-    "batch as large as ranks": ({"globalBatchSize": 3, "nodes": {"min": 3}}, ""),
-    "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
-    "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
-    "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),
-    "planning without mode": ({"planning": {"candidates": 3}}, ""),
-    "claim and class": (
-        {"checkpoint": {"volume": {"claimName": "a", "storageClassName": "b"}}}, "no effect on an existing claim",
-    ),
-    "claim": ({"checkpoint": {"volume": {"claimName": "a"}}}, ""),
-}  # fmt: skip
-
-
-def spec_of(changes: Json) -> Json:
-    return {key: value for key, value in {**MINIMAL, **changes}.items() if value is not None}
 
 
 def said_by_cel(spec: Json) -> set[str]:

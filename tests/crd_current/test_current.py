@@ -1,0 +1,98 @@
+"""Definitions, rules and examples as a current Kubernetes judges them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from admission import defaulted, schema_of
+from crdclient import DEFINITIONS, JOBS, Server
+from dljob import crd
+from dljob.api import DLJobStatus
+from specs import BAD, CASES, JOB, spec_of, with_field
+
+Json = dict[str, Any]
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
+
+
+def job(name: str, spec: Json) -> Json:
+    return {**JOB, "metadata": {"name": name}, "spec": spec}
+
+
+def test_definitions_are_structural_and_established(server: Server) -> None:
+    for definition in crd.definitions():
+        found = server.call("GET", f"{DEFINITIONS}/{definition['metadata']['name']}").body
+        conditions = {c["type"]: c for c in found["status"]["conditions"]}
+        assert conditions["Established"]["status"] == conditions["NamesAccepted"]["status"] == "True"
+        assert "NonStructuralSchema" not in conditions
+        stored = found["spec"]["versions"][0]["schema"]
+        assert stored == definition["spec"]["versions"][0]["schema"], "the server keeps every rule and default"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_examples_are_admitted(path: Path, server: Server) -> None:
+    [manifest] = [d for d in yaml.safe_load_all(path.read_text()) if d["kind"] == "DLJob"]
+    answer = server.create(manifest)
+    assert answer.code == 201, answer.body.get("message")
+    assert answer.warnings == ()
+    assert answer.body["spec"] == defaulted(schema_of("DLJob", "spec"), manifest["spec"]), "as the unit tests default"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rules(case: str, server: Server) -> None:
+    changes, words = CASES[case]
+    answer = server.create(job("case-" + case.lower().replace(" ", "-"), spec_of(changes)))
+    assert answer.code == (422 if words else 201), answer.body.get("message")
+    assert words in answer.body.get("message", "")
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case: str, server: Server) -> None:
+    path, value, words = BAD[case]
+    answer = server.create(with_field(path, value))
+    assert answer.code in (400, 422), answer.body
+    message = answer.body["message"]
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("name", ["a" * 41, "a.b", "1st"])
+def test_names_that_pods_could_not_bear(name: str, server: Server) -> None:
+    answer = server.create(job(name, spec_of({})))
+    assert answer.code == 422 and "metadata.name must have at most 40 characters" in answer.body["message"]
+
+
+def test_unknown_fields_are_pruned_when_nobody_asks_for_strictness(server: Server) -> None:
+    answer = server.create({**with_field("batchSize", 3), "metadata": {"name": "pruned"}}, validation="Warn")
+    assert answer.code == 201 and "batchSize" not in answer.body["spec"]
+    assert any("unknown field" in warning for warning in answer.warnings)
+
+
+def test_scale_is_the_most_nodes(server: Server) -> None:
+    server.create(job("scaled", spec_of({"nodes": {"min": 2}})))
+    scale = f"{JOBS}/scaled/scale"
+    assert server.call("GET", scale).code == 500, "as docs/spec.md says: there is no number to read"
+    answer = server.call("PATCH", scale, {"spec": {"replicas": 4}}, "merge-patch+json")
+    assert (answer.code, answer.body["spec"]["replicas"]) == (200, 4)
+    assert server.call("GET", f"{JOBS}/scaled").body["spec"]["nodes"] == {"min": 2, "max": 4}
+    refused = server.call("PATCH", scale, {"spec": {"replicas": 1}}, "merge-patch+json")
+    assert refused.code == 422 and "lower min or raise max" in refused.body["message"]
+
+
+def test_managers_own_their_overrides(server: Server) -> None:
+    """Two managers apply an override each; neither takes the other's away."""
+    server.create(job("shared", spec_of({})))
+    for manager in ("queue", "policy"):
+        override = {"manager": manager, "metadata": {"labels": {manager: "x"}}}
+        body = {**JOB, "metadata": {"name": "shared"}, "spec": {"podTemplateOverrides": [override]}}
+        answer = server.call("PATCH", f"{JOBS}/shared?fieldManager={manager}", body, "apply-patch+yaml")
+        assert answer.code == 200, answer.body.get("message")
+    found = server.call("GET", f"{JOBS}/shared").body["spec"]["podTemplateOverrides"]
+    assert [override["manager"] for override in found] == ["queue", "policy"]
+
+
+def test_status_is_kept_as_it_is_written(server: Server) -> None:
+    server.create(job("told", spec_of({})))
+    status = DLJobStatus().manifest()
+    answer = server.call("PATCH", f"{JOBS}/told/status?fieldValidation=Strict", {"status": status}, "merge-patch+json")
+    assert answer.code == 200 and answer.body["status"] == status

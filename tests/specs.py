@@ -1,0 +1,87 @@
+"""What users get wrong, and what they get right: specs with the words of their refusals.
+
+Users: tests of the schema and of the types (unit), and of a current API server (crd_current).
+"""
+
+import copy
+from typing import Any
+
+Json = dict[str, Any]
+MINIMAL: Json = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatchSize": 8, "epochs": 1}
+HINTS = {"parameters": 1, "flopsPerSample": 1}
+
+# Changes to a minimal spec, and the words of the rule they break ("" for none).
+CASES: dict[str, tuple[Json, str]] = {
+    "minimal": ({}, ""),
+    "epochs and steps": ({"steps": 1}, "exactly one of epochs and steps"),
+    "neither epochs nor steps": ({"epochs": None}, "exactly one of epochs and steps"),
+    "steps": ({"epochs": None, "steps": 5}, ""),
+    "no model": ({"model": {}}, "either name (a built-in model) or hints"),
+    "model twice": ({"model": {"name": "mlp", "hints": HINTS}, "trainer": {"command": ["a"]}}, "name (a built-in model)"),
+    "hints without command": ({"model": {"hints": HINTS}}, "set trainer.command"),
+    "hints with an empty command": ({"model": {"hints": HINTS}, "trainer": {"command": []}}, "set trainer.command"),
+    "own program": ({"model": {"hints": HINTS}, "trainer": {"command": ["python", "a.py"]}}, ""),
+    "no dataset": ({"dataset": {}}, "either name (a built-in dataset) or uri"),
+    "dataset twice": ({"dataset": {"name": "iris", "uri": "file:///a", "samples": 1}}, "name (a built-in dataset)"),
+    "uri without samples": ({"dataset": {"uri": "pvc://a/b"}}, "samples is required with uri"),
+    "uri": ({"dataset": {"uri": "pvc://a/b", "samples": 9}}, ""),
+    "args without command": ({"trainer": {"args": ["-v"]}}, "args needs command"),
+    "no args": ({"trainer": {"args": []}}, ""),
+    "min above max": ({"nodes": {"min": 4, "max": 2}}, "lower min or raise max"),
+    "max alone": ({"nodes": {"max": 1}}, ""),
+    "min alone": ({"nodes": {"min": 4}}, ""),
+    "batch smaller than ranks": ({"globalBatchSize": 2, "nodes": {"min": 3}}, "lower nodes.min"),
+    "batch as large as ranks": ({"globalBatchSize": 3, "nodes": {"min": 3}}, ""),
+    "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
+    "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
+    "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),
+    "planning without mode": ({"planning": {"candidates": 3}}, ""),
+    "claim and class": (
+        {"checkpoint": {"volume": {"claimName": "a", "storageClassName": "b"}}}, "no effect on an existing claim",
+    ),
+    "claim": ({"checkpoint": {"volume": {"claimName": "a"}}}, ""),
+}  # fmt: skip
+
+
+def spec_of(changes: Json) -> Json:
+    return {key: value for key, value in {**MINIMAL, **changes}.items() if value is not None}
+
+
+JOB: Json = {
+    "apiVersion": "dljob.dev/v1alpha1",
+    "kind": "DLJob",
+    "metadata": {"name": "a"},
+    "spec": MINIMAL,
+}
+
+# Field to set → value, and the words that the refusal must hold.
+BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
+    "unknown field": ("batchSize", 3, ("batchSize",)),
+    "unknown field inside": ("checkpoint.intervall", "5s", ("checkpoint", "intervall")),
+    "unknown field in a list": ("trainer.env", [{"name": "A", "valu": "b"}], ("env", "valu")),
+    "wrong type": ("globalBatchSize", "many", ("globalBatchSize", "integer")),
+    "wrong type, a list for a map": ("model", [], ("model",)),
+    "zero batch": ("globalBatchSize", 0, ("globalBatchSize", "0", "1")),
+    "unknown model": ("model.name", "resnet-9000", ("model.name", "resnet-9000", "digits-cnn")),
+    "unknown dataset": ("dataset.name", "mnist", ("dataset.name", "mnist", "digits")),
+    "unknown collective": ("collective", "Telepathy", ("collective", "Telepathy", "Ring")),
+    "unknown optimizer": ("optimizer.name", "sgd", ("optimizer.name", "sgd", "SGD")),
+    "empty device": ("devices", [""], ("devices",)),
+    "learning rate of zero": ("optimizer.learningRate", 0, ("optimizer.learningRate", "0")),
+    "momentum of one": ("optimizer.momentum", 1, ("optimizer.momentum", "1")),
+    "no duration": ("objective.deadline", "soon", ("objective.deadline", "soon")),
+    "no quantity": ("resources.memory", "lots", ("resources.memory", "lots")),
+    "min above max": ("nodes", {"min": 4, "max": 2}, ("nodes", "lower min or raise max")),
+    "batch smaller than ranks": ("nodes.min", 9, ("globalBatchSize", "lower nodes.min")),
+    "unknown scheme of a dataset": ("dataset", {"uri": "ftp://a/b", "samples": 1}, ("dataset.uri", "ftp://a/b")),
+}
+
+
+def with_field(path: str, value: Any) -> Json:
+    job = copy.deepcopy(JOB)
+    target = job["spec"]
+    *parents, last = path.split(".")
+    for name in parents:
+        target = target.setdefault(name, {})
+    target[last] = value
+    return job
