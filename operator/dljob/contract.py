@@ -142,6 +142,14 @@ class Plan(Record):
         for r in self.ranks:
             if (r.share == 0) != (r.role is Role.SERVER):
                 raise ValueError(f"ranks: rank {r.rank} is a {r.role} with share {r.share}; only servers have share 0")
+        servers = [r.rank for r in self.ranks if r.role is Role.SERVER]
+        if servers and (self.collective != "ParameterServer" or 0 in servers):
+            raise ValueError(
+                f"ranks: {servers} are parameter servers with collective {self.collective}; expected ParameterServer, "
+                "and rank 0 to be a worker: it speaks for the job"
+            )
+        if self.collective == "ParameterServer" and len(self.ranks) > 1 and not servers:
+            raise ValueError("ranks: none is a parameter server, expected at least one with collective ParameterServer")
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"epochs {self.epochs} and steps {self.steps}: expected exactly one of them")
         if self.min_ranks > len(self.ranks):
