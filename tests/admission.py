@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import celpy
 import jsonschema
+from celpy import Environment
+from celpy.adapter import json_to_cel
+from celpy.evaluation import CELEvalError
 
 from dljob import crd
 
@@ -63,15 +65,15 @@ def defaulted(schema: Json, value: Any) -> Any:
 
 @cache
 def _program(rule: str) -> Any:
-    environment = celpy.Environment()
+    environment = Environment()
     return environment.program(environment.compile(rule))
 
 
 def holds(rule: str, value: Any) -> bool:
     """Whether a CEL rule holds for ``self = value``. Raises AssertionError where its evaluation fails."""
     try:
-        return bool(_program(rule).evaluate({"self": celpy.json_to_cel(value)}))
-    except celpy.CELEvalError as error:
+        return bool(_program(rule).evaluate({"self": json_to_cel(value)}))
+    except CELEvalError as error:
         raise AssertionError(f"CEL {rule!r} cannot be evaluated for {value!r}: {error}") from error
 
 

@@ -38,7 +38,7 @@ def test_generated_files_are_fresh() -> None:
 def test_a_stale_file_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = {**generation.outputs(), "crds/dljob.dev_dljobs.yaml": "something else\n"}
     monkeypatch.setattr(generation, "outputs", lambda: changed)
-    [diff] = generation.stale()
+    diff = "\n".join(generation.stale())
     assert "crds/dljob.dev_dljobs.yaml (expected)" in diff and "+something else" in diff
 
 
