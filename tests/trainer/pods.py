@@ -131,9 +131,10 @@ class Pod:
                 self.agent = None
 
     def kill(self) -> None:
-        """As a node's power cut would."""
+        """As a node's power cut would: PID 1 gone, its namespace goes with it."""
         if self.agent is not None:
-            self.agent.kill()
+            for pid in self.pids()[:1]:
+                os.kill(pid, signal.SIGKILL)
             self.agent.wait()
             self.agent = None
 
@@ -254,7 +255,7 @@ def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod
     # The capability to read stands for an image that anyone can read; the interpreter may be in root's home here.
     drop = ["setpriv", "--reuid", str(UID), "--regid", "0", "--clear-groups", "--no-new-privs",
             "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]  # fmt: skip
-    command = ["nsenter", f"--net=/run/netns/{namespace}", "unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
+    command = ["nsenter", f"--net=/run/netns/{namespace}", "unshare", "--uts", "--pid", "--fork", "--mount-proc",
                "sh", "-c", 'hostname "$0" && exec "$@"', name, *drop, sys.executable, "-m", "dltrain.agent"]  # fmt: skip
     root = Path(__file__).resolve().parents[2]
     environ = {

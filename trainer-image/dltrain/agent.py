@@ -1,8 +1,8 @@
 """``dljob-agent``: PID 1 of every trainer pod.
 
 It outlives the ranks: starts them, watches them, ends them, and tells how they do. Every agent is a member of its
-job; the one in the plan's first pod is the coordinator, too. Exit codes: 0 told to stop with nothing to save
-or a job that has finished; 143 told to stop in the middle of a run; 64 misconfigured; 1 superseded or a fault.
+job; the one in the plan's first pod is the coordinator, too. Exit codes: 0 told to stop when the job was over or
+had no ranks here; 143 told to stop before that; 64 misconfigured; 1 superseded or a fault.
 """
 
 import asyncio
@@ -139,8 +139,7 @@ class Agent:
             while self.local.busy and time.monotonic() < deadline_s:
                 await asyncio.sleep(0.02)
         await self.local.end()
-        finished = self.member.phase in TERMINAL
-        return EXIT_STOPPED if busy and not finished else 0
+        return EXIT_STOPPED if self.local.ranks_here() and self.member.phase not in TERMINAL else 0
 
     def _unready(self) -> str | None:
         plan, phase = self.member.plan, self.member.phase

@@ -94,9 +94,9 @@ class Ledger:
             case Step():
                 limit_s = max(HANG_MIN_S, HANG_STEPS * news.step_s)
                 self._measures[news.rank] = news.measure
-                self._world_size = news.world_size
                 if news.rank == 0:
-                    transition = self._step is None
+                    transition = self._world_size == 0  # the first one after a launch
+                    self._world_size = news.world_size
                     self._step = news
             case Busy():
                 limit_s = max(limit_s, HANG_MIN_S + news.limit_s)

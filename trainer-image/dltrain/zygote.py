@@ -196,11 +196,13 @@ def import_ahead() -> None:
 
 
 def main() -> None:
+    """With DLTRAIN_IMPORT_AHEAD=off nothing is imported ahead: for commands that use no torch."""
     agent = os.getppid()
     die_with(agent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.socket(fileno=int(sys.argv[1]))
-    import_ahead()
+    if os.environ.get("DLTRAIN_IMPORT_AHEAD", "on") != "off":
+        import_ahead()
     gc.collect()
     gc.freeze()  # forks share these objects' pages as long as no collection writes to them
     order = Serving(listener).run()

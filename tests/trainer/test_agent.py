@@ -1,0 +1,248 @@
+"""Real agents, real mpirun, real ranks, in namespaces of their own: a job from its plan to its report."""
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dljob.contract import ModelRef, Plan, RunPhase
+from trainer.pods import KILL, STOP, TERM, UID, Job, Pod, job
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
+]
+SPEAKING = str(Path(__file__).with_name("bodies") / "speaking_rank.py")
+NO_TORCH = {"DLTRAIN_IMPORT_AHEAD": "off"}
+
+
+@pytest.fixture
+def three() -> Iterator[Job]:
+    with job(3) as made:
+        yield made
+
+
+@pytest.fixture
+def two() -> Iterator[Job]:
+    with job(2) as made:
+        yield made
+
+
+def speaking(*arguments: str) -> list[str]:
+    return ["python", SPEAKING, *arguments]
+
+
+def rank_process(pod: Pod, rank: int) -> int:
+    """The host's process number of the rank's present incarnation, by its own words."""
+    numbers = re.findall(rf"rank {rank} of \d+ is process (\d+)", pod.text())
+    return pod.process(int(numbers[-1]))
+
+
+def leave(made: Job, within_s: float = 5.0) -> list[int]:
+    """Tell all agents to stop, as the deletion of a job does; their exit codes."""
+    for pod in made.pods:
+        pod.signal(TERM)
+    deadline_s = time.monotonic() + within_s
+    return [pod.wait(deadline_s - time.monotonic()) for pod in made.pods]
+
+
+def test_three_pods_train_and_a_restarted_pod_remembers(three: Job) -> None:
+    three.start(three.plan(speaking("20", "mpi=1")), **NO_TORCH)
+    report = three.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    assert report.outcome is not None and report.outcome.accuracy == 0.5
+    assert report.restarts == {} and report.failures == 0 and report.failure is None
+    assert report.step == report.steps == 20 and [m.rank for m in report.ranks] == [0, 1, 2]
+    marks = report.startup
+    assert marks.agents_up_unix_s and marks.launched_unix_s and marks.rendezvous_unix_s and marks.first_step_unix_s
+    assert marks.agents_up_unix_s < marks.launched_unix_s < marks.rendezvous_unix_s < marks.first_step_unix_s
+    for rank, pod in enumerate(three.pods):
+        assert f"[rank {rank}] rank {rank} of 3 is process" in pod.text()
+        assert f"uid {UID}" in pod.text()
+        three.wait(lambda pod=pod: pod.get("/readyz")[0] == 200)
+        assert list((pod.directory / "tmp/dljob").glob("mpi/*")) == []
+
+    families = {f.name: f for f in text_string_to_metric_families(three.pods[1].get("/metrics")[1])}
+    assert [(s.labels, s.value) for s in families["dljob_trainer_step"].samples] == [({"rank": "1"}, 20.0)]
+    of_the_job = {f.name: f for f in text_string_to_metric_families(three.pods[0].get("/metrics")[1])}
+    assert {s.labels["phase"]: s.value for s in of_the_job["dljob_trainer_phase"].samples}["Succeeded"] == 1
+
+    assert leave(three) == [0, 0, 0]
+    three.report_file.unlink()
+    for pod in three.pods:
+        pod.start(**NO_TORCH)
+    again = three.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    assert again.outcome == report.outcome
+    assert three.pods[0].text().count("rank 0 of 3 is process") == 1, "it was trained twice"
+
+
+def test_built_in_model_from_the_zygote(two: Job) -> None:
+    two.start(two.plan(steps=3))
+    two.wait(lambda: all("ranks" in pod.text() or len(pod.pids()) >= 2 for pod in two.pods))
+    report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED, within_s=40)
+    assert report.step == 3 and report.last_checkpoint is not None and report.world_size == 2
+    assert report.probes and report.mismatches == ()
+
+
+def test_killed_rank_is_relaunched_in_the_same_pods(three: Job) -> None:
+    three.start(three.plan(speaking("400", "mpi=1")), **NO_TORCH)
+    three.until(lambda r: r.step >= 1)
+    os.kill(rank_process(three.pods[1], 1), KILL)
+    killed_s = time.monotonic()
+    report = three.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING)
+    assert time.monotonic() - killed_s < 5
+    assert report.restarts == {"RankKilled": 1} and report.failures == 1
+    assert report.failure is not None and report.failure.rank == 1 and report.failure.exit_code == 137
+    assert report.failure.host == "test-cpu-1" and "process" in report.failure.log_tail
+    assert all(pod.starts == 1 for pod in three.pods)
+
+
+def test_hung_rank_is_noticed_and_relaunched(two: Job) -> None:
+    two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    os.kill(rank_process(two.pods[1], 1), STOP)
+    report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts, within_s=12)
+    assert report.restarts == {"Hung": 1}
+
+
+def test_exception_in_a_rank_reaches_the_report(two: Job) -> None:
+    two.start(two.plan(speaking("40", "mpi=1", "fail_rank=1", "fail_step=5", "fail_code=1")), **NO_TORCH)
+    report = two.until(lambda r: r.failure is not None)
+    assert report.failure is not None and report.failure.reason == "TrainingError"
+    assert report.failure.message == "ValueError: as told" and report.failure.exit_code == 1
+    assert "the traceback would be here" in report.failure.log_tail
+    final = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    assert final.restarts == {"TrainingError": 1}
+
+
+def test_command_that_fails_at_once_fails_the_job(two: Job) -> None:
+    plan = two.plan(["sh", "-c", "echo no such luck >&2; exit 1"], backoff_limit=1)
+    two.start(plan, **NO_TORCH)
+    first = two.until(lambda r: r.failure is not None)
+    assert first.phase is RunPhase.RELAUNCHING and first.failures == 1
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    assert report.failures == 2 and report.restarts == {"RankFailed": 1}
+    assert report.failure is not None and report.failure.log_tail.endswith("no such luck\n")
+    assert report.failure.exit_code == 1 and "exit code 1" in report.failure.message
+    assert leave(two) == [0, 0]
+
+
+def test_bad_input_fails_the_job_without_a_second_try(two: Job) -> None:
+    two.start(two.plan(["sh", "-c", "exit 64"]), **NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    assert report.failures == 1 and report.restarts == {}
+    assert report.failure is not None and report.failure.reason == "BadInput" and not report.failure.retry
+
+
+def test_command_that_does_not_exist(two: Job) -> None:
+    two.start(two.plan(["no-such-program"], backoff_limit=0), **NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    assert report.failure is not None and report.failure.reason == "CommandNotFound"
+    assert "no-such-program" in report.failure.log_tail
+
+
+def test_torchrun_scripts_get_their_environment(two: Job) -> None:
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT"
+    command = ["sh", "-c", f"for n in {names}; do eval echo $n=\\$$n; done; env | grep -c ^OMPI_ || true"]
+    two.start(two.plan(model=ModelRef(command=tuple(command), framework="Torchrun")), **NO_TORCH)
+    two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    for rank, pod in enumerate(two.pods):
+        told = dict(re.findall(rf"\[rank {rank}\] (\w+)=(\S+)", pod.text()))
+        assert told == {
+            "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": str(rank),
+            "GROUP_RANK": str(rank), "MASTER_ADDR": two.pods[0].address, "MASTER_PORT": "7599",
+        }  # fmt: skip
+        assert f"[rank {rank}] 0\n" in pod.text(), "there is no MPI in a torchrun job"
+
+
+def test_job_deleted_in_the_middle_leaves_fast(three: Job) -> None:
+    three.start(three.plan(speaking("4000", "mpi=1")), **NO_TORCH)
+    three.until(lambda r: r.step >= 1)
+    assert leave(three, within_s=3) == [143, 143, 143]
+    report = three.report
+    assert report is not None and report.phase is RunPhase.STOPPED and report.last_checkpoint is not None
+    assert report.failures == 0 and report.failure is None
+
+
+def test_evicted_pod_stops_the_world_and_its_return_resumes_it(three: Job) -> None:
+    three.start(three.plan(speaking("4000", "mpi=1")), **NO_TORCH)
+    three.until(lambda r: r.step >= 1)
+    three.pods[2].signal(TERM)
+    assert three.pods[2].wait(5) == 143
+    report = three.until(lambda r: "PodStopped" in r.restarts)
+    assert report.failures == 0 and report.last_checkpoint is not None
+    assert three.pods[0].get("/readyz")[0] == 503
+    three.pods[2].start(**NO_TORCH)
+    three.until(lambda r: r.phase is RunPhase.RUNNING and r.step > report.step)
+    assert three.pods[0].starts == 1
+
+
+def test_lost_pod_is_waited_for(two: Job) -> None:
+    two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    two.pods[1].kill()
+    report = two.until(lambda r: r.restarts)
+    assert report.restarts == {"PodLost": 1} and report.failures == 0
+    two.pods[1].start(**NO_TORCH)
+    two.until(lambda r: r.phase is RunPhase.RUNNING and r.step > report.step)
+
+
+def test_lost_coordinator_comes_back_with_a_higher_term(two: Job) -> None:
+    two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
+    before = two.until(lambda r: r.step >= 1)
+    two.pods[0].kill()
+    two.pods[0].start(**NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.term > before.term)
+    assert report.restarts == {"CoordinatorLost": 1} and report.failures == 0
+    assert two.pods[1].starts == 1
+
+
+def test_new_plan_takes_over_at_a_checkpoint(three: Job) -> None:
+    command = speaking("4000", "mpi=1")
+    three.start(three.plan(command), **NO_TORCH)
+    three.until(lambda r: r.step >= 1)
+    three.put(three.plan(command, ranks=2, number=2))
+    report = three.until(lambda r: r.plan_number == 2 and r.world_size == 2)
+    assert report.phase is RunPhase.RUNNING and report.last_checkpoint is not None
+    assert report.restarts == {} and report.failures == 0
+    three.wait(lambda: three.pods[2].get("/readyz")[0] == 200)
+    assert len(three.pods[2].pids()) == 2, "the agent and its zygote"
+
+    same = three.plan(command, ranks=2, number=3)
+    three.put(same)
+    three.until(lambda r: r.plan_number == 3)
+    assert three.pods[0].text().count("rank 0 of 2 is process") == 1, "the same training was relaunched"
+
+
+def test_two_ranks_in_a_pod_and_another_device_than_planned(two: Job) -> None:
+    base = two.plan(speaking("5", "mpi=1", "device=other"), ranks=2)
+    first, second = base.ranks
+    ranks = (
+        first.model_copy(update={"share": 20}),
+        first.model_copy(update={"rank": 1, "local_rank": 1, "share": 20}),
+        second.model_copy(update={"rank": 2, "share": 20}),
+    )
+    two.start(Plan.parse(base.model_copy(update={"ranks": ranks}).to_json()), **NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    assert {(m.rank, m.planned, m.found) for m in report.mismatches} == {(n, "cpu", "other") for n in range(3)}
+    assert len(re.findall(r"rank [01] of 3 is process", two.pods[0].text())) == 2
+
+
+def test_agent_reaps_what_ranks_leave_behind(two: Job) -> None:
+    left = f"import os,sys; os.fork() or (os.setsid(), os.execv({sys.executable!r}, ['python','-c','pass']))"
+    two.start(two.plan(["python", "-c", left]), **NO_TORCH)
+    two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    for pod in two.pods:
+        two.wait(lambda pod=pod: len(pod.pids()) == 2)
+
+
+def test_misconfigured_agent_says_what_is_missing(two: Job) -> None:
+    pod = two.pods[0]
+    pod.start(DLJOB_UID="")
+    assert pod.wait(5) == 64
+    assert "DLJOB_UID: found nothing, expected the job's uid" in pod.text()
