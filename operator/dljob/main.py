@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import kopf
+from kopf._core.engines import peering
 
 from dljob.connection import connect, keep_token_fresh
 from dljob.controller import Controller
@@ -71,6 +72,8 @@ class Operator:
             await kopf.operator(
                 registry=watches.registry,
                 settings=watches.settings(),
+                # Else kopf asks who runs it, and an arbitrary UID has no name.
+                identity=peering.Identity(settings.identity),
                 clusterwide=not settings.watch_namespaces,
                 namespaces=settings.watch_namespaces,
                 stop_flag=self._stop,
