@@ -7,6 +7,9 @@ import hashlib
 import json
 from math import ceil
 
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
 from dljob import contract
 from dljob.api import (
     Candidate,
@@ -38,6 +41,24 @@ _COLLECTIVES: dict[Collective, CollectiveName | None] = {
 
 TCP_SEGMENT_NBYTES = 56 * 2**10
 """Below Open MPI's eager limit over TCP (64 KiB), so that a segment needs no handshake."""
+
+
+def in_words(error: ValidationError) -> str:
+    """What is wrong with a spec: ``spec.nodes.min: found 0, expected …``, problems separated by semicolons."""
+    return "; ".join(_in_words(item) for item in error.errors())
+
+
+def _in_words(error: ErrorDetails) -> str:
+    where = ".".join(["spec", *(str(part) for part in error["loc"])])
+    if error["type"] == "value_error":  # a rule, which names its own field
+        rule = error["msg"].removeprefix("Value error, ")
+        return f"{where}.{rule}"
+    if error["type"] == "missing":
+        return f"{where}: found nothing, expected a value; add it"
+    if error["type"] == "extra_forbidden":
+        return f"{where}: found an unknown field; remove it, or see kubectl explain dljob.spec"
+    message = error["msg"]
+    return f"{where}: found {error['input']!r:.200}, expected otherwise: {message[:1].lower()}{message[1:]}"
 
 
 def train_samples(spec: DLJobSpec) -> int:

@@ -1,7 +1,6 @@
 """Observed, understood: spec, status, plan and report parsed, and what is wrong with those that are not."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -10,6 +9,7 @@ from dljob.api import DLJobSpec, DLJobStatus
 from dljob.contract import Report
 from dljob.crd import JOB_NAME_RULE
 from dljob.observed import Observed
+from dljob.request import in_words
 from dljob.status import is_true, previous
 
 
@@ -52,22 +52,7 @@ def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:
     try:
         return DLJobSpec.model_validate(observed.job.spec), None
     except ValidationError as error:
-        return None, "; ".join(_in_words(item) for item in error.errors())
-
-
-def _in_words(error: Any) -> str:
-    """``spec.nodes.min: found 0, expected …`` of one of pydantic's errors."""
-    where = ".".join(["spec", *(str(part) for part in error["loc"])])
-    if error["type"] == "value_error":  # a rule, which names its own field
-        return f"{where}.{error['msg'].removeprefix('Value error, ')}" if error["loc"] else (
-            f"spec.{error['msg'].removeprefix('Value error, ')}"
-        )  # fmt: skip
-    if error["type"] == "missing":
-        return f"{where}: found nothing, expected a value; add it"
-    if error["type"] == "extra_forbidden":
-        return f"{where}: found an unknown field; remove it, or see kubectl explain dljob.spec"
-    message = error["msg"]
-    return f"{where}: found {error['input']!r:.200}, expected otherwise: {message[:1].lower()}{message[1:]}"
+        return None, in_words(error)
 
 
 def _accepted(observed: Observed) -> Accepted | None:
