@@ -141,7 +141,7 @@ def _run(args: argparse.Namespace) -> int:
             )
         else:
             done = _upgrade(config, args, given, common)
-        print(f"release {args.release}: {done.get('status', 'deployed')}, revision {done.get('version', '?')}")
+        print(f"release {args.release}: {done.get('status', 'deployed')}, revision {done.get('revision', 1)}")
     return 0
 
 

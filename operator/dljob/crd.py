@@ -163,7 +163,7 @@ def _definition(
                 "plural": plural,
                 "singular": kind.lower(),
                 "shortNames": [short],
-                "categories": ["dljob"],
+                "categories": ["dl"],
             },
             "scope": scope,
             "versions": [

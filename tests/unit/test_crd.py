@@ -138,3 +138,11 @@ def test_job_name_rule(name: str, valid: bool) -> None:
 
     assert holds(crd.JOB_NAME_RULE.cel, {"metadata": {"name": name}}) is valid
     assert crd.JOB_NAME_RULE.holds(name) is valid
+
+
+def test_no_category_is_also_a_name() -> None:
+    """kubectl expands a category first: ``get dljob NAME`` would ask for jobs and profiles of that name."""
+    names = [definition["spec"]["names"] for _, definition in KINDS]
+    words = [{n["kind"].lower(), n["plural"], n["singular"], *n["shortNames"]} for n in names]
+    assert not {category for n in names for category in n["categories"]} & set().union(*words)
+    assert len(set().union(*words)) == sum(len(w) for w in words)
