@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import socket
 import sys
-from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 
 from devcluster.embedded.pki import Authority
-from devcluster.embedded.state import Ports, Record, State
+from devcluster.embedded.state import Ports, Ranges, Record, State
+from devcluster.errors import ClusterError
 
 # In the order in which they are ended: the API server drains for seconds and needs etcd meanwhile.
 SHUTDOWN_ORDER = (("relay", "scheduler", "controllers", "services"), ("apiserver",), ("etcd",))
 API_PORT = 6443
+_FIRST_PORT, _PORTS_PER_SLOT = 21000, 20
 
 
-def free_ports() -> Ports:
-    """Loopback ports that nobody listens on now."""
-    with ExitStack() as stack:
-        api = stack.enter_context(socket.socket())
+def free_ports(ranges: Ranges) -> Ports:
+    """Loopback ports that nobody listens on now: 6443 for the API where it is free, the others of this slot's own.
+
+    They lie below the range from which the kernel gives ports to clients: one of those could be taken again before
+    its server starts. Raises ClusterError where too few are left.
+    """
+    first = _FIRST_PORT + ranges.slot * _PORTS_PER_SLOT
+    found = [port for port in (API_PORT, *range(first, first + _PORTS_PER_SLOT)) if _is_free(port)]
+    count = len(fields(Ports))
+    if len(found) < count:
+        raise ClusterError(f"ports {first} to {first + _PORTS_PER_SLOT - 1} of 127.0.0.1: expected {count} free ones")
+    return Ports(*found[:count])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; refuses where one listens
         try:
-            api.bind(("127.0.0.1", API_PORT))
+            probe.bind(("127.0.0.1", port))
         except OSError:
-            api.bind(("127.0.0.1", 0))
-        others = [stack.enter_context(socket.socket()) for _ in range(4)]
-        for one in others:
-            one.bind(("127.0.0.1", 0))
-        return Ports(api.getsockname()[1], *(one.getsockname()[1] for one in others))
+            return False
+    return True
 
 
 def certify(state: State, record: Record) -> None:

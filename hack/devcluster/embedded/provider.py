@@ -113,7 +113,7 @@ class Embedded:
                     seed.import_archive(address, archive.resolve())
 
         names = ", ".join(archive.name for archive in archives)
-        with self._progress.step(f"loading {names} into {len(record.spec.nodes)} nodes"):
+        with self._progress.step(f"loading {names} into {len(record.spec.nodes)} nodes"), locked("images"):
             _all(load_one, record.spec.nodes)
 
     def node(self, action: str, name: str) -> None:
@@ -138,7 +138,8 @@ class Embedded:
     def _create(self, spec: ClusterSpec, binaries: Path) -> None:
         state = self._state
         with locked("network"):
-            record = Record(spec, network.pick_ranges(), controlplane.free_ports(), str(binaries), boot_id())
+            ranges = network.pick_ranges()
+            record = Record(spec, ranges, controlplane.free_ports(ranges), str(binaries), boot_id())
             state.write(record)
             with self._progress.step("network"):
                 network.create(state, record.ranges)
