@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from functools import partial
+from pathlib import Path
 
+from devcluster.embedded.processes import wait_until
 from devcluster.embedded.state import SLOTS, Ranges, State
 from devcluster.errors import ClusterError
 from devcluster.model import ClusterSpec, NodeSpec
@@ -88,21 +91,23 @@ def set_cut(state: State, node: NodeSpec, cut: bool) -> None:
 
 def remove(state: State) -> None:
     """Removes all of it, whatever part of it is there; also without a record of the cluster."""
+    for link in json.loads(run(["ip", "-json", "link", "show"]).stdout):
+        if link.get("ifalias") == state.prefix:  # may go by itself meanwhile, with a namespace that held its peer
+            run(["ip", "link", "delete", link["ifname"]], check=False)
+            if not wait_until(partial(_link_is_gone, link["ifname"]), 10):
+                raise ClusterError(f"link {link['ifname']} will not go: see ip link show {link['ifname']}")
     namespaces = [line.split()[0] for line in run(["ip", "netns", "list"]).stdout.splitlines() if line.strip()]
     for name in namespaces:
         if name == state.prefix or name.startswith(state.prefix + "."):
             _ip("netns", "delete", name)
-    for link in json.loads(run(["ip", "-json", "link", "show"]).stdout):
-        if link.get("ifalias") == state.prefix:
-            _ip("link", "delete", link["ifname"])
     record = state.read()
     for slot in range(SLOTS):
-        if (record and record.ranges.slot == slot) or not _link_exists(link_name(Ranges(slot))):
+        if (record and record.ranges.slot == slot) or _link_is_gone(link_name(Ranges(slot))):
             _remove_routes(Ranges(slot))
 
 
-def _link_exists(name: str) -> bool:
-    return run(["ip", "link", "show", name], check=False).returncode == 0
+def _link_is_gone(name: str) -> bool:
+    return not Path("/sys/class/net", name).exists()
 
 
 def _remove_routes(ranges: Ranges) -> None:

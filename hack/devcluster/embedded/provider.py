@@ -17,7 +17,7 @@ from devcluster.errors import ClusterError
 from devcluster.locks import locked
 from devcluster.model import ClusterSpec, NodeSpec
 from devcluster.ocilayout import Layout
-from devcluster.paths import cluster_dir
+from devcluster.paths import cache_root, cluster_dir
 from devcluster.progress import Progress
 
 _READY_LIMIT_S = 180
@@ -62,8 +62,9 @@ class Embedded:
             try:
                 self._create(spec, binaries)
             except BaseException as failure:
-                self._progress.say(f"{type(failure).__name__}: taking down what was started; logs are kept until then")
-                self._keep_logs()
+                self._progress.say("taking down what was started")
+                if not isinstance(failure, KeyboardInterrupt):
+                    self._keep_logs()
                 self._remove()
                 raise
 
@@ -219,7 +220,7 @@ class Embedded:
 
     def _keep_logs(self) -> None:
         if self._state.logs.exists():
-            kept = self._state.folder.with_name(self._cluster + "-failed-logs")
+            kept = cache_root() / "logs" / self._cluster
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(self._state.logs, kept)
             self._progress.say(f"logs: {kept}")
