@@ -107,6 +107,14 @@ class Pod:
                     pids.append(int(entry.name))
         return pids
 
+    def command_lines(self) -> list[str]:
+        """Of its processes that live."""
+        lines = []
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                lines.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+        return lines
+
     def process(self, pid: int) -> int:
         """The host's number of the pod's process ``pid``."""
         for host_pid in self.pids():

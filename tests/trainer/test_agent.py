@@ -83,7 +83,8 @@ def test_three_pods_train_and_a_restarted_pod_remembers(three: Job) -> None:
 
 def test_built_in_model_from_the_zygote(two: Job) -> None:
     two.start(two.plan(steps=3))
-    two.wait(lambda: all("ranks" in pod.text() or len(pod.pids()) >= 2 for pod in two.pods))
+    for pod in two.pods:  # a fork of the zygote has its command line
+        two.wait(lambda pod=pod: sum("dltrain.zygote" in line for line in pod.command_lines()) == 2, within_s=40)
     report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED, within_s=40)
     assert report.step == 3 and report.last_checkpoint is not None and report.world_size == 2
     assert report.probes and report.mismatches == ()

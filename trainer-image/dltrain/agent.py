@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from prometheus_client import CollectorRegistry
 
@@ -166,10 +166,12 @@ def _exchange(settings: Settings) -> Exchange:
     return Files(settings.plan_file, settings.report_file)
 
 
-async def _run(settings: Settings) -> int:
+async def _run(settings: Settings) -> NoReturn:
     settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     agent = Agent(settings, livable(os.environ), tls.load(settings.tls_dir), _exchange(settings))
-    return await agent.run()
+    code = await agent.run()
+    sys.stdout.flush()
+    os._exit(code)  # what is still open ends with PID 1; taking it apart first would only take time
 
 
 def main() -> None:
@@ -177,7 +179,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="[agent] %(asctime)s %(levelname)s %(message)s")
     try:
         settings = Settings.of(os.environ)
-        code = asyncio.run(_run(settings))
+        asyncio.run(_run(settings))
     except SupersededError as error:
         log.error("superseded: %s", error)
         code = 1

@@ -437,7 +437,8 @@ class Coordinator:
         self.ledger.restarts = dict(Counter(self.ledger.restarts) + Counter([cause]))
 
     def _phase(self, phase: RunPhase) -> None:
-        log.info("phase %s", phase)
+        if phase is not self.ledger.phase:
+            log.info("phase %s", phase)
         self.ledger.phase = phase
         self._links.send_all(proto.PhaseNow(phase=phase))
         self.reporter.urge()

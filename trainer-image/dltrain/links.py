@@ -83,7 +83,7 @@ class Links:
                     )
             except (OSError, TimeoutError) as error:
                 failures += 1
-                if failures & (failures - 1) == 0:  # 1, 2, 4, 8 …: told, not flooded
+                if failures >= 8 and failures & (failures - 1) == 0:  # after a second, and 2, 4, 8 …: told, not flooded
                     log.info("pod %s (%s) not reached, attempt %d: %r", pod, host, failures, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _BACKOFF_S[1])

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -77,8 +76,10 @@ class Spawner:
 
 def is_this_python(command: str, env: dict[str, str]) -> bool:
     """Whether a command name means the interpreter that runs this agent, with the same packages."""
-    found = shutil.which(command, path=env.get("PATH"))
-    if found is None:
-        return False
-    same_place = os.path.dirname(os.path.abspath(found)) == os.path.dirname(os.path.abspath(sys.executable))  # noqa: PTH100, PTH120
-    return same_place and Path(found).resolve() == Path(sys.executable).resolve()
+    own = Path(sys.executable)
+    if os.sep in command:
+        found = Path(command)
+    else:
+        places = (Path(place) / command for place in env.get("PATH", "").split(os.pathsep) if place)
+        found = next((place for place in places if place.is_file()), own.with_name("nothing"))
+    return found == own or (found.parent == own.parent and found.resolve() == own.resolve())
