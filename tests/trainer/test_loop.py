@@ -47,6 +47,18 @@ def test_three_ranks_learn_digits(tmp_path: Path) -> None:
     assert all(m.compute_s > 0 and m.comm_s > 0 and m.wait_s >= 0 and m.data_s > 0 for m in measures.values())
 
 
+def test_a_parameter_server_only_serves(tmp_path: Path) -> None:
+    plan = make_plan(3, shares=[80, 40, 0], collective="ParameterServer", rebalance=True, checkpoint=saving(tmp_path))
+    with Listener(tmp_path) as listener:
+        train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(messages.Finished, 3)
+    accuracy = {news.rank: news.outcome.accuracy for news in listener.of(messages.Finished)}
+    assert accuracy[0] == accuracy[1] is not None and accuracy[2] is None
+    assert {news.outcome.steps for news in listener.of(messages.Finished)} == {24}
+    assert [bool(p.points) for p in sorted(listener.of(messages.Probed), key=lambda p: p.rank)] == [True, True, False]
+    assert {news.measure.share for news in listener.of(messages.Step) if news.rank == 2} == {0}
+
+
 def test_a_stopped_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in the middle: at the same shape it ends with the same bits as never stopped, alone to rounding."""
     whole, halves, moved = (tmp_path / name for name in ("whole", "halves", "moved"))

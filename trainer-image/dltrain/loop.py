@@ -62,9 +62,10 @@ class Trainer:
         self.device, self.device_name = device, device_name
         self.rank, self.size = world.rank, world.size
         self.shares: tuple[int, ...] = tuple(rank.share for rank in plan.ranks)
-        self._among_workers = world.split([rank.role is Role.WORKER for rank in plan.ranks])
-        self.worker, self.workers = self._among_workers.rank, self._among_workers.size
-        """This rank's number among the ranks that compute, and how many they are."""
+        computes = [rank.role is Role.WORKER for rank in plan.ranks]
+        self._among_workers = world.split(computes)
+        self.worker, self.workers = self._among_workers.rank, sum(computes)
+        """This rank's number among the ranks that compute (a server's among the servers), and how many compute."""
         self.step = 0
         """Steps done."""
         self.total_steps = plan.steps or 0

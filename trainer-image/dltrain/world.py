@@ -22,8 +22,8 @@ _SETTINGS = {
     "MPI4PY_MPIABI": "openmpi",
     # What waits inside MPI (its start, a barrier) yields instead of burning a CPU that another rank needs.
     "OMPI_MCA_mpi_yield_when_idle": "1",
-    # Reading another process's memory needs a capability that containers drop.
-    "OMPI_MCA_btl_sm_single_copy_mechanism": "none",
+    # Reading another process's memory needs a permission that containers may lack.
+    "OMPI_MCA_smsc": "^cma",
 }
 
 
@@ -161,5 +161,12 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 def threads(local_size: int) -> int:
-    """Threads for a rank of ``local_size`` ranks that share the quota: more would only be throttled."""
-    return max(1, floor(cpu_quota() / local_size))
+    """Threads for a rank of ``local_size`` ranks that share the quota: more would only be throttled.
+
+    What the pod requested counts, too: of a node shared with others a pod is sure of no more, and threads that
+    wait for each other lose most where one of them is not scheduled.
+    """
+    cpus = cpu_quota()
+    if requested_m := os.environ.get(CPUS_VARIABLE):
+        cpus = min(cpus, int(requested_m) / 1000)
+    return max(1, floor(cpus / local_size))
