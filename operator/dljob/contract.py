@@ -31,6 +31,9 @@ CHECKPOINT_DIR = "/var/lib/dljob/checkpoints"
 DATASET_DIR = "/var/lib/dljob/dataset"
 """Where a pvc:// dataset's claim is mounted, read-only."""
 
+CPUS_VARIABLE = "DLTRAIN_CPUS_M"
+"""Environment of a trainer pod: CPUs it requested, in thousandths."""
+
 MAX_LOG_TAIL = 4096
 _Text = Annotated[str, Field(max_length=8192)]
 _Name = Annotated[str, Field(min_length=1, max_length=253)]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dljob.contract import CPUS_VARIABLE
 from dltrain.comm.faults import translate
 from dltrain.comm.waiting import wait_until
 from dltrain.errors import BadInputError

@@ -5,7 +5,7 @@ from typing import Any
 
 from dljob.accepted import Accepted, AcceptedGroup
 from dljob.api import DLJobSpec
-from dljob.contract import AGENT_PORT, CHECKPOINT_DIR, DATASET_DIR, METRICS_PORT, TLS_DIR
+from dljob.contract import AGENT_PORT, CHECKPOINT_DIR, CPUS_VARIABLE, DATASET_DIR, METRICS_PORT, TLS_DIR
 from dljob.observed import JOB_LABEL, JobSeen
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, labels
@@ -143,6 +143,8 @@ def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Ma
         "DLJOB_CLUSTER_DOMAIN": {"value": config.cluster_domain},
         "DLJOB_POD": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
         "DLJOB_POD_IP": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
+        # What the pod was promised, in thousandths: a rank's threads follow it, not the size of the node.
+        CPUS_VARIABLE: {"valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}},
         "HOME": {"value": "/tmp"},
         "TMPDIR": {"value": "/tmp"},
     }
