@@ -1,10 +1,13 @@
 """The operator's rights: those of files/rbac.yaml, where it works, and no more."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import yaml
 
+from dljob.observed import JobSeen
+from dljob.render.support import _role
 from helmchart import CHART, of_kind, one, render
 
 Json = dict[str, Any]
@@ -51,6 +54,17 @@ def test_cluster_rights_reach_no_secret_and_no_workload() -> None:
 def test_the_operator_holds_what_it_gives() -> None:
     """An API server refuses a Role with more rights than its creator has."""
     assert rights(TABLE["trainer"]) <= rights(TABLE["jobs"])
+
+
+def test_agents_get_what_the_table_says() -> None:
+    """The Role that the operator renders for a job is the part ``trainer`` of the table, with the job's names."""
+    job = JobSeen(name="JOB", namespace="a", uid="u", generation=1, created=datetime(2026, 1, 1, tzinfo=UTC), spec={})
+    rendered = _role(job)["rules"]
+    expected = [{key: value for key, value in rule.items() if key != "reason"} for rule in TABLE["trainer"]]
+    for rules in (rendered, expected):
+        for rule in rules:
+            rule["verbs"] = sorted(rule["verbs"])
+    assert rendered == expected
 
 
 def test_no_secret_can_be_read() -> None:
