@@ -11,9 +11,9 @@ from devcluster.paths import cache_root
 
 
 @contextmanager
-def locked(name: str) -> Iterator[None]:
-    """Holds the lock `name` of this user's cache, waiting for it as long as it takes."""
-    path: Path = cache_root() / "locks" / name
+def locked(name: str, folder: Path | None = None) -> Iterator[None]:
+    """Holds the lock `name` of this user's cache (or of another folder), waiting for it as long as it takes."""
+    path = (folder or cache_root() / "locks") / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -138,7 +138,7 @@ class Embedded:
 
     def _create(self, spec: ClusterSpec, binaries: Path) -> None:
         state = self._state
-        with locked("network"):
+        with locked("dljob-network", folder=Path("/run/lock")):
             ranges = network.pick_ranges()
             record = Record(spec, ranges, controlplane.free_ports(ranges), str(binaries), boot_id())
             state.write(record)
@@ -205,7 +205,7 @@ class Embedded:
                 state.processes.end(group, grace_s=0)
         end(list(state.processes.strays()), grace_s=0)
         cgroups.remove(cgroups.detect(), state.prefix)
-        with locked("network"):
+        with locked("dljob-network", folder=Path("/run/lock")):
             network.remove(state)
         shutil.rmtree(state.folder, ignore_errors=True)
         if state.folder.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 from dataclasses import dataclass
@@ -90,8 +91,11 @@ class State:
 
     @property
     def prefix(self) -> str:
-        """Name of the cluster's switch namespace and cgroup; the nodes' names extend it."""
-        return f"dljob-{self.name}"
+        """Name of the cluster's switch namespace and cgroup; the nodes' names extend it.
+
+        It depends on the folder too: clusters of one name in two caches are two clusters.
+        """
+        return f"dljob-{self.name}-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:4]}"
 
     def node_folder(self, node: NodeSpec) -> Path:
         return self.folder / "nodes" / node.name

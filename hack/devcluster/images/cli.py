@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from devcluster.errors import ClusterError
+from devcluster.images import lock
 from devcluster.images.builders import Builder, choose
 from devcluster.images.inputs import IMAGES, Image, reference
 from devcluster.locks import locked
@@ -24,6 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     progress = Progress(quiet=options.quiet)
     try:
+        if options.lock:
+            for image in IMAGES.values():
+                with progress.step(f"pinning what the {image.name} image holds"):
+                    lock.write(image)
         wanted = list(IMAGES.values()) if options.image == "all" else [IMAGES[options.image]]
         build_arguments = _build_arguments(options.build_arg)
         references = {image.name: reference(image, build_arguments, options.registry) for image in wanted}
@@ -79,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("image", nargs="?", choices=(*IMAGES, "all"), default="all", help="which one (all)")
     parser.add_argument("--load", action="store_true", help="put them on the cluster's nodes as well")
+    parser.add_argument("--lock", action="store_true", help="first pin anew what they hold (constraints.txt)")
     parser.add_argument("--print", action="store_true", help="print the references and build nothing")
     parser.add_argument(
         "--registry",
