@@ -9,6 +9,9 @@ import yaml
 
 from admission import refusals
 from dljob.api import DLJobSpec
+from dljob.cluster import cluster_view
+from dljob.planner import Decision, plan
+from dljob.request import planner_request
 from validation import assert_valid
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +47,24 @@ def check(text: str) -> list[dict[str, Any]]:
 def test_example(path: Path) -> None:
     assert [d["kind"] for d in check(path.read_text())].count("DLJob") == 1
     assert path.read_text().startswith("# "), "an example begins with what it shows"
+
+
+NODES = [
+    {"device": "cpu", "count": 3, "name": "plain", "cpu": 2, "memory": "4Gi"},
+    {"device": "cpu-fast", "cpu": 2, "memory": "4Gi"},
+    {"device": "cpu-slow", "cpu": 2, "memory": "4Gi"},
+]
+"""What hack/cluster offers, and the unlike nodes that an example asks for."""
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_example_has_a_plan(path: Path) -> None:
+    """On a development cluster; the plan's shares sum to the batch."""
+    [job] = [d for d in yaml.safe_load_all(path.read_text()) if d["kind"] == "DLJob"]
+    spec = DLJobSpec.model_validate(job["spec"])
+    decision = plan(planner_request(job["metadata"]["name"], spec), cluster_view({"nodes": NODES}), {})
+    assert isinstance(decision, Decision), decision
+    assert sum(share for group in decision.chosen.groups for share in group.shares) == spec.global_batch_size
 
 
 @pytest.mark.parametrize("text", documented())
