@@ -31,6 +31,8 @@ from dljob.status import Event, merge_patch
 
 PODS_REUSED_S = 2.0
 """A list of all pods serves plans for so long; what was planned meanwhile is promised."""
+_LAST = ("RoleBinding", "StatefulSet")
+"""A binding by one who holds no ``bind`` is refused while its Role is not there; pods want everything."""
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -53,14 +55,14 @@ class Kube:
         self._pods: tuple[float, list[Body]] | None = None
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
-        """Apply what differs; StatefulSets last, all else at once. Returns how many were applied.
+        """Apply what differs; what needs other objects last, all else at once. Returns how many were applied.
 
         Raises RefusedError when the API server does not take one, ApiError when it could not be asked.
         """
         due = [(manifest, _digest(manifest)) for manifest in manifests]
         due = [(manifest, digest) for manifest, digest in due if not self._stands(manifest, digest)]
-        first = [item for item in due if item[0]["kind"] != "StatefulSet"]
-        last = [item for item in due if item[0]["kind"] == "StatefulSet"]
+        first = [item for item in due if item[0]["kind"] not in _LAST]
+        last = [item for item in due if item[0]["kind"] in _LAST]
         for group in (first, last):
             await _all(self._apply(manifest, digest) for manifest, digest in group)
         return len(due)
