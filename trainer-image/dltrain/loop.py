@@ -18,18 +18,16 @@ from dljob.contract import Outcome, Plan, Role
 from dltrain.comm.choose import choose
 from dltrain.errors import DivergedError
 from dltrain.loader import Loader
-from dltrain.measure import Times, Window
-from dltrain.messages import EXIT_STOPPED, Busy, Evaluated, Resharded, Step
+from dltrain.measure import Times
+from dltrain.messages import EXIT_STOPPED, Resharded
 from dltrain.parallel import DataParallel
+from dltrain.progress import Progress
 from dltrain.report import Reporter
 from dltrain.sampling import Part, Sampler
 from dltrain.state import replicate
 from dltrain.world import World
 from dltrain.writer import Keeper
 
-NEWS_INTERVAL_S = 0.25
-END_OF_EPOCH_S = 60.0
-"""How long a script may be silent after an epoch, for its evaluation, and at least as long as the epoch took."""
 CHECKPOINT_S = 60.0
 CHECKPOINT_BPS = 10e6
 """Slowest volume that is waited for: this time, and this many bytes a second."""
@@ -73,27 +71,19 @@ class Trainer:
         self.epoch = 0
         self.end_of_epoch = False
         """Whether the batch just given out is the last of its epoch."""
-        self.accuracy: float | None = None
-        self.loss: float | None = None
-        """Mean over the steps between the last two news."""
         self.settled = not plan.rebalance
         """Whether ``shares`` are to stay as they are: dictated by the plan, or those of the run that is resumed."""
         self.stopped = False
         """Whether the ranks agreed to end early."""
         self._parallel: DataParallel | None = None
         self._keeper = Keeper(plan, world, reporter)
-        self._window = Window()
-        self._began = self._epoch_began = time.monotonic()
+        self._progress = Progress(reporter, world.rank, device_name)
+        self._began = time.monotonic()
         self._first = 0
         self._in_step = False
-        self._after_pause = False
-        """Whether the last step ended an epoch: the next tells the agent that steps are coming again."""
         self._late = (0.0, 0.0)
         """Loss logged after its step had been summed, and its weight: shared with the next step."""
-        self._losses: list[float] = []
-        self._times = Times(0.0, 0.0, 0.0)
-        self._news_at = 0.0
-        self._gradient_norm: float | None = None
+        self._gradient_norm = 0.0
 
     # What a script calls.
 
@@ -111,7 +101,7 @@ class Trainer:
         optimizer.register_step_post_hook(lambda *_: self._after_update())
         if (snapshot := self._keeper.resume(self.model, optimizer)) is not None:
             self.step = self._first = snapshot.step
-            self.accuracy, self.loss = snapshot.state["accuracy"], snapshot.state["loss"]
+            self._progress.accuracy, self._progress.loss = snapshot.state["accuracy"], snapshot.state["loss"]
             if snapshot.state["planned_shares"] == self._planned_shares:
                 self.shares = tuple(snapshot.state["shares"])  # the same ranks: go on to the last bit
                 self.settled = True
@@ -128,15 +118,14 @@ class Trainer:
             if not self.parallel.share(0, (part, self._part.weight)):
                 self._late = (float(part), self._part.weight)
         if accuracy is not None:
-            self.accuracy = accuracy
-            self.reporter.send(Evaluated(rank=self.rank, step=self.step, accuracy=accuracy, loss=self.loss))
+            self._progress.tell_accuracy(self.step, accuracy)
 
     def busy(self, what: str, limit_s: float) -> None:
         """Say that no step will come for up to ``limit_s``; else silence means to the agent that this rank hangs.
 
         The end of an epoch says so by itself, for an evaluation of a minute or of the epoch's own length.
         """
-        self.reporter.send(Busy(rank=self.rank, what=what, limit_s=limit_s))
+        self._progress.busy(what, limit_s)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise sum over the ranks that compute, such as of correct answers."""
@@ -193,8 +182,8 @@ class Trainer:
         return Outcome(
             steps=self.step,
             seconds=time.monotonic() - self._began,
-            loss=self.loss,
-            accuracy=self.accuracy,
+            loss=self._progress.loss,
+            accuracy=self._progress.accuracy,
             checkpoint=last.path if last else None,
         )
 
@@ -225,8 +214,8 @@ class Trainer:
         shared = Shared(*self._late, stop=float(self.reporter.stop.is_set()), save=float(self._keeper.due))
         self._late = (0.0, 0.0)
         by_rank = [0.0] * (2 * self.size)
-        by_rank[self.rank] = self._times.compute_s
-        by_rank[self.size + self.rank] = self._times.exposed_s
+        by_rank[self.rank] = self._progress.times.compute_s
+        by_rank[self.size + self.rank] = self._progress.times.exposed_s
         return [*shared, *by_rank]
 
     def _before_update(self) -> None:
@@ -239,15 +228,14 @@ class Trainer:
         shared = self.parallel.finish()
         self._summed = time.perf_counter()
         self._agreed = Shared(*shared[: len(Shared())])
-        if self.step > self._first:
-            exposed = shared[len(Shared()) + self.size :]
-            self._window.add_exposed([e for e, share in zip(exposed, self.shares, strict=True) if share])
+        exposed = shared[len(Shared()) + self.size :]
+        self._exposed = [e for e, share in zip(exposed, self.shares, strict=True) if share] if any(exposed) else []
         if self._agreed.logged:
-            self._losses.append(self._agreed.loss / self._agreed.logged)
-            if not isfinite(self._losses[-1]):
-                raise DivergedError(f"loss is {self._losses[-1]} at step {self.step}: lower the learning rate")
-        ends = self._after_pause or self.step in (self._first, self.total_steps - 1)
-        self._news_due = ends or time.monotonic() - self._news_at >= NEWS_INTERVAL_S
+            loss = self._agreed.loss / self._agreed.logged
+            if not isfinite(loss):
+                raise DivergedError(f"loss is {loss} at step {self.step}: lower the learning rate")
+            self._progress.add_loss(loss)
+        self._news_due = self._progress.due(last=self.step == self.total_steps - 1)
         if self._news_due or self._agreed.save or self._agreed.stop:
             self._gradient_norm = float(torch.linalg.vector_norm(self.parallel.buffer.gradient))
             if not isfinite(self._gradient_norm):
@@ -262,19 +250,17 @@ class Trainer:
         self._in_step = False
         self._computed_s += time.perf_counter() - self._summed
         self.step += 1
-        self._after_pause = self.end_of_epoch
         if self.end_of_epoch:
-            self.busy("end of an epoch", max(END_OF_EPOCH_S, time.monotonic() - self._epoch_began))
-            self._epoch_began = time.monotonic()
+            self._progress.end_epoch()
 
     def _conclude(self, part: Part) -> None:
         """After a step: news, and what the ranks agreed on."""
         if self.step == self._first + 1:
             self.reporter.mark("first_step")
-        self._times = Times(self._data_s, self._computed_s, self.parallel.exposed_s)
-        self._window.add(self._times, part.batch)
+        self._progress.add(Times(self._data_s, self._computed_s, self.parallel.exposed_s), part.batch, self._exposed)
         if self._news_due:
-            self._tell()
+            rate, norm = float(self.optimizer.param_groups[0]["lr"]), self._gradient_norm
+            self._progress.tell(self.step, self.total_steps, self.epoch, rate, norm, self.shares)
         if self._agreed.save or self._agreed.stop:
             self._save()
         if self._agreed.stop:
@@ -286,7 +272,7 @@ class Trainer:
         """All ranks end together, so all wait for rank 0's volume."""
         if self.plan.checkpoint.enabled:
             nbytes = 4 * self.parallel.buffer.flat.nbytes  # parameters and up to three values of the optimizer for each
-            self.busy("checkpoint", min(CHECKPOINT_S + nbytes / CHECKPOINT_BPS, 86_400))
+            self.busy("checkpoint", CHECKPOINT_S + nbytes / CHECKPOINT_BPS)
             self._keeper.wait()
 
     def _save(self) -> None:
@@ -294,28 +280,7 @@ class Trainer:
             "epoch": self.epoch,
             "shares": self.shares,
             "planned_shares": self._planned_shares,
-            "accuracy": self.accuracy,
-            "loss": self.loss,
+            "accuracy": self._progress.accuracy,
+            "loss": self._progress.loss,
         }
         self._keeper.save(self.step, self.model, self.optimizer, state)
-
-    def _tell(self) -> None:
-        if self._losses:
-            self.loss = sum(self._losses) / len(self._losses)
-            self._losses = []
-        self._news_at = time.monotonic()
-        self.reporter.send(
-            Step(
-                rank=self.rank,
-                step=self.step,
-                steps=self.total_steps,
-                epoch=self.epoch,
-                loss=self.loss,
-                learning_rate=self.optimizer.param_groups[0]["lr"],
-                gradient_norm=self._gradient_norm,
-                step_s=self._window.step_s,
-                samples_per_s=self._window.samples_per_s,
-                world_size=self.size,
-                measure=self._window.measure(self.rank, self.device_name, self.shares[self.rank]),
-            )
-        )

@@ -63,7 +63,7 @@ class Reporter:
             with self._lock:
                 self._socket.sendall(news.model_dump_json().encode() + b"\n")
         except OSError:
-            self._socket = None
+            self.close()
 
     def mark(self, what: Literal["imported", "rendezvous", "first_step"]) -> None:
         self.send(Mark(rank=self.rank, what=what, unix_s=time.time()))

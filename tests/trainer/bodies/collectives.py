@@ -1,6 +1,7 @@
 """On every rank: each strategy sums buffers of many sizes, several times, as numpy would."""
 
 import sys
+import time
 
 import numpy as np
 import torch
@@ -43,12 +44,26 @@ def check(world: World, name: str, dtype: torch.dtype) -> None:
     collective.close()
 
 
+def check_waiting(world: World) -> None:
+    """A rank that waits for a slow one leaves the CPU to others."""
+    collective = choose("Ring", world.comm, [torch.ones(1000)], segment_nbytes=SEGMENT_NBYTES)
+    world.sum([0])
+    began, cpu_began = time.perf_counter(), time.process_time()
+    if world.rank == 0:
+        time.sleep(1)  # the slow one
+    collective.allreduce(0)
+    waited_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+    assert waited_s > 0.9 and cpu_s < 0.25 * waited_s, (waited_s, cpu_s)
+    collective.close()
+
+
 def main() -> None:
     world = World.start()
     world.expect(int(sys.argv[1]))
     for name in NAMES:
         for dtype in (torch.float32, torch.float64):
             check(world, name, dtype)
+    check_waiting(world)
     total = world.sum([world.rank, 1])
     assert total == [sum(range(world.size)), world.size]
     assert world.gather([world.rank, 7]) == [[rank, 7] for rank in range(world.size)]

@@ -9,10 +9,22 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Protocol
 
 import torch
+from numpy.typing import NDArray
 
 from dltrain.errors import PeerLostError
 
-__all__ = ["Collective", "PeerLostError", "Work"]
+__all__ = ["Collective", "PeerLostError", "Work", "host_array"]
+
+
+def host_array(buffer: torch.Tensor) -> NDArray[Any]:
+    """The buffer as numpy sees it, sharing memory. Raises ValueError for a dtype that numpy has not."""
+    try:
+        return buffer.numpy()
+    except TypeError:
+        raise ValueError(
+            f"gradients: found {buffer.dtype} on {buffer.device}, expected float32, float64 or float16 on a CPU: "
+            "keep parameters in float32, or choose spec.collective Torch"
+        ) from None
 
 
 class Work(Protocol):

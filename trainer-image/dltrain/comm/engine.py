@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dltrain.comm.base import Collective
+from dltrain.comm.base import Collective, host_array
 from dltrain.comm.faults import translate
 from dltrain.comm.schedule import Schedule
 from dltrain.comm.waiting import Backoff
@@ -27,7 +27,9 @@ class Scheduled(Collective):
     def __init__(self, comm: Any, buffers: list[torch.Tensor], segment_nbytes: int) -> None:
         super().__init__(comm, buffers)
         self._runs = [
-            _Run(comm, tag, buffer.numpy(), self.schedule(buffer.numel(), max(1, segment_nbytes // buffer.itemsize)))
+            _Run(
+                comm, tag, host_array(buffer), self.schedule(buffer.numel(), max(1, segment_nbytes // buffer.itemsize))
+            )
             for tag, buffer in enumerate(buffers)
         ]
         for run in self._runs:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from dltrain.comm.base import Collective
+from dltrain.comm.base import Collective, host_array
 from dltrain.comm.faults import translate
 from dltrain.comm.schedule import pieces
 from dltrain.comm.waiting import wait_until
@@ -19,7 +19,7 @@ class MpiAllreduce(Collective):
     def __init__(self, comm: Any, buffers: list[torch.Tensor]) -> None:
         super().__init__(comm, buffers)
         self._parts = [
-            [buffer.numpy()[a:b] for a, b in pieces(0, buffer.numel(), LONGEST_NBYTES // buffer.itemsize)]
+            [host_array(buffer)[a:b] for a, b in pieces(0, buffer.numel(), LONGEST_NBYTES // buffer.itemsize)]
             for buffer in buffers
         ]
 

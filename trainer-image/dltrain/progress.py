@@ -1,0 +1,82 @@
+"""How the run is going, and when to say so: at most a few times a second. Users: ``loop``."""
+
+import time
+from collections.abc import Sequence
+
+from dltrain.measure import Times, Window
+from dltrain.messages import Busy, Evaluated, Step
+from dltrain.report import Reporter
+
+NEWS_INTERVAL_S = 0.25
+END_OF_EPOCH_S = 60.0
+"""How long a script may be silent after an epoch, for its evaluation, and at least as long as the epoch took."""
+
+
+class Progress:
+    """One rank's times, losses and news of them. To the agent, silence between news means that the rank hangs."""
+
+    def __init__(self, reporter: Reporter, rank: int, device_name: str) -> None:
+        self.reporter, self.rank, self.device_name = reporter, rank, device_name
+        self.accuracy: float | None = None
+        self.loss: float | None = None
+        """Mean over the steps between the last two news."""
+        self.times = Times(0.0, 0.0, 0.0)
+        """Of the last step."""
+        self._window = Window()
+        self._losses: list[float] = []
+        self._told_at = 0.0
+        self._epoch_began = time.monotonic()
+        self._paused = True
+
+    def due(self, last: bool) -> bool:
+        """Whether the step under way is to be told: the first, the ``last``, the first of an epoch, or it is time."""
+        return self._paused or last or time.monotonic() - self._told_at >= NEWS_INTERVAL_S
+
+    def add_loss(self, loss: float) -> None:
+        """Mean loss of a step's batch."""
+        self._losses.append(loss)
+
+    def add(self, times: Times, samples: int, exposed_before: Sequence[float]) -> None:
+        """A step of ``samples`` over all ranks; ``exposed_before``: of every computing rank, in the step before."""
+        self.times = times
+        self._window.add(times, samples)
+        if exposed_before:
+            self._window.add_exposed(exposed_before)
+
+    def tell(self, step: int, steps: int, epoch: int, rate: float, norm: float, shares: Sequence[int]) -> None:
+        """News of a step: ``step`` of ``steps`` done, learning rate, gradient norm, all ranks' shares."""
+        if self._losses:
+            self.loss = sum(self._losses) / len(self._losses)
+            self._losses = []
+        self._told_at = time.monotonic()
+        self._paused = False
+        self.reporter.send(
+            Step(
+                rank=self.rank,
+                step=step,
+                steps=steps,
+                epoch=epoch,
+                loss=self.loss,
+                learning_rate=rate,
+                gradient_norm=norm,
+                step_s=self._window.step_s,
+                samples_per_s=self._window.samples_per_s,
+                world_size=len(shares),
+                measure=self._window.measure(self.rank, self.device_name, shares[self.rank]),
+            )
+        )
+
+    def tell_accuracy(self, step: int, accuracy: float) -> None:
+        self.accuracy = accuracy
+        self.reporter.send(Evaluated(rank=self.rank, step=step, accuracy=accuracy, loss=self.loss))
+
+    def end_epoch(self) -> None:
+        """What the script does between epochs may take its time; the next step says that all is well again."""
+        now = time.monotonic()
+        self.busy("end of an epoch", max(END_OF_EPOCH_S, now - self._epoch_began))
+        self._epoch_began = now
+        self._paused = True
+
+    def busy(self, what: str, limit_s: float) -> None:
+        """Say that there may be no news for ``limit_s``."""
+        self.reporter.send(Busy(rank=self.rank, what=what, limit_s=min(limit_s, 86_400)))
