@@ -1,5 +1,6 @@
 """A manifest and a cluster → a recommendation, as objects and as JSON. Pure. Users: ``service`` and ``cli``."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from dljob.crd import JOB_NAME_RULE
 from dljob.planner import Decision, Infeasible, Learned, Request, plan
 from dljob.profiles import learned
 from dljob.request import contract_plan, in_words, plan_status, planner_request
+
+NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+"""What the API server takes by the rules for all names and JOB_NAME_RULE together."""
 
 Constants = Mapping[tuple[str, str], Learned]
 
@@ -61,7 +65,7 @@ def parse_job(manifest: object) -> Job:
         raise ValueError(f"manifest: found {found}, expected apiVersion {API_VERSION}, kind DLJob")
     metadata, spec = manifest.get("metadata"), manifest.get("spec")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    if not isinstance(metadata, Mapping) or not isinstance(name, str) or not JOB_NAME_RULE.holds(name):
+    if not isinstance(metadata, Mapping) or not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"metadata.name: found {name!r}; {JOB_NAME_RULE.message}")
     if not isinstance(spec, Mapping):
         raise ValueError(f"spec: found {spec!r:.100}, expected a mapping")  # noqa: TRY004 - user input

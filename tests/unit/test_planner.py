@@ -107,6 +107,14 @@ class TestSplit:
 
         assert split([kind(1.0), kind(2.0), kind(4.0)], 700) == [[400], [200], [100]]
 
+    def test_where_time_is_flat_shares_follow_what_each_could_do(self) -> None:
+        def host_bound(reach: float) -> Kind:
+            return Kind(Curve((0.0, reach), (1.0, 1.0), 1.0), 1, 10**6)
+
+        found = split([host_bound(600.0), host_bound(200.0)], 400)
+        assert found is not None
+        assert found[0][0] == pytest.approx(300, abs=2)
+
     def test_a_large_batch_is_no_slower_to_split(self) -> None:
         kind = Kind(Curve((0.0,), (1e-3,), 1e-6), 1000, 2**31)
         found = split([kind, kind], 2**31 - 1)
@@ -590,7 +598,8 @@ class TestNames:
         ]
 
     def test_figures(self) -> None:
-        assert [duration(s) for s in (0.0042, 12.3, 200, 3900, 3 * 86400)] == [
+        assert [duration(s) for s in (8.6e-5, 0.0042, 12.3, 200, 3900, 3 * 86400)] == [
+            "86us",
             "4.2ms",
             "12.3s",
             "3m20s",

@@ -81,10 +81,21 @@ class Api:
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"])
         return await self._call("update", "PUT", kind, path, body=body, params={"fieldManager": FIELD_OWNER})
 
-    async def apply(self, kind: Kind, body: Mapping[str, Any], subresource: str = "") -> Body:
-        """Server-side apply; fields that another manager took are taken back."""
+    async def apply(
+        self,
+        kind: Kind,
+        body: Mapping[str, Any],
+        subresource: str = "",
+        *,
+        owner: str = FIELD_OWNER,
+        strict: bool = False,
+    ) -> Body:
+        """Server-side apply; fields that another manager took are taken back.
+
+        ``strict``: unknown fields are refused, by servers that can.
+        """
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"], subresource)
-        params = {"fieldManager": FIELD_OWNER, "force": "true"}
+        params = {"fieldManager": owner, "force": "true"} | ({"fieldValidation": "Strict"} if strict else {})
         return await self._call(
             "apply", "PATCH", kind, path, body=body, params=params, content="application/apply-patch+yaml"
         )

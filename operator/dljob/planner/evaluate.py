@@ -9,7 +9,7 @@ from dljob.perf.comm import Link
 from dljob.perf.step import P90, Step, step
 from dljob.perf.workload import Workload
 from dljob.planner.context import Option, link_of, overlap_of
-from dljob.planner.names import gibibytes, group_names, rate
+from dljob.planner.names import gibibytes, group_names, rate, samples
 from dljob.planner.split import Kind, even, even_split, split
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
 
@@ -62,7 +62,7 @@ def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -
     needed = memory.rank_nbytes(workload, share, worst.option.pool.is_gpu)
     return Refusal(
         describe(parts),
-        f"does not fit: {share} samples need {gibibytes(needed)} of {gibibytes(worst.option.memory_nbytes)}",
+        f"does not fit: {samples(share)} need {gibibytes(needed)} of {gibibytes(worst.option.memory_nbytes)}",
     )
 
 
@@ -145,9 +145,9 @@ def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: 
     option = slowest.option
     texts = {
         timing.communication_s: f"communication {{}}: {collective} over {link.name}, {rate(link.bandwidth_Bps)}",
-        timing.data_s: f"data {{}}: {share} samples for {option.label}",
+        timing.data_s: f"data {{}}: {samples(share)} for {option.label}",
         timing.waiting_s: "waiting {}: ranks for each other",
-        timing.compute_s: f"computing {{}}: {share} samples on {option.label}",
+        timing.compute_s: f"computing {{}}: {samples(share)} on {option.label}",
     }
     longest = max(texts)
     text = texts[longest].format(f"{100 * longest / timing.step_s:.0f} %")

@@ -23,7 +23,11 @@ def group_names(devices: Iterable[str]) -> list[str]:
 
 
 def gibibytes(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.3g} GiB"
+    return f"{nbytes / 2**30:.3g} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
+
+
+def samples(count: int) -> str:
+    return f"{count} sample{'s' if count != 1 else ''}"
 
 
 def joules(energy_J: float) -> str:
@@ -40,7 +44,9 @@ def rate(bandwidth_Bps: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two figures that matter: 1h05m, 3m20s, 12.3s, 4.5ms."""
+    """Two figures that matter or three: 1h05m, 3m20s, 12.3s, 4.5ms, 86us."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f}us"
     if seconds < 1:
         return f"{seconds * 1e3:.3g}ms"
     if seconds < 60:

@@ -10,7 +10,7 @@ from dljob.planner import objective
 from dljob.planner.context import AUTO, Option, options, ranks_per_node_choices, workload_of
 from dljob.planner.evaluate import Part, evaluate
 from dljob.planner.fixed import fixed_parts
-from dljob.planner.names import duration, gibibytes, joules
+from dljob.planner.names import duration, gibibytes, joules, samples
 from dljob.planner.pools import Eligible, eligible, wanted
 from dljob.planner.screen import Screen
 from dljob.planner.search import Search
@@ -164,7 +164,7 @@ def _memory_refusals(ways: list[Option], request: Request, workload: Workload) -
         lines.append(
             Refusal(
                 f"{'up to ' if most > 1 else ''}{most} x {label}",
-                f"does not fit: {share} samples a rank need {gibibytes(needed)} of {gibibytes(option.memory_nbytes)}",
+                f"does not fit: {samples(share)} a rank need {gibibytes(needed)} of {gibibytes(option.memory_nbytes)}",
             )
         )
     return lines

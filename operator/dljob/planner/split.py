@@ -50,11 +50,14 @@ def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
     each = [_by(k, high) for k in kinds]
     totals = [k.ranks * b for k, b in zip(kinds, each, strict=True)]
     surplus = sum(totals) - batch
-    # Whatever is taken away leaves the optimum; taking it from the latest kinds first levels the others.
-    for i in sorted(range(len(kinds)), key=lambda i: -kinds[i].curve.seconds(each[i])):
-        taken = min(surplus, totals[i] - kinds[i].ranks * max(1, _by(kinds[i], low)))
-        totals[i] -= taken
-        surplus -= taken
+    # Whatever is taken away leaves the optimum. It comes from the kinds that only just make it, in proportion to what
+    # each got at the last moment: more than one sample each when a time is flat, as on a GPU that waits for its host.
+    spare = [t - k.ranks * _by(k, low) for t, k in zip(totals, kinds, strict=True)]
+    taken = [surplus * s // sum(spare) for s in spare] if surplus else [0] * len(kinds)
+    for i in sorted(range(len(kinds)), key=lambda i: kinds[i].ranks):
+        taken[i] += (more := min(spare[i] - taken[i], surplus - sum(taken)))
+        assert more >= 0, "what is spare covers the surplus"
+    totals = [t - n for t, n in zip(totals, taken, strict=True)]
     return [even(total, kind.ranks) for total, kind in zip(totals, kinds, strict=True)]
 
 

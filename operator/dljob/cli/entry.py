@@ -1,0 +1,64 @@
+"""The command line: arguments, and errors as one line. Users: the console scripts."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from dljob.cli import plan, run, serve, top
+from dljob.cli.errors import BadInputError
+
+EXAMPLES = """examples:
+  dljob plan job.yaml                           what would run on the current cluster, and why
+  dljob plan job.yaml --cluster cluster.yaml    the same for a cluster described in a file
+  dljob plan job.yaml --json | jq .plan         for programs
+  dljob run job.yaml                            apply, follow until it is complete, exit 1 if it fails
+  dljob top -A                                  all jobs: progress, measured and predicted step time
+  dljob serve --port 8470                       the planner over HTTP
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line. As a kubectl plug-in it is called ``kubectl dljob``."""
+    called = Path(sys.argv[0]).name
+    top_level = argparse.ArgumentParser(
+        prog="kubectl dljob" if called.startswith("kubectl-dljob") else "dljob",
+        description="Distributed deep-learning jobs on Kubernetes: plan them, run them, watch them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top_level.add_argument("--version", action="version", version=f"dljob {_version()}")
+    commands = top_level.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (plan, run, top, serve):
+        command.add_to(commands)
+    return top_level
+
+
+def _version() -> str:
+    try:
+        return version("dljob")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    given = parser().parse_args(arguments)
+    try:
+        code: int = given.run(given)
+    except BadInputError as error:
+        print(f"dljob: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has what it wants; nothing may be written on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""The one exception that the command line turns into a line and exit code 2. Users: the commands."""
+
+
+class BadInputError(Exception):
+    """Something the user gave is wrong: what was found, what was expected, what to do."""

@@ -1,0 +1,65 @@
+"""Manifests and cluster files from disk or standard input. Users: the commands."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dljob.cli.errors import BadInputError
+from dljob.cluster import ClusterView, cluster_view
+from dljob.recommend import Job, parse_job
+
+MOST_NBYTES = 16 * 2**20
+
+
+def documents(path: str) -> list[Any]:
+    """The YAML (or JSON) documents of a file, or of standard input for ``-``. Raises BadInputError."""
+    try:
+        if path == "-":
+            text = sys.stdin.read(MOST_NBYTES + 1)
+        else:
+            with Path(path).open(encoding="utf-8") as file:
+                text = file.read(MOST_NBYTES + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadInputError(f"{path}: {reason}") from None
+    if len(text) > MOST_NBYTES:
+        raise BadInputError(f"{path}: found more than {MOST_NBYTES >> 20} MiB, expected a manifest")
+    try:
+        return [document for document in yaml.safe_load_all(text) if document is not None]
+    except (yaml.YAMLError, RecursionError) as error:
+        raise BadInputError(f"{path}: found no YAML: {' '.join(str(error).split())[:300]}") from None
+
+
+def manifests(path: str) -> list[Any]:
+    """The documents of a file, with the items of lists in their place. Raises BadInputError when there are none."""
+    found: list[Any] = []
+    for document in documents(path):
+        items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
+        found += items if isinstance(items, list) else [document]
+    if not found:
+        raise BadInputError(f"{path}: found nothing, expected a DLJob")
+    return found
+
+
+def jobs(path: str) -> list[Job]:
+    """The DLJobs of a file, of any number of documents. Raises BadInputError when there is none, or one is wrong."""
+    wanted = [m for m in manifests(path) if not isinstance(m, dict) or m.get("kind") == "DLJob"]
+    if not wanted:
+        raise BadInputError(f"{path}: found no DLJob among its documents, expected one")
+    try:
+        return [parse_job(manifest) for manifest in wanted]
+    except ValueError as error:
+        raise BadInputError(f"{path}: {error}") from None
+
+
+def cluster(path: str) -> ClusterView:
+    """A cluster described in a file. Raises BadInputError."""
+    found = documents(path)
+    if len(found) != 1:
+        raise BadInputError(f"{path}: found {len(found)} documents, expected one with nodes")
+    try:
+        return cluster_view(found[0])
+    except ValueError as error:
+        raise BadInputError(f"{path}: {error}") from None

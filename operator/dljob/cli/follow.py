@@ -1,0 +1,92 @@
+"""A job's status as lines, each said once. Users: ``run``."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from dljob.api import DLJobStatus, Phase
+from dljob.planner.names import duration
+
+WORTH_SAYING = {"Planned", "VolumeReady", "PodsReady", "DeviceMismatch", "Failed", "Complete", "Suspended"}
+"""Conditions whose changes are printed."""
+
+
+class Follower:
+    """Prints what changed between two looks at a job."""
+
+    def __init__(self, generation: int) -> None:
+        """``generation``: of the manifest that was applied; what the status says of earlier ones is not news."""
+        self._generation = generation
+        self._said: dict[str, tuple[str, str, str]] = {}
+        self._phase: Phase | None = None
+        self._percent = -1
+        self._restarts = 0
+
+    def look(self, body: Mapping[str, Any]) -> int | None:
+        """Print the news; the exit code once the job has come to an end."""
+        try:
+            status = DLJobStatus.model_validate(body.get("status") or {})
+        except ValidationError as error:
+            first = error.errors()[0]
+            _say(f"status not understood: {'.'.join(map(str, first['loc']))}: {first['msg']}; is this dljob older?")
+            return 1
+        if status.observed_generation < self._generation:
+            return None
+        for condition in status.conditions:
+            seen = (condition.status.value, condition.reason, condition.message)
+            if condition.type in WORTH_SAYING and self._said.get(condition.type) != seen:
+                self._said[condition.type] = seen
+                sign = {"True": "", "False": "not ", "Unknown": "perhaps "}[condition.status.value]
+                _say(f"{sign}{condition.type} ({condition.reason}): {condition.message}")
+        if status.phase is not self._phase:
+            self._phase = status.phase
+            _say(f"phase {status.phase.value}")
+        if status.restarts > self._restarts:
+            self._restarts = status.restarts
+            _say(f"restarted, {status.restarts} in all: {status.restarts_by_cause}")
+        self._progress(status)
+        return self._end(status, body)
+
+    def _progress(self, status: DLJobStatus) -> None:
+        progress = status.progress
+        if progress is None or progress.percent <= self._percent:
+            return
+        self._percent = progress.percent
+        parts = [f"{progress.percent:3d} %  step {progress.step}/{progress.steps}"]
+        if progress.loss is not None:
+            parts.append(f"loss {progress.loss:.4g}")
+        if progress.accuracy is not None:
+            parts.append(f"accuracy {100 * progress.accuracy:.1f} %")
+        if status.measured is not None:
+            text = f"step {duration(status.measured.step_seconds)}"
+            if status.plan is not None:
+                text += f" (predicted {duration(status.plan.predicted.step_seconds)})"
+            parts.append(text)
+        if status.remaining:
+            parts.append(f"{status.remaining} left")
+        _say("  ".join(parts))
+
+    def _end(self, status: DLJobStatus, body: Mapping[str, Any]) -> int | None:
+        if status.phase is Phase.COMPLETE:
+            if (result := status.result) is not None:
+                accuracy = f", accuracy {100 * result.accuracy:.1f} %" if result.accuracy is not None else ""
+                _say(f"{result.steps} steps in {duration(result.seconds)}{accuracy}")
+            return 0
+        if status.phase is Phase.FAILED:
+            return 1
+        mode = ((body.get("spec") or {}).get("planning") or {}).get("mode")
+        if mode == "PlanOnly" and status.phase is Phase.PLANNED and status.plan is not None:
+            for candidate in status.plan.candidates:
+                mark = "*" if candidate.chosen else " "
+                _say(f"{mark} {candidate.summary}: {duration(candidate.predicted.step_seconds)} a step")
+            for rejected in status.plan.rejected:
+                _say(f"- {rejected.summary}: {rejected.reason}")
+            return 0
+        return None
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+    sys.stdout.flush()

@@ -1,0 +1,90 @@
+"""``dljob plan``: what would run, how fast, and why not otherwise. Nothing is changed anywhere."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from dljob.cli import files, remote, text
+from dljob.cli.errors import BadInputError
+from dljob.cluster import ClusterView
+from dljob.planner import Choice, Decision, Learned, scaling
+from dljob.recommend import Recommendation, recommend
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "plan",
+        help="show the plan of a DLJob, its candidates and what was ruled out",
+        description="Show the plan that a DLJob would get: candidates with predicted step time, throughput, "
+        "efficiency, energy and cost, the bottleneck, and what was ruled out. Runs nothing. Exits with 1 when no plan "
+        "is possible.",
+        epilog="cluster.yaml holds nodes: [{name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, cpu: 64, "
+        "memory: 512Gi, bandwidth: 12.5G}, …]; see docs/planning.md.",
+    )
+    command.add_argument("file", metavar="JOB.yaml", help="manifest with one DLJob or more; - for standard input")
+    command.add_argument("--cluster", metavar="FILE", help="plan for the cluster in this file, not the current one")
+    command.add_argument("--json", action="store_true", help="print JSON, a document for each job")
+    command.add_argument("--plot", metavar="FILE.png", help="also draw the scaling curve (needs matplotlib)")
+    command.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    jobs = files.jobs(given.file)
+    known: Mapping[tuple[str, str], Learned] = {}
+    if given.cluster:
+        view = files.cluster(given.cluster)
+    else:
+        view, known = remote.reach(remote.observe)
+    code = 0
+    for i, job in enumerate(jobs):
+        found = recommend(job, view, known)
+        if given.json:
+            print(json.dumps(found.document(), indent=2))
+        else:
+            points = scaling(found.request, view, known) if isinstance(found.answer, Decision) else []
+            print("\n".join(["---"] * (i > 0) + _lines(found, points)))
+        if given.plot and isinstance(found.answer, Decision):
+            draw(Path(given.plot), i, found, view, known)
+        code = code if isinstance(found.answer, Decision) else 1
+    return code
+
+
+def _lines(found: Recommendation, points: list[tuple[int, Choice]]) -> list[str]:
+    lines = text.recommendation(found)
+    return lines + text.scaling_curve(points, found.answer.chosen) if isinstance(found.answer, Decision) else lines
+
+
+def draw(
+    path: Path, index: int, found: Recommendation, view: ClusterView, known: Mapping[tuple[str, str], Learned]
+) -> None:
+    """Step time and efficiency over nodes, with the interval, as an image. Raises BadInputError where it cannot."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BadInputError("--plot: found no matplotlib, expected it: pip install 'dljob[plot]'") from None
+    points = scaling(found.request, view, known)
+    nodes = [n for n, _ in points]
+    steps = [c.prediction.step_s for _, c in points]
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left = figure.add_subplot()
+    left.plot(nodes, steps, "o-", color="tab:blue", label="step time")
+    left.fill_between(nodes, steps, [c.prediction.step_p90_s for _, c in points], alpha=0.2, label="up to p90")
+    left.set(xlabel="nodes", ylabel="seconds per step", ylim=(0, None), title=f"{found.job.name}: predicted scaling")
+    right = left.twinx()
+    right.plot(nodes, [100 * c.prediction.efficiency for _, c in points], "s--", color="tab:orange", label="efficiency")
+    right.set(ylabel="efficiency, %", ylim=(0, 105))
+    if isinstance(found.answer, Decision):
+        chosen = found.answer.chosen
+        left.axvline(
+            sum(g.nodes for g in chosen.groups), color="grey", linestyle=":", label=f"chosen: {chosen.summary}"
+        )
+    handles = [*left.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
+    left.legend(handles=handles, loc="best", fontsize="small")
+    target = path if index == 0 else path.with_stem(f"{path.stem}-{found.job.name}")
+    try:
+        figure.savefig(target, dpi=150)
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"--plot: {target}: {error}") from None

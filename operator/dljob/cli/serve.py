@@ -1,0 +1,39 @@
+"""``dljob serve``: the recommendation service. Users: people, and a Deployment of theirs."""
+
+import argparse
+import signal
+import sys
+import threading
+
+from dljob.cli import files
+from dljob.cli.errors import BadInputError
+from dljob.service import Service
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "serve",
+        help="answer POST /v1/plan over HTTP",
+        description='The planner over HTTP: POST /v1/plan with {"job": MANIFEST, "cluster": {"nodes": [...]}} returns '
+        "the plan as JSON; GET /healthz says ok. Plain HTTP without authentication: put it behind what provides both.",
+    )
+    command.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    command.add_argument("--port", type=int, default=8470, help="port to listen at; 0: any (default: %(default)s)")
+    command.add_argument("--cluster", metavar="FILE", help="cluster of questions that bring none")
+    command.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    view = files.cluster(given.cluster) if given.cluster else None
+    try:
+        service = Service((given.host, given.port), view)
+    except (OSError, OverflowError) as error:
+        raise BadInputError(f"--host {given.host} --port {given.port}: {error}") from None
+    with service:
+        host, port = service.server_address[:2]
+        print(f"dljob serve: http://{host!s}:{port}/v1/plan", file=sys.stderr, flush=True)
+        # shutdown() waits for serve_forever() to return, so the signal's thread must not be the one that serves.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: threading.Thread(target=service.shutdown).start())
+        service.serve_forever()
+    return 0

@@ -1,0 +1,112 @@
+"""Recommendations as text: tables, the scaling curve. Pure. Users: ``plan``, ``top``."""
+
+from collections.abc import Sequence
+
+from dljob.planner import Choice, Decision, Infeasible, Prediction
+from dljob.planner.names import duration, gibibytes, joules
+from dljob.recommend import Recommendation
+
+BAR = 30
+BASIS = {
+    "catalogue": "data sheets; the first run measures and later plans use it",
+    "profile": "measurements of earlier runs (kubectl get dlprofiles)",
+}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell; the first one to the left, as all that hold words."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    words = [all(not row[i][:1].isdigit() for row in rows) for i in range(len(header))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 or wordy else cell.rjust(width)
+            for i, (cell, width, wordy) in enumerate(zip(row, widths, words, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+def cost(usd: float | None) -> str:
+    if usd is None:
+        return "-"
+    return f"${usd:.2f}" if usd >= 0.01 else "<$0.01"
+
+
+def _row(choice: Choice, chosen: bool) -> list[str]:
+    p = choice.prediction
+    return [
+        ("* " if chosen else "  ") + choice.summary,
+        duration(p.step_s),
+        duration(p.step_p90_s),
+        f"{p.samples_per_s:.4g}",
+        f"{100 * p.efficiency:.0f} %",
+        duration(p.total_s),
+        joules(p.energy_J) if p.energy_J is not None else "-",
+        cost(p.cost_usd),
+    ]
+
+
+HEADER = ["  PLAN", "STEP", "P90", "SAMPLES/S", "EFFICIENCY", "TRAINING", "ENERGY", "COST"]
+
+
+def decision(found: Decision) -> list[str]:
+    """The candidates, best first and the chosen one marked, what it is made of, and what was ruled out."""
+    p = found.chosen.prediction
+    lines = table(HEADER, [_row(c, c == found.chosen) for c in found.candidates])
+    lines += ["", f"Bottleneck: {p.bottleneck}", f"Step:       {_parts(p)}"]
+    lines.append(
+        f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} a pod"
+    )
+    lines.append(f"Based on:   {BASIS[p.basis]}")
+    if found.warning:
+        lines.append(f"Warning:    {found.warning}")
+    if found.refusals:
+        lines += ["", "Ruled out", *(f"  {r.summary}: {r.reason}" for r in found.refusals)]
+    return lines
+
+
+def _parts(p: Prediction) -> str:
+    rest = max(0.0, p.step_s - p.compute_s - p.communication_s)
+    return f"computing {duration(p.compute_s)}, communication {duration(p.communication_s)}, waiting {duration(rest)}"
+
+
+def infeasible(found: Infeasible) -> list[str]:
+    lines = [f"No plan is possible: {found.reason}", f"  {found.field}: {found.message}"]
+    if found.refusals:
+        lines += ["", "Ruled out", *(f"  {r.summary}: {r.reason}" for r in found.refusals)]
+    return lines
+
+
+def recommendation(found: Recommendation) -> list[str]:
+    request = found.request
+    what = request.model or "own program"
+    steps = f"{request.total_steps} steps of {request.global_batch} samples"
+    goal = f"least {request.minimize.lower()}"
+    if request.deadline_s is not None:
+        goal += f" within {duration(request.deadline_s)}"
+    head = f"{found.job.name}: {what}, {steps}, {goal}"
+    body = decision(found.answer) if isinstance(found.answer, Decision) else infeasible(found.answer)
+    return [head, "", *body]
+
+
+def scaling_curve(points: Sequence[tuple[int, Choice]], chosen: Choice) -> list[str]:
+    """A bar of throughput for each number of nodes; the chosen plan's is marked."""
+    if len(points) < 2:
+        return []
+    most = max(choice.prediction.samples_per_s for _, choice in points)
+    nodes_chosen = sum(g.nodes for g in chosen.groups)
+    rows = [
+        [
+            ("* " if nodes == nodes_chosen else "  ") + str(nodes),
+            duration(choice.prediction.step_s),
+            f"{100 * choice.prediction.efficiency:.0f} %",
+            "#" * max(1, round(BAR * choice.prediction.samples_per_s / most))
+            + f" {choice.prediction.samples_per_s:.4g}",
+        ]
+        for nodes, choice in points
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    widths = [max(w, len(h)) for w, h in zip(widths, ("  NODES", "STEP", "EFFICIENCY"), strict=True)]
+    lines = [f"{'  NODES':<{widths[0]}}  {'STEP':>{widths[1]}}  {'EFFICIENCY':>{widths[2]}}  SAMPLES/S"]
+    lines += [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}" for a, b, c, d in rows]
+    return ["", "Scaling: the best plan with so many nodes", *lines]

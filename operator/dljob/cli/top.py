@@ -1,0 +1,83 @@
+"""``dljob top``: all jobs, with measured and predicted step time."""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from dljob.api import DLJobStatus
+from dljob.cli import remote
+from dljob.cli.errors import BadInputError
+from dljob.cli.text import table
+from dljob.planner.names import duration
+
+HEADER = ["NAME", "PHASE", "NODES", "READY", "PROGRESS", "STEP/S", "MEASURED", "PREDICTED", "ERROR", "LEFT", "RESTARTS"]
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "top",
+        help="show jobs with progress, measured and predicted step time",
+        description="Show all jobs: phase, progress, steps per second, measured and predicted step time and their "
+        "difference, time left, restarts.",
+    )
+    remote.add_namespace(command)
+    command.add_argument("-A", "--all-namespaces", action="store_true", help="jobs of all namespaces")
+    command.add_argument("-w", "--watch", action="store_true", help="again every --interval seconds, until Ctrl-C")
+    command.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="default: %(default)s")
+    command.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    if not given.interval > 0:
+        raise BadInputError(f"--interval: found {given.interval:g}, expected more than 0 seconds")
+    namespace = None if given.all_namespaces else given.namespace or remote.default_namespace()
+    while True:
+        jobs = remote.reach(lambda api: _jobs(api, namespace))
+        if given.watch:
+            print("\x1b[H\x1b[2J", end="")
+        where = "any namespace" if namespace is None else f"namespace {namespace}"
+        print("\n".join(lines(jobs, namespace is None)) if jobs else f"no DLJobs in {where}", flush=True)
+        if not given.watch:
+            return 0
+        time.sleep(given.interval)
+
+
+async def _jobs(api: Any, namespace: str | None) -> list[Mapping[str, Any]]:
+    from dljob.kube.kinds import DLJOB
+
+    found: list[Mapping[str, Any]] = await api.find(DLJOB, namespace)
+    return found
+
+
+def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool) -> list[str]:
+    """A line for each job, by namespace and name."""
+    rows = []
+    for body in sorted(jobs, key=lambda b: (b["metadata"]["namespace"], b["metadata"]["name"])):
+        metadata = body["metadata"]
+        name = f"{metadata['namespace']}/{metadata['name']}" if with_namespace else metadata["name"]
+        try:
+            rows.append([name, *cells(DLJobStatus.model_validate(body.get("status") or {}))])
+        except ValidationError:
+            rows.append([name, "?", *["-"] * (len(HEADER) - 2)])
+    return table(HEADER, rows)
+
+
+def cells(status: DLJobStatus) -> list[str]:
+    measured = status.measured.step_seconds if status.measured else 0.0
+    predicted = status.plan.predicted.step_seconds if status.plan else 0.0
+    error = status.measured.step_error if status.measured else None
+    return [
+        status.phase.value,
+        str(status.nodes),
+        status.ready,
+        f"{status.progress.percent} %" if status.progress else "-",
+        f"{1 / measured:.4g}" if measured else "-",
+        duration(measured) if measured else "-",
+        duration(predicted) if predicted else "-",
+        f"{100 * error:+.0f} %" if error is not None else "-",
+        status.remaining or "-",
+        str(status.restarts),
+    ]
