@@ -131,16 +131,21 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
     )
 
 
+def _figures(value: float) -> float:
+    """Four significant figures: more than any prediction is good for, and what people can read in a column."""
+    return float(f"{value:.4g}")
+
+
 def predicted(prediction: Prediction) -> Predicted:
     return Predicted(
-        step_seconds=prediction.step_s,
-        step_seconds_p90=prediction.step_p90_s,
-        compute_seconds=prediction.compute_s,
-        communication_seconds=prediction.communication_s,
-        total_seconds=prediction.total_s,
-        samples_per_second=prediction.samples_per_s,
-        energy_joules=prediction.energy_J,
-        cost=prediction.cost_usd,
+        step_seconds=_figures(prediction.step_s),
+        step_seconds_p90=_figures(prediction.step_p90_s),
+        compute_seconds=_figures(prediction.compute_s),
+        communication_seconds=_figures(prediction.communication_s),
+        total_seconds=_figures(prediction.total_s),
+        samples_per_second=_figures(prediction.samples_per_s),
+        energy_joules=None if prediction.energy_J is None else _figures(prediction.energy_J),
+        cost=None if prediction.cost_usd is None else _figures(prediction.cost_usd),
         memory_bytes=prediction.memory_nbytes,
         bottleneck=prediction.bottleneck,
         basis=prediction.basis,

@@ -188,4 +188,6 @@ def test_the_status_shows_the_plan_and_what_it_beat() -> None:
     assert {r.summary for r in status.rejected} == {r.summary for r in decision.refusals}
     assert status.predicted.step_seconds < status.predicted.step_seconds_p90
     assert status.predicted.bottleneck
+    for figure in (status.predicted.step_seconds, status.predicted.total_seconds, status.predicted.samples_per_second):
+        assert figure == float(f"{figure:.4g}"), "people read it in a column"
     assert PlanStatus.model_validate(status.manifest()) == status
