@@ -75,7 +75,7 @@ def query(server: str, expression: str) -> list[dict[str, Any]]:
     [
         ("up == 1", 4),
         ("dljob_trainer_step > 0", 3),
-        ("rate(dljob_trainer_samples_total[10s]) > 0", 3),
+        ("dljob_trainer_samples_per_second > 0", 3),
         ("dljob_trainer_step_seconds > 0", 3),
         ("dljob_operator_jobs{phase='Running'} >= 1", 1),
         ("dljob_operator_reconcile_duration_seconds_count > 0", 1),
