@@ -82,11 +82,12 @@ def test_three_pods_train_and_a_restarted_pod_remembers(three: Job) -> None:
 
 
 def test_built_in_model_from_the_zygote(two: Job) -> None:
-    two.start(two.plan(steps=3))
+    two.start(two.plan(steps=30))
+    two.until(lambda r: r.step >= 1, within_s=40)
     for pod in two.pods:  # a fork of the zygote has its command line
-        two.wait(lambda pod=pod: sum("dltrain.zygote" in line for line in pod.command_lines()) == 2, within_s=40)
+        assert sum("dltrain.zygote" in line for line in pod.command_lines()) == 2, pod.command_lines()
     report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED, within_s=40)
-    assert report.step == 3 and report.last_checkpoint is not None and report.world_size == 2
+    assert report.step == 30 and report.last_checkpoint is not None and report.world_size == 2
     assert report.probes and report.mismatches == ()
 
 
