@@ -62,7 +62,9 @@ class Rank(Record):
     group: _Name
     device: _Name
     local_rank: Annotated[int, Field(ge=0, description="Index among the ranks of the pod; its GPU, if any.")] = 0
-    gpu: Annotated[bool, Field(description="Whether device is a GPU's product name; else a class of CPU nodes.")] = False
+    gpu: Annotated[bool, Field(description="Whether device is a GPU's product name; else a class of CPU nodes.")] = (
+        False
+    )
     share: Annotated[int, Field(ge=0, description="Samples of the global batch; 0 for a parameter server.")]
     role: Role = Role.WORKER
 

@@ -9,7 +9,6 @@ from typing import Any, Self, TypeVar
 
 from dltrain.messages import News, Stop, news_adapter
 
-
 T = TypeVar("T")
 
 
@@ -29,7 +28,9 @@ class Listener:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         for connection in (self._server, *self._connections):
