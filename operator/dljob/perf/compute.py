@@ -7,8 +7,11 @@ through them and keeps the catalogue's shape elsewhere. Users: ``planner``.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from dljob.hardware import Device
 from dljob.perf.curve import Curve, nondecreasing
+from dljob.perf.layers import Layer
 from dljob.perf.workload import REAL_NBYTES, Workload
 
 ARITHMETIC_EFFICIENCY = 0.55
@@ -44,28 +47,31 @@ def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> C
     the two; on a CPU they add. ``cores``: CPUs that the rank's framework threads may use.
     """
     bandwidth = device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
-    lines: list[tuple[float, float, float]] = []  # per layer: arithmetic slope, traffic slope, traffic intercept
-    for layer in workload.layers:
-        peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs
-        efficiency = TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY
-        lines.append(
-            (
-                (layer.forward_FLOPs + layer.backward_FLOPs) / (peak * efficiency),
-                REAL_NBYTES * layer.moved_elements / bandwidth,
-                3 * REAL_NBYTES * layer.parameters / bandwidth,
-            )
-        )
+    arithmetic, traffic, weights = (
+        np.array(column) for column in zip(*(_line(layer, device, bandwidth) for layer in workload.layers), strict=True)
+    )
     host = host_overhead_s(workload, cores)
     fixed = update_s(workload, device) + (host if device.kind == "cpu" else 0.0)
-    crossings = sorted({c / (a - m) for a, m, c in lines if a > m and c > 0})
-
-    def seconds(batch: float) -> float:
-        return fixed + sum(max(a * batch, m * batch + c) for a, m, c in lines)
-
-    batches = [0.0, *crossings]
-    slope = sum(max(a, m) for a, m, _ in lines) or 1e-12
-    curve = Curve(tuple(batches), tuple(seconds(b) for b in batches), slope)
+    crosses = (arithmetic > traffic) & (weights > 0)
+    crossings = np.unique(weights[crosses] / (arithmetic - traffic)[crosses])
+    batches = np.concatenate([[0.0], crossings])[:, None]
+    times = fixed + np.maximum(arithmetic * batches, traffic * batches + weights).sum(axis=1)
+    # Rounding may turn a sum of nondecreasing terms by a bit.
+    times = np.maximum.accumulate(times)
+    slope = float(np.maximum(arithmetic, traffic).sum()) or 1e-12
+    curve = Curve(tuple(batches[:, 0].tolist()), tuple(times.tolist()), slope)
     return at_least(curve, host) if device.kind == "gpu" else curve
+
+
+def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, float, float]:
+    """A layer's seconds per sample of arithmetic and of traffic, and seconds of traffic for its parameters."""
+    peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs
+    efficiency = TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY
+    return (
+        (layer.forward_FLOPs + layer.backward_FLOPs) / (peak * efficiency),
+        REAL_NBYTES * layer.moved_elements / bandwidth_Bps,
+        3 * REAL_NBYTES * layer.parameters / bandwidth_Bps,
+    )
 
 
 def at_least(curve: Curve, floor_s: float) -> Curve:

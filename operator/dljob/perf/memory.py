@@ -4,8 +4,8 @@ from dljob.perf.workload import REAL_NBYTES, Workload
 
 PROCESS_NBYTES = 420 * 2**20
 """Main memory of a rank before it trains: Python, PyTorch and MPI; benchmarks/compute_constants.py measures it."""
-AGENT_NBYTES = 60 * 2**20
-"""Main memory of a pod's agent."""
+AGENT_NBYTES = 128 * 2**20
+"""Main memory of a pod beside its ranks: the agent, its preloaded interpreter and MPI's daemon."""
 GPU_CONTEXT_NBYTES = 600 * 2**20
 """Device memory that CUDA, cuBLAS and cuDNN take."""
 MARGIN = 1.1

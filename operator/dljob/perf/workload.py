@@ -4,7 +4,7 @@ Users: every other module of ``perf``, and ``planner``, which makes one per requ
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal
 
 from dljob.perf.datasets import DATASETS
@@ -31,11 +31,11 @@ class Workload:
     optimizer_slots: int
     """Tensors of the parameters' size that the optimizer keeps: 0 (SGD), 1 (with momentum), 2 (Adam)."""
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         return sum(layer.parameters for layer in self.layers)
 
-    @property
+    @cached_property
     def tensors(self) -> int:
         return sum(layer.tensors for layer in self.layers)
 

@@ -1,0 +1,105 @@
+"""How long the planner takes, and how much memory, on clusters of 10 to 10,000 nodes with eight devices.
+
+    python benchmarks/planner.py [--json] [--check]
+
+For each size three jobs (a large model, a small one, one with the least energy within a deadline) on nodes with unlike
+numbers of free devices; the time is the worst of the three, the best of several repeats each. Memory is what planning
+allocates at its peak, beside the nodes themselves. ``--check`` fails (exit code 1) above 200 ms for 1,000 nodes, 1 s
+for 10,000, 200 MB.
+"""
+
+import argparse
+import json
+import sys
+import time
+import tracemalloc
+from dataclasses import replace
+
+from dljob.cluster import ClusterView, Node
+from dljob.planner import Decision, Request, plan
+
+GPUS = (
+    "NVIDIA-A100-SXM4-40GB",
+    "Tesla-T4",
+    "Tesla-V100-SXM2-16GB",
+    "NVIDIA-H100-80GB-HBM3",
+    "NVIDIA-L4",
+    "NVIDIA-A10",
+    "NVIDIA-A30",
+)
+LARGE = Request(
+    job="large",
+    global_batch=4096,
+    total_steps=100_000,
+    model="resnet50",
+    dataset="synthetic-images",
+    candidates_kept=20,
+)
+JOBS = (
+    LARGE,
+    Request(job="small", global_batch=96, total_steps=375, model="digits-cnn", dataset="digits", candidates_kept=20),
+    replace(LARGE, job="frugal", minimize="Energy", deadline_s=8 * 3600.0),
+)
+SIZES = (10, 100, 1_000, 10_000)
+LIMIT_S = {1_000: 0.2, 10_000: 1.0}
+LIMIT_NBYTES = 200e6
+
+
+def cluster(nodes: int) -> ClusterView:
+    """Eight devices in equal parts; GPU nodes have 1 to 8 of their 8 devices free."""
+
+    def node(i: int) -> Node:
+        kind = i % 8
+        if kind == 7:
+            return Node(f"n{i}", "cpu", cpu=32, free_cpu=30, free_memory_nbytes=2**36)
+        free = 1 + (i // 8) % 8
+        return Node(f"n{i}", GPUS[kind], 8, free, cpu=64, free_cpu=60, free_memory_nbytes=2**38, is_gpu=True)
+
+    return ClusterView(tuple(map(node, range(nodes))))
+
+
+def measure(nodes: int, repeats: int) -> dict[str, float]:
+    view = cluster(nodes)
+    worst_s, considered = 0.0, 0
+    for job in JOBS:
+        times = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            found = plan(job, view, {})
+            times.append(time.perf_counter() - began)
+        assert isinstance(found, Decision), found
+        worst_s = max(worst_s, min(times))
+        considered = max(considered, len(found.candidates))
+    tracemalloc.start()
+    for job in JOBS:
+        plan(job, view, {})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return {"nodes": nodes, "plan_s": worst_s, "peak_nbytes": peak, "candidates": considered}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    plan(JOBS[0], cluster(10), {})  # imports and caches are not the planner's time
+    rows = [measure(nodes, given.repeats) for nodes in SIZES]
+    if given.json:
+        print(json.dumps(rows))
+    else:
+        print(f"{'nodes':>7} {'plan':>10} {'memory':>10} {'candidates':>11}")
+        for row in rows:
+            print(
+                f"{row['nodes']:7.0f} {1e3 * row['plan_s']:7.1f} ms {row['peak_nbytes'] / 1e6:7.1f} MB "
+                f"{row['candidates']:11.0f}"
+            )
+    slow = [r for r in rows if r["plan_s"] > LIMIT_S.get(int(r["nodes"]), 9e9) or r["peak_nbytes"] > LIMIT_NBYTES]
+    for row in slow if given.check else ():
+        print(f"{row['nodes']:.0f} nodes: over the limit", file=sys.stderr)
+    return 1 if given.check and slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
