@@ -2,6 +2,8 @@
 
 import json
 import signal
+import socket
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -252,10 +254,38 @@ def pods(image: str) -> list[dict[str, Any]]:
 def test_a_stopped_node_is_gone_and_comes_back(cluster: Cluster) -> None:
     cluster.hack("node", "stop", "n3")
     assert cgroups.detect().trees(f"{cluster.state.prefix}/n3") == []
-    assert [node["name"] for node in json.loads(cluster.hack("status"))["nodes"]] == ["n1", "n2", "n3"]
     cluster.hack("node", "start", "n3")
-    node = cluster.get("node", "n3")
-    assert node["status"]["allocatable"]["nvidia.com/gpu"] == "4"
+    assert cluster.get("node", "n3")["status"]["allocatable"]["nvidia.com/gpu"] == "4"
+
+
+def test_up_starts_again_what_ended_and_keeps_the_rest(cluster: Cluster) -> None:
+    cluster.kubectl("create", "configmap", "kept")
+    registry = cluster.state.processes
+    ended = {name: registry.get(name) for name in ("scheduler", "services", "node-n2")}
+    kept = {name: registry.get(name) for name in registry.names() if name not in ended}
+    processes.end([one for one in ended.values() if one], grace_s=0)
+    cluster.hack("up", *NODES)
+    assert {name: registry.get(name) for name in kept} == kept
+    assert all(registry.get(name) not in (None, before) for name, before in ended.items())
+    assert cluster.get("configmap", "kept")
+    cluster.kubectl("create", "service", "clusterip", "fresh", "--tcp=80")
+    eventually(lambda: _resolves(cluster, "fresh.default.svc.cluster.local"), "new names resolve", limit_s=20)
+
+
+def _resolves(cluster: Cluster, name: str) -> bool:
+    """Whether the cluster's DNS answers a question for an A record (RFC 1035, section 4.1) with at least one."""
+    record = cluster.state.read()
+    assert record
+    question = b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0\0\1\0\1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(1)
+        try:
+            client.sendto(struct.pack(">6H", 7, 0x0100, 1, 0, 0, 0) + question, (record.ranges.dns, 53))
+            answer = client.recv(512)
+        except OSError:
+            return False
+    _, _, _, answers, _, _ = struct.unpack(">6H", answer[:12])
+    return bool(answers)
 
 
 def test_a_cut_node_cannot_be_reached_until_it_is_healed(cluster: Cluster) -> None:

@@ -44,7 +44,16 @@ class NameServer:
         self._hosts = folder / "hosts"
         self._hosts.write_text("")
         command = [
-            *("nsenter", f"--net=/run/netns/{netns}", "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null"),
+            *(
+                "nsenter",
+                f"--net=/run/netns/{netns}",
+                "setpriv",
+                "--pdeathsig",
+                "KILL",
+                "dnsmasq",
+                "--keep-in-foreground",
+                "--conf-file=/dev/null",
+            ),
             *(f"--listen-address={address}", "--bind-interfaces", "--no-hosts", "--no-resolv", "--user=root"),
             *("--pid-file=", f"--addn-hosts={self._hosts}", f"--local=/{DOMAIN}/", "--local-ttl=1", "--cache-size=0"),
             "--log-facility=-",

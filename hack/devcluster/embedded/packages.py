@@ -11,6 +11,8 @@ from devcluster.locks import locked
 from devcluster.progress import Progress
 from devcluster.shell import find, run
 
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
 # What has to be there (a program on PATH, or an absolute path) and the package that brings it.
 RUNTIME: Mapping[str, str] = {
     "etcd": "etcd-server",
@@ -29,9 +31,15 @@ RUNTIME: Mapping[str, str] = {
 }
 KUBERNETES_BUILD: Mapping[str, str] = {
     "go": "golang-go",
+    KEYRING: "debian-archive-keyring",
     "/usr/share/gocode/src/github.com/modern-go/reflect2": "golang-github-modern-go-reflect2-dev",
 }
-IMAGE_BUILD: Mapping[str, str] = {"buildah": "buildah", "skopeo": "skopeo", "debootstrap": "debootstrap"}
+IMAGE_BUILD: Mapping[str, str] = {
+    "buildah": "buildah",
+    "skopeo": "skopeo",
+    "debootstrap": "debootstrap",
+    KEYRING: "debian-archive-keyring",
+}
 
 SUITE = "bookworm"  # where Kubernetes' source and the base image come from, whatever release this machine runs
 

@@ -45,12 +45,15 @@ class Embedded:
     def up(self, spec: ClusterSpec, recreate: bool) -> None:
         with locked(f"cluster-{self._cluster}"):
             record = self._state.read()
-            if record and record.spec != spec and not recreate and self._running(record):
-                raise ClusterError(
-                    f"cluster {self._cluster!r} runs with other nodes:\n  {_describe(record.spec)}\nasked for:\n  "
-                    f"{_describe(spec)}\nadd --recreate to replace it, or choose another --name"
-                )
-            if record and record.spec == spec and not recreate and self._healthy(record):
+            if record and record.complete and self._running(record) and not recreate:
+                if record.spec != spec:
+                    raise ClusterError(
+                        f"cluster {self._cluster!r} runs with other nodes:\n  {_describe(record.spec)}\nasked for:\n  "
+                        f"{_describe(spec)}\nadd --recreate to replace it, or choose another --name"
+                    )
+                self._start_missing(record)
+                self._wait_for_api(record)
+                self._wait_ready(record, spec.nodes)
                 self._progress.say(f"cluster {self._cluster!r} is up: {len(spec.nodes)} nodes")
                 return
             packages.install(packages.RUNTIME, self._progress)
@@ -149,8 +152,7 @@ class Embedded:
         state.volumes.mkdir(exist_ok=True)
         with self._progress.step("certificates and control plane"):
             controlplane.certify(state, record)
-            for name, command in controlplane.commands(state, record).items():
-                state.processes.start(name, command, state.logs / f"{name}.log")
+            self._start_control_plane(record)
         with self._progress.step(f"{len(spec.nodes)} nodes started"):
             _all(lambda node: nodes.start(state, record, node), spec.nodes)
         with self._progress.step("API server ready"):
@@ -160,12 +162,30 @@ class Embedded:
         api.ensure(f"{rbac}/clusterroles", services.ROLE)
         api.ensure(f"{rbac}/clusterrolebindings", services.BINDING)
         api.ensure(classes, storage.STORAGE_CLASS)
-        command = controlplane.python_module("services", str(state.folder), state.name)
-        state.processes.start("services", command, state.logs / "services.log")
+        self._start_services()
         with self._progress.step("nodes Ready"):
             self._wait_ready(record, spec.nodes)
         state.write(replace(record, complete=True))
         self._progress.say(f"cluster {self._cluster!r} is up; export KUBECONFIG={state.kubeconfig}")
+
+    def _start_control_plane(self, record: Record) -> None:
+        for name, command in controlplane.commands(self._state, record).items():
+            if not self._state.processes.get(name):
+                self._state.processes.start(name, command, self._state.logs / f"{name}.log")
+
+    def _start_services(self) -> None:
+        command = controlplane.python_module("services", str(self._state.folder), self._state.name)
+        self._state.processes.start("services", command, self._state.logs / "services.log")
+
+    def _start_missing(self, record: Record) -> None:
+        """Starts again what ended on its own, or was stopped, of a cluster whose API server still runs."""
+        self._start_control_plane(record)
+        if not self._state.processes.get("services"):
+            self._start_services()
+        for node in record.spec.nodes:
+            if not nodes.init_process(self._state, node):
+                self._progress.say(f"node {node.name} was down: starting it")
+                nodes.start(self._state, record, node)
 
     def _wait_for_api(self, record: Record) -> None:
         def ready_or_dead() -> bool:
@@ -232,16 +252,6 @@ class Embedded:
 
     def _running(self, record: Record) -> bool:
         return this_boot(record) and self._state.processes.get("apiserver") is not None
-
-    def _healthy(self, record: Record) -> bool:
-        """Whether everything runs: the control plane answers and every node is Ready."""
-        parts = [part for group in controlplane.SHUTDOWN_ORDER for part in group]
-        if not record.complete or not this_boot(record) or not all(map(self._state.processes.get, parts)):
-            return False
-        api = self._api(record)
-        return api.ready() and all(
-            nodes.init_process(self._state, node) and _is_ready(api, node) for node in record.spec.nodes
-        )
 
     def _node_status(self, record: Record, node: NodeSpec) -> dict[str, object]:
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit status."""
     options = _parser().parse_args(arguments)
     progress = Progress(quiet=options.quiet)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
         if options.lock:
             for image in IMAGES.values():
