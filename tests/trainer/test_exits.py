@@ -50,6 +50,57 @@ def test_a_good_run_tells_its_story(listener: Listener, tmp_path: Path, monkeypa
     assert len(listener.of(messages.Evaluated)) == 2
 
 
+def test_checkpoints_come_at_their_interval_and_the_newest_stay(
+    listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, volume = rank.evaluate, tmp_path / "volume"
+
+    def evaluate_once_saved(trainer: Any, *arguments: Any) -> float:
+        listener.wait_for(messages.Checkpointed, trainer.epoch + 1)
+        return evaluate(trainer, *arguments)
+
+    monkeypatch.setattr(rank, "evaluate", evaluate_once_saved)
+    plan = make_plan(epochs=4, checkpoint=saving(volume, interval_s=0.001, keep=2))
+    assert run(plan, tmp_path, monkeypatch) == EXIT_OK
+    listener.wait_for(messages.Finished, 1)
+    saved = [mark.mark.step for mark in listener.of(messages.Checkpointed)]
+    assert len(saved) > 4 and saved == sorted(set(saved)) and saved[-1] == 48
+    kept = sorted(path.name for path in (volume / "digits-0001").glob("step-*"))
+    assert kept == [f"step-{step:010d}" for step in saved[-2:]]
+
+
+def test_a_finished_run_started_again_says_the_same(
+    listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(checkpoint=saving(tmp_path / "volume"))
+    for _ in range(2):
+        assert run(plan, tmp_path, monkeypatch) == EXIT_OK
+    listener.wait_for(messages.Finished, 2)
+    first, second = (news.outcome for news in listener.of(messages.Finished))
+    assert (second.steps, second.accuracy, second.loss, second.checkpoint) == (
+        first.steps, first.accuracy, first.loss, first.checkpoint,
+    )  # fmt: skip
+    assert len(listener.of(messages.Checkpointed)) == 1, "nothing is written again"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": ModelRef(name="digits-cnn")}, r"spec\.checkpoint\.volume: found .*, a checkpoint of another model"),
+        ({"global_batch": 60}, r"spec\.globalBatchSize: found 60, expected 120, as in the checkpoint"),
+        ({"seed": 3}, r"spec\.seed: found 3, expected 0, as in the checkpoint"),
+    ],
+    ids=["model", "batch", "seed"],
+)  # fmt: skip
+def test_a_checkpoint_of_another_training_is_refused_and_kept(
+    changes: dict[str, Any], message: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = tmp_path / "volume"
+    assert run(make_plan(checkpoint=saving(volume)), tmp_path, monkeypatch) == EXIT_OK
+    check_refused(make_plan(checkpoint=saving(volume), **changes), message, listener, tmp_path, monkeypatch)
+    assert [path.name for path in (volume / "digits-0001").glob("step-*")] == ["step-0000000024"]
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [

@@ -15,7 +15,7 @@ import numpy as np
 
 from dljob.contract import CPUS_VARIABLE
 from dltrain.comm.faults import translate
-from dltrain.comm.waiting import wait_until
+from dltrain.comm.waiting import sharpen_sleep, wait_until
 from dltrain.errors import BadInputError
 
 _SETTINGS = {
@@ -44,6 +44,7 @@ class World:
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         find_mpi()
+        sharpen_sleep()
         import mpi4py
 
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
@@ -112,11 +113,12 @@ class World:
             raise translate(error) from error
 
     def close(self) -> None:
-        """Leave together with all ranks."""
+        """Leave together with all ranks. Raises PeerLostError."""
         if self.comm is not None:
             from mpi4py import MPI
 
             if not MPI.Is_finalized():
+                self._wait(self.comm.Ibarrier)  # MPI's own end burns the CPU while rank 0 still writes
                 MPI.Finalize()
 
     def abandon(self) -> None:

@@ -4,13 +4,22 @@ MPI's own waits poll at full speed. Under a CPU quota that is worse than useless
 taken from its own computing, and with more ranks than cores from the others'.
 """
 
+import ctypes
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 _SPIN_S = 50e-6
 """Longer than a message between neighbours on one machine takes, shorter than a scheduler's slice."""
 _LONGEST_SLEEP_S = 1e-3
+_PR_SET_TIMERSLACK = 29
+
+
+def sharpen_sleep() -> None:
+    """Let this thread sleep to within 1 µs: Linux adds 50 µs by default, as long as a small message takes."""
+    with suppress(AttributeError, OSError):  # another system's libc
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000)
 
 
 class Backoff:
