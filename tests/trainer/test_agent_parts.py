@@ -22,7 +22,7 @@ from dljob.contract import (
 )
 from dltrain import cgroup, finished, launch
 from dltrain.agentproto import RankEnded
-from dltrain.diagnosis import World, delay_s, diagnose
+from dltrain.diagnosis import World, delay_s, diagnose, explained
 from dltrain.interfaces import interface_of
 from dltrain.ledger import START_DEADLINE_S, Ledger
 from dltrain.messages import Busy, Finished, Hello, Mark, Probed, Step
@@ -88,6 +88,15 @@ def test_diagnosis(case: tuple[World, str, int | None, bool, bool]) -> None:
     failure = diagnose(facts)
     assert (failure.reason, failure.rank, failure.counts, failure.retry) == (reason, rank, counts, retry)
     assert failure.message
+
+
+def test_an_echo_is_no_explanation() -> None:
+    assert not explained(world(ended(0, 75)))
+    assert not explained(world(launcher=Exit(code=1)))
+    assert not explained(world(failures=[(1, said("TrainingError"))])), "the end of its log is still to come"
+    assert explained(world(ended(1, 1), failures=[(1, said("TrainingError"))]))
+    assert explained(world(ended(0, 75), ended(1, number=9)))
+    assert explained(world(lost={"p-1": "silent"})) and explained(world(hung=(2, 7.0)))
 
 
 def test_a_failure_in_its_own_words_is_completed_by_the_agent() -> None:

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from dljob.contract import Plan, RunPhase
 from dltrain import tls
 from dltrain.agentproto import MAX_LINE
-from dltrain.coordinator import TERMINAL, Coordinator, SupersededError
+from dltrain.coordinator import TERMINAL, Coordinator
 from dltrain.exchange import ConfigMaps, Exchange, Files, Reporter
 from dltrain.health import Health
 from dltrain.interfaces import interface_of
@@ -29,6 +29,7 @@ from dltrain.member import Member
 from dltrain.messages import EXIT_BAD_INPUT, EXIT_STOPPED
 from dltrain.metrics import TrainerCollector
 from dltrain.processes import Reaper
+from dltrain.roll import SupersededError
 from dltrain.settings import Settings, livable
 
 log = logging.getLogger(__name__)

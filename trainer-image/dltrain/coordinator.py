@@ -8,24 +8,21 @@ pod back, and its new coordinator takes a higher term. Users: ``agent``.
 
 import asyncio
 import logging
-import os
-import socket
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable
 
 from dljob.contract import Failure, Outcome, Plan, Report, RunPhase
 from dltrain import agentproto as proto
-from dltrain import finished, launch
-from dltrain.diagnosis import World, delay_s, diagnose
+from dltrain import finished
+from dltrain.diagnosis import World, delay_s, diagnose, explained
 from dltrain.exchange import Reporter
-from dltrain.interfaces import interface_of
 from dltrain.ledger import Ledger
 from dltrain.links import Connected, LinkEvent, Links, Lost, Said
-from dltrain.localranks import Output
 from dltrain.messages import Failed, Finished, Mark, Step
-from dltrain.processes import Process, Reaper
+from dltrain.mpirun import Mpirun
+from dltrain.processes import Exit, Reaper
+from dltrain.roll import Roll
 from dltrain.settings import Settings
 from dltrain.tls import Identity
 
@@ -40,10 +37,6 @@ END_S = 10.0
 LEAVE_MARGIN_S = 3.0
 """Of a pod's grace period, kept for ending what did not end by itself."""
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
-
-
-class SupersededError(Exception):
-    """Another coordinator holds a higher term: this one must end."""
 
 
 class _ReplannedError(Exception):
@@ -67,7 +60,6 @@ class Coordinator:
         plan: Plan,
         previous: Report | None,
     ) -> None:
-        self.boot = uuid.uuid4().hex
         self.settings, self.reaper, self.env, self.reporter = settings, reaper, env, reporter
         self.plan = plan
         self.ledger = Ledger(plan, previous)
@@ -76,20 +68,17 @@ class Coordinator:
         self._previous = previous
         self._events: asyncio.Queue[LinkEvent | Plan | None] = asyncio.Queue()
         self._links = Links(identity.client, settings.agent_port, self._events.put_nowait)
-        self._assigned: set[str] = set()
-        self._away: set[str] = set()
+        self._roll = Roll(settings, self._links, plan)
         self._prepared: set[str] = set()
         self._ending: set[str] = set()
         self._ticked_s = 0.0
         self._world: World | None = None
         self._worlds = 0
         self._fruitless = 0
-        self._mpirun: Process | None = None
-        self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
+        self._mpirun: Mpirun | None = None
         self._leaving = False
         self._stopping = False
         self._new_plan: Plan | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # What others ask of it
 
@@ -104,18 +93,9 @@ class Coordinator:
 
     async def launch_daemon(self, host: str, command: str) -> tuple[int, str]:
         """In the place of ``ssh HOST COMMAND``: until the peer's MPI daemon ends; its exit code and last output."""
-        world, pod = self._world, host
-        if world is None or pod not in self.plan.pods:
-            return 1, f"no world is being launched, or {host} is not one of {self.plan.pods}\n"
-        try:
-            arguments = launch.daemon_arguments(command)
-        except ValueError as error:
-            return 1, f"{error}\n"
-        ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
-        self._daemons[pod] = ended
-        if not self._links.send(pod, proto.StartDaemon(world=world.name, arguments=arguments)):
-            return 1, f"no connection to pod {pod}\n"
-        return await ended
+        if self._mpirun is None:
+            return 1, "no world is being launched\n"
+        return await self._mpirun.launch_daemon(host, command)
 
     # The procedure
 
@@ -139,7 +119,7 @@ class Coordinator:
 
     async def _coordinate(self) -> None:
         """One plan, up to its end and beyond: afterwards it stays, since a restarted pod wants to know."""
-        self._links.want(self._hosts())
+        self._roll.call(self.plan)
         if (outcome := finished.read(self.plan)) is not None:
             self.ledger.outcome = outcome
             await self._idle(RunPhase.SUCCEEDED)
@@ -164,7 +144,7 @@ class Coordinator:
         """Watch a world until it is over, or until what went wrong with it can be told."""
         await self._until(lambda: world.succeeded or world.troubled or world.outcome is not None)
         if world.troubled:
-            await self._until(lambda: world.succeeded, SETTLE_S)
+            await self._until(lambda: world.succeeded or explained(world), SETTLE_S)
         if world.outcome is None and not world.succeeded:
             return False
         await self._until(lambda: world.over, FAREWELL_S)
@@ -174,7 +154,7 @@ class Coordinator:
         """Until every pod of the plan is connected, has the plan, and is not about to leave."""
         if self.ledger.phase is not RunPhase.RELAUNCHING:
             self._phase(RunPhase.WAITING)
-        await self._until(lambda: self._assigned - self._away >= set(self.plan.pods))
+        await self._until(lambda: self._roll.complete)
         self.ledger.mark_start(agents_up_unix_s=time.time())
 
     async def _launch(self) -> World:
@@ -193,7 +173,11 @@ class Coordinator:
         if self.plan.model.framework == "Torchrun":
             self._links.send_all(proto.StartRanks(world=world.name))
         else:
-            self._start_mpirun(world)
+            try:
+                self._start_mpirun(world)
+            except (ValueError, OSError) as error:
+                failure = Failure(reason="LaunchFailed", message=str(error), retry=not isinstance(error, ValueError))
+                world.failures.append((0, failure))
         return world
 
     async def _succeed(self, world: World) -> None:
@@ -285,13 +269,14 @@ class Coordinator:
             case Plan():
                 self._planned(event)
             case Connected(pod, welcome):
-                self._welcome(pod, welcome)
+                self._roll.welcome(pod, welcome, fresh=self._worlds == 0)
+                self.ledger.term = self._roll.term
             case Lost(pod, why):
-                self._assigned.discard(pod)
-                self._away.discard(pod)
+                self._roll.lost(pod)
                 if self._world is not None:
                     self._world.lost.setdefault(pod, why)
-                self._daemon_ended(pod, 1, why)
+                if self._mpirun is not None:
+                    self._mpirun.daemon_ended(pod, 1, why)
             case Said(pod, line):
                 self._said(pod, line)
 
@@ -302,8 +287,8 @@ class Coordinator:
             self._new_plan = plan
             return
         self.plan = self.ledger.plan = plan  # the same training under a new number or term
-        self.ledger.term = max(self.ledger.term, plan.term)
-        self._assign_all()
+        self._roll.call(plan)
+        self.ledger.term = self._roll.term
         self.reporter.urge()
 
     def _adopt(self) -> None:
@@ -313,45 +298,18 @@ class Coordinator:
         if self.ledger.phase is RunPhase.FAILED:
             self.ledger.failures, self.ledger.failure = 0, None
         self.ledger.plan = self.plan
-        self.ledger.term = max(self.ledger.term, self.plan.term)
         self.ledger.phase = RunPhase.WAITING
         self._fruitless = 0
-        self._assign_all()
-
-    def _welcome(self, pod: str, welcome: proto.Welcome) -> None:
-        if welcome.term >= self.ledger.term and welcome.obeys not in ("", self.boot):
-            if self._worlds:
-                raise SupersededError(f"pod {pod} obeys term {welcome.term}, this coordinator has {self.ledger.term}")
-            self.ledger.term = welcome.term + 1
-            self._assign_all()
-        else:
-            self._assign(pod)
-
-    def _assign_all(self) -> None:
-        for pod in self._links.connected:
-            self._assign(pod)
-
-    def _assign(self, pod: str) -> None:
-        self._assigned.discard(pod)
-        assign = proto.Assign(
-            coordinator=self.settings.pod,
-            boot=self.boot,
-            term=self.ledger.term,
-            digest=self.plan.digest(),
-            plan=self.plan.to_json(),
-        )
-        self._links.send(pod, assign)
-        self._links.send(pod, proto.PhaseNow(phase=self.ledger.phase))
+        self._roll.call(self.plan)  # everyone of the old plan learns the new one before links to them end
+        self.ledger.term = self._roll.term
 
     def _said(self, pod: str, line: proto.Line) -> None:
         world = self._world
         match line:
-            case proto.Assigned() if line.digest == self.plan.digest():
-                self._assigned.add(pod)
-            case proto.Refused():
-                raise SupersededError(f"pod {pod}: {line.why}")
+            case proto.Assigned() | proto.Refused():
+                self._roll.answered(pod, line)
             case proto.Leaving():
-                self._away.add(pod)
+                self._roll.leaves(pod)
                 if world is not None:
                     world.left.add(pod)
             case proto.WorldEnded():
@@ -369,8 +327,8 @@ class Coordinator:
             case proto.RankEnded():
                 world.ended[line.rank] = line
                 self.ledger.forget_rank(line.rank)
-            case proto.DaemonEnded():
-                self._daemon_ended(pod, line.exit_code, line.tail)
+            case proto.DaemonEnded() if self._mpirun is not None:
+                self._mpirun.daemon_ended(pod, line.exit_code, line.tail)
 
     def _news(self, line: proto.RankNews, world: World) -> None:
         news = line.news
@@ -392,42 +350,18 @@ class Coordinator:
 
     # What it does
 
-    def _hosts(self) -> dict[str, str]:
-        hosts = {rank.pod: rank.host for rank in self.plan.ranks}
-        return {pod: self.settings.pod_ip if pod == self.settings.pod else host for pod, host in hosts.items()}
-
     def _start_mpirun(self, world: World) -> None:
-        own = socket.gethostname()
-        command = launch.mpirun_command(self.plan, self.settings.pod, own, as_root=os.geteuid() == 0)
         world.launcher_runs = True
-        interface = interface_of(self.settings.pod_ip)
-        env = launch.mpi_environment(self.env, interface, world.name, self.settings.run_dir)
-        read_fd, write_fd = os.pipe()
-        mpirun = self._mpirun = self.reaper.start(command, env=env, output=write_fd)
-        os.close(write_fd)
-        output = Output("[mpirun] ", read_fd)
 
-        async def watch() -> None:
-            end = await mpirun.ended
-            await output.drained()
-            if self._mpirun is mpirun:
-                world.launcher, world.launcher_tail, world.launcher_runs = end, output.tail, False
+        def ended(end: Exit, tail: str) -> None:
+            world.launcher, world.launcher_tail, world.launcher_runs = end, tail, False
 
-        task = asyncio.create_task(watch())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._mpirun = Mpirun(self.settings, self.reaper, self.env, self.plan, world.name, self._links, ended)
 
     def _end_mpirun(self) -> None:
         mpirun, self._mpirun = self._mpirun, None
         if mpirun is not None:
-            mpirun.kill()
-        for pod in list(self._daemons):
-            self._daemon_ended(pod, 1, "the world ended")
-
-    def _daemon_ended(self, pod: str, code: int, tail: str) -> None:
-        ended = self._daemons.pop(pod, None)
-        if ended is not None and not ended.done():
-            ended.set_result((code, tail))
+            mpirun.end()
 
     def _running(self) -> None:
         if self.ledger.phase in (RunPhase.LAUNCHING, RunPhase.RELAUNCHING):
@@ -440,5 +374,5 @@ class Coordinator:
         if phase is not self.ledger.phase:
             log.info("phase %s", phase)
         self.ledger.phase = phase
-        self._links.send_all(proto.PhaseNow(phase=phase))
+        self._roll.tell(phase)
         self.reporter.urge()

@@ -119,6 +119,16 @@ def diagnose(world: World) -> Failure:
     return Failure(reason="NoResult", message="all ranks ended with exit code 0, but rank 0 told no result")
 
 
+_ECHOES = frozenset({"PeerLost", "RankStopped", "LaunchFailed", "NoResult"})
+
+
+def explained(world: World) -> bool:
+    """Whether the cause is known, so that nothing needs to be waited for: no mere echo, and its rank has ended."""
+    failure = diagnose(world)
+    settled = failure.rank is None or failure.rank in world.ended or failure.reason == "Hung"
+    return failure.reason not in _ECHOES and settled
+
+
 def _by_exit(world: World, end: RankEnded) -> Failure:
     exit_ = _exit_of(end)
     if end.exit_code == EXIT_BAD_INPUT:

@@ -5,12 +5,10 @@ Two Unix sockets in the run directory: ``ranks.sock`` (``messages``: news from r
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -19,10 +17,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from dljob.contract import MAX_LOG_TAIL, Plan, Rank, Record
+from dljob.contract import Plan, Rank, Record
 from dltrain import cgroup, launch
 from dltrain.agentproto import DaemonEnded, RankEnded, RankNews, RankUp
 from dltrain.messages import Hello, Mark, News, Step, Stop, news_adapter
+from dltrain.output import Output
 from dltrain.processes import Exit, Process, Reaper
 from dltrain.shim import WORLD_ENV, parse_request
 from dltrain.spawn import Spawner
@@ -33,7 +32,6 @@ Event = RankUp | RankNews | RankEnded | DaemonEnded
 DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
 """(host, shell command) → exit code and last output of the daemon: what stands in for ssh."""
 
-_OUTPUT_DRAIN_S = 1.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -43,7 +41,7 @@ class Running:
 
     rank: Rank
     process: Process
-    output: "Output"
+    output: Output
     latest: dict[type[Record], News] = field(default_factory=dict)
     heard_unix_s: float = 0.0
     writer: asyncio.StreamWriter | None = None
@@ -302,45 +300,3 @@ class LocalRanks:
         kept.add(task)
         task.add_done_callback(kept.discard)
         return task
-
-
-class Output:
-    """Passes a process's output on, a prefix before each line, and keeps its last bytes."""
-
-    def __init__(self, prefix: str, fd: int) -> None:
-        self._prefix = prefix.encode()
-        self._tail = b""
-        self._task = asyncio.create_task(self._pump(fd))
-
-    @property
-    def tail(self) -> str:
-        """The last lines, at most ``MAX_LOG_TAIL`` characters."""
-        return self._tail.decode(errors="replace")[-MAX_LOG_TAIL:]
-
-    async def drained(self) -> None:
-        """Wait for the end of the output, briefly: a grandchild may hold the pipe open."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._task, _OUTPUT_DRAIN_S)
-
-    async def _pump(self, fd: int) -> None:
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
-        )
-        line = b""
-        try:
-            while chunk := await reader.read(65536):
-                self._tail = (self._tail + chunk)[-MAX_LOG_TAIL:]
-                *lines, line = (line + chunk).split(b"\n")
-                self._write(lines)
-                if len(line) > 65536:
-                    self._write([line])
-                    line = b""
-            if line:
-                self._write([line])
-        finally:
-            transport.close()
-
-    def _write(self, lines: list[bytes]) -> None:
-        sys.stdout.buffer.write(b"".join(self._prefix + line + b"\n" for line in lines))
-        sys.stdout.buffer.flush()

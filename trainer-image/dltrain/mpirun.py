@@ -1,0 +1,73 @@
+"""One mpirun under way, and the MPI daemons that the members run for it. Users: ``coordinator``."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+from dljob.contract import Plan
+from dltrain import agentproto as proto
+from dltrain import launch
+from dltrain.interfaces import interface_of
+from dltrain.links import Links
+from dltrain.output import Output
+from dltrain.processes import Exit, Reaper
+from dltrain.settings import Settings
+
+
+class Mpirun:
+    """Launches the ranks of a plan. ``ended`` hears how mpirun ended by itself, and its last output."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        reaper: Reaper,
+        env: dict[str, str],
+        plan: Plan,
+        world: str,
+        links: Links,
+        ended: Callable[[Exit, str], None],
+    ) -> None:
+        """Start it. Raises ValueError when the plan cannot be launched so, OSError when mpirun cannot be started."""
+        self._world, self._pods, self._links = world, plan.pods, links
+        self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
+        command = launch.mpirun_command(plan, settings.pod, socket.gethostname(), as_root=os.geteuid() == 0)
+        env = launch.mpi_environment(env, interface_of(settings.pod_ip), world, settings.run_dir)
+        read_fd, write_fd = os.pipe()
+        try:
+            self._process = reaper.start(command, env=env, output=write_fd)
+        finally:
+            os.close(write_fd)
+        self._watching = asyncio.create_task(self._watch(Output("[mpirun] ", read_fd), ended))
+
+    async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
+        """In the place of ``ssh POD COMMAND``: until the pod's daemon ends; its exit code and last output."""
+        if pod not in self._pods:
+            return 1, f"found pod {pod}, expected one of {self._pods}\n"
+        try:
+            arguments = launch.daemon_arguments(command)
+        except ValueError as error:
+            return 1, f"{error}\n"
+        ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._daemons[pod] = ended
+        if not self._links.send(pod, proto.StartDaemon(world=self._world, arguments=arguments)):
+            return 1, f"no connection to pod {pod}\n"
+        return await ended
+
+    def daemon_ended(self, pod: str, code: int, tail: str) -> None:
+        """News of a pod's daemon, for whoever waits in ``launch_daemon``."""
+        ended = self._daemons.pop(pod, None)
+        if ended is not None and not ended.done():
+            ended.set_result((code, tail))
+
+    def end(self) -> None:
+        """Kill it; its end is no news any more."""
+        self._watching.cancel()
+        self._process.kill()
+        for pod in list(self._daemons):
+            self.daemon_ended(pod, 1, "")
+
+    async def _watch(self, output: Output, ended: Callable[[Exit, str], None]) -> None:
+        end = await asyncio.shield(self._process.ended)
+        await output.drained()
+        ended(end, output.tail)

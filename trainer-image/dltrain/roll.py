@@ -1,0 +1,86 @@
+"""Who of the plan's pods is there, and under which term: the coordinator's roll call. Users: ``coordinator``.
+
+A term is a number that only grows. A fresh coordinator goes above the highest term that any member has obeyed; one
+that meets a higher term later has been superseded and must end, since there are never two.
+"""
+
+import uuid
+
+from dljob.contract import Plan, RunPhase
+from dltrain import agentproto as proto
+from dltrain.links import Links
+from dltrain.settings import Settings
+
+
+class SupersededError(Exception):
+    """Another coordinator holds a higher term: this one must end."""
+
+
+class Roll:
+    """The plan in force, handed to every member; ``complete`` once all of its pods have it."""
+
+    def __init__(self, settings: Settings, links: Links, plan: Plan) -> None:
+        self.term = plan.term
+        self._boot = uuid.uuid4().hex
+        self._settings, self._links, self._plan = settings, links, plan
+        self._digest = plan.digest()
+        self._phase = RunPhase.WAITING
+        self._assigned: set[str] = set()
+        self._away: set[str] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Every pod is connected, has the plan, and is not about to leave."""
+        return self._assigned - self._away >= set(self._plan.pods)
+
+    def call(self, plan: Plan) -> None:
+        """Everyone connected gets this plan; then connections are kept to its pods and no others."""
+        self._plan, self._digest = plan, plan.digest()
+        self.term = max(self.term, plan.term)
+        self._assign_all()
+        hosts = {rank.pod: rank.host for rank in plan.ranks}
+        own = self._settings.pod
+        self._links.want({pod: self._settings.pod_ip if pod == own else host for pod, host in hosts.items()})
+
+    def welcome(self, pod: str, welcome: proto.Welcome, *, fresh: bool) -> None:
+        """A member is there. ``fresh``: this coordinator has launched nothing yet. Raises SupersededError."""
+        if welcome.term < self.term or welcome.obeys in ("", self._boot):
+            self._assign(pod)
+        elif fresh:
+            self.term = welcome.term + 1
+            self._assign_all()
+        else:
+            raise SupersededError(f"pod {pod} obeys term {welcome.term}, this coordinator has {self.term}")
+
+    def answered(self, pod: str, line: proto.Assigned | proto.Refused) -> None:
+        """Raises SupersededError on a refusal."""
+        if isinstance(line, proto.Refused):
+            raise SupersededError(f"pod {pod}: {line.why}")
+        if line.digest == self._digest:
+            self._assigned.add(pod)
+
+    def leaves(self, pod: str) -> None:
+        """It was told to stop: it does not count until it is back."""
+        self._away.add(pod)
+
+    def lost(self, pod: str) -> None:
+        self._assigned.discard(pod)
+        self._away.discard(pod)
+
+    def tell(self, phase: RunPhase) -> None:
+        """Everyone, also those who come later, learns the job's phase."""
+        self._phase = phase
+        self._links.send_all(proto.PhaseNow(phase=phase))
+
+    def _assign_all(self) -> None:
+        for pod in self._links.connected:
+            self._assign(pod)
+
+    def _assign(self, pod: str) -> None:
+        self._assigned.discard(pod)
+        own = self._settings.pod
+        assign = proto.Assign(
+            coordinator=own, boot=self._boot, term=self.term, digest=self._digest, plan=self._plan.to_json()
+        )
+        self._links.send(pod, assign)
+        self._links.send(pod, proto.PhaseNow(phase=self._phase))
