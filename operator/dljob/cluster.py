@@ -16,7 +16,7 @@ from dljob.hardware import gpu
 
 @dataclass(frozen=True)
 class Node:
-    """A schedulable node. CPU nodes count as one device whose speed follows ``cpu``."""
+    """A schedulable node. CPU nodes count as one device."""
 
     name: str
     device: str

@@ -25,6 +25,7 @@ class Service(ThreadingHTTPServer):
     """Serves until ``shutdown``; ``view`` and ``constants`` are what questions without a cluster are about."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], view: ClusterView | None = None, constants: Constants | None = None):
         self.view, self.constants = view, constants or {}

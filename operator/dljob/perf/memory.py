@@ -11,6 +11,8 @@ GPU_CONTEXT_NBYTES = 600 * 2**20
 MARGIN = 1.1
 """Allocators round up and fragment."""
 PREFETCHED_BATCHES = 2
+MOST_SAMPLES = 2**31 - 1
+"""Of a batch, by the API; what a sample of no size is limited by."""
 
 
 def fixed_nbytes(workload: Workload) -> float:
@@ -33,10 +35,9 @@ def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool) -> int
     """The most samples a rank can hold in ``memory_nbytes``; 0 when the model alone does not fit."""
     base = GPU_CONTEXT_NBYTES if is_gpu else PROCESS_NBYTES
     room = (memory_nbytes - base) / MARGIN - fixed_nbytes(workload)
-    each = sample_nbytes(workload)
     if room <= 0:
         return 0
-    return int(room / each) if each else 2**31 - 1
+    return int(min(MOST_SAMPLES, room / max(sample_nbytes(workload), 1.0)))
 
 
 def pod_nbytes(workload: Workload, batch: int, ranks: int, is_gpu: bool) -> int:

@@ -30,7 +30,7 @@ class Pool:
     memory_nbytes: tuple[int, ...]
     """Free main memory of the same nodes, in the same order."""
     cores: float
-    """CPUs of the weakest node that a pod may use."""
+    """CPUs that a pod computes with on the weakest node."""
     bandwidth_Bps: float | None
     """Network bandwidth of the slowest node that says one."""
     unequal: bool
@@ -80,9 +80,12 @@ def _why_not(node: Node, request: Request) -> str | None:
 
 
 def _usable_cores(node: Node, request: Request) -> float:
-    """What a pod gets: what nobody else has requested, at least its own request, at most its limit."""
-    cores = max(min(node.free_cpu, node.cpu), request.cpu_per_pod or 0.0)
-    return min(cores, request.cpu_limit_per_pod or cores)
+    """What a pod computes with: a thread for each whole CPU that it requests, one by default, within its limit.
+
+    Requests are what a pod is sure of; a quota below one CPU, the node's or the pod's, slows that one thread.
+    """
+    threads = max(1.0, float(int(request.cpu_per_pod or 1.0)))
+    return min(threads, node.cpu, request.cpu_limit_per_pod or threads)
 
 
 def wanted(device: str, names: Iterable[str]) -> bool:

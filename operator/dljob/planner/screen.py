@@ -57,11 +57,10 @@ class Screen:
         self._per_node = np.array([o.ranks_per_node for o in options], dtype=np.int64)
         self._first_s = np.array([o.curve.seconds(1) for o in options])
         longest = max(o.curve.seconds(min(batch, o.largest_batch)) for o in options)
-        self._grid_s = np.geomspace(0.999 * self._first_s.min(), max(longest, 1.001 * self._first_s.max()), GRID)
+        self._grid_s = np.geomspace(0.999 * self._first_s.min(), 1.001 * max(longest, self._first_s.max()), GRID)
         self._done = np.stack(
             [np.minimum(o.curve.samples_array(self._grid_s), o.largest_batch) * o.ranks_per_node for o in options]
         )
-        self._room = np.array([float(o.largest_batch) * o.ranks_per_node for o in options])
         self._spread = np.array([o.compute_spread for o in options])
         links = [link_of([o], 2) for o in options]
         self._latency_s = np.array([link.latency_s for link, _ in links])
@@ -116,8 +115,7 @@ class Screen:
             with np.errstate(divide="ignore", invalid="ignore"):
                 part = np.clip(np.nan_to_num((batch - d0) / (d1 - d0)), 0.0, 1.0)
             result = np.maximum(t0 + part * (t1 - t0), floor_s)
-            fits = np.where(done[:, -1] >= batch, True, counts @ self._room >= batch)
-            fits &= np.where(used, self._room >= 1, True).all(axis=1)
+            fits = done[:, -1] >= batch
         return np.where(fits & (ranks <= batch) & (ranks > 0), result, np.inf)
 
     def _communication_s(
