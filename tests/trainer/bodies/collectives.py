@@ -9,7 +9,7 @@ import torch
 from dltrain.comm.choose import NAMES, choose
 from dltrain.world import World
 
-SIZES = (1, 2, 3, 5, 17, 1000, 4099, 300_007)
+SIZES = (1, 2, 3, 5, 17, 1000, 4099, 70_001)
 SEGMENT_NBYTES = 4096
 
 
