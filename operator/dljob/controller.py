@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from dljob.accepted import Accepted
 from dljob.api import DLJobStatus, DLProfileStatus
-from dljob.kube import Cache, JobKey, Kube, RefusedError
+from dljob.kube import Cache, Complaints, JobKey, Kube, RefusedError
+from dljob.kube.complaints import RECHECK_S
 from dljob.kube.view import Promise
 from dljob.metrics import PHASES, Metrics
 from dljob.observed import Observed, Refused
@@ -28,8 +29,6 @@ from dljob.workqueue import WorkQueue
 
 log = logging.getLogger("dljob")
 
-PENDING_CLAIM_RECHECK_S = 5.0
-
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
@@ -40,12 +39,13 @@ class Controller:
         self,
         kube: Kube,
         cache: Cache,
+        complaints: Complaints,
         queue: WorkQueue[JobKey],
         config: RenderConfig,
         metrics: Metrics,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._kube, self._cache, self._queue = kube, cache, queue
+        self._kube, self._cache, self._complaints, self._queue = kube, cache, complaints, queue
         self._config, self._metrics, self._now = config, metrics, now
         self._planning = asyncio.Lock()
         """Two plans at once would promise the same nodes twice."""
@@ -88,7 +88,7 @@ class Controller:
             self._gone(key)
             return None
         self._uids[key] = observed.job.uid
-        observed = await self._with_claim_problem(observed)
+        observed = await self._with_complaints(observed)
         if needs_view(observed):
             async with self._planning:
                 others = [p for other, made in self._promises.items() if other != key for p in made]
@@ -181,17 +181,23 @@ class Controller:
             if (found := _learned(profile)) is not None
         }
 
-    async def _with_claim_problem(self, observed: Observed) -> Observed:
-        """A claim that stays pending is asked about: its status does not say why, its events do."""
-        spec = observed.job.spec
-        volume = ((spec.get("checkpoint") or {}).get("volume")) or {}
-        name = volume.get("claimName") or Names.of(observed.job).claim
+    async def _with_complaints(self, observed: Observed) -> Observed:
+        """A claim that stays pending, and a set that stays without its pods, are asked about."""
+        job, now = observed.job, self._now()
+        volume = ((job.spec.get("checkpoint") or {}).get("volume")) or {}
+        name = volume.get("claimName") or Names.of(job).claim
         claim = observed.claims.get(name)
-        if claim is None or claim.phase != "Pending" or not observed.pods:
-            return observed
-        problem = await self._kube.problem_of_claim(observed.job, name)
-        self._queue.add_after(observed.job.key, PENDING_CLAIM_RECHECK_S)
-        return replace(observed, claims={**observed.claims, name: replace(claim, problem=problem)})
+        claims, sets = dict(observed.claims), []
+        if claim is not None and claim.phase == "Pending" and observed.pods:
+            problem = await self._complaints.about(job.namespace, "PersistentVolumeClaim", name, now)
+            claims[name] = replace(claim, problem=problem)
+            self._queue.add_after(job.key, RECHECK_S)
+        for item in observed.sets:
+            if sum(pod.group == item.group for pod in observed.pods) < item.replicas:
+                item = replace(item, problem=await self._complaints.about(job.namespace, "StatefulSet", item.name, now))
+                self._queue.add_after(job.key, RECHECK_S)
+            sets.append(item)
+        return replace(observed, claims=claims, sets=tuple(sets))
 
     def count_jobs(self) -> None:
         """Set the gauge of jobs by phase from the cache."""

@@ -15,7 +15,7 @@ from dljob.connection import connect, keep_token_fresh
 from dljob.controller import Controller
 from dljob.handlers import LABELLED, WATCHED, Watches
 from dljob.health import serve
-from dljob.kube import Api, ApiError, Cache, JobKey, Kube
+from dljob.kube import Api, ApiError, Cache, Complaints, JobKey, Kube
 from dljob.kube.kinds import DLJOB, PROFILE
 from dljob.leader import Leader
 from dljob.logs import set_up
@@ -55,7 +55,7 @@ class Operator:
             log.info("API server %d.%d at %s", *version, connection.server)
             config = settings.render(port_ranges=version >= PORT_RANGES_SINCE)
             kube = Kube(api, self._cache, settings.resync_s, settings.watch_namespaces)
-            self._controller = Controller(kube, self._cache, self._queue, config, self._metrics)
+            self._controller = Controller(kube, self._cache, Complaints(api), self._queue, config, self._metrics)
             watches = Watches(self._cache, self._queue, connection.server, watching)
             leader = Leader(api, settings.namespace, settings.identity)
             if settings.leader_election:

@@ -3,7 +3,7 @@
 Users: ``controller``, ``kube`` (through a callback), ``health``, which serves them.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
@@ -20,6 +20,7 @@ class Metrics:
     """One registry an operator, so that tests have their own."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call] # a series more for each, which nobody asks for
         self.registry = registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)

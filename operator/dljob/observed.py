@@ -66,6 +66,8 @@ class SetSeen:
     replicas: int
     spec_digest: str
     applied: str = ""
+    problem: str | None = None
+    """Why it does not make its pods, where it complained."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ larger part of an idle operator's memory, and no threads. Users: ``controller``,
 
 from dljob.kube.cache import Cache, JobKey
 from dljob.kube.client import Kube, RefusedError
+from dljob.kube.complaints import Complaints
 from dljob.kube.rest import Api, ApiError
 from dljob.kube.view import cluster_view
 
-__all__ = ["Api", "ApiError", "Cache", "JobKey", "Kube", "RefusedError", "cluster_view"]
+__all__ = ["Api", "ApiError", "Cache", "Complaints", "JobKey", "Kube", "RefusedError", "cluster_view"]

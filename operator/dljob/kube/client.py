@@ -184,13 +184,6 @@ class Kube:
             again = {"count": told.get("count", 1) + 1, "lastTimestamp": stamp}
             await self.api.merge(kinds.EVENT, job.namespace, name, again)
 
-    async def problem_of_claim(self, job: JobSeen, claim: str) -> str | None:
-        """What the provisioner last said of a claim that waits for its volume."""
-        selector = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={claim},type=Warning"
-        events = await self.api.find(kinds.EVENT, job.namespace, fieldSelector=selector)
-        events.sort(key=lambda event: event.get("lastTimestamp") or "")
-        return str(events[-1].get("message", "")) if events else None
-
     async def view(self, job: JobSeen | None, promises: Iterable[view.Promise]) -> ClusterView:
         """What is free for ``job``, whose own pods count as free, too."""
         pods = await self._all_pods()

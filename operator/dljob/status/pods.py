@@ -27,7 +27,7 @@ def pods_ready(observed: Observed, wanted: int) -> Verdict:
     if ready >= wanted:
         return Verdict("PodsReady", TRUE, "AllReady", f"{ready} of {wanted} pods are ready")
     starting = Verdict("PodsReady", FALSE, "Starting", f"{ready} of {wanted} pods are ready")
-    return _stuck(pods) or _unschedulable(pods) or starting
+    return _stuck(pods) or _unschedulable(pods) or _not_made(observed) or starting
 
 
 def _others(pods: Sequence[PodSeen]) -> str:
@@ -63,7 +63,8 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
 
 
 def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
-    waiting = [pod for pod in pods if pod.unschedulable]
+    # A pod that waits for its volume is the VolumeReady condition's to explain.
+    waiting = [pod for pod in pods if pod.unschedulable and "PersistentVolumeClaim" not in pod.unschedulable]
     if not waiting:
         return None
     text = (
@@ -71,3 +72,15 @@ def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
         "spec.resources, or widen spec.devices and spec.scheduling"
     )
     return Verdict("PodsReady", FALSE, "Unschedulable", text)
+
+
+def _not_made(observed: Observed) -> Verdict | None:
+    """A quota, a policy or an override that is refused for pods but not for their StatefulSet."""
+    for item in observed.sets:
+        if item.problem and item.replicas:
+            text = (
+                f"StatefulSet {item.name} cannot make its pods: {item.problem}; raise the quota, relax the policy, or "
+                "correct spec.podTemplateOverrides and spec.resources"
+            )
+            return Verdict("PodsReady", FALSE, "PodsRefused", text)
+    return None
