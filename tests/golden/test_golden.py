@@ -1,0 +1,176 @@
+"""What is applied for a handful of jobs, as manifests that a reviewer can read; and valid for every Kubernetes.
+
+The files beside this one are made by it: after a change of what is rendered, run
+
+    DLJOB_UPDATE_GOLDEN=1 python -m pytest tests/golden
+
+and review the difference. Each job goes the whole way, from its spec over the planner on a fixed cluster to manifests.
+Two things are shown otherwise than they are applied, so that a file can be read and does not change with the
+performance model: the JSON in the plan's ConfigMap as what it says, and predictions as ``(predicted)``.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from builders import A100, CPUS, DIGITS, MIXED, T4, Json, rendered, seen
+from dljob.accepted import OPERATOR_KEY, Accepted
+from dljob.cluster import ClusterView
+from dljob.contract import PLAN_KEY
+from validation import assert_valid
+
+HERE = Path(__file__).resolve().parent
+UPDATE = "DLJOB_UPDATE_GOLDEN"
+HINTS = {"parameters": 1_000_000, "flopsPerSample": 3e6}
+
+
+@dataclass(frozen=True)
+class Case:
+    spec: Json
+    view: ClusterView = CPUS
+
+
+def on_nodes(count: int, **more: Any) -> Json:
+    """With memory as the user says; only ``digits`` shows what is predicted."""
+    return {**DIGITS, "nodes": {"min": count, "max": count}, "resources": {"memory": "1Gi"}, **more}
+
+
+CASES = {
+    "digits": Case({
+        **DIGITS,
+        "globalBatchSize": 120,
+        "checkpoint": {"interval": "5s", "volume": {"size": "256Mi", "reclaimPolicy": "Delete"}},
+    }),
+    "mixed": Case(
+        {
+            "model": {"name": "resnet50"},
+            "dataset": {"name": "synthetic-images"},
+            "globalBatchSize": 512,
+            "steps": 1000,
+            "collective": "MPI",
+            "planning": {
+                "mode": "Fixed",
+                "groups": [
+                    {"device": A100, "nodes": 1, "ranksPerNode": 2, "batchPerRank": 208},
+                    {"device": T4, "nodes": 2, "batchPerRank": 48},
+                ],
+            },
+            "checkpoint": {"volume": {"storageClassName": "fast-shared", "size": "20Gi"}},
+            "resources": {"memory": "16Gi"},
+            "scheduling": {
+                "priorityClassName": "research",
+                "schedulerName": "gang",
+                "podGroupLabel": "scheduling.example/pod-group",
+                "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+            },
+        },
+        MIXED,
+    ),
+    "own-image": Case(
+        on_nodes(
+            2,
+            model={"hints": HINTS},
+            dataset={"uri": "pvc://corpus/train.npz", "samples": 5000},
+            trainer={
+                "image": "registry.example/ours:7",
+                "imagePullPolicy": "Always",
+                "imagePullSecrets": ["regcred"],
+                "command": ["python", "train.py"],
+                "args": ["--depth", "4"],
+                "env": [{"name": "LEVEL", "value": "debug"}, {"name": "DLJOB_NAME", "value": "cannot be changed"}],
+            },
+            resources={"cpu": "1500m", "cpuLimit": "2", "memory": "2Gi"},
+            podTemplateOverrides=[
+                {
+                    "manager": "queue.example",
+                    "metadata": {
+                        "labels": {"queue.example/name": "night", "dljob.dev/job": "cannot be changed"},
+                        "annotations": {"queue.example/admitted": "true"},
+                    },
+                    "spec": {
+                        "nodeSelector": {"zone": "b"},
+                        "containers": [
+                            {"name": "trainer", "env": [{"name": "LEVEL", "value": "trace"}]},
+                            {"name": "sidecar", "image": "registry.example/sidecar:1"},
+                        ],
+                    },
+                },
+                {"manager": "people", "spec": {"terminationGracePeriodSeconds": 300}},
+            ],
+        )
+    ),
+    "existing-claim": Case(on_nodes(2, checkpoint={"volume": {"claimName": "team-scratch"}})),
+    "no-checkpoints": Case(on_nodes(1, checkpoint={"enabled": False})),
+    "torchrun": Case(
+        on_nodes(
+            2,
+            model={"hints": HINTS},
+            collective="Auto",
+            dataset={"uri": "file:///data", "samples": 5000},
+            trainer={"command": ["python", "ddp.py"], "framework": "Torchrun"},
+        )
+    ),
+}  # fmt: skip
+
+
+class Readable(yaml.SafeDumper):
+    """Without anchors, and with lists set off from their keys."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def shown(manifest: Json) -> Json:
+    """A manifest as its file shows it."""
+    if PLAN_KEY not in manifest.get("data", {}):
+        return manifest
+    plan, mine = (json.loads(manifest["data"][key]) for key in (PLAN_KEY, OPERATOR_KEY))
+    mine["memory_nbytes"] = "(predicted)"
+    plan["expected"] = dict.fromkeys(plan["expected"], "(predicted)")
+    for key in ("predicted", "candidates", "rejected"):
+        mine["status"][key] = "(predicted)"
+    return {**manifest, "data": {PLAN_KEY: plan, OPERATOR_KEY: mine}}
+
+
+def text_of(name: str) -> str:
+    manifests = [shown(manifest) for manifest in manifests_of(name)]
+    head = f"# Applied for the job {name!r} of test_golden.py, which makes this file.\n"
+    return head + yaml.dump_all(manifests, Dumper=Readable, sort_keys=False, width=120, explicit_start=True)
+
+
+def manifests_of(name: str) -> tuple[Json, ...]:
+    """In the order in which they are applied."""
+    return rendered(seen(CASES[name].spec, CASES[name].view, name))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_applied_is_what_was_reviewed(name: str) -> None:
+    path, text = HERE / f"{name}.yaml", text_of(name)
+    if os.environ.get(UPDATE):
+        path.write_text(text, encoding="utf-8")
+    assert path.exists(), f"{path.name}: no such file; make it with {UPDATE}=1 and review it"
+    assert text == path.read_text(encoding="utf-8"), f"{path.name}: review the change, then accept it with {UPDATE}=1"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_object_is_valid_for_every_version(name: str) -> None:
+    for manifest in manifests_of(name):
+        assert_valid(manifest)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_plan_is_read_back_as_it_was_written(name: str) -> None:
+    data = next(m["data"] for m in manifests_of(name) if m["kind"] == "ConfigMap" and "data" in m)
+    assert Accepted.parse(data).data() == data
+
+
+def test_no_file_is_without_its_job() -> None:
+    assert {path.stem for path in HERE.glob("*.yaml")} == set(CASES)
