@@ -24,7 +24,7 @@ class _Script:
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         code = session.fail(error, self.reporter)
         if self.trainer is not None:
-            self.trainer.world.abandon()
+            self.trainer.abandon()
         session.leave(code)
 
     def _at_exit(self) -> None:
@@ -37,7 +37,7 @@ class _Script:
             session.finish(trainer)
         else:
             # sys.exit in the middle: the other ranks must not wait for this one, and its exit code stays.
-            trainer.world.abandon()
+            trainer.abandon()
 
 
 def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None) -> Trainer:

@@ -194,6 +194,13 @@ class Trainer:
             self._parallel.close()
             self._parallel = None
 
+    def abandon(self) -> None:
+        """Leave alone, so that no rank waits for this one. The process must exit next."""
+        if self._parallel is not None:
+            self._parallel.abandon()
+        self._among_workers.abandon()
+        self.world.abandon()
+
     # Within a step.
 
     @property

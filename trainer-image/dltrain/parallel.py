@@ -11,6 +11,7 @@ import torch
 
 from dltrain.buffers import GradientBuffer
 from dltrain.comm.base import Collective, Work
+from dltrain.comm.faults import revoke
 
 
 class DataParallel:
@@ -110,6 +111,11 @@ class DataParallel:
         if self._weight != 1.0:
             gradient.mul_(self._weight)
         self._works.append(self.collective.start(bucket))
+
+    def abandon(self) -> None:
+        """Wake the ranks that wait for this one's gradients."""
+        if self.collective.size > 1:
+            revoke(self.collective.comm)
 
     def close(self) -> None:
         """Remove the hooks and free the collective."""

@@ -130,7 +130,7 @@ def run(body: Callable[[Trainer], None]) -> int:
     except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to reach the user
         code = fail(error, reporter)
         if trainer is not None:
-            trainer.world.abandon()
+            trainer.abandon()
         return code
 
 

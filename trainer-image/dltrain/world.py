@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dljob.contract import CPUS_VARIABLE
-from dltrain.comm.faults import translate
+from dltrain.comm.faults import revoke, translate
 from dltrain.comm.waiting import sharpen_sleep, wait_until
 from dltrain.errors import BadInputError
 
@@ -124,12 +124,7 @@ class World:
     def abandon(self) -> None:
         """Leave alone: wake the ranks that wait for this one, and do not wait for them. The process must exit next."""
         if self.comm is not None:
-            from mpi4py import MPI
-
-            try:
-                self.comm.Revoke()
-            except (MPI.Exception, NotImplementedError):
-                return  # an MPI without fault tolerance: its mpirun ends the others
+            revoke(self.comm)
 
     @property
     def local_size(self) -> int:

@@ -7,6 +7,16 @@ from dltrain.errors import PeerLostError
 _OWN_MISTAKES = ("TRUNCATE", "ARG", "BUFFER", "COUNT", "TYPE", "TAG", "RANK", "COMM", "REQUEST", "OP")
 
 
+def revoke(comm: Any) -> None:
+    """Wake every rank that waits in ``comm``, wherever in the ring it is: its operations fail from now on."""
+    from mpi4py import MPI
+
+    try:
+        comm.Revoke()
+    except (MPI.Exception, NotImplementedError):
+        return  # an MPI without fault tolerance: its mpirun ends the others
+
+
 def translate(error: Any) -> Exception:
     """What to raise for an ``MPI.Exception``: a relaunch cures a lost peer, but no wrong call."""
     from mpi4py import MPI
