@@ -30,6 +30,7 @@ from dljob.contract import CheckpointRef, DatasetRef, ModelRef, Plan, Rank, Repo
 UID = 54321
 JOB_UID = "5f0c9a52-2f6b-4c7e-9d51-0a1b2c3d4e5f"
 AGENT_PORT, METRICS_PORT = 7470, 9470
+CGROUPS = Path("/sys/fs/cgroup")
 _counter = itertools.count()
 
 
@@ -77,6 +78,19 @@ class Pod:
     environ: dict[str, str]
     agent: subprocess.Popen[bytes] | None = None
     starts: int = 0
+    cgroup: Path | None = None
+
+    def limit_memory(self, nbytes: int) -> None:
+        """A memory cgroup of its own, which it sees as a container sees its own: at the root of the hierarchy."""
+        version_2 = (CGROUPS / "cgroup.controllers").exists()
+        hierarchy = CGROUPS if version_2 else CGROUPS / "memory"
+        self.cgroup = hierarchy / self.namespace
+        self.cgroup.mkdir()
+        limit = "memory.max" if version_2 else "memory.limit_in_bytes"
+        (self.cgroup / limit).write_text(str(nbytes))
+        at = self.command.index("sh")
+        enter = f'echo $$ > {self.cgroup}/cgroup.procs && mount --bind {self.cgroup} {hierarchy} && exec "$@"'
+        self.command[at:at] = ["sh", "-c", enter, "sh"]
 
     def start(self, **environ: str) -> None:
         self.starts += 1
@@ -246,6 +260,9 @@ def job(count: int) -> Iterator[Job]:
     finally:
         for pod in made.pods:
             pod.kill()
+            if pod.cgroup is not None:
+                made.wait(lambda pod=pod: not (pod.cgroup / "cgroup.procs").read_text())
+                pod.cgroup.rmdir()
             _ip("netns", "delete", pod.namespace)
         subprocess.run(["ip", "link", "delete", bridge], check=False)
         shutil.rmtree(directory)

@@ -89,6 +89,7 @@ def test_built_in_model_from_the_zygote(two: Job) -> None:
     report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED, within_s=40)
     assert report.step == 30 and report.last_checkpoint is not None and report.world_size == 2
     assert report.probes and report.mismatches == ()
+    assert not [pod.text() for pod in two.pods if "Warning" in pod.text()]
 
 
 def test_killed_rank_is_relaunched_in_the_same_pods(three: Job) -> None:
@@ -132,6 +133,15 @@ def test_command_that_fails_at_once_fails_the_job(two: Job) -> None:
     assert report.failure is not None and report.failure.log_tail.endswith("no such luck\n")
     assert report.failure.exit_code == 1 and "exit code 1" in report.failure.message
     assert leave(two) == [0, 0]
+
+
+def test_out_of_memory_kills_the_rank_and_the_agent_tells(two: Job) -> None:
+    two.pods[1].limit_memory(150 * 2**20)
+    greedy = "import os\nif os.environ['RANK'] == '1': hog = bytearray(os.urandom(1)) * 2**28\nprint('fine')"
+    two.start(two.plan(["python", "-c", greedy], backoff_limit=0), **NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    assert report.failure is not None and report.failure.reason == "OutOfMemory" and report.failure.rank == 1
+    assert two.pods[1].starts == 1 and two.pods[1].get("/healthz")[0] == 200
 
 
 def test_bad_input_fails_the_job_without_a_second_try(two: Job) -> None:

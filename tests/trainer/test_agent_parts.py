@@ -158,6 +158,7 @@ def test_report_is_what_was_heard_and_survives_the_coordinator() -> None:
     assert report.startup.first_step_unix_s == 20.0
     again = Ledger(plan(), report)
     assert (again.restarts, again.failures, again.startup) == ({"RankKilled": 2}, 2, report.startup)
+    assert (again.report(31.0).step, again.report(31.0).steps, again.report(31.0).loss) == (2, 10, 1.0), "no way back"
     other_job = Ledger(plan(uid="other"), report)
     assert other_job.restarts == {} and other_job.failure is None
 

@@ -24,6 +24,15 @@ class ApiError(Exception):
         super().__init__(f"{status}: {message}")
         self.status = status
 
+    @classmethod
+    def of(cls, status: int, answer: bytes) -> "ApiError":
+        """From an answer's body: a Status object, or anything a proxy may say."""
+        try:
+            message = json.loads(answer)["message"]
+        except (ValueError, KeyError, TypeError):
+            message = answer[:200].decode(errors="replace")
+        return cls(status, str(message))
+
 
 @dataclass(frozen=True)
 class KubeApi:
@@ -69,7 +78,7 @@ class KubeApi:
         try:
             status, chunked = await _head(reader)
             if status != 200:
-                raise ApiError(status, (await reader.read(4096)).decode(errors="replace"))
+                raise ApiError.of(status, await reader.read(65536))
             pending = b""
             async with asyncio.timeout(_WATCH_S + _TIMEOUT_S):
                 async for part in _body(reader, chunked):
@@ -91,7 +100,7 @@ class KubeApi:
             finally:
                 writer.close()
         if status >= 300:
-            raise ApiError(status, answer[:500].decode(errors="replace"))
+            raise ApiError.of(status, answer)
         return answer
 
     async def _open(self, method: str, path: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -46,6 +46,7 @@ class Ledger:
         self.failure: Failure | None = None
         self.outcome: Outcome | None = None
         self.startup = StartupMarks()
+        self._before: Report | None = None
         self._step: Step | None = None
         self._evaluated: Evaluated | None = None
         self._checkpoint: CheckpointMark | None = None
@@ -59,6 +60,7 @@ class Ledger:
             self._resume(previous)
 
     def _resume(self, previous: Report) -> None:
+        self._before = previous
         self.restarts = dict(previous.restarts)
         self.failures = previous.failures
         self.failure = previous.failure
@@ -134,7 +136,10 @@ class Ledger:
 
     def report(self, unix_s: float) -> Report:
         """Everything, as the operator reads it."""
-        step, evaluated = self._step, self._evaluated
+        step, evaluated, before = self._step or self._before, self._evaluated, self._before
+        accuracy = before.accuracy if before else None
+        if evaluated or self.outcome:
+            accuracy = self.outcome.accuracy if self.outcome else evaluated.accuracy if evaluated else None
         return Report(
             uid=self.plan.uid,
             plan_number=self.plan.number,
@@ -146,7 +151,7 @@ class Ledger:
             steps=step.steps if step else self.plan.steps or 0,
             epoch=step.epoch if step else None,
             loss=step.loss if step else None,
-            accuracy=self.outcome.accuracy if self.outcome else evaluated.accuracy if evaluated else None,
+            accuracy=accuracy,
             step_s=step.step_s if step else None,
             samples_per_s=step.samples_per_s if step else None,
             world_size=self._world_size,

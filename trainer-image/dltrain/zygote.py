@@ -147,7 +147,7 @@ def become_rank(order: Order, output: int, parent: int) -> None:
     os.setpgid(0, 0)
     die_with(parent)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123
-        score.write("500")  # out of memory, the rank goes and the agent lives to tell
+        score.write("1000")  # out of memory, the rank goes and the agent lives to tell
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
@@ -165,6 +165,7 @@ def run(order: Order) -> None:
         case ("-m", module, *rest):
             sys.argv = [module, *rest]
             sys.path.insert(0, order.cwd)
+            sys.modules.pop(module, None)  # imported ahead, now to be run, which runpy would warn about
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         case ("-c", code, *rest):
             sys.argv = ["-c", *rest]
