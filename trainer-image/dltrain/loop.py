@@ -81,6 +81,8 @@ class Trainer:
         self._began = time.monotonic()
         self._first = 0
         self._in_step = False
+        self._weight = 1.0
+        """Of this rank's part of the batch just given out."""
         self._late = (0.0, 0.0)
         """Loss logged after its step had been summed, and its weight: shared with the next step."""
         self._gradient_norm = 0.0
@@ -114,9 +116,9 @@ class Trainer:
     def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None) -> None:
         """Show the mean loss of this rank's batch, best before ``backward()``; or an accuracy on held-out data."""
         if loss is not None:
-            part = torch.as_tensor(loss).detach() * self._part.weight
-            if not self.parallel.share(0, (part, self._part.weight)):
-                self._late = (float(part), self._part.weight)
+            part = torch.as_tensor(loss).detach() * self._weight
+            if not self.parallel.share(0, (part, self._weight)):
+                self._late = (float(part), self._weight)
         if accuracy is not None:
             self._progress.tell_accuracy(self.step, accuracy)
 
@@ -139,7 +141,8 @@ class Trainer:
         sampler = Sampler(loader.samples, min(self.plan.global_batch, loader.samples), self.plan.seed)
         self.total_steps = self.plan.steps or (self.plan.epochs or 0) * sampler.steps_per_epoch
         while self.step < self.total_steps:
-            part = self._part = sampler.part(self.step, self.shares, self.rank)
+            part = sampler.part(self.step, self.shares, self.rank)
+            self._weight = part.weight
             self.epoch, self.end_of_epoch = part.epoch, part.last
             # Randomness of a step (dropout) is a function of (seed, step, rank): nothing to save, equal on resume.
             torch.manual_seed(step_seed(self.plan.seed, self.step, self.rank))
