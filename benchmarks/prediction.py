@@ -23,10 +23,11 @@ from statistics import median
 
 from dljob.api import DLJobSpec, DLProfileStatus
 from dljob.cluster import ClusterView, cluster_view
-from dljob.contract import Plan, ProbePoint, RankMeasure, Report, RunPhase
+from dljob.contract import CPUS_VARIABLE, Plan, ProbePoint, RankMeasure, Report, RunPhase
 from dljob.planner import Infeasible, Learned, plan
 from dljob.profiles import learned, taught
 from dljob.request import contract_plan, planner_request, profile_key
+from dltrain.messages import PLAN_ENV, SOCKET_ENV
 
 CASES = (("digits-cnn", "digits", 96), ("mlp", "digits", 96), ("resnet18", "synthetic-images", 24))
 STEPS = {"digits-cnn": 150, "mlp": 300, "resnet18": 12}
@@ -82,7 +83,7 @@ def train(todo: Plan, timeout_s: float) -> News:
         mpirun = Path(sys.prefix, "bin", "mpirun")
         placed = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "btl", "self,tcp"]
         command = [str(mpirun), *root, *placed, "-n", str(len(todo.ranks)), sys.executable, "-m", "dltrain.rank"]
-        env = os.environ | {"DLTRAIN_PLAN": str(path), "DLTRAIN_SOCKET": f"{folder}/agent"}
+        env = os.environ | {PLAN_ENV: str(path), SOCKET_ENV: f"{folder}/agent", CPUS_VARIABLE: "1000"}
         process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
             code = process.wait(timeout_s)
@@ -161,7 +162,7 @@ def main() -> None:
         if args.model not in (None, model):
             continue
         for ranks in args.ranks:
-            nodes = [{"name": f"n{i}", "cpu": f"{max(1, 1000 * cores // ranks)}m"} for i in range(ranks)]
+            nodes = [{"name": f"n{i}", "cpu": f"{min(1000, 1000 * cores // ranks)}m"} for i in range(ranks)]
             rows.append(one(model, dataset, args.batch or batch, ranks, cluster_view({"nodes": nodes})))
             if not args.json:
                 text = [f"{model:12} batch {rows[-1]['batch']} on {ranks} ranks:"]
