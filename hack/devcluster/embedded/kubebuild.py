@@ -19,6 +19,7 @@ from pathlib import Path
 
 from devcluster.embedded import packages
 from devcluster.errors import ClusterError
+from devcluster.locks import locked
 from devcluster.paths import cache_root
 from devcluster.progress import Progress
 from devcluster.shell import run
@@ -41,20 +42,28 @@ _RECIPE = 1  # raise it when the steps below change what comes out
 def binaries(progress: Progress) -> Path:
     """The folder with the programs; builds them where the cache lacks them (about three minutes on two cores)."""
     folder = cache_root() / "kubernetes" / _digest()
-    if all((folder / program).exists() for program in PROGRAMS):
-        return folder
-    packages.install(packages.KUBERNETES_BUILD, progress)
-    work = cache_root() / "kubernetes" / "build"
-    shutil.rmtree(work, ignore_errors=True)  # of an earlier, interrupted build
-    work.mkdir(parents=True)
+    if not folder.exists():
+        packages.install(packages.KUBERNETES_BUILD, progress)
+        with locked("kubernetes"):
+            if not folder.exists():  # or somebody else built it meanwhile
+                _make(folder, progress)
+    return folder
+
+
+def _make(folder: Path, progress: Progress) -> None:
+    work = folder.parent / "build"
+    for leftover in work.iterdir() if work.exists() else ():  # of an interrupted build: what it compiled is kept
+        if leftover.is_dir() and leftover.name != "gocache":
+            shutil.rmtree(leftover)
+        elif leftover.is_file():
+            leftover.unlink()
+    work.mkdir(parents=True, exist_ok=True)
     with progress.step("fetching the source of Kubernetes"):
         tree = _unpack(_fetch(work), work)
     with progress.step(f"building Kubernetes {VERSION}, once (3 to 5 minutes on two cores)"):
         _build(tree, work)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     (work / "bin").rename(folder)
     shutil.rmtree(work)
-    return folder
 
 
 def _digest() -> str:
