@@ -17,7 +17,7 @@ from dljob.planner.context import Option, options, ranks_per_node_choices, workl
 from dljob.planner.evaluate import Part, evaluate
 from dljob.planner.names import duration, gibibytes, group_names, joules, rate
 from dljob.planner.plan import collectives, ordered
-from dljob.planner.pools import eligible, wanted
+from dljob.planner.pools import cores_of_rank, eligible, wanted
 from dljob.planner.screen import Screen
 from dljob.planner.search import Search, grid
 from dljob.planner.split import Kind, even_split, split
@@ -250,6 +250,24 @@ class TestDecisions:
         assert decision.candidates[0] == decision.chosen
         assert len(decision.candidates) == 4
         assert len({sum(g.nodes for g in c.groups) for c in decision.candidates}) == 4
+
+    @pytest.mark.parametrize(
+        ("cpu", "ranks", "asked", "limit", "cores"),
+        [
+            (8.0, 1, None, None, 1.0),
+            (0.2, 1, None, None, 0.2),
+            (8.0, 1, 4.5, None, 4.0),
+            (8.0, 1, 0.5, None, 1.0),
+            (8.0, 1, 4.0, 2.0, 2.0),
+            (8.0, 4, None, None, 1.0),
+            (8.0, 4, 8.0, None, 2.0),
+            (2.0, 4, None, None, 0.5),
+        ],
+    )
+    def test_threads_of_a_rank(
+        self, cpu: float, ranks: int, asked: float | None, limit: float | None, cores: float
+    ) -> None:
+        assert cores_of_rank(cpu, ranks, replace(DIGITS, cpu_per_pod=asked, cpu_limit_per_pod=limit)) == cores
 
     def test_an_unknown_gpu_is_planned_with_a_warning(self) -> None:
         decision = decided(DIGITS, view({"device": "NVIDIA-X9000", "gpu": True, "cpu": 8}))

@@ -14,7 +14,7 @@ from dljob.perf.compute import calibrated, catalogue_curve
 from dljob.perf.curve import Curve
 from dljob.perf.step import LINK_SPREAD, OVERLAP_EFFICIENCY, SPREAD
 from dljob.perf.workload import Workload, builtin, hinted
-from dljob.planner.pools import Pool
+from dljob.planner.pools import Pool, cores_of_rank
 from dljob.planner.types import CollectiveName, Learned, Request
 
 GPU_LATENCY_S = 10e-6
@@ -94,7 +94,7 @@ def options(
 ) -> list[Option]:
     """The ways to put ``ranks_per_node`` ranks on nodes of the pool: all nodes, or those with much memory."""
     known = learned.get((request.profile or request.model or "", pool.device))
-    cores = pool.cores / ranks_per_node
+    cores = cores_of_rank(pool.cpu, ranks_per_node, request)
     device = hardware.gpu_or_assumed(pool.device) if pool.is_gpu else hardware.cpu(pool.device, cores)
     curve = catalogue_curve(workload, device, cores)
     points = [(p.batch, p.compute_s) for p in known.points] if known else []

@@ -245,7 +245,7 @@ def _warning(request: Request, chosen: Choice, nodes: Eligible) -> str | None:
         if any(g.device == pool.device for g in chosen.groups):
             if pool.unequal:
                 warnings.append(
-                    f"nodes of device {pool.device} have unlike CPUs: planned as the weakest, {pool.cores:.3g} CPUs; "
+                    f"nodes of device {pool.device} have unlike CPUs: planned as the weakest, {pool.cpu:.3g} CPUs; "
                     "label kinds of nodes with dljob.dev/device to use each at its speed"
                 )
             if pool.assumed:

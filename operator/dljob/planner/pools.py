@@ -29,8 +29,8 @@ class Pool:
     """Free devices of each node, most first."""
     memory_nbytes: tuple[int, ...]
     """Free main memory of the same nodes, in the same order."""
-    cores: float
-    """CPUs that a pod computes with on the weakest node."""
+    cpu: float
+    """CPUs of the weakest node."""
     bandwidth_Bps: float | None
     """Network bandwidth of the slowest node that says one."""
     unequal: bool
@@ -79,13 +79,14 @@ def _why_not(node: Node, request: Request) -> str | None:
     return None
 
 
-def _usable_cores(node: Node, request: Request) -> float:
-    """What a pod computes with: a thread for each whole CPU that it requests, one by default, within its limit.
+def cores_of_rank(cpu: float, ranks: int, request: Request) -> float:
+    """CPUs that each of ``ranks`` ranks computes with on a node that has ``cpu``.
 
-    Requests are what a pod is sure of; a quota below one CPU, the node's or the pod's, slows that one thread.
+    A thread for each whole CPU that the pod requests, one a rank by default: requests are what a pod is sure of. The
+    node or the pod's limit may hold less; below one CPU a rank that slows its one thread.
     """
-    threads = max(1.0, float(int(request.cpu_per_pod or 1.0)))
-    return min(threads, node.cpu, request.cpu_limit_per_pod or threads)
+    threads = max(1.0, float(int((request.cpu_per_pod or ranks) / ranks)))
+    return min(threads, cpu / ranks, (request.cpu_limit_per_pod or cpu) / ranks)
 
 
 def wanted(device: str, names: Iterable[str]) -> bool:
@@ -133,7 +134,7 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
     pools = []
     for (device, is_gpu), nodes in sorted(usable.items()):
         nodes.sort(key=lambda node: -node.free_devices)
-        cores = [_usable_cores(node, request) for node in nodes]
+        used = [cores_of_rank(node.cpu, 1, request) for node in nodes]
         bandwidths = [node.link_bandwidth_Bps for node in nodes if node.link_bandwidth_Bps]
         pools.append(
             Pool(
@@ -141,9 +142,9 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
                 is_gpu=is_gpu,
                 free=tuple(node.free_devices for node in nodes),
                 memory_nbytes=tuple(node.free_memory_nbytes for node in nodes),
-                cores=min(cores),
+                cpu=min(node.cpu for node in nodes),
                 bandwidth_Bps=min(bandwidths, default=None),
-                unequal=not is_gpu and max(cores) > UNEQUAL * min(cores),
+                unequal=not is_gpu and max(used) > UNEQUAL * min(used),
             )
         )
     refusals = tuple(Refusal(f"{n} x {device}", reason) for (device, reason), n in sorted(left_out.items()))

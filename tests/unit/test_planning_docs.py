@@ -1,0 +1,31 @@
+"""docs/planning.md: its cluster file, its command and what that prints are real."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dljob.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_what_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a change of the model: paste the new output."""
+    found = re.search(r"```yaml\n(nodes:\n.*?)```", PAGE, re.DOTALL)
+    assert found
+    (tmp_path / "cluster.yaml").write_text(found[1], encoding="utf-8")
+    assert main(["plan", str(ROOT / "examples/plan-only.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 0
+    assert f"```\n{capsys.readouterr().out}```" in PAGE
+
+
+def test_every_reason_is_explained() -> None:
+    sources = (ROOT / "operator/dljob/planner").glob("*.py")
+    pattern = re.compile(r'Infeasible\(\s*"([A-Za-z]+)"(?: if [^,]* else "([A-Za-z]+)")?')
+    said = {
+        reason for path in sources for pair in pattern.findall(path.read_text("utf-8")) for reason in pair if reason
+    }
+    assert {"NoSuchDevice", "TooFewNodes", "DeviceBusy", "DoesNotFit", "BatchMismatch"} <= said
+    for reason in said:
+        assert f"| `{reason}` |" in PAGE, reason
