@@ -172,6 +172,18 @@ def test_torchrun_scripts_get_their_environment(two: Job) -> None:
         assert f"[rank {rank}] 0\n" in pod.text(), "there is no MPI in a torchrun job"
 
 
+def test_forks_of_the_zygote_are_ordinary_programs(two: Job) -> None:
+    program = SPEAKING.replace("speaking_rank", "ordinary_program")
+    model = ModelRef(command=("python", "-u", program, "--flag", "a b", ""), framework="Torchrun")
+    two.start(two.plan(model=model, backoff_limit=0))
+    report = two.until(lambda r: r.phase is RunPhase.FAILED, within_s=40)
+    assert report.failure is not None and report.failure.exit_code == 3, report.failure
+    lines = [line for pod in two.pods for line in pod.text().splitlines() if "] " in line]
+    assert sum("exit handlers ran" in line for line in lines) == 2
+    drawn = [line.split()[-2:] for line in lines if "] random " in line]
+    assert len({first for first, _ in drawn}) == len({second for _, second in drawn}) == 2, "forks with one seed"
+
+
 def test_job_deleted_in_the_middle_leaves_fast(three: Job) -> None:
     three.start(three.plan(speaking("4000", "mpi=1")), **NO_TORCH)
     three.until(lambda r: r.step >= 1)

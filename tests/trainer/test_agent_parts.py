@@ -260,7 +260,8 @@ def test_which_commands_the_zygote_may_become(tmp_path: Path) -> None:
     assert not is_this_python("python", {"PATH": str(tmp_path)}) and not is_this_python("sh", beside)
     (tmp_path / "python").symlink_to(sys.executable)
     assert not is_this_python("python", {"PATH": str(tmp_path)}), "the same binary, but other packages"
-    assert can_run(("train.py", "--lr", "1")) and can_run(("-m", "x")) and can_run(("-c", "x"))
+    assert can_run(("train.py", "--lr", "1")) and can_run(("-u", "train.py")) and not can_run(("-u",))
+    assert can_run(("-m", "x")) and can_run(("-c", "x"))
     assert not can_run(()) and not can_run(("-m",)) and not can_run(("-O", "train.py")) and not can_run(("-",))
 
 

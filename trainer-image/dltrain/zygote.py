@@ -9,6 +9,7 @@ One connection a rank on the Unix socket inherited as FD. The agent sends a JSON
 output pipe attached and gets ``{"pid": n}``, then ``{"status": n}`` (as of waitpid). Closing it kills the rank.
 """
 
+import builtins
 import contextlib
 import ctypes
 import gc
@@ -19,8 +20,10 @@ import selectors
 import signal
 import socket
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -160,28 +163,42 @@ def become_rank(order: Order, output: int, parent: int) -> None:
 
 
 def run(order: Order) -> None:
-    """Run the command line as the interpreter would: ``-m MODULE …``, ``-c CODE …`` or ``FILE …``."""
-    match order.argv:
+    """Run ``-m MODULE …``, ``-c CODE …`` or ``FILE …`` as the interpreter would, in a fresh ``__main__``."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    # Also under the name that workers of multiprocessing give it, taken when that was imported: it was the zygote's.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    match without_u(order.argv):
         case ("-m", module, *rest):
-            sys.argv = [module, *rest]
+            sys.argv = ["-m", *rest]
             sys.path.insert(0, order.cwd)
             sys.modules.pop(module, None)  # imported ahead, now to be run, which runpy would warn about
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            runpy._run_module_as_main(module)  # type: ignore[attr-defined]  # what python -m calls
         case ("-c", code, *rest):
             sys.argv = ["-c", *rest]
             sys.path.insert(0, "")
-            exec(compile(code, "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+            exec(compile(code, "<string>", "exec"), main.__dict__)
         case (file, *rest):
             sys.argv = [file, *rest]
-            sys.path.insert(0, os.path.dirname(os.path.abspath(file)))  # noqa: PTH100, PTH120
-            runpy.run_path(file, run_name="__main__")
+            path = Path(file).resolve()
+            sys.path.insert(0, str(path.parent))
+            main.__dict__["__file__"] = file
+            exec(compile(path.read_bytes(), file, "exec"), main.__dict__)
         case _:
             raise ValueError("order: found no arguments, expected '-m MODULE', '-c CODE' or FILE")
 
 
 def can_run(argv: tuple[str, ...]) -> bool:
-    """Whether ``run`` understands a Python command line (interpreter options other than -m and -c are not for it)."""
-    return bool(argv) and (not argv[0].startswith("-") or (argv[0] in ("-m", "-c") and len(argv) > 1))
+    """Whether ``run`` understands a Python command line (of the interpreter's options only -m, -c and -u)."""
+    argv = without_u(argv)
+    if not argv or Path(argv[0]).is_dir():
+        return False
+    return not argv[0].startswith("-") or (argv[0] in ("-m", "-c") and len(argv) > 1)
+
+
+def without_u(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Without a leading -u: a rank's output goes to a pipe line by line anyhow."""
+    return argv[1:] if argv[:1] == ("-u",) else argv
 
 
 def import_ahead() -> None:
