@@ -1,0 +1,37 @@
+"""A program that relies on what any Python program may: its name, arguments, workers, exit handlers, exit code."""
+
+import atexit
+import multiprocessing
+import random
+import sys
+import threading
+from pathlib import Path
+
+
+class Result:
+    """Pickled by name: a worker finds it in its __main__ only if that is this file."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def work(queue: "multiprocessing.Queue[Result]") -> None:
+    queue.put(Result(42))
+
+
+if __name__ == "__main__":
+    assert Path(__file__).name == "ordinary_program.py" and sys.argv[1:] == ["--flag", "a b", ""], sys.argv
+    assert sys.path[0] == str(Path(__file__).resolve().parent), sys.path
+    assert sys.stdin.read() == "" and threading.active_count() == 1
+    for method in ("spawn", "fork"):
+        context = multiprocessing.get_context(method)
+        queue = context.Queue()
+        worker = context.Process(target=work, args=(queue,))
+        worker.start()
+        assert queue.get(timeout=20).value == 42
+        worker.join()
+    import numpy as np
+
+    print("random", random.getrandbits(64), np.random.randint(2**62), flush=True)
+    atexit.register(lambda: print("exit handlers ran"))
+    sys.exit(3)
