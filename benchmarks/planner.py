@@ -3,9 +3,10 @@
     python benchmarks/planner.py [--json] [--check]
 
 For each size three jobs (a large model, a small one, one with the least energy within a deadline) on nodes with unlike
-numbers of free devices; the time is the worst of the three, the best of several repeats each. Memory is what planning
-allocates at its peak, beside the nodes themselves. ``--check`` fails (exit code 1) above 200 ms for 1,000 nodes, 1 s
-for 10,000, 200 MB.
+numbers of free devices; the time is the worst of the three, the best of several repeats each, by the wall clock and in
+CPU time. Memory is what planning allocates at its peak, beside the nodes themselves. ``--check`` fails (exit code 1)
+when both times are above 200 ms for 1,000 nodes or 1 s for 10,000 (a busy machine stretches the one, numpy's threads the
+other), or above 200 MB.
 """
 
 import argparse
@@ -60,22 +61,23 @@ def cluster(nodes: int) -> ClusterView:
 
 def measure(nodes: int, repeats: int) -> dict[str, float]:
     view = cluster(nodes)
-    worst_s, considered = 0.0, 0
+    worst_s, worst_cpu_s, considered = 0.0, 0.0, 0
     for job in JOBS:
-        times = []
+        walls, cpus = [], []
         for _ in range(repeats):
-            began = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             found = plan(job, view, {})
-            times.append(time.perf_counter() - began)
+            walls.append(time.perf_counter() - wall)
+            cpus.append(time.process_time() - cpu)
         assert isinstance(found, Decision), found
-        worst_s = max(worst_s, min(times))
+        worst_s, worst_cpu_s = max(worst_s, min(walls)), max(worst_cpu_s, min(cpus))
         considered = max(considered, len(found.candidates))
     tracemalloc.start()
     for job in JOBS:
         plan(job, view, {})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return {"nodes": nodes, "plan_s": worst_s, "peak_nbytes": peak, "candidates": considered}
+    return {"nodes": nodes, "plan_s": worst_s, "cpu_s": worst_cpu_s, "peak_nbytes": peak, "candidates": considered}
 
 
 def main() -> int:
@@ -89,13 +91,17 @@ def main() -> int:
     if given.json:
         print(json.dumps(rows))
     else:
-        print(f"{'nodes':>7} {'plan':>10} {'memory':>10} {'candidates':>11}")
+        print(f"{'nodes':>7} {'wall':>10} {'CPU':>10} {'memory':>10} {'candidates':>11}")
         for row in rows:
             print(
-                f"{row['nodes']:7.0f} {1e3 * row['plan_s']:7.1f} ms {row['peak_nbytes'] / 1e6:7.1f} MB "
-                f"{row['candidates']:11.0f}"
+                f"{row['nodes']:7.0f} {1e3 * row['plan_s']:7.1f} ms {1e3 * row['cpu_s']:7.1f} ms "
+                f"{row['peak_nbytes'] / 1e6:7.1f} MB {row['candidates']:11.0f}"
             )
-    slow = [r for r in rows if r["plan_s"] > LIMIT_S.get(int(r["nodes"]), 9e9) or r["peak_nbytes"] > LIMIT_NBYTES]
+    slow = [
+        r
+        for r in rows
+        if min(r["plan_s"], r["cpu_s"]) > LIMIT_S.get(int(r["nodes"]), 9e9) or r["peak_nbytes"] > LIMIT_NBYTES
+    ]
     for row in slow if given.check else ():
         print(f"{row['nodes']:.0f} nodes: over the limit", file=sys.stderr)
     return 1 if given.check and slow else 0
