@@ -152,6 +152,18 @@ class Pod:
             if self.agent.poll() is not None:
                 self.agent = None
 
+    def listening(self) -> set[int]:
+        """TCP ports that other pods could connect to."""
+        ports = set()
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{self.pids()[0]}/net/{table}").read_text().splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                address, _, port = local.partition(":")
+                loopback = address in ("0100007F", "00000000000000000000000001000000")
+                if state == "0A" and not loopback:
+                    ports.add(int(port, 16))
+        return ports
+
     def kill(self) -> None:
         """As a node's power cut would: PID 1 gone, its namespace goes with it."""
         if self.agent is not None:

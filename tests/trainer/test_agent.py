@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dljob.contract import ModelRef, Plan, RunPhase
+from dljob.contract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ModelRef, Plan, RunPhase
 from trainer.pods import KILL, STOP, TERM, UID, Job, Pod, job
 
 pytestmark = [
@@ -95,6 +95,9 @@ def test_built_in_model_from_the_zygote(two: Job) -> None:
 def test_killed_rank_is_relaunched_in_the_same_pods(three: Job) -> None:
     three.start(three.plan(speaking("400", "mpi=1")), **NO_TORCH)
     three.until(lambda r: r.step >= 1)
+    for pod in three.pods:  # what the network policy lets through
+        mpi = pod.listening() - {AGENT_PORT, METRICS_PORT}
+        assert len(mpi) >= 2 and all(MPI_PORTS[0] <= port <= MPI_PORTS[1] for port in mpi), mpi
     os.kill(rank_process(three.pods[1], 1), KILL)
     killed_s = time.monotonic()
     report = three.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING)
