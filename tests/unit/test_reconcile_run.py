@@ -1,0 +1,223 @@
+"""What reports, pods, clocks and nodes make of a job that runs: a table of situations and what is desired."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from builders import DIGITS, NOW, after, changed, plan_of, report, seen, settled
+from dljob.api import Phase
+from dljob.contract import Failure, Mismatch, RunPhase
+from dljob.observed import Observed, Refused
+from dljob.reconcile import Target, needs_view
+from stories import DOWN, OUTCOME, done, started, status, step, told, training, verdict
+
+
+class TestRunning:
+    def test_progress_and_measure(self) -> None:
+        found = training(step_s=0.5, loss=0.25)
+        running = status(step(found))
+        assert running.phase is Phase.RUNNING
+        assert running.progress is not None
+        assert (running.progress.step, running.progress.steps, running.progress.percent) == (10, 75, 13)
+        assert running.measured is not None
+        assert running.measured.step_seconds == 0.5
+        assert running.remaining == "32s"
+
+    @pytest.mark.parametrize(
+        ("phase", "expected", "reason"),
+        [
+            (RunPhase.WAITING, Phase.STARTING, "Starting"),
+            (RunPhase.LAUNCHING, Phase.STARTING, "Starting"),
+            (RunPhase.RUNNING, Phase.RUNNING, "Running"),
+            (RunPhase.RELAUNCHING, Phase.RECOVERING, "Relaunching"),
+            (RunPhase.STOPPED, Phase.STARTING, "Starting"),
+        ],
+    )
+    def test_phase_follows_the_report(self, phase: RunPhase, expected: Phase, reason: str) -> None:
+        observed = started()
+        desired = step(replace(observed, report=report(observed, phase)))
+        assert status(desired).phase is expected
+        assert told(desired, "Running").reason == reason
+
+    def test_no_pod_ready_is_recovering_whatever_the_report_says(self) -> None:
+        assert status(step(settled(training(), ready=False))).phase is Phase.RECOVERING
+
+    def test_a_refused_object_is_told(self) -> None:
+        desired = step(replace(seen(), refused=Refused("StatefulSet", "digits-cpu", "exceeded quota: pods")))
+        assert verdict(desired, "PodsReady") == ("False", "ObjectRefused")
+        assert "exceeded quota: pods" in told(desired, "PodsReady").message
+
+    def test_a_mismatch_of_devices_stands_until_it_is_mended(self) -> None:
+        mismatch = Mismatch(rank=1, planned="cpu", found="cpu-slow")
+        wrong = training(mismatches=[mismatch])
+        assert verdict(step(wrong), "DeviceMismatch") == ("True", "DeviceMismatch")
+        mended = replace(wrong, report=report(wrong))
+        assert verdict(step(mended), "DeviceMismatch") == ("False", "DevicesAsPlanned")
+
+
+def _other_uid(text: str) -> str:
+    return json.dumps({**json.loads(text), "uid": "another"})
+
+
+class TestReports:
+    """What a report may not do: it is untrusted input."""
+
+    @pytest.mark.parametrize(
+        ("broken", "words"),
+        [
+            (lambda text: "no JSON", "JSON"),
+            (lambda text: text.replace('"schema":1', '"schema":2'), "schema"),
+            (lambda text: json.dumps({**json.loads(text), "step": -1}), "step"),
+            (lambda text: json.dumps({**json.loads(text), "phase": "Owned"}), "phase"),
+            (lambda text: json.dumps({**json.loads(text), "extra": 1}), "extra"),
+            (lambda text: "[" * 10_000, "recursion"),
+            (lambda text: " " * (2**20 + 1), "1048576"),
+        ],
+    )
+    def test_an_invalid_one_is_ignored_and_told(self, broken: Callable[[str], str], words: str) -> None:
+        observed = training()
+        assert observed.report is not None
+        desired = step(replace(observed, report=broken(observed.report)))
+        assert verdict(desired, "ReportValid") == ("False", "InvalidReport")
+        assert words in told(desired, "ReportValid").message
+        before = observed.job.status
+        assert status(desired).manifest()["progress"] == before["progress"]
+        assert (desired.scales, desired.deletes) == ((), ())
+
+    def test_valid_again(self) -> None:
+        observed = training()
+        broken = replace(observed, report="{}")
+        again = replace(after(broken, step(broken)), report=observed.report)
+        assert verdict(step(again), "ReportValid") == ("True", "Valid")
+
+    @pytest.mark.parametrize("phase", [RunPhase.SUCCEEDED, RunPhase.FAILED])
+    def test_one_of_another_job_ends_nothing(self, phase: RunPhase) -> None:
+        observed = training()
+        desired = step(replace(observed, report=_other_uid(report(observed, phase))))
+        assert status(desired).completion_time is None
+        assert desired.scales == ()
+
+    @pytest.mark.parametrize("phase", [RunPhase.SUCCEEDED, RunPhase.FAILED])
+    def test_one_of_another_plan_ends_nothing(self, phase: RunPhase) -> None:
+        observed = training()
+        desired = step(replace(observed, report=report(observed, phase, plan_number=7)))
+        assert status(desired).completion_time is None
+        assert desired.scales == ()
+
+
+class TestEnds:
+    def test_success_is_told_and_pods_leave(self) -> None:
+        desired = step(done(outcome=OUTCOME, step=75))
+        assert desired.scales == DOWN
+        found = status(desired)
+        assert (found.phase, found.completion_time) == (Phase.COMPLETE, NOW)
+        assert found.result is not None
+        assert (found.result.accuracy, found.result.checkpoint) == (0.9733, "step-75")
+        assert (found.eta, found.remaining) == (None, None)
+        assert "accuracy 97.33 %" in told(desired, "Complete").message
+        assert desired.lesson is not None and desired.lesson.model == "digits-cnn"
+        assert ("Normal", "Complete") in [(event.type, event.reason) for event in desired.events]
+
+    def test_finished_stays_finished(self) -> None:
+        observed = done(outcome=OUTCOME)
+        ended = after(observed, step(observed))
+        for again in (ended, changed(ended, epochs=9), changed(ended, suspend=True), replace(ended, report=None)):
+            assert not needs_view(again)
+            desired = step(again, 60)
+            assert (desired.scales, desired.objects, desired.lesson, desired.events) == ((), (), None, ())
+            assert (status(desired).phase, status(desired).completion_time) == (Phase.COMPLETE, NOW)
+            assert status(desired).result == status(step(observed)).result
+
+    def test_a_failure_names_the_rank_and_its_last_words(self) -> None:
+        failure = Failure(
+            reason="ProgramFailed", message="the program ended", rank=2, host="digits-cpu-2", exit_code=1,
+            log_tail="KeyError: 'x'\n",
+        )  # fmt: skip
+        desired = step(done(RunPhase.FAILED, failure=failure))
+        assert desired.scales == DOWN
+        assert (status(desired).phase, status(desired).completion_time) == (Phase.FAILED, NOW)
+        assert verdict(desired, "Failed") == ("True", "ProgramFailed")
+        message = told(desired, "Failed").message
+        assert message == "rank 2 on digits-cpu-2: the program ended (exit code 1); log: KeyError: 'x'"
+        assert ("Warning", "ProgramFailed") in [(event.type, event.reason) for event in desired.events]
+        assert desired.lesson is None
+
+    @pytest.mark.parametrize(("failures", "failed"), [(0, False), (2, False), (3, True)])
+    def test_backoff_limit(self, failures: int, failed: bool) -> None:
+        spec = {**DIGITS, "runPolicy": {"backoffLimit": 2}}
+        desired = step(done(RunPhase.RELAUNCHING, spec, failures=failures))
+        assert (status(desired).phase is Phase.FAILED) is failed
+        assert desired.scales == (DOWN if failed else ())
+        if failed:
+            assert verdict(desired, "Failed") == ("True", "BackoffLimitExceeded")
+
+    @pytest.mark.parametrize(("seconds", "failed"), [(0, False), (99, False), (100, True), (500, True)])
+    def test_active_deadline(self, seconds: float, failed: bool) -> None:
+        observed = training({**DIGITS, "runPolicy": {"activeDeadlineSeconds": 100}})
+        desired = step(observed, seconds)
+        assert (status(desired).phase is Phase.FAILED) is failed
+        if failed:
+            assert verdict(desired, "Failed") == ("True", "DeadlineExceeded")
+            assert desired.scales == DOWN
+        else:
+            assert desired.requeue_after_s == 100 - seconds
+
+    def test_time_to_live(self) -> None:
+        observed = done(spec={**DIGITS, "runPolicy": {"ttlSecondsAfterFinished": 60}}, outcome=OUTCOME)
+        desired = step(observed)
+        assert (desired.delete_job, desired.requeue_after_s) == (False, 60)
+        ended = after(observed, desired)
+        assert (step(ended, 59).delete_job, step(ended, 59).requeue_after_s) == (False, 1)
+        assert step(ended, 60).delete_job
+
+    def test_time_to_live_of_zero_first_tells_the_end(self) -> None:
+        observed = done(spec={**DIGITS, "runPolicy": {"ttlSecondsAfterFinished": 0}}, outcome=OUTCOME)
+        desired = step(observed)
+        assert (desired.delete_job, desired.requeue_after_s, status(desired).phase) == (False, 0, Phase.COMPLETE)
+        assert step(after(observed, desired)).delete_job
+
+    def test_without_time_to_live_a_job_stays(self) -> None:
+        observed = done(outcome=OUTCOME)
+        ended = after(observed, step(observed))
+        assert (step(ended, 1e8).delete_job, step(ended, 1e8).requeue_after_s) == (False, None)
+
+
+class TestLostNodes:
+    def lost(self, seconds_ago: float) -> Observed:
+        observed = training({**DIGITS, "runPolicy": {"nodeLostSeconds": 40}})
+        return replace(observed, lost_nodes={"digits-cpu-node-1": NOW - timedelta(seconds=seconds_ago)})
+
+    def test_a_node_may_come_back(self) -> None:
+        desired = step(self.lost(39))
+        assert desired.deletes == ()
+        assert desired.requeue_after_s == 1
+        assert plan_of(after(self.lost(39), desired)).plan.term == 1
+
+    def test_the_term_is_raised_and_the_pod_removed(self) -> None:
+        observed = self.lost(40)
+        desired = step(observed)
+        assert desired.deletes == (Target("Pod", "digits-cpu-1", "uid-digits-cpu-1", force=True),)
+        found = plan_of(after(observed, desired)).plan
+        assert (found.term, found.number) == (2, 1)
+        assert desired.scales == ()
+
+    def test_the_fenced_coordinator_is_not_heard(self) -> None:
+        observed = self.lost(40)
+        old = report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME)
+        fenced = replace(after(observed, step(observed)), report=old)
+        assert status(step(fenced)).completion_time is None
+        assert status(step(replace(fenced, report=report(fenced, RunPhase.SUCCEEDED)))).phase is Phase.COMPLETE
+
+    def test_once_is_enough(self) -> None:
+        observed = self.lost(40)
+        fenced = after(observed, step(observed))
+        desired = step(fenced)
+        assert desired.deletes == ()
+        assert plan_of(after(fenced, desired)).plan.term == 2
+
+    def test_nodes_of_others_are_none_of_its_business(self) -> None:
+        observed = replace(training(), lost_nodes={"elsewhere": NOW - timedelta(days=1)})
+        assert (step(observed).deletes, step(observed).requeue_after_s) == ((), None)
