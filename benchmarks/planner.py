@@ -5,7 +5,7 @@
 For each size three jobs (a large model, a small one, one with the least energy within a deadline) on nodes with unlike
 numbers of free devices; the time is the worst of the three, the best of several repeats each, by the wall clock and in
 CPU time. Memory is what planning allocates at its peak, beside the nodes themselves. ``--check`` fails (exit code 1)
-when both times are above 200 ms for 1,000 nodes or 1 s for 10,000 (a busy machine stretches the one, numpy's threads the
+when both times are above 200 ms for 1,000 nodes or 1 s for 10,000 (a busy machine stretches one, numpy's threads the
 other), or above 200 MB.
 """
 

@@ -47,7 +47,7 @@ def _in_words(error: Any) -> str:
         return f"the API server does not answer: {error.message}; check KUBECONFIG and the cluster"
     if error.code == 401:
         return "the API server does not know you: check the credentials in KUBECONFIG"
-    if error.not_found and not error.message.startswith("dljobs.dljob.dev "):
+    if error.not_found and ("requested resource" in error.message or "page not found" in error.message):
         return "the cluster has no DLJob resource: install dljob first (helm install dljob charts/dljob)"
     return str(error.message)
 

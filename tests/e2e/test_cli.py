@@ -1,0 +1,64 @@
+"""The command line against a real cluster with the operator: plan, run to completion, failure, top."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from kube import ROOT, Kubectl, example
+
+pytestmark = pytest.mark.e2e
+
+
+def dljob(kubectl: Kubectl, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dljob.cli", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"KUBECONFIG": kubectl.kubeconfig, "PYTHONPATH": str(ROOT / "operator")},
+    )
+
+
+def test_plan_sees_what_the_operator_sees(kubectl: Kubectl) -> None:
+    """A plan by the command line, and by the operator for the same manifest as PlanOnly, on the same cluster."""
+    manifest = example("plan-only.yaml", job="same")
+    kubectl.apply(manifest)
+    status = kubectl.wait_phase("same", "Planned", 30)["status"]["plan"]
+    ended = dljob(kubectl, "plan", "-", "--json", stdin=yaml.safe_dump(manifest))
+    assert ended.returncode == 0, ended.stderr
+    shown = json.loads(ended.stdout)["plan"]
+    assert [g["batchPerRank"] for g in shown["groups"]] == [g["batchPerRank"] for g in status["groups"]]
+    assert shown["predicted"]["stepSeconds"] == pytest.approx(status["predicted"]["stepSeconds"])
+    assert shown["collective"] == status["collective"]
+
+
+def test_run_follows_a_job_to_its_end(kubectl: Kubectl) -> None:
+    manifest = yaml.safe_dump(example("digits.yaml", job="followed", epochs=6))
+    ended = dljob(kubectl, "run", "-", "--namespace", kubectl.namespace, "--timeout", "240", stdin=manifest)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for word in ("applied", "Planned", "phase Running", "100 %", "predicted", "phase Complete", "accuracy"):
+        assert word in ended.stdout
+    top = dljob(kubectl, "top", "--namespace", kubectl.namespace)
+    (line,) = [line for line in top.stdout.splitlines() if line.startswith("followed ")]
+    assert line.split()[1] == "Complete"
+
+
+def test_run_of_a_job_that_fails_is_exit_code_1(kubectl: Kubectl) -> None:
+    job = example("digits.yaml", job="failing", trainer={"command": ["false"]}, runPolicy={"backoffLimit": 0})
+    ended = dljob(kubectl, "run", "-", "-n", kubectl.namespace, "--timeout", "200", stdin=yaml.safe_dump(job))
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "phase Failed" in ended.stdout
+
+
+def test_run_says_what_the_api_server_says(kubectl: Kubectl) -> None:
+    manifest = yaml.safe_dump(example("digits.yaml", job="nowhere"))
+    ended = dljob(kubectl, "run", "-", "-n", "no-such-namespace", stdin=manifest)
+    assert ended.returncode == 2
+    assert 'namespaces "no-such-namespace" not found' in ended.stderr
+    assert ended.stderr.count("\n") == 1
