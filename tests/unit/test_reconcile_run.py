@@ -165,6 +165,16 @@ class TestEnds:
         else:
             assert desired.requeue_after_s == 100 - seconds
 
+    def test_time_suspended_is_not_time_active(self) -> None:
+        observed = changed(training({**DIGITS, "runPolicy": {"activeDeadlineSeconds": 100}}), suspend=True)
+        empty = settled(after(observed, step(observed, 50)))
+        suspended = after(empty, step(empty, 60))
+        assert status(step(suspended, 1000)).phase is Phase.SUSPENDED
+        resumed = changed(suspended, suspend=False)
+        running = settled(after(resumed, step(resumed, 1000)))
+        assert status(step(running, 1099)).phase is not Phase.FAILED
+        assert status(step(running, 1100)).phase is Phase.FAILED
+
     def test_time_to_live(self) -> None:
         observed = done(spec={**DIGITS, "runPolicy": {"ttlSecondsAfterFinished": 60}}, outcome=OUTCOME)
         desired = step(observed)

@@ -59,8 +59,10 @@ def _last(failure: Failure | None) -> str:
 
 
 def active_since(status: DLJobStatus) -> datetime | None:
-    """Since when the job has been active: its start, or its last resumption."""
+    """Since when the job has been active: its start, or its last resumption; None while it is suspended."""
     resumed = find(status.conditions, "Suspended")
+    if resumed is not None and resumed.status is TRUE:
+        return None
     times = [status.start_time, resumed.last_transition_time if resumed and resumed.status is FALSE else None]
     return max((time for time in times if time is not None), default=None)
 
