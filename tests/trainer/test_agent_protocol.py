@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dljob.contract import Plan
+from dljob.contract import Plan, RunPhase
 from dltrain import agentproto as proto
 from dltrain import tls
 from trainer.pods import AGENT_PORT, Authority, Job, job
@@ -128,6 +128,22 @@ def test_terms(member: Job) -> None:
         assert await first.receive() is None, "the predecessor is cut off"
 
     run(member, body)
+
+
+def test_a_superseded_coordinator_ends() -> None:
+    with job(2) as made:
+        plan = made.plan(["sleep", "1000"], model={"command": ["sleep", "1000"], "framework": "Torchrun"})
+        made.start(plan, DLTRAIN_IMPORT_AHEAD="off")
+        made.until(lambda r: r.phase is RunPhase.RUNNING)
+
+        async def body(dialogue: Dialogue) -> None:
+            channel, welcome = await dialogue.greeted()
+            assert welcome.term == 1
+            channel.send(assign(plan, 10, "x"))
+            assert await asyncio.to_thread(made.pods[0].wait, 10) == 1
+
+        run(made, body)
+        assert "superseded: pod test-cpu-1 obeys term 10" in made.pods[0].text()
 
 
 @pytest.mark.parametrize(
