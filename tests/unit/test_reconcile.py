@@ -57,6 +57,24 @@ class TestFirstSight:
         fewer = replace(observed, sets=(replace(observed.sets[0], replicas=2),))
         assert step(fewer).scales == (Scale("digits-cpu", 3),)
 
+    def test_a_deleted_plan_is_made_again_as_it_was(self) -> None:
+        observed = replace(started(), plan=None)
+        assert needs_view(observed)
+        leaving = step(observed)
+        assert leaving.scales == DOWN, "what runs may run by another plan"
+        away = after(observed, leaving)
+        assert status(step(away)) == status(leaving), "a status that changes by being read would be written for ever"
+        empty = settled(away)
+        assert plan_of(after(empty, step(empty))).plan == plan_of(started()).plan
+
+    def test_a_deleted_plan_that_cannot_be_made_again_is_followed_by_the_next(self) -> None:
+        two = nodes({"name": "n", "count": 2, "cpu": 2, "memory": "4Gi"})
+        observed = replace(started({**DIGITS, "nodes": {"min": 2}}), plan=None, view=two)
+        away = after(observed, step(observed))
+        assert status(step(away)) == status(step(observed))
+        empty = settled(away)
+        assert plan_of(after(empty, step(empty))).plan.number == 2
+
 
 class TestPlanOnly:
     SPEC: Json = {**DIGITS, "planning": {"mode": "PlanOnly"}}

@@ -45,15 +45,17 @@ def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
         return decision
     decision = _fitting(job.name, decision)
     current = known.accepted
-    shown = known.before.plan.number if known.before.plan and known.observed.sets else 0
-    number = (current.plan.number if current else shown) + 1
+    shown = known.before.plan if current is None and known.observed.sets else None
+    last = current.plan.number if current else shown.number if shown else 0
     term = current.plan.term if current else 1
     service = Names.of(job).service
     proposed = contract_plan(
-        job.name, job.namespace, job.uid, spec, decision, number, term, service, config.cluster_domain
+        job.name, job.namespace, job.uid, spec, decision, last + 1, term, service, config.cluster_domain
     )
     if current is not None and current.plan.digest() == proposed.digest():
         proposed = current.plan
+    elif shown is not None and shown.digest == proposed.digest():  # its ConfigMap was deleted; all else stands
+        proposed = proposed.model_copy(update={"number": shown.number})
     prediction = decision.chosen.prediction
     return Accepted(
         plan=proposed,
