@@ -12,7 +12,7 @@ from devcluster.embedded.state import Ports, Ranges, Record, State
 from devcluster.errors import ClusterError
 
 # In the order in which they are ended: the API server drains for seconds and needs etcd meanwhile.
-SHUTDOWN_ORDER = (("relay", "scheduler", "controllers", "services"), ("apiserver",), ("etcd",))
+SHUTDOWN_ORDER = (("relay", "scheduler", "controllers", "services", "dnsmasq"), ("apiserver",), ("etcd",))
 API_PORT = 6443
 _FIRST_PORT, _PORTS_PER_SLOT = 21000, 20
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from devcluster.embedded.api import Api, Object
+from devcluster.embedded.processes import send
+from devcluster.embedded.state import State
 from devcluster.embedded.watching import Mirror, Reconciler
 
 DOMAIN = "cluster.local"
+PROCESS = "dnsmasq"
 
 
 def records(services: Iterable[Object], endpoints: Iterable[Object]) -> Iterator[str]:
@@ -36,47 +37,40 @@ def records(services: Iterable[Object], endpoints: Iterable[Object]) -> Iterator
                 yield f"{one['ip']} {host}.{full} {full}"
 
 
-class NameServer:
-    """dnsmasq and its hosts file; answers for the cluster's own names only, there is no way out."""
-
-    def __init__(self, folder: Path, netns: str, address: str) -> None:
-        folder.mkdir(exist_ok=True)
-        self._hosts = folder / "hosts"
-        self._hosts.write_text("")
-        command = [
-            *(
-                "nsenter",
-                f"--net=/run/netns/{netns}",
-                "setpriv",
-                "--pdeathsig",
-                "KILL",
-                "dnsmasq",
-                "--keep-in-foreground",
-                "--conf-file=/dev/null",
-            ),
-            *(f"--listen-address={address}", "--bind-interfaces", "--no-hosts", "--no-resolv", "--user=root"),
-            *("--pid-file=", f"--addn-hosts={self._hosts}", f"--local=/{DOMAIN}/", "--local-ttl=1", "--cache-size=0"),
-            "--log-facility=-",
-        ]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-
-    def update(self, lines: Iterable[str]) -> None:
-        """Serves these records from now on."""
-        text = "".join(f"{line}\n" for line in sorted(set(lines)))
-        if self._process.poll() is not None:
-            sys.exit(f"dnsmasq ended with {self._process.returncode}")
-        if text != self._hosts.read_text():
-            scratch = self._hosts.with_suffix(".new")
-            scratch.write_text(text)
-            scratch.replace(self._hosts)
-            self._process.send_signal(signal.SIGHUP)
+def command(state: State, address: str) -> list[str]:
+    """dnsmasq in the switch's namespace; it answers for the cluster's own names only, there is no way out."""
+    hosts = _hosts(state)
+    hosts.parent.mkdir(exist_ok=True)
+    hosts.touch()
+    return [
+        *("nsenter", f"--net=/run/netns/{state.prefix}", "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null"),
+        *(f"--listen-address={address}", "--bind-interfaces", "--no-hosts", "--no-resolv", "--user=root"),
+        *("--pid-file=", f"--addn-hosts={hosts}", f"--local=/{DOMAIN}/", "--local-ttl=1", "--cache-size=0"),
+        "--log-facility=-",
+    ]
 
 
-def reconciler(api: Api, server: NameServer) -> Reconciler:
+def serve(state: State, lines: Iterable[str]) -> None:
+    """Has dnsmasq answer with these records from now on."""
+    text, hosts = "".join(f"{line}\n" for line in sorted(set(lines))), _hosts(state)
+    if text != hosts.read_text():
+        scratch = hosts.with_suffix(".new")
+        scratch.write_text(text)
+        scratch.replace(hosts)
+        server = state.processes.get(PROCESS)
+        if server:
+            send(server, signal.SIGHUP)
+
+
+def _hosts(state: State) -> Path:
+    return state.folder / "dns" / "hosts"
+
+
+def reconciler(api: Api, state: State) -> Reconciler:
     """Keeps the name server in step with the API."""
 
     def step() -> None:
-        server.update(records(services.objects(), endpoints.objects()))
+        serve(state, records(services.objects(), endpoints.objects()))
 
     loop = Reconciler(step, "dns")
     services = Mirror(api, "/api/v1/services", loop.wake)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from devcluster.embedded import cgroups, controlplane, kubebuild, network, nodes, packages, seed, services, storage
+from devcluster.embedded import cgroups, controlplane, dns, kubebuild, network, nodes, packages, seed, services, storage
 from devcluster.embedded.api import Api, ApiError
 from devcluster.embedded.processes import boot_id, end, wait_until
 from devcluster.embedded.state import Record, State, this_boot
@@ -169,7 +169,9 @@ class Embedded:
         self._progress.say(f"cluster {self._cluster!r} is up; export KUBECONFIG={state.kubeconfig}")
 
     def _start_control_plane(self, record: Record) -> None:
-        for name, command in controlplane.commands(self._state, record).items():
+        commands = controlplane.commands(self._state, record)
+        commands[dns.PROCESS] = dns.command(self._state, record.ranges.dns)
+        for name, command in commands.items():
             if not self._state.processes.get(name):
                 self._state.processes.start(name, command, self._state.logs / f"{name}.log")
 

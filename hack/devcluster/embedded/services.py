@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -44,11 +42,9 @@ def main() -> None:
     state = State(Path(sys.argv[1]), sys.argv[2])
     record = state.read()
     assert record, f"no record in {state.folder}"
-    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))  # dnsmasq too: this process leads its group
     api = Api(record.ranges.control_plane, API_PORT, state.pki, "services")
-    server = dns.NameServer(state.folder / "dns", state.prefix, record.ranges.dns)
     loops = [
-        dns.reconciler(api, server),
+        dns.reconciler(api, state),
         storage.reconciler(api, state.volumes),
         gpus.reconciler(api, record.spec),
     ]
