@@ -1,0 +1,99 @@
+"""What stands beside the chosen plan: other candidates, those that lost and why, warnings. Users: ``plan``."""
+
+from math import ceil
+
+from dljob.perf import memory
+from dljob.perf.workload import Workload
+from dljob.planner import objective
+from dljob.planner.context import Option
+from dljob.planner.names import duration, gibibytes, joules, samples
+from dljob.planner.pools import Eligible
+from dljob.planner.types import Choice, Refusal, Request
+
+DIFFERENT = 0.15
+"""Candidates shown differ in their devices, or by this part in their number of ranks."""
+
+
+def memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
+    """A line for each device of which so many do not hold the batch: 'up to 3 x t4: does not fit: 21 GiB of 16'."""
+    lines = []
+    for label in dict.fromkeys(option.label for option in ways):
+        option = max((o for o in ways if o.label == label), key=lambda o: o.largest_batch)
+        ranks = max(o.nodes * o.ranks_per_node for o in ways if o.label == label)
+        fewest = ceil(request.global_batch / option.largest_batch) if option.largest_batch else ranks + 1
+        if fewest <= max(1, request.nodes_min):
+            continue
+        most = min(fewest - 1, ranks)
+        share = ceil(request.global_batch / most) if option.largest_batch else 1
+        needed = memory.rank_nbytes(workload, share, option.pool.is_gpu)
+        lines.append(
+            Refusal(
+                f"{'up to ' if most > 1 else ''}{most} x {label}",
+                f"does not fit: {samples(share)} a rank need {gibibytes(needed)} of {gibibytes(option.memory_nbytes)}",
+            )
+        )
+    return lines
+
+
+def _kind(choice: Choice) -> tuple[str, ...]:
+    return tuple(sorted(g.device for g in choice.groups))
+
+
+def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choice, ...]:
+    """The chosen one, then the best ones that are different, then the next best, up to the number asked for."""
+    ranked = sorted(choices, key=lambda c: objective.score(request, c.prediction))
+    shown = [chosen]
+    for choice in ranked:
+        ranks = objective.size(choice)
+        alike = (
+            abs(ranks - objective.size(c)) <= DIFFERENT * objective.size(c) and _kind(choice) == _kind(c) for c in shown
+        )
+        if len(shown) < request.candidates_kept and not any(alike):
+            shown.append(choice)
+    for choice in ranked:
+        if len(shown) < request.candidates_kept and choice not in shown:
+            shown.append(choice)
+    return (chosen, *sorted(shown[1:], key=lambda c: objective.score(request, c.prediction)))
+
+
+def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]) -> list[Refusal]:
+    """A line for each kind of candidate that lost without being shown: other devices, other collectives."""
+    lines: dict[tuple[object, ...], Refusal] = {}
+    told = {(_kind(c), c.collective) for c in shown}
+    for choice in sorted(choices, key=lambda c: objective.score(request, c.prediction)):
+        kind = (_kind(choice), choice.collective)
+        if kind in told or kind in lines:
+            continue
+        p, q = choice.prediction, chosen.prediction
+        what = {
+            "Time": f"slower: {duration(p.step_s)} a step against {duration(q.step_s)}",
+            "Energy": f"more energy: {joules(p.energy_J or 0)} against {joules(q.energy_J or 0)}",
+            "Cost": f"dearer: ${p.cost_usd or 0:.3g} against ${q.cost_usd or 0:.3g}",
+        }[request.minimize]
+        if not objective.meets(request, p.total_p90_s) and objective.meets(request, q.total_p90_s):
+            what = f"misses the deadline: {duration(p.total_p90_s)} (p90)"
+        lines[kind] = Refusal(choice.summary, f"{what}; {p.bottleneck}")
+    return list(lines.values())
+
+
+def warning(request: Request, chosen: Choice, nodes: Eligible) -> str | None:
+    warnings = []
+    p90_s = chosen.prediction.total_p90_s + objective.STARTUP_S
+    if request.deadline_s is not None and not objective.meets(request, chosen.prediction.total_p90_s):
+        warnings.append(
+            f"no plan meets the deadline of {duration(request.deadline_s)}: the fastest one takes "
+            f"{duration(chosen.prediction.total_s)}, with start-up and at the 90th percentile {duration(p90_s)}, "
+            f"{duration(p90_s - request.deadline_s)} too long"
+        )
+    for pool in nodes.pools:
+        if any(g.device == pool.device for g in chosen.groups):
+            if pool.unequal:
+                warnings.append(
+                    f"nodes of device {pool.device} have unlike CPUs: planned as the weakest, {pool.cpu:.3g} CPUs; "
+                    "label kinds of nodes with dljob.dev/device to use each at its speed"
+                )
+            if pool.assumed:
+                warnings.append(
+                    f"device {pool.device} is not in the catalogue: predicted as a T4 until a run has measured it"
+                )
+    return "; ".join(warnings) or None
