@@ -1,4 +1,4 @@
-"""A program that relies on what any Python program may: its name, arguments, workers, exit handlers, exit code."""
+"""A program that relies on what any Python program may: its name, arguments, workers, exit handlers, sys.exit."""
 
 import atexit
 import multiprocessing
@@ -34,4 +34,4 @@ if __name__ == "__main__":
 
     print("random", random.getrandbits(64), np.random.randint(2**62), flush=True)
     atexit.register(lambda: print("exit handlers ran"))
-    sys.exit(3)
+    sys.exit()
