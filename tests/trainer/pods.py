@@ -203,14 +203,18 @@ class Job:
         temporary.write_text(plan.to_json())
         temporary.replace(self.plan_file)
 
-    def plan(self, command: list[str] | None = None, *, ranks: int | None = None, **fields: Any) -> Plan:
-        """A plan with one rank in each of the first pods; ``command`` runs instead of the built-in model."""
-        count = ranks or len(self.pods)
+    def plan(
+        self, command: list[str] | None = None, *, ranks: int | None = None, per_pod: int = 1, **fields: Any
+    ) -> Plan:
+        """A plan with ``per_pod`` ranks in each pod, ``ranks`` at most; ``command`` runs instead of the built-in model."""
+        count = min(ranks or 2**31, per_pod * len(self.pods))
+        places = [(self.pods[i // per_pod], i % per_pod) for i in range(count)]
         base: dict[str, Any] = {
             "job": "test", "namespace": "default", "uid": JOB_UID, "number": 1,
             "ranks": tuple(
-                Rank(rank=i, pod=pod.name, host=pod.address, group="cpu", device="cpu", share=60 // count + (i < 60 % count))
-                for i, pod in enumerate(self.pods[:count])
+                Rank(rank=i, pod=pod.name, host=pod.address, group="cpu", device="cpu", local_rank=local,
+                     share=60 // count + (i < 60 % count))
+                for i, (pod, local) in enumerate(places)
             ),
             "global_batch": 60,
             "model": ModelRef(command=tuple(command)) if command else ModelRef(name="digits-cnn"),

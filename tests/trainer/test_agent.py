@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dljob.contract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ModelRef, Plan, RunPhase
+from dljob.contract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ModelRef, RunPhase
 from trainer.pods import KILL, STOP, TERM, UID, Job, Pod, job
 
 pytestmark = [
@@ -175,16 +175,17 @@ def test_torchrun_scripts_get_their_environment(two: Job) -> None:
         assert f"[rank {rank}] 0\n" in pod.text(), "there is no MPI in a torchrun job"
 
 
-def test_forks_of_the_zygote_are_ordinary_programs(two: Job) -> None:
+def test_forks_of_the_zygote_are_ordinary_programs() -> None:
     program = SPEAKING.replace("speaking_rank", "ordinary_program")
     model = ModelRef(command=("python", "-u", program, "--flag", "a b", ""), framework="Torchrun")
-    two.start(two.plan(model=model, backoff_limit=0))
-    report = two.until(lambda r: r.phase is RunPhase.FAILED, within_s=40)
-    assert report.failure is not None and report.failure.exit_code == 3, report.failure
-    lines = [line for pod in two.pods for line in pod.text().splitlines() if "] " in line]
-    assert sum("exit handlers ran" in line for line in lines) == 2
-    drawn = [line.split()[-2:] for line in lines if "] random " in line]
-    assert len({first for first, _ in drawn}) == len({second for _, second in drawn}) == 2, "forks with one seed"
+    with job(1) as one:
+        one.start(one.plan(model=model, backoff_limit=0, per_pod=2))
+        report = one.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED), within_s=40)
+        assert report.phase is RunPhase.SUCCEEDED, report.failure
+        lines = one.pods[0].text().splitlines()
+        assert sum("exit handlers ran" in line for line in lines) == 2
+        drawn = [line.split()[-2:] for line in lines if "] random " in line]
+        assert len({first for first, _ in drawn}) == len({second for _, second in drawn}) == 2, "forks with one seed"
 
 
 def test_job_deleted_in_the_middle_leaves_fast(three: Job) -> None:
@@ -247,14 +248,7 @@ def test_new_plan_takes_over_at_a_checkpoint(three: Job) -> None:
 
 
 def test_two_ranks_in_a_pod_and_another_device_than_planned(two: Job) -> None:
-    base = two.plan(speaking("5", "mpi=1", "device=other"), ranks=2)
-    first, second = base.ranks
-    ranks = (
-        first.model_copy(update={"share": 20}),
-        first.model_copy(update={"rank": 1, "local_rank": 1, "share": 20}),
-        second.model_copy(update={"rank": 2, "share": 20}),
-    )
-    two.start(Plan.parse(base.model_copy(update={"ranks": ranks}).to_json()), **NO_TORCH)
+    two.start(two.plan(speaking("5", "mpi=1", "device=other"), per_pod=2, ranks=3), **NO_TORCH)
     report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
     assert {(m.rank, m.planned, m.found) for m in report.mismatches} == {(n, "cpu", "other") for n in range(3)}
     assert len(re.findall(r"rank [01] of 3 is process", two.pods[0].text())) == 2
