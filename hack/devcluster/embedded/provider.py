@@ -102,7 +102,6 @@ class Embedded:
         return self._state.kubeconfig
 
     def load(self, archives: Sequence[Path]) -> None:
-        seed.prepare(self._progress)
         record = self._state.read()
         if not record or not self._running(record):
             raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
