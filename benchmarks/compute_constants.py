@@ -15,14 +15,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dljob import hardware
+from dljob.contract import DatasetRef
 from dljob.perf.compute import LAYER_OVERHEAD_S, STEP_OVERHEAD_S, catalogue_curve
 from dljob.perf.datasets import DATASETS
 from dljob.perf.workload import builtin
+from dltrain.data import load
 from dltrain.models import InputShape, build
 
 CASES = (
@@ -62,6 +65,12 @@ def train_step(model: nn.Module, shape: tuple[int, ...], classes: int, batch: in
     return run
 
 
+def making_s(dataset: str) -> float:
+    """Time to compute a sample of a synthetic dataset."""
+    source, chosen = load(DatasetRef(name=dataset)), np.arange(64)
+    return timed_s(lambda: source.train(chosen), 1.0) / len(chosen)
+
+
 def overheads_s() -> tuple[float, float]:
     """(per layer, per step): the slope and intercept over depth of networks too small to compute anything."""
 
@@ -94,11 +103,13 @@ def main() -> None:
         for batch in batches:
             measured = timed_s(train_step(model, data.shape, data.classes, batch, tokens))
             rows.append({"model": name, "batch": batch, "measured_s": measured, "predicted_s": curve.seconds(batch)})
+    making_us = {name: making_s(name) * 1e6 for name, known in DATASETS.items() if known.making_s}
     result = {
         "product_GFLOPs": product_FLOPs / 1e9,
         "copy_GBps": copy_Bps / 1e9,
         "layer_overhead_us": {"measured": layer_s * 1e6, "assumed": LAYER_OVERHEAD_S * 1e6},
         "step_overhead_us": {"measured": step_s * 1e6, "assumed": STEP_OVERHEAD_S * 1e6},
+        "making_us": {n: {"measured": s, "assumed": DATASETS[n].making_s * 1e6} for n, s in making_us.items()},
         "imported_MiB": imported / 2**20,
         "steps": rows,
     }
@@ -108,6 +119,8 @@ def main() -> None:
     print(f"matrix product {result['product_GFLOPs']:.0f} GFLOP/s, copy {result['copy_GBps']:.1f} GB/s, one core")
     print(f"overhead per layer {layer_s * 1e6:.0f} us (assumed {LAYER_OVERHEAD_S * 1e6:.0f}), ", end="")
     print(f"per step {step_s * 1e6:.0f} us (assumed {STEP_OVERHEAD_S * 1e6:.0f})")
+    for name, us in making_us.items():
+        print(f"making a sample of {name} {us:.0f} us (assumed {DATASETS[name].making_s * 1e6:.0f})")
     print(f"process after import {result['imported_MiB']:.0f} MiB")
     print(f"{'model':12} {'batch':>6} {'measured':>11} {'predicted':>11} {'ratio':>6}")
     for row in rows:

@@ -1,13 +1,12 @@
 """The performance model's layer tables and dataset sizes against what the trainer really builds and holds."""
 
-from importlib.resources import files
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dljob.perf.datasets import DATASETS
-from dljob.perf.workload import builtin
+from dljob.perf.models import MODELS
+from dljob.perf.workload import builtin, misfit
 
 torch = pytest.importorskip("torch")
 
@@ -56,10 +55,26 @@ def test_layer_tables_are_the_models(name: str, dataset: str) -> None:
     assert batch * workload.activation_nbytes == pytest.approx(sum(n for n, _ in kept.values()), rel=0.03)
 
 
-@pytest.mark.parametrize("name", ["digits", "breast-cancer", "wine", "iris"])
-def test_dataset_sizes_are_those_of_the_files(name: str) -> None:
-    with np.load(str(files("dltrain").joinpath("data", f"{name}.npz"))) as data:
-        assert DATASETS[name].train_samples == len(data["x"])
-        assert DATASETS[name].test_samples == len(data["x_test"])
-        assert DATASETS[name].shape == data["x"].shape[1:]
-        assert DATASETS[name].classes == len(set(data["y"].tolist()))
+@pytest.mark.parametrize("name", DATASETS)
+def test_datasets_are_as_the_trainer_loads_them(name: str) -> None:
+    from dljob.contract import DatasetRef
+    from dltrain.data import load
+
+    data, known = load(DatasetRef(name=name)), DATASETS[name]
+    assert (data.train_samples, data.test_samples) == (known.train_samples, known.test_samples)
+    assert (data.shape.shape, data.shape.classes) == (known.shape, known.classes)
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_planner_and_the_trainer_refuse_the_same(model: str, dataset: str) -> None:
+    from dltrain.errors import BadInputError
+    from dltrain.models import InputShape, build
+
+    data = DATASETS[dataset]
+    try:
+        build(model, InputShape(data.shape, data.classes, dataset == "synthetic-tokens"))
+    except BadInputError:
+        assert misfit(model, dataset) is not None
+    else:
+        assert misfit(model, dataset) is None

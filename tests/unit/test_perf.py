@@ -249,9 +249,15 @@ class TestStep:
         draws = np.random.default_rng(0).normal(1.0, 0.03, (4000, 64)).max(axis=1).mean()
         assert sync.straggler_factor(64) == pytest.approx(draws, abs=0.002)
 
-    def test_data_is_felt_only_beyond_compute(self) -> None:
-        assert data.exposed_s(1.0, 2.0) == 0
-        assert data.exposed_s(3.0, 2.0) == 1
+    def test_data(self) -> None:
+        """Made by one thread, which a quota slows; moved to a GPU over its link."""
+        images, digits = builtin("resnet18", None), builtin("digits-cnn", None)
+        one, fifth = hardware.cpu("cpu", 1.0), hardware.cpu("cpu", 0.2)
+        assert data.sample_s(images, one) == pytest.approx(50e-6 + 2 * 12288 / 10e9)
+        assert data.sample_s(images, fifth, 0.2) == pytest.approx(5 * data.sample_s(images, one))
+        assert data.sample_s(digits, one) < 1e-6
+        gpu = hardware.gpu_or_assumed("t4")
+        assert data.sample_s(images, gpu) == pytest.approx(data.sample_s(images, one) + 12288 / 16e9)
 
 
 class TestMemory:

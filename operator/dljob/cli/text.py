@@ -66,8 +66,9 @@ def decision(found: Decision) -> list[str]:
 
 
 def _parts(p: Prediction) -> str:
-    rest = max(0.0, p.step_s - p.compute_s - p.communication_s)
-    return f"computing {duration(p.compute_s)}, communication {duration(p.communication_s)}, waiting {duration(rest)}"
+    waiting_s = max(0.0, p.step_s - p.compute_s - p.communication_s - p.data_s)
+    parts = {"computing": p.compute_s, "communication": p.communication_s, "data": p.data_s, "waiting": waiting_s}
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items())
 
 
 def infeasible(found: Infeasible) -> list[str]:

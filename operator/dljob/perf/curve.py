@@ -69,6 +69,11 @@ class Curve:
         inside: NDArray[Any] = np.interp(batches, self.batches, self.times_s)
         return inside + self.slope_s * np.maximum(0.0, batches - self.batches[-1])
 
+    def plus(self, per_sample_s: float) -> "Curve":
+        """The curve with so much more for each sample."""
+        times = tuple(t + per_sample_s * b for b, t in zip(self.batches, self.times_s, strict=True))
+        return Curve(self.batches, times, self.slope_s + per_sample_s)
+
     def scaled(self, factor: float) -> "Curve":
         """The curve of a device that takes ``factor`` times as long."""
         return Curve(self.batches, tuple(factor * t for t in self.times_s), factor * self.slope_s)

@@ -1,20 +1,17 @@
-"""Data movement: bringing a rank its samples. Users: ``step``.
+"""Data movement: what bringing a rank its samples adds to a step. Users: ``planner``.
 
-The trainer holds the dataset in memory and prepares the next batch while this one trains, so only what is longer than
-computing is felt.
+The trainer fetches a step's samples between two steps, from memory or by computing them, so all of it is felt.
 """
 
 from dljob.hardware import Device
 from dljob.perf.workload import Workload
 
-
-def gather_s(workload: Workload, device: Device, batch: int) -> float:
-    """Reading ``batch`` samples from memory, writing them as one batch and, for a GPU, moving them there."""
-    nbytes = workload.sample_nbytes * batch
-    copies = 2 * nbytes / (device.memory_bandwidth_Bps if device.kind == "cpu" else 10e9)
-    return copies + (nbytes / device.host_bandwidth_Bps if device.kind == "gpu" else 0.0)
+HOST_BANDWIDTH_Bps = 10e9
+"""Copying within main memory, one thread."""
 
 
-def exposed_s(data_s: float, compute_s: float) -> float:
-    """What a step waits for data that is fetched while the step before computes."""
-    return max(0.0, data_s - compute_s)
+def sample_s(workload: Workload, device: Device, cores: float = 1.0) -> float:
+    """Seconds a sample: making it (synthetic data), reading and writing it, and moving it to a GPU."""
+    nbytes = workload.sample_nbytes
+    moved_s = nbytes / device.host_bandwidth_Bps if device.kind == "gpu" else 0.0
+    return (workload.making_s + 2 * nbytes / HOST_BANDWIDTH_Bps) / min(1.0, cores) + moved_s

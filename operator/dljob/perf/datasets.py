@@ -17,14 +17,16 @@ class Dataset:
     """Classes to tell apart, or the vocabulary of a language model."""
     sample_nbytes: int
     """Bytes of one sample as the trainer holds it."""
+    making_s: float = 0.0
+    """Time of one core to compute a sample that is not stored."""
 
 
-# scikit-learn's bundled sets; a fifth is held out.
+# scikit-learn's bundled sets, of which a fifth is held out; times of synthetic ones by benchmarks/compute_constants.py.
 DATASETS = {
     "digits": Dataset(1437, 360, (1, 8, 8), 10, 64 * 4),
     "breast-cancer": Dataset(455, 114, (30,), 2, 30 * 4),
     "wine": Dataset(142, 36, (13,), 3, 13 * 4),
     "iris": Dataset(120, 30, (4,), 3, 4 * 4),
-    "synthetic-images": Dataset(10_000, 1_000, (3, 32, 32), 10, 3 * 32 * 32 * 4),
-    "synthetic-tokens": Dataset(10_000, 1_000, (128,), 256, 129 * 8),
+    "synthetic-images": Dataset(10_000, 1_000, (3, 32, 32), 10, 3 * 32 * 32 * 4, 50e-6),
+    "synthetic-tokens": Dataset(10_000, 1_000, (128,), 256, 129 * 8, 25e-6),
 }

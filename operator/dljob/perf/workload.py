@@ -30,6 +30,8 @@ class Workload:
     sample_nbytes: float
     optimizer_slots: int
     """Tensors of the parameters' size that the optimizer keeps: 0 (SGD), 1 (with momentum), 2 (Adam)."""
+    making_s: float = 0.0
+    """Time of one core to compute a sample of synthetic data."""
 
     @cached_property
     def parameters(self) -> int:
@@ -82,6 +84,7 @@ def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momen
         activation_nbytes=REAL_NBYTES * net.kept_elements,
         transient_nbytes=REAL_NBYTES * 2.0 * net.largest_elements,
         sample_nbytes=data.sample_nbytes,
+        making_s=data.making_s,
         optimizer_slots=_slots(optimizer, momentum),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dljob import hardware
 from dljob.hardware import Device
-from dljob.perf import comm, memory
+from dljob.perf import comm, data, memory
 from dljob.perf.comm import Link
 from dljob.perf.compute import calibrated, catalogue_curve
 from dljob.perf.curve import Curve
@@ -37,6 +37,9 @@ class Option:
     """How many nodes of the pool can take it."""
     device: Device
     curve: Curve
+    """Computing and fetching data, over a rank's batch."""
+    data_s: float
+    """Of it fetching, per sample."""
     largest_batch: int
     """Samples that fit in a rank's memory."""
     memory_nbytes: float
@@ -97,6 +100,7 @@ def options(
     cores = cores_of_rank(pool.cpu, ranks_per_node, request)
     device = hardware.gpu_or_assumed(pool.device) if pool.is_gpu else hardware.cpu(pool.device, cores)
     curve = catalogue_curve(workload, device, cores)
+    data_s = data.sample_s(workload, device, cores)
     points = [(p.batch, p.compute_s) for p in known.points] if known else []
     result = []
     for nodes, free_nbytes in _tiers(pool, ranks_per_node):
@@ -108,7 +112,8 @@ def options(
                 ranks_per_node=ranks_per_node,
                 nodes=nodes,
                 device=device,
-                curve=calibrated(curve, points),
+                curve=calibrated(curve, points).plus(data_s),
+                data_s=data_s,
                 largest_batch=memory.largest_batch(workload, room, pool.is_gpu),
                 memory_nbytes=room,
                 compute_spread=SPREAD["profile" if points else "catalogue"] * (1.5 if device.assumed else 1.0),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 
-from dljob.perf import data, energy, memory
+from dljob.perf import energy, memory
 from dljob.perf.comm import Link
 from dljob.perf.step import P90, Step, step
 from dljob.perf.workload import Workload
@@ -78,10 +78,10 @@ def evaluate(
     chosen = [p.option for p in parts]
     link, link_spread = link_of(chosen, nodes)
     at_work = [(p, s[0]) for p, s in zip(parts, shares, strict=True) if s[0]]
-    compute_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
-    data_s = max(data.exposed_s(data.gather_s(workload, p.option.device, b), compute_s) for p, b in at_work)
+    busy_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
+    data_s = slowest.option.data_s * share
     timing = step(
-        compute_s=compute_s,
+        compute_s=busy_s - data_s,
         data_s=data_s,
         collective=collective,
         gradient_nbytes=workload.gradient_nbytes,
@@ -136,6 +136,7 @@ def _prediction(
             memory.pod_nbytes(workload, b, p.option.ranks_per_node, p.option.pool.is_gpu) for p, b in gpu
         ),
         efficiency=min(1.0, 1 / (step_s * alone)),
+        data_s=timing.data_s,
         total_p90_s=total_s * exp(P90 * timing.spread),
     )
 

@@ -91,6 +91,8 @@ class Prediction:
     """Main memory of the largest pod, all its ranks together: what its container should request."""
     efficiency: float = 1.0
     """Throughput over that of the same devices, each training alone, added up; in (0, 1]."""
+    data_s: float = 0.0
+    """Of a step, fetching data on the slowest rank."""
     total_p90_s: float = 0.0
     """Time of the whole training that nine of ten such runs need at most; deadlines are held against it."""
 
