@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dljob import hardware
 from dljob.perf import comm, data, energy, memory, step, sync
 from dljob.perf.comm import Collective, Link, allreduce_s
-from dljob.perf.compute import at_least, calibrated, catalogue_curve, host_overhead_s
+from dljob.perf.compute import at_least, calibrated, catalogue_curve, host_overhead_s, scatter
 from dljob.perf.curve import Curve, nondecreasing
 from dljob.perf.datasets import DATASETS
 from dljob.perf.models import MODELS
@@ -134,6 +134,13 @@ class TestCalibrated:
         truth = self.base.scaled(2.5)
         curve = calibrated(self.base, [(b, truth.seconds(b)) for b in (16, 64)])
         assert curve.seconds(500) == pytest.approx(truth.seconds(500), rel=0.05)
+
+    def test_scatter_is_the_noise_around_a_line(self) -> None:
+        line = [(b, 0.002 + 1e-4 * b) for b in range(5, 205)]
+        noise = np.random.default_rng(1).normal(1.0, 0.1, len(line))
+        assert scatter(line) == pytest.approx(0.0, abs=1e-9)
+        assert scatter([(b, s * f) for (b, s), f in zip(line, noise, strict=True)]) == pytest.approx(0.1, rel=0.2)
+        assert scatter([(1, 0.1), (2, 5.0), (3, 0.2)]) == 0.0
 
     def test_without_points_it_is_the_catalogue(self) -> None:
         assert calibrated(self.base, []) is self.base

@@ -56,6 +56,14 @@ class TestDecisions:
         wide, narrow = decided(request, THREE).chosen.prediction, decided(request, THREE, known).chosen.prediction
         assert narrow.step_p90_s / narrow.step_s < 1.2 < wide.step_p90_s / wide.step_s
 
+    def test_noisy_measurements_widen_it_again(self) -> None:
+        def p90(*seconds: float) -> float:
+            points = tuple(LearnedPoint(b, s) for b, s in zip((16, 24, 32, 48), seconds, strict=True))
+            p = decided(replace(DIGITS, nodes_min=3), THREE, {("digits-cnn", "cpu"): Learned(points)}).chosen.prediction
+            return p.step_p90_s / p.step_s
+
+        assert p90(0.016, 0.024, 0.032, 0.048) < p90(0.012, 0.030, 0.028, 0.055)
+
     def test_a_measured_slow_network_keeps_a_job_together(self) -> None:
         request = replace(DIGITS, global_batch=960)
         assert len(decided(request, THREE).chosen.groups[0].shares) == 3

@@ -109,3 +109,17 @@ def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
     ]
     knots = [*before, *zip(map(float, batches), times, strict=True)]
     return Curve(tuple(b for b, _ in knots), tuple(t for _, t in knots), slope)
+
+
+def scatter(points: Sequence[tuple[int, float]]) -> float:
+    """How far measured (batch, seconds) points lie off a line: standard deviation of the relative residuals.
+
+    Least squares on relative errors. 0 with fewer than four points, which do not tell noise from shape.
+    """
+    if len(points) < 4:
+        return 0.0
+    batches, times = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    design = np.stack([np.ones_like(batches), batches], axis=1) / times[:, None]
+    line, *_ = np.linalg.lstsq(design, np.ones_like(times), rcond=None)
+    residuals = design @ line - 1.0
+    return float(np.sqrt((residuals**2).sum() / (len(points) - 2)))

@@ -5,18 +5,21 @@ Users: ``plan`` makes one; ``screen`` and ``evaluate`` read it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import hypot
 
 from dljob import hardware
 from dljob.hardware import Device
 from dljob.perf import comm, data, memory
 from dljob.perf.comm import Link
-from dljob.perf.compute import calibrated, catalogue_curve
+from dljob.perf.compute import calibrated, catalogue_curve, scatter
 from dljob.perf.curve import Curve
 from dljob.perf.step import LINK_SPREAD, OVERLAP_EFFICIENCY, SPREAD
 from dljob.perf.workload import Workload, builtin, hinted
 from dljob.planner.pools import Pool, cores_of_rank
 from dljob.planner.types import CollectiveName, Learned, Request
 
+ASSUMED_SPREAD = 1.5
+"""How much wider the interval is for a device that is not in the catalogue."""
 GPU_LATENCY_S = 10e-6
 """Between GPUs of one node, a NCCL call included."""
 
@@ -102,6 +105,10 @@ def options(
     curve = catalogue_curve(workload, device, cores)
     data_s = data.sample_s(workload, device, cores)
     points = [(p.batch, p.compute_s) for p in known.points] if known else []
+    if points:
+        spread = hypot(SPREAD["profile"], scatter(points))
+    else:
+        spread = SPREAD["catalogue"] * (ASSUMED_SPREAD if device.assumed else 1.0)
     result = []
     for nodes, free_nbytes in _tiers(pool, ranks_per_node):
         free = request.memory_per_pod_nbytes or free_nbytes
@@ -116,7 +123,7 @@ def options(
                 data_s=data_s,
                 largest_batch=memory.largest_batch(workload, room, pool.is_gpu),
                 memory_nbytes=room,
-                compute_spread=SPREAD["profile" if points else "catalogue"] * (1.5 if device.assumed else 1.0),
+                compute_spread=spread,
                 learned=known,
             )
         )
