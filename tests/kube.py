@@ -101,6 +101,11 @@ class Kubectl:
         return self.wait_job(name, f"phase {phase}", holds, deadline_s)
 
 
+def step_of(job: dict[str, Any]) -> int:
+    """The step a job has reached; 0 before the first."""
+    return int(job.get("status", {}).get("progress", {}).get("step", 0))
+
+
 def condition(job: dict[str, Any], kind: str) -> dict[str, Any] | None:
     """The job's condition of that type."""
     return next((c for c in job.get("status", {}).get("conditions", []) if c["type"] == kind), None)

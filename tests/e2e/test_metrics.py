@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kube import Kubectl, example, wait_for
+from kube import Kubectl, example, step_of, wait_for
 
 pytestmark = pytest.mark.e2e
 LISTEN = "127.0.0.1:19090"
@@ -22,7 +22,7 @@ LISTEN = "127.0.0.1:19090"
 def running(kubectl: Kubectl) -> list[dict[str, Any]]:
     """The pods of a job that trains for longer than the test."""
     kubectl.apply(example("digits.yaml", job="watched", epochs=2000))
-    kubectl.wait_job("watched", "a step", lambda j: j["status"].get("progress", {}).get("step", 0) > 0, 120)
+    kubectl.wait_job("watched", "a step", lambda j: step_of(j) > 0, 120)
     return kubectl.list("pods", "dljob.dev/job=watched")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kube import OWNED, Kubectl, example, wait_for
+from kube import OWNED, Kubectl, example, step_of, wait_for
 
 pytestmark = pytest.mark.e2e
 SYSTEM = "dljob-system"
@@ -20,7 +20,7 @@ def operator_ready(admin: Kubectl) -> None:
 
 def test_deleting_the_operator_pod_in_mid_run_changes_nothing(admin: Kubectl, kubectl: Kubectl) -> None:
     kubectl.apply(example("digits.yaml", job="steady", epochs=60))
-    kubectl.wait_job("steady", "a step", lambda j: j["status"].get("progress", {}).get("step", 0) > 0, 120)
+    kubectl.wait_job("steady", "a step", lambda j: step_of(j) > 0, 120)
     before = {p["metadata"]["name"]: p["metadata"]["uid"] for p in kubectl.list("pods", "dljob.dev/job=steady")}
     operator(admin).run("delete", "pod", "-l", "app.kubernetes.io/name=dljob", "--wait=true")
     operator_ready(admin)

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from kube import ROOT, Kubectl, example, no_pods
+from kube import ROOT, Kubectl, example, no_pods, step_of
 
 pytestmark = pytest.mark.e2e
 
@@ -27,7 +27,7 @@ def test_plan_only_runs_nothing(kubectl: Kubectl) -> None:
 
 def test_suspend_and_resume_loses_no_step(kubectl: Kubectl) -> None:
     kubectl.apply(example("digits.yaml", job="pause", epochs=60))
-    kubectl.wait_job("pause", "a step", lambda j: j["status"].get("progress", {}).get("step", 0) > 20, 120)
+    kubectl.wait_job("pause", "a step", lambda j: step_of(j) > 20, 120)
     kubectl.run("patch", "dljob", "pause", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     suspended = kubectl.wait_phase("pause", "Suspended", 90)
     no_pods(kubectl, "pause", 60)
@@ -35,7 +35,7 @@ def test_suspend_and_resume_loses_no_step(kubectl: Kubectl) -> None:
     assert checkpoint > 0, "suspension checkpoints first"
     kubectl.run("patch", "dljob", "pause", "--type=merge", "-p", '{"spec": {"suspend": false}}')
     resumed = kubectl.wait_phase("pause", "Running", 120)
-    assert resumed["status"]["progress"]["step"] >= checkpoint
+    assert step_of(resumed) >= checkpoint
     done = kubectl.wait_phase("pause", "Complete", 240)
     assert done["status"]["result"]["accuracy"] >= 0.97
 
