@@ -166,8 +166,8 @@ def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | Non
 
 
 def people(seconds: float) -> str:
-    """A time for people: the two largest units, such as 2h5m or 40s."""
-    left = timedelta(seconds=round(seconds))
+    """A time for people: the two largest units, such as 2h5m or 40s; at most 999999 days."""
+    left = timedelta(seconds=round(min(seconds, 86400.0 * 999_999)))
     hours, rest = divmod(left.seconds, 3600)
     minutes, rest_s = divmod(rest, 60)
     parts = [(left.days, "d"), (hours, "h"), (minutes, "m"), (rest_s, "s")]
