@@ -30,6 +30,9 @@ from dljob.workqueue import WorkQueue
 log = logging.getLogger("dljob")
 
 
+SLOW_S = 5.0
+
+
 def utc_now() -> datetime:
     return datetime.now(UTC)
 
@@ -80,7 +83,10 @@ class Controller:
             self._metrics.reconciles.labels("ok").inc()
             if requeue_s is not None:
                 self._queue.add_after(key, requeue_s)
-        self._metrics.reconcile_s.observe(monotonic() - began)
+        took_s = monotonic() - began
+        self._metrics.reconcile_s.observe(took_s)
+        if took_s > SLOW_S:
+            log.warning("%s/%s: a reconcile took %.1f s; is the API server slow?", *key, took_s)
 
     async def _reconcile(self, key: JobKey) -> float | None:
         observed = self._cache.observe(key)
@@ -121,7 +127,9 @@ class Controller:
                 kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now()),
                 kube.apply(job, [m for m in desired.objects if m["kind"] != "StatefulSet"]),
             )
-        await kube.apply(job, desired.objects)
+        if await kube.apply(job, desired.objects):
+            # What follows comes as events; that nothing follows does not.
+            self._queue.add_after(job.key, RECHECK_S)
         await asyncio.gather(*(kube.scale(job, item.name, item.replicas) for item in desired.scales))
         await asyncio.gather(*(kube.delete(job, target) for target in desired.deletes))
         if desired.lesson is not None:

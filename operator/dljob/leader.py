@@ -17,11 +17,11 @@ from dljob.kube.kinds import LEASE
 log = logging.getLogger("dljob.leader")
 
 LEASE_NAME = "dljob-operator"
-DURATION_S = 20
+DURATION_S = 18
 """A Lease not renewed for so long may be taken."""
-RENEW_S = 3.0
-RETRY_S = 2.0
-GIVE_UP_S = 15.0
+RENEW_S = 2.5
+RETRY_S = 1.0
+GIVE_UP_S = 14.0
 """A leader that could not renew for so long stops working, before another starts."""
 
 

@@ -57,7 +57,7 @@ class Cache:
         key = (meta.get("namespace") or "", meta["name"])
         version = _version(meta.get("resourceVersion"))
         old = store.entries.get(key)
-        if old is not None and old.uid == meta["uid"] and _older(version, old.version):
+        if old is not None and _older(version, old.version):
             return False
         seen = _TRIM[kind.plural](body)
         store.entries[key] = _Entry(meta["uid"], version, trim.owner_uid(body), seen)

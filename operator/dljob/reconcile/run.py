@@ -7,7 +7,7 @@ from dljob.accepted import Accepted
 from dljob.api import DLJobStatus
 from dljob.contract import Failure, Report, RunPhase
 from dljob.reconcile.known import Known
-from dljob.status import FALSE, TRUE, Verdict, find
+from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
 
 REPORTING = "ReportValid"
 
@@ -93,6 +93,11 @@ def running(known: Known, accepted: Accepted) -> Verdict:
     pods = [pod for pod in known.observed.pods if not pod.deleting]
     ready = sum(pod.ready for pod in pods)
     if report is None or report.plan_number != accepted.plan.number:
+        was = find(known.before.conditions, "Running")
+        if was is not None and (was.status is TRUE or was.reason in RECOVERING):  # its coordinator was fenced
+            return Verdict(
+                "Running", FALSE, "PodsLost", f"{ready} of {accepted.nodes} pods are ready; others come back"
+            )
         return Verdict("Running", FALSE, "Starting", f"{ready} of {accepted.nodes} pods are ready")
     if report.phase is RunPhase.RUNNING:
         if ready == 0:

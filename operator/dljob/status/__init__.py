@@ -1,13 +1,14 @@
 """(job, plan, observed, verdicts) → status, and the events that tell of its changes. Pure. Users: ``reconcile``."""
 
 from dljob.status.build import build, previous
-from dljob.status.conditions import FALSE, TRUE, UNKNOWN, Verdict, find, is_true
+from dljob.status.conditions import FALSE, RECOVERING, TRUE, UNKNOWN, Verdict, find, is_true
 from dljob.status.events import Event, events
 from dljob.status.patch import merge_patch
 from dljob.status.pods import pods_ready
 
 __all__ = [
     "FALSE",
+    "RECOVERING",
     "TRUE",
     "UNKNOWN",
     "Event",

@@ -1,0 +1,260 @@
+"""The operator against a real API server: what becomes of jobs, with the trainer's part played by the test."""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dljob.contract import CheckpointMark, Failure, RunPhase
+from hollow import HollowNodes
+from kube import OWNED, Kubectl, KubectlError, condition, no_pods, wait_for
+from operator_process import OperatorProcess
+from play import Play
+
+pytestmark = pytest.mark.api
+Json = dict[str, Any]
+
+BAD: dict[str, tuple[Json, str, str, tuple[str, ...]]] = {
+    # name: (spec changes, condition, its reason, what its message names)
+    "min above max": ({"nodes": {"min": 4, "max": 2}}, "Accepted", "InvalidSpec", ("nodes", "lower min or raise max")),
+    "no such device": ({"devices": ["abacus"]}, "Planned", "NoSuchDevice", ("spec.devices", "abacus", "hollow")),
+    "too few nodes": ({"nodes": {"min": 50, "max": 60}}, "Planned", "TooFewNodes", ("nodes.min", "50")),
+    "no such class": (
+        {"checkpoint": {"volume": {"storageClassName": "imaginary"}}},
+        "VolumeReady", "StorageClassNotFound", ("storageClassName", "imaginary"),
+    ),
+    "no such claim": (
+        {"checkpoint": {"volume": {"claimName": "nowhere"}}}, "VolumeReady", "ClaimNotFound", ("claimName", "nowhere"),
+    ),
+    "no such dataset claim": (
+        {"dataset": {"uri": "pvc://nowhere/a.npz", "samples": 100}},
+        "VolumeReady", "DatasetClaimNotFound", ("dataset.uri", "nowhere"),
+    ),
+    "bad override": (
+        {"podTemplateOverrides": [{"manager": "me", "spec": {"restartPolicy": "Sometimes"}}]},
+        "PodsReady", "ObjectRefused", ("StatefulSet", "Sometimes"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_told(case: str, play: Play) -> None:
+    changes, kind, reason, words = BAD[case]
+    name = case.replace(" ", "-")
+    play.submit(name, **changes)
+    play.until_told(name, kind, reason, *words)
+    assert not play.kubectl.list("pods", f"dljob.dev/job={name}")
+
+
+def test_what_is_broken_holds_up_nobody(play: Play, operator: OperatorProcess) -> None:
+    play.submit("crooked", podTemplateOverrides=[{"manager": "me", "spec": {"dnsPolicy": "Whatever"}}])
+    play.run("straight")
+    play.finish("straight")
+    play.until_told("crooked", "PodsReady", "PodsRefused", "crooked-hollow", "Whatever")
+    play.patch("crooked", podTemplateOverrides=[])
+    play.until_ready("crooked")
+
+
+def test_plan_only_runs_nothing(play: Play) -> None:
+    play.submit("thought", planning={"mode": "PlanOnly"})
+    job = play.kubectl.wait_phase("thought", "Planned", 30)
+    assert job["status"]["plan"]["nodes"] == 2 and job["status"]["plan"]["candidates"]
+    for kind in OWNED:
+        assert not play.kubectl.list(kind, "dljob.dev/job=thought"), kind
+
+
+def test_a_run_from_start_to_end(play: Play) -> None:
+    created = time.monotonic()
+    play.submit("whole")
+    wait_for("pods", lambda: len(play.kubectl.list("pods", "dljob.dev/job=whole")) == 2, 10)
+    assert time.monotonic() - created < 5
+    play.until_ready("whole")
+    play.report("whole", RunPhase.RUNNING, step=40, step_s=0.02, samples_per_s=3000.0, loss=0.5)
+    job = play.kubectl.wait_phase("whole", "Running", 30)
+    status = job["status"]
+    assert status["progress"] == {"step": 40, "steps": 100, "percent": 40, "loss": 0.5}
+    assert status["remaining"] == "1s" and status["eta"] and status["measured"]["stepSeconds"] == 0.02
+    done = play.finish("whole")
+    assert done["status"]["result"]["accuracy"] == 0.98 and done["status"]["completionTime"]
+    assert "remaining" not in done["status"]
+    no_pods(play.kubectl, "whole", 20)
+    assert {"Planned", "Running", "Complete"} <= {e["reason"] for e in play.events("whole")}
+    assert all(c.get("lastTransitionTime") for c in done["status"]["conditions"])
+
+
+def test_a_failed_run_says_why(play: Play) -> None:
+    play.run("sad")
+    failure = Failure(
+        reason="TrainingError",
+        message="ValueError: no luck",
+        rank=1,
+        host="sad-1",
+        exit_code=1,
+        log_tail="Traceback ...",
+    )
+    play.report("sad", RunPhase.FAILED, failure=failure)
+    play.until_told("sad", "Failed", "TrainingError", "rank 1 on sad-1", "no luck", "Traceback", status="True")
+    no_pods(play.kubectl, "sad", 20)
+
+
+def test_an_invalid_report_is_ignored(play: Play) -> None:
+    play.run("muddled")
+    play.write_report("muddled", '{"schema": 1, "uid": "x", "step": -5}')
+    job = play.until_told("muddled", "ReportValid", "InvalidReport", "muddled-report")
+    assert job["status"]["progress"]["step"] == 10, "what was known stays"
+    play.report("muddled", RunPhase.RUNNING, step=50)
+    play.kubectl.wait_job("muddled", "step 50", lambda j: j["status"]["progress"]["step"] == 50, 10)
+    assert condition(play.kubectl.job("muddled"), "ReportValid")["status"] == "True"  # type: ignore[index]
+
+
+def test_an_image_that_cannot_be_pulled(play: Play, nodes: HollowNodes) -> None:
+    nodes.refusing |= {"unpulled-hollow-0", "unpulled-hollow-1"}
+    play.submit("unpulled", trainer={"image": "example.invalid/none:1"})
+    job = play.until_told("unpulled", "PodsReady", "ImagePullFailed", "example.invalid/none:1", "imagePullSecrets")
+    assert job["status"]["phase"] == "Starting"
+    nodes.refusing.clear()
+    play.until_ready("unpulled")
+
+
+def test_suspend_and_resume(play: Play) -> None:
+    play.run("pause", suspend=False)
+    play.patch("pause", suspend=True)
+    mark = CheckpointMark(step=10, unix_s=time.time())
+    play.report("pause", RunPhase.STOPPED, last_checkpoint=mark)
+    play.kubectl.wait_phase("pause", "Suspended", 30)
+    no_pods(play.kubectl, "pause", 5)
+    play.kubectl.wait_job("pause", "checkpoint", lambda j: j["status"].get("lastCheckpoint", {}).get("step") == 10, 5)
+    play.patch("pause", suspend=False)
+    play.until_ready("pause")
+    play.report("pause", RunPhase.RUNNING)
+    job = play.kubectl.wait_phase("pause", "Running", 30)
+    assert job["status"]["plan"]["number"] == 1, "the plan stands"
+
+
+def test_a_job_made_suspended_makes_nothing(play: Play) -> None:
+    play.submit("asleep", suspend=True)
+    play.kubectl.wait_phase("asleep", "Suspended", 30)
+    assert not play.kubectl.list("statefulsets", "dljob.dev/job=asleep")
+
+
+def test_a_changed_spec_goes_through_zero_pods(play: Play) -> None:
+    play.run("change")
+    before = {p["metadata"]["uid"] for p in play.kubectl.list("pods", "dljob.dev/job=change")}
+    play.patch("change", globalBatchSize=90, trainer={"env": [{"name": "A", "value": "b"}]})
+    play.kubectl.wait_job("change", "plan 2", lambda j: j["status"]["plan"]["number"] == 2, 30)
+    play.until_ready("change")
+    pods = play.kubectl.list("pods", "dljob.dev/job=change")
+    assert before.isdisjoint(p["metadata"]["uid"] for p in pods)
+    assert all({"name": "A", "value": "b"} in p["spec"]["containers"][0]["env"] for p in pods)
+    assert play.plan("change").global_batch == 90
+
+
+def test_a_job_that_is_active_for_too_long_fails(play: Play) -> None:
+    play.run("late", runPolicy={"activeDeadlineSeconds": 4})
+    play.until_told("late", "Failed", "DeadlineExceeded", "activeDeadlineSeconds", status="True")
+
+
+def gone(kubectl: Kubectl, job: str) -> Callable[[], bool]:
+    return lambda: not any(kubectl.list(kind, f"dljob.dev/job={job}") for kind in OWNED)
+
+
+def test_ttl_deletes_the_job_and_all_it_owns(play: Play) -> None:
+    volume = {"volume": {"reclaimPolicy": "Delete", "size": "1Mi"}}
+    play.submit("fleeting", checkpoint=volume, runPolicy={"ttlSecondsAfterFinished": 1})
+    play.until_ready("fleeting")
+    play.finish("fleeting")
+    wait_for("the job to go", lambda: play.kubectl.get("dljob", "fleeting") is None, 20)
+    wait_for("all it owns to go", gone(play.kubectl, "fleeting"), 30)
+
+
+def test_a_name_can_be_used_again_at_once(play: Play) -> None:
+    for _ in range(2):
+        play.run("phoenix")
+        uid = play.kubectl.job("phoenix")["metadata"]["uid"]
+        assert play.plan("phoenix").uid == uid
+        play.kubectl.delete("dljob", "phoenix", "--wait=true")
+    wait_for("all it owns to go", gone(play.kubectl, "phoenix"), 30)
+
+
+def versions(kubectl: Kubectl, job: str) -> dict[tuple[str, str], str]:
+    """resourceVersion of everything the job owns, and its own."""
+    found = {
+        (kind, item["metadata"]["name"]): item["metadata"]["resourceVersion"]
+        for kind in OWNED
+        for item in kubectl.list(kind, f"dljob.dev/job={job}")
+    }
+    return found | {("dljob", job): kubectl.job(job)["metadata"]["resourceVersion"]}
+
+
+def test_a_restart_writes_nothing_again(play: Play, operator: OperatorProcess) -> None:
+    play.run("steady")
+    wait_for("quiet", lambda: versions(play.kubectl, "steady") == versions(play.kubectl, "steady"), 10)
+    before, events = versions(play.kubectl, "steady"), play.events("steady")
+    operator.stop(signal.SIGKILL)
+    operator.start()
+    jobs = len(play.kubectl.list("dljobs.dljob.dev"))
+    wait_for(
+        "a look at every job", lambda: operator.metric('dljob_operator_reconciles_total{result="ok"}') >= jobs - 3, 40
+    )
+    assert versions(play.kubectl, "steady") == before
+    assert [(e["reason"], e["count"]) for e in play.events("steady")] == [(e["reason"], e["count"]) for e in events]
+    play.finish("steady")
+
+
+def test_a_job_goes_while_the_operator_is_down(play: Play, operator: OperatorProcess) -> None:
+    play.run("orphan")
+    assert operator.stop() == 0, operator.log
+    try:
+        play.kubectl.delete("dljob", "orphan", "--wait=true")
+        wait_for("all it owns to go", gone(play.kubectl, "orphan"), 30)
+    finally:
+        operator.start()
+
+
+def test_a_second_operator_takes_over(play: Play, operator: OperatorProcess, tmp_path: Path) -> None:
+    second = OperatorProcess(play.kubectl.kubeconfig, play.kubectl.namespace, tmp_path / "second", identity="two")
+    second.start()
+    try:
+        play.run("handed-over")
+        assert (operator.metric("dljob_operator_leader"), second.metric("dljob_operator_leader")) == (1, 0)
+        operator.stop(signal.SIGKILL)
+        began = time.monotonic()
+        wait_for("the second to lead", lambda: second.metric("dljob_operator_leader") == 1, 25)
+        assert time.monotonic() - began < 20
+        play.finish("handed-over")
+    finally:
+        second.stop()
+        if not operator.running:
+            operator.start()
+
+
+def test_a_lost_node_is_fenced(play: Play, nodes: HollowNodes) -> None:
+    play.run("survivor")
+    pods = {p["metadata"]["name"]: p for p in play.kubectl.list("pods", "dljob.dev/job=survivor")}
+    lost = pods["survivor-hollow-1"]
+    nodes.remove(lost["spec"]["nodeName"])
+
+    def replaced() -> bool:
+        pod = play.kubectl.get("pod", "survivor-hollow-1")
+        return pod is not None and pod["metadata"]["uid"] != lost["metadata"]["uid"]
+
+    wait_for("the pod to be replaced", replaced, 30)
+    assert play.plan("survivor").term >= 2, "agents on the lost node are refused"
+    play.until_ready("survivor")
+    play.finish("survivor")
+
+
+def test_unknown_fields_are_refused_by_kubectl(play: Play) -> None:
+    with pytest.raises(KubectlError, match="batchSize"):
+        play.submit("refused", batchSize=3)
+
+
+def test_the_events_api_counts_repeats(play: Play) -> None:
+    """The same news twice is one event."""
+    play.run("twice")
+    told = [e for e in play.events("twice") if e["reason"] == "Planned"]
+    assert len(told) == 1 and told[0]["count"] == 1 and json.dumps(told[0]["source"])
