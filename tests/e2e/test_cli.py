@@ -34,7 +34,7 @@ def test_plan_sees_what_the_operator_sees(kubectl: Kubectl) -> None:
     assert ended.returncode == 0, ended.stderr
     shown = json.loads(ended.stdout)["plan"]
     assert [g["batchPerRank"] for g in shown["groups"]] == [g["batchPerRank"] for g in status["groups"]]
-    assert shown["predicted"]["stepSeconds"] == pytest.approx(status["predicted"]["stepSeconds"])
+    assert shown["predicted"]["stepSeconds"] == pytest.approx(status["predicted"]["stepSeconds"], rel=0.01)
     assert shown["collective"] == status["collective"]
 
 
