@@ -34,6 +34,8 @@ class Leader:
         self._api, self._namespace, self._identity, self._clock = api, namespace, identity, clock
         self._seen: tuple[str, float] | None = None
         """The Lease's last resourceVersion seen, and when it was seen first."""
+        self._asked = clock()
+        """When the Lease was last asked for: others count from its writing, which a late answer tells late."""
 
     async def acquire(self) -> None:
         """Return once the Lease is held."""
@@ -48,7 +50,7 @@ class Leader:
 
     async def hold(self) -> None:
         """Renew for ever. Raises LeaseLostError when that is over."""
-        renewed = self._clock()
+        renewed = self._asked
         while True:
             await asyncio.sleep(RENEW_S)
             try:
@@ -61,7 +63,7 @@ class Leader:
             else:
                 if not held:
                     raise LeaseLostError("another operator holds the Lease")
-                renewed = self._clock()
+                renewed = self._asked
 
     async def release(self) -> None:
         """Give the Lease up, so that another need not wait for it to run out."""
@@ -75,6 +77,7 @@ class Leader:
 
     async def _take(self) -> bool:
         """Take or renew the Lease; whether it is held now."""
+        self._asked = self._clock()
         try:
             lease = await self._api.get(LEASE, self._namespace, LEASE_NAME)
         except ApiError as error:

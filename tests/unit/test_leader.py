@@ -219,6 +219,28 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_start(weather: str)
     run(story())
 
 
+def test_an_answer_that_comes_late_does_not_prolong_the_lease() -> None:
+    class Late(Line):
+        """The first renewal is written at once and answered ten seconds later."""
+
+        async def replace(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
+            written = await super().replace(kind, body)
+            if self.far.version == 2:
+                await asyncio.sleep(10)
+            return written
+
+    async def story() -> None:
+        server = Server()
+        first = Leader(Late(server, lambda at_s: "fair" if at_s < RENEW_S + 1 else "refusing"), "dljob", "a", now_s)
+        await first.acquire()
+        holding = asyncio.create_task(first.hold())
+        await leader(server, "b").acquire()
+        assert holding.done(), "two lead"
+        assert isinstance(holding.exception(), LeaseLostError)
+
+    run(story())
+
+
 def test_a_short_outage_is_survived() -> None:
     async def story() -> None:
         server = Server()
