@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from dljob.accepted import Accepted
 from dljob.api import DLJobStatus, DLProfileStatus
-from dljob.kube import Cache, Complaints, JobKey, Kube, RefusedError
+from dljob.kube import ApiError, Cache, Complaints, JobKey, Kube, RefusedError
 from dljob.kube.complaints import RECHECK_S
 from dljob.kube.view import Promise
 from dljob.metrics import PHASES, Metrics
@@ -23,7 +23,7 @@ from dljob.observed import Observed, Refused
 from dljob.planner import Learned
 from dljob.profiles import learned
 from dljob.reconcile import Desired, needs_view, reconcile
-from dljob.render import Names, RenderConfig
+from dljob.render import RenderConfig
 from dljob.status import is_true, previous
 from dljob.workqueue import WorkQueue
 
@@ -74,6 +74,10 @@ class Controller:
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("refused").inc()
             log.warning("%s/%s: the API server refused %s; again in %.1f s", *key, refusal, delay_s)
+        except ApiError as error:
+            delay_s = self._queue.failed(key)
+            self._metrics.reconciles.labels("error").inc()
+            log.warning("%s/%s: %s; again in %.1f s", *key, error, delay_s)
         except Exception:  # one job's trouble must not end the others
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("error").inc()
@@ -94,7 +98,9 @@ class Controller:
             self._gone(key)
             return None
         self._uids[key] = observed.job.uid
-        observed = await self._with_complaints(observed)
+        observed, troubled = await self._complaints.added_to(observed, self._now())
+        if troubled:
+            self._queue.add_after(key, RECHECK_S)
         if needs_view(observed):
             async with self._planning:
                 others = [p for other, made in self._promises.items() if other != key for p in made]
@@ -188,24 +194,6 @@ class Controller:
             for profile in self._cache.profiles()
             if (found := _learned(profile)) is not None
         }
-
-    async def _with_complaints(self, observed: Observed) -> Observed:
-        """A claim that stays pending, and a set that stays without its pods, are asked about."""
-        job, now = observed.job, self._now()
-        volume = ((job.spec.get("checkpoint") or {}).get("volume")) or {}
-        name = volume.get("claimName") or Names.of(job).claim
-        claim = observed.claims.get(name)
-        claims, sets = dict(observed.claims), []
-        if claim is not None and claim.phase == "Pending" and observed.pods:
-            problem = await self._complaints.about(job.namespace, "PersistentVolumeClaim", name, now)
-            claims[name] = replace(claim, problem=problem)
-            self._queue.add_after(job.key, RECHECK_S)
-        for item in observed.sets:
-            if sum(pod.group == item.group for pod in observed.pods) < item.replicas:
-                item = replace(item, problem=await self._complaints.about(job.namespace, "StatefulSet", item.name, now))
-                self._queue.add_after(job.key, RECHECK_S)
-            sets.append(item)
-        return replace(observed, claims=claims, sets=tuple(sets))
 
     def count_jobs(self) -> None:
         """Set the gauge of jobs by phase from the cache."""

@@ -17,6 +17,7 @@ from dljob.render import Names
 
 JobKey = tuple[str, str]
 """Namespace and name."""
+MOST_BURIED = 10_000
 _FOREVER = datetime.fromtimestamp(0, UTC)
 
 _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -36,20 +37,25 @@ class _Entry:
     uid: str
     version: int | None
     owner: str | None
+    job: JobKey | None
+    """Whose label it carries."""
     seen: Any
 
 
 @dataclass
 class _Store:
-    """Objects of one kind by (namespace, name), and by job where they carry its label."""
+    """Objects of one kind by namespace and name; names by job where they carry its label."""
 
     entries: dict[tuple[str, str], _Entry] = field(default_factory=dict)
     by_job: dict[JobKey, set[str]] = field(default_factory=dict)
+    by_namespace: dict[str, set[str]] = field(default_factory=dict)
 
 
 class Cache:
     def __init__(self) -> None:
         self._stores = {plural: _Store() for plural in _TRIM}
+        self._buried: dict[str, None] = {}
+        """Uids of objects that are gone, oldest first: an answer that was late must not bring them back."""
 
     def put(self, kind: Kind, body: Mapping[str, Any]) -> bool:
         """Remember an object; whether anything that decisions depend on changed."""
@@ -57,12 +63,16 @@ class Cache:
         key = (meta.get("namespace") or "", meta["name"])
         version = _version(meta.get("resourceVersion"))
         old = store.entries.get(key)
-        if old is not None and _older(version, old.version):
+        if meta["uid"] in self._buried or (old is not None and _older(version, old.version)):
             return False
         seen = _TRIM[kind.plural](body)
-        store.entries[key] = _Entry(meta["uid"], version, trim.owner_uid(body), seen)
-        if job := (meta.get("labels") or {}).get(JOB_LABEL):
-            store.by_job.setdefault((key[0], job), set()).add(key[1])
+        label = (meta.get("labels") or {}).get(JOB_LABEL)
+        job = (key[0], label) if label else None
+        self._forget(store, key)
+        store.entries[key] = _Entry(meta["uid"], version, trim.owner_uid(body), job, seen)
+        store.by_namespace.setdefault(key[0], set()).add(key[1])
+        if job:
+            store.by_job.setdefault(job, set()).add(key[1])
         return old is None or old.uid != meta["uid"] or old.seen != seen
 
     def drop(self, kind: Kind, namespace: str, name: str, uid: str | None = None) -> bool:
@@ -71,12 +81,23 @@ class Cache:
         entry = store.entries.get((namespace, name))
         if entry is None or (uid is not None and entry.uid != uid):
             return False
-        del store.entries[namespace, name]
-        for job in [job for job, names in store.by_job.items() if job[0] == namespace and name in names]:
-            store.by_job[job].discard(name)
-            if not store.by_job[job]:
-                del store.by_job[job]
+        self._forget(store, (namespace, name))
+        self._buried[entry.uid] = None
+        if len(self._buried) > MOST_BURIED:
+            del self._buried[next(iter(self._buried))]
         return True
+
+    @staticmethod
+    def _forget(store: _Store, key: tuple[str, str]) -> None:
+        entry = store.entries.pop(key, None)
+        if entry is None:
+            return
+        indices: list[tuple[dict[Any, set[str]], Any]] = [(store.by_namespace, key[0]), (store.by_job, entry.job)]
+        for index, where in indices:
+            names = index.get(where, set())
+            names.discard(key[1])
+            if not names:
+                index.pop(where, None)
 
     def prune(
         self, kind: Kind, present: Iterable[str], before: int | None, namespace: str | None = None
@@ -95,15 +116,10 @@ class Cache:
             and entry.version is not None
             and entry.version <= before
         ]
-        jobs = [job for key in gone for job in self._jobs_of(kind, key)]
+        jobs = [key if kind is DLJOB else store.entries[key].job for key in gone]
         for key in gone:
             self.drop(kind, *key)
-        return jobs
-
-    def _jobs_of(self, kind: Kind, key: tuple[str, str]) -> list[JobKey]:
-        if kind is DLJOB:
-            return [key]
-        return [job for job, names in self._stores[kind.plural].by_job.items() if job[0] == key[0] and key[1] in names]
+        return [job for job in jobs if job is not None]
 
     def jobs(self) -> Iterator[JobSeen]:
         for entry in self._stores[DLJOB.plural].entries.values():
@@ -163,9 +179,9 @@ class Cache:
             elif entry_ is not None:
                 leftovers.append(f"ConfigMap {name}")
         claims: dict[str, ClaimSeen] = {}
-        for (namespace, name), entry in self._stores[CLAIM.plural].entries.items():
-            if namespace != job.namespace:
-                continue
+        present = self._stores[CLAIM.plural]
+        for name in present.by_namespace.get(job.namespace, ()):
+            entry = present.entries[job.namespace, name]
             if name == names.claim and entry.owner not in (None, job.uid):
                 leftovers.append(f"PersistentVolumeClaim {name}")
             claims[name] = entry.seen

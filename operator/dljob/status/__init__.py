@@ -4,10 +4,11 @@ from dljob.status.build import build, previous
 from dljob.status.conditions import FALSE, RECOVERING, TRUE, UNKNOWN, Verdict, find, is_true
 from dljob.status.events import Event, events
 from dljob.status.patch import merge_patch
-from dljob.status.pods import pods_ready
+from dljob.status.pods import NOT_YET, pods_ready
 
 __all__ = [
     "FALSE",
+    "NOT_YET",
     "RECOVERING",
     "TRUE",
     "UNKNOWN",

@@ -10,7 +10,8 @@ _IMAGE = {
     "RegistryUnavailable", "SignatureValidationFailed",
 }  # fmt: skip
 _CRASH = {"CrashLoopBackOff", "Error", "OOMKilled", "Completed"}
-_PASSING = {"ContainerCreating", "PodInitializing"}
+NOT_YET = {"ContainerCreating", "PodInitializing"}
+"""Reasons of a container that is on its way."""
 
 
 def pods_ready(observed: Observed, wanted: int) -> Verdict:
@@ -35,7 +36,7 @@ def _others(pods: Sequence[PodSeen]) -> str:
 
 
 def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
-    stuck = [pod for pod in pods if pod.stuck is not None and pod.stuck.reason not in _PASSING]
+    stuck = [pod for pod in pods if pod.stuck is not None and pod.stuck.reason not in NOT_YET]
     if not stuck:
         return None
     pod = stuck[0]

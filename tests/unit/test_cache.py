@@ -1,0 +1,172 @@
+"""What the operator remembers of the cluster: the newest of everything, and nothing that is gone."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dljob.kube import Cache
+from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, STATEFUL_SET, Kind
+
+Json = dict[str, Any]
+KEY = ("ns", "digits")
+
+
+def body(
+    name: str,
+    uid: str = "u1",
+    version: int = 1,
+    *,
+    job: str | None = "digits",
+    owner: str | None = "job-uid",
+    **more: Any,
+) -> Json:
+    meta: Json = {
+        "name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version),
+        "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {"dljob.dev/job": job, "dljob.dev/group": "cpu"} if job else {},
+    }  # fmt: skip
+    if owner:
+        meta["ownerReferences"] = [{"controller": True, "uid": owner}]
+    return {"metadata": meta, "spec": {}, **more}
+
+
+def dljob(uid: str = "job-uid", version: int = 1, **more: Any) -> Json:
+    return body("digits", uid, version, job=None, owner=None, **more)
+
+
+def pod(version: int, ready: bool, uid: str = "p1") -> Json:
+    status = {"conditions": [{"type": "Ready", "status": str(ready)}]}
+    return body("digits-cpu-0", uid, version, status=status)
+
+
+@pytest.fixture
+def cache() -> Cache:
+    found = Cache()
+    found.put(DLJOB, dljob())
+    return found
+
+
+def readiness(cache: Cache) -> list[bool]:
+    return [seen.ready for seen in cache.pods_of(KEY)]
+
+
+class TestPut:
+    def test_tells_what_changed(self, cache: Cache) -> None:
+        assert cache.put(POD, pod(1, False))
+        assert not cache.put(POD, pod(2, False)), "nothing that matters"
+        assert cache.put(POD, pod(3, True))
+
+    def test_an_older_version_changes_nothing(self, cache: Cache) -> None:
+        cache.put(POD, pod(5, True))
+        assert not cache.put(POD, pod(4, False))
+        assert readiness(cache) == [True]
+
+    def test_an_older_object_of_the_name_does_not_replace_its_successor(self, cache: Cache) -> None:
+        cache.put(POD, pod(9, True, uid="new"))
+        assert not cache.put(POD, pod(7, False, uid="old"))
+        assert not cache.drop(POD, "ns", "digits-cpu-0", "old")
+        assert readiness(cache) == [True]
+
+    def test_a_late_answer_does_not_raise_the_dead(self, cache: Cache) -> None:
+        cache.put(POD, pod(1, True))
+        assert cache.drop(POD, "ns", "digits-cpu-0", "p1")
+        assert not cache.put(POD, pod(2, True))
+        assert readiness(cache) == []
+
+    def test_a_label_that_is_taken_away(self, cache: Cache) -> None:
+        cache.put(POD, pod(1, True))
+        stranger = body("digits-cpu-0", "p1", 2, job=None)
+        cache.put(POD, stranger)
+        assert readiness(cache) == []
+
+    @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["a", "b"]), st.booleans()), max_size=12))
+    def test_the_newest_that_is_not_gone_is_what_is_known(self, history: list[tuple[int, str, bool]]) -> None:
+        """However events and answers overtake each other."""
+        cache, gone, newest = Cache(), set[str](), None
+        for version, uid, deleted in history:
+            if deleted:
+                if cache.drop(POD, "ns", "digits-cpu-0", uid):
+                    gone.add(uid)
+                    newest = None
+            else:
+                cache.put(POD, pod(version, True, uid))
+                if uid not in gone and (newest is None or version >= newest):
+                    newest = version
+        assert len(cache.pods_of(KEY)) == (newest is not None)
+
+
+class TestPrune:
+    def test_drops_what_a_list_does_not_have(self, cache: Cache) -> None:
+        cache.put(POD, pod(5, True))
+        assert cache.prune(POD, [], before=9) == [KEY]
+        assert readiness(cache) == []
+
+    @pytest.mark.parametrize(("present", "before"), [(["p1"], 9), ([], 4), ([], None)])
+    def test_keeps_what_is_there_or_newer_than_the_list(
+        self, present: list[str], before: int | None, cache: Cache
+    ) -> None:
+        cache.put(POD, pod(5, True))
+        assert cache.prune(POD, present, before) == []
+        assert readiness(cache) == [True]
+
+    def test_of_one_namespace_touches_no_other(self, cache: Cache) -> None:
+        cache.put(POD, pod(5, True))
+        assert cache.prune(POD, [], 9, namespace="elsewhere") == []
+
+    def test_a_job_that_is_gone_is_looked_at_once_more(self, cache: Cache) -> None:
+        assert cache.prune(DLJOB, [], 9) == [KEY]
+        assert cache.observe(KEY) is None
+
+
+class TestObserve:
+    def test_nothing_of_another_job(self, cache: Cache) -> None:
+        other = body("other-cpu-0", "p2", job="other")
+        cache.put(POD, other)
+        observed = cache.observe(KEY)
+        assert observed is not None and observed.pods == ()
+
+    @pytest.mark.parametrize(
+        ("kind", "name", "told"),
+        [
+            (STATEFUL_SET, "digits-cpu", "StatefulSet digits-cpu"),
+            (CONFIG_MAP, "digits-plan", "ConfigMap digits-plan"),
+            (CONFIG_MAP, "digits-report", "ConfigMap digits-report"),
+            (CLAIM, "digits-checkpoints", "PersistentVolumeClaim digits-checkpoints"),
+        ],
+    )
+    def test_leftovers_of_a_predecessor(self, kind: Kind, name: str, told: str, cache: Cache) -> None:
+        cache.put(kind, body(name, "u9", owner="another-uid", data={"plan.json": "{}", "report.json": "{}"}))
+        observed = cache.observe(KEY)
+        assert observed is not None and observed.leftovers == (told,)
+        assert observed.sets == () and observed.plan is None and observed.report is None
+
+    def test_a_claim_without_owner_is_nobody_s_leftover(self, cache: Cache) -> None:
+        cache.put(CLAIM, body("digits-checkpoints", "c", owner=None))
+        observed = cache.observe(KEY)
+        assert observed is not None and observed.leftovers == () and "digits-checkpoints" in observed.claims
+
+    def test_lost_nodes_are_those_of_its_pods(self, cache: Cache) -> None:
+        for name, ready in (("n1", "True"), ("n2", "Unknown"), ("n3", "Unknown")):
+            condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2026-01-02T00:00:00Z"}
+            cache.put(NODE, {"metadata": {"name": name, "uid": name}, "status": {"conditions": [condition]}})
+        for i, node in enumerate(("n1", "n2", "gone")):
+            cache.put(POD, body(f"digits-cpu-{i}", f"p{i}") | {"spec": {"nodeName": node}})
+        observed = cache.observe(KEY)
+        assert observed is not None and set(observed.lost_nodes) == {"n2", "gone"}
+        assert cache.affected_by_cluster() == [KEY]
+
+
+@pytest.mark.parametrize(
+    ("status", "affected"),
+    [
+        ({}, False),
+        ({"conditions": [{"type": "Planned", "status": "False"}]}, True),
+        ({"conditions": [{"type": "VolumeReady", "status": "Unknown"}]}, True),
+        ({"conditions": [{"type": "Planned", "status": "False"}], "phase": "Failed"}, False),
+    ],
+)
+def test_jobs_that_wait_for_the_cluster(status: Json, affected: bool) -> None:
+    cache = Cache()
+    cache.put(DLJOB, dljob(status=status))
+    assert cache.affected_by_cluster() == ([KEY] if affected else [])

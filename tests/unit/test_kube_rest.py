@@ -1,0 +1,145 @@
+"""REST calls against a server that misbehaves on purpose: retries, limits, refusals, counting."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from dljob.kube import Api, ApiError, rest
+from dljob.kube.kinds import CONFIG_MAP, DLJOB, NODE
+
+Answers = list[tuple[int, dict[str, Any], dict[str, str]]]
+MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "n"}}
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(rest, "RETRY_FIRST_S", 0.001)
+    yield
+
+
+def against(answers: Answers, call: Callable[[Api], Awaitable[Any]]) -> tuple[Any, list[web.Request], list[Any]]:
+    """What the call returned or raised, the requests the server saw, and what was counted."""
+    requests: list[web.Request] = []
+    counted: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        requests.append(request)
+        code, body, headers = answers[min(len(requests), len(answers)) - 1]
+        return web.json_response(body, status=code, headers=headers)
+
+    async def main() -> Any:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        async with TestServer(app) as server, aiohttp.ClientSession() as session:
+            api = Api(session, str(server.make_url("")), lambda *seen: counted.append(seen[:3]))
+            try:
+                return await call(api)
+            except ApiError as error:
+                return error
+
+    return asyncio.run(main()), requests, counted
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+def test_what_passes_is_tried_again(code: int) -> None:
+    answers: Answers = [(code, {}, {}), (code, {}, {}), (200, {"ok": True}, {})]
+    found, requests, counted = against(answers, lambda api: api.get(NODE, None, "n1"))
+    assert found == {"ok": True} and len(requests) == 3
+    assert counted == [("get", "nodes", code), ("get", "nodes", code), ("get", "nodes", 200)]
+
+
+def test_but_not_for_ever() -> None:
+    found, requests, _ = against([(503, {"message": "overloaded"}, {})], lambda api: api.get(NODE, None, "n1"))
+    assert isinstance(found, ApiError) and found.code == 503 and not found.refused
+    assert len(requests) == rest.ATTEMPTS
+
+
+@pytest.mark.parametrize("code", [400, 403, 404, 409, 422])
+def test_a_no_is_a_no(code: int) -> None:
+    found, requests, _ = against(
+        [(code, {"reason": "No", "message": "never"}, {})], lambda api: api.apply(CONFIG_MAP, MAP)
+    )
+    assert isinstance(found, ApiError) and (found.code, found.message) == (code, "never") and len(requests) == 1
+    assert found.refused == (code != 409) and found.conflict == (code == 409)
+
+
+def test_no_answer_at_all() -> None:
+    async def main() -> ApiError:
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(ApiError) as error:
+                await Api(session, "http://127.0.0.1:9").get(NODE, None, "n1")
+            return error.value
+
+    assert asyncio.run(main()).code == 0
+
+
+def test_a_server_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "CALL_LIMIT_S", 0.05)
+
+    async def main() -> ApiError:
+        async def hang(request: web.Request) -> web.Response:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        app = web.Application()
+        app.router.add_get("/{path:.*}", hang)
+        async with TestServer(app) as server, aiohttp.ClientSession() as session:
+            with pytest.raises(ApiError) as error:
+                await Api(session, str(server.make_url(""))).get(NODE, None, "n1")
+            return error.value
+
+    error = asyncio.run(main())
+    assert (error.code, error.reason) == (0, "TimeoutError")
+
+
+def test_an_answer_that_is_no_json() -> None:
+    async def main() -> ApiError:
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(status=404, text="<html>proxy</html>")
+
+        app = web.Application()
+        app.router.add_get("/{path:.*}", answer)
+        async with TestServer(app) as server, aiohttp.ClientSession() as session:
+            with pytest.raises(ApiError) as error:
+                await Api(session, str(server.make_url(""))).get(NODE, None, "n1")
+            return error.value
+
+    assert "proxy" in asyncio.run(main()).message
+
+
+def test_server_side_apply() -> None:
+    _, [request], _ = against([(200, {}, {})], lambda api: api.apply(CONFIG_MAP, MAP))
+    assert (request.method, request.path) == ("PATCH", "/api/v1/namespaces/n/configmaps/a")
+    assert request.query == {"fieldManager": "dljob-operator", "force": "true"}
+    assert request.headers["Content-Type"] == "application/apply-patch+yaml"
+
+
+def test_status_is_a_subresource() -> None:
+    call = against([(200, {}, {})], lambda api: api.merge(DLJOB, "n", "a", {"status": {}}, subresource="status"))
+    assert call[1][0].path == "/apis/dljob.dev/v1alpha1/namespaces/n/dljobs/a/status"
+
+
+@pytest.mark.parametrize("code", [404, 409])
+def test_deleting_what_is_gone_is_no_error(code: int) -> None:
+    found, requests, _ = against([(code, {}, {})], lambda api: api.delete(CONFIG_MAP, "n", "a", uid="u", grace_s=0))
+    assert found is None and len(requests) == 1
+
+
+def test_lists() -> None:
+    body = {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"uid": "u"}}]}
+    found, [request], _ = against([(200, body, {})], lambda api: api.uids(NODE, None, "a=b"))
+    assert found == (["u"], 7) and request.query == {"labelSelector": "a=b"}
+    assert "PartialObjectMetadataList" in request.headers["Accept"]
+    assert against([(200, {"items": None}, {})], lambda api: api.find(NODE, None))[0] == []
+
+
+def test_the_version_of_managed_servers() -> None:
+    answer = {"major": "1", "minor": "27+"}
+    assert against([(200, json.loads(json.dumps(answer)), {})], lambda api: api.version())[0] == (1, 27)
