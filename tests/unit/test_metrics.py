@@ -73,7 +73,7 @@ def fetched(path: str, ill: str | None, waiting: str | None) -> tuple[int, str, 
     async def main() -> tuple[int, str]:
         runner = await serve(0, Metrics(), lambda: ill, lambda: waiting, scraped)
         try:
-            port = runner.addresses[0][1]
+            port = next(address[1] for address in runner.addresses if len(address) == 2)  # of IPv4
             async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
                 return answer.status, await answer.text()
         finally:
