@@ -14,8 +14,9 @@ from dljob.perf.curve import Curve, nondecreasing
 from dljob.perf.layers import Layer
 from dljob.perf.workload import REAL_NBYTES, Workload
 
-ARITHMETIC_EFFICIENCY = 0.55
-"""Of the peak, what matrix products and convolutions of training reach in single precision."""
+ARITHMETIC_EFFICIENCY = {"cpu": 0.75, "gpu": 0.55}
+"""Of the peak, what matrix products and convolutions of training reach in single precision; on CPUs from
+benchmarks/compute_constants.py and prediction.py (0.7 to 0.95 of the generic core), on GPUs an assumption."""
 TENSOR_EFFICIENCY = 0.25
 """The same of a tensor core's peak (TF32 convolutions)."""
 BANDWIDTH_EFFICIENCY = 0.75
@@ -66,7 +67,7 @@ def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> C
 def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, float, float]:
     """A layer's seconds per sample of arithmetic and of traffic, and seconds of traffic for its parameters."""
     peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs
-    efficiency = TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY
+    efficiency = TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY[device.kind]
     return (
         (layer.forward_FLOPs + layer.backward_FLOPs) / (peak * efficiency),
         REAL_NBYTES * layer.moved_elements / bandwidth_Bps,
