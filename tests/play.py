@@ -87,7 +87,12 @@ class Play:
         self.report(name, contract.RunPhase.RUNNING, step_s=0.01)
         self.kubectl.wait_phase(name, "Running", 30)
 
-    def finish(self, name: str) -> Json:
+    def succeed(self, name: str) -> None:
+        """The coordinator reports the end."""
         outcome = contract.Outcome(steps=100, seconds=1.5, loss=0.1, accuracy=0.98)
         self.report(name, contract.RunPhase.SUCCEEDED, step=100, step_s=0.01, outcome=outcome)
+
+    def finish(self, name: str) -> Json:
+        """The job, complete."""
+        self.succeed(name)
         return self.kubectl.wait_phase(name, "Complete", 30)
