@@ -4,7 +4,7 @@ Events are not watched (there are far too many): those of an object that stays i
 then. Users: ``controller``.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from time import monotonic
 
@@ -15,18 +15,28 @@ from dljob.render import Names
 from dljob.status import NOT_YET
 
 RECHECK_S = 5.0
-"""How long trouble must last before it is looked into, and how often that is done."""
+"""How often trouble that lasts is looked into."""
+_PATIENCE_S = {"Pod": 20.0}
+"""How long trouble must last before it is worth a word; else ``RECHECK_S``. Mounts often fail once at the start."""
 STALE = timedelta(minutes=20)
 """A StatefulSet that cannot make a pod tries again, and complains again, within this time."""
 _IGNORED = {"FailedScheduling", "Unhealthy"}
 """Said otherwise: by the pod's own conditions."""
 
 
+@dataclass
+class _Trouble:
+    since: float
+    asked: float
+    looked: float
+    told: str | None = None
+
+
 class Complaints:
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._known: dict[tuple[str, str, str], tuple[float, str | None]] = {}
-        """(namespace, kind, name) → when it was looked at, and what was found."""
+        self._known: dict[tuple[str, str, str], _Trouble] = {}
+        """By namespace, kind and name."""
 
     async def added_to(self, observed: Observed, now: datetime) -> tuple[Observed, bool]:
         """What is observed of a job with what is complained of; whether anything is in trouble.
@@ -55,23 +65,21 @@ class Complaints:
         return replace(observed, claims=claims, sets=tuple(sets), pods=tuple(pods)), troubled
 
     async def about(self, namespace: str, kind: str, name: str, now: datetime) -> str | None:
-        """The last warning about an object in trouble. The first call only starts the clock."""
+        """The last warning about an object in trouble for long enough; the first call starts the clock."""
         key, clock = (namespace, kind, name), monotonic()
-        self._known = {k: v for k, v in self._known.items() if clock - v[0] < 10 * RECHECK_S}
-        last = self._known.get(key)
-        if last is None:
-            self._known[key] = (clock, None)
-            return None
-        if clock - last[0] < RECHECK_S:
-            return last[1]
+        self._known = {k: v for k, v in self._known.items() if clock - v.asked < 4 * RECHECK_S}
+        trouble = self._known.setdefault(key, _Trouble(clock, clock, clock))
+        trouble.asked = clock
+        if clock - trouble.since < _PATIENCE_S.get(kind, RECHECK_S) or clock - trouble.looked < RECHECK_S:
+            return trouble.told
         selector = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
         events = await self._api.find(EVENT, namespace, fieldSelector=selector)
         events = [event for event in events if event.get("reason") not in _IGNORED]
         recent = [e for e in events if datetime.fromisoformat(_time(e) or "1970-01-01T00:00:00Z") > now - STALE]
         recent.sort(key=_time)
-        problem = str(recent[-1].get("message", "")) if recent else None
-        self._known[key] = (clock, problem)
-        return problem
+        trouble.looked = clock
+        trouble.told = str(recent[-1].get("message", "")) if recent else None
+        return trouble.told
 
 
 def _time(event: dict[str, object]) -> str:

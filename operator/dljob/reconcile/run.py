@@ -103,7 +103,8 @@ def running(known: Known, accepted: Accepted) -> Verdict:
         if ready == 0:
             return Verdict("Running", FALSE, "PodsLost", "no pod is ready; training goes on when they are back")
         steps = f" of {report.steps}" if report.steps else ""
-        return Verdict("Running", TRUE, "Running", f"step {report.step}{steps} on {report.world_size} ranks")
+        on = f" on {report.world_size} ranks" if report.world_size else ""
+        return Verdict("Running", TRUE, "Running", f"step {report.step}{steps}{on}")
     if report.phase is RunPhase.RELAUNCHING:
         return Verdict("Running", FALSE, "Relaunching", f"the ranks are being started again{_last(report.failure)}")
     words = {RunPhase.WAITING: "agents wait for each other", RunPhase.LAUNCHING: "ranks are being started"}
