@@ -341,7 +341,7 @@ class Coordinator:
                 self._running()
             case Mark(what="first_step"):
                 self._running()
-            case Failed():
+            case Failed() if not world.left:  # what fails after a pod has begun to leave is its echo
                 world.failures.append((news.rank, news.failure))
             case Finished() if news.rank == 0:
                 world.outcome = news.outcome
