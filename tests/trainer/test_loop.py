@@ -95,7 +95,8 @@ def test_ranks_leave_quickly_when_one_dies(tmp_path: Path) -> None:
         process = start(command(3, body, ulfm=True), DLTRAIN_PLAN=write(plan, tmp_path), DLTRAIN_SOCKET=listener.path)
         listener.wait_for(messages.Failed, 2)
         ended = end(process, 30)
-    assert {news.failure.reason for news in listener.of(messages.Failed)} == {"PeerLost"}
+    failures = [news.failure for news in listener.of(messages.Failed)]
+    assert {failure.reason for failure in failures} == {"PeerLost"}, failures
     assert {news.failure.exit_code for news in listener.of(messages.Failed)} == {EXIT_PEER_LOST}
     assert ended.code != 0
     assert not any(news.failure.counts for news in listener.of(messages.Failed))

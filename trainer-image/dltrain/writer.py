@@ -70,6 +70,8 @@ class Keeper:
     def __init__(self, plan: Plan, world: World, reporter: Reporter) -> None:
         self.plan, self.world, self.reporter = plan, world, reporter
         self._writer: Writer | None = None
+        self._begun: int | None = None
+        """Step of the newest checkpoint, which may still be under way."""
         self._saved_at = time.monotonic()
 
     @property
@@ -106,6 +108,7 @@ class Keeper:
         restore(snapshot, model, optimizer)
         if self._writer is not None:
             self._writer.last = CheckpointMark(step=snapshot.step, unix_s=folder.stat().st_mtime, path=str(folder))
+            self._begun = snapshot.step
         return snapshot
 
     def _check(self, state: dict[str, Any]) -> None:
@@ -120,7 +123,8 @@ class Keeper:
     def save(self, step: int, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Begin a checkpoint of the state after ``step`` steps, unless it is there. Raises OSError."""
         self._saved_at = time.monotonic()
-        if self._writer is not None and (self._writer.last is None or self._writer.last.step != step):
+        if self._writer is not None and step != self._begun:
+            self._begun = step
             agreed = {"global_batch": self.plan.global_batch, "seed": self.plan.seed}
             self._writer.begin(capture(step, model, optimizer, state | agreed))
 
