@@ -35,10 +35,6 @@ _REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
 
 def failure(error: BaseException, rank: int, host: str) -> Failure:
     """What to tell the agent of an exception that ends this rank; ``exit_code`` is the code to exit with."""
-    if type(error).__module__.partition(".")[0] == "mpi4py":  # from an MPI call that nobody translated
-        from dltrain.comm.faults import translate
-
-        error = translate(error)
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
     last = traceback.format_exception_only(error)[-1].strip()
     known = isinstance(error, BadInputError | DivergedError | PeerLostError)

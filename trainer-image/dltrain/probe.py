@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dljob.contract import ProbePoint, Rank
+from dltrain.comm.faults import translate
 from dltrain.comm.waiting import wait_until
 from dltrain.loop import Trainer
 from dltrain.messages import Probed
@@ -127,7 +128,10 @@ def _exchange_s(world: World, nbytes: int) -> float:
     times = []
     for _ in range(_LINK_ROUNDS + 1):
         began = time.perf_counter()
-        requests = [world.comm.Irecv(incoming, left), world.comm.Isend(outgoing, right)]
-        wait_until(lambda requests=requests: MPI.Request.Testall(requests))  # type: ignore[misc]
+        try:
+            requests = [world.comm.Irecv(incoming, left), world.comm.Isend(outgoing, right)]
+            wait_until(lambda requests=requests: MPI.Request.Testall(requests))  # type: ignore[misc]
+        except MPI.Exception as error:
+            raise translate(error) from error
         times.append(time.perf_counter() - began)
     return median(times[1:])  # the first one opens the connection
