@@ -113,11 +113,12 @@ def test_five_lines_run_as_they_are(ranks: int, tmp_path: Path) -> None:
 
 
 def test_an_unmodified_torchrun_script_runs() -> None:
-    """With the variables that torchrun and the agent set, no launcher."""
+    """As the agent's zygote runs it, with the variables that torchrun sets; it ends with 0, threads of gloo or not."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    arguments = [sys.executable, str(SCRIPTS / "train_torchrun.py")]
+    become = "import os, sys; from dltrain.zygote import *; run(Order((sys.argv[1],), dict(os.environ), os.getcwd()))"
+    arguments = [sys.executable, "-c", become, str(SCRIPTS / "train_torchrun.py")]
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     processes = [start(arguments, RANK=str(r), LOCAL_RANK=str(r), **common) for r in range(2)]
     first, second = (end(process, 60) for process in processes)
