@@ -37,6 +37,10 @@ CPUS_VARIABLE = "DLTRAIN_CPUS_M"
 MAX_LOG_TAIL = 4096
 _Text = Annotated[str, Field(max_length=8192)]
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
+# What a report may claim is bounded: JSON's integers are not, and a date or a float made of 10**400 is an error.
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+_Seconds = Annotated[float, Field(ge=0, le=1e9)]
+_UnixTime = Annotated[float, Field(ge=0, le=2.5e11, description="Seconds; up to the year 9892.")]
 
 
 def config_map_names(job: str) -> tuple[str, str]:
@@ -198,19 +202,19 @@ class RankMeasure(Record):
 
     rank: Annotated[int, Field(ge=0, le=100_000)]
     device: Annotated[str, Field(max_length=63)] = ""
-    share: Annotated[int, Field(ge=0)] = 0
-    compute_s: Annotated[float, Field(ge=0)] = 0.0
-    wait_s: Annotated[float, Field(ge=0)] = 0.0
-    comm_s: Annotated[float, Field(ge=0)] = 0.0
-    data_s: Annotated[float, Field(ge=0)] = 0.0
+    share: _Count = 0
+    compute_s: _Seconds = 0.0
+    wait_s: _Seconds = 0.0
+    comm_s: _Seconds = 0.0
+    data_s: _Seconds = 0.0
 
 
 class ProbePoint(Record):
     """Compute time of one step (forward, backward, update; no communication) measured on a rank's real device."""
 
     device: Annotated[str, Field(max_length=63)]
-    batch: Annotated[int, Field(ge=1)]
-    compute_s: Annotated[float, Field(gt=0)]
+    batch: Annotated[int, Field(ge=1, le=2**53)]
+    compute_s: Annotated[float, Field(gt=0, le=1e9)]
 
 
 class Failure(Record):
@@ -218,33 +222,33 @@ class Failure(Record):
 
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=64)]
     message: _Text
-    rank: Annotated[int | None, Field(ge=0)] = None
+    rank: _Count | None = None
     host: Annotated[str, Field(max_length=253)] = ""
-    exit_code: int | None = None
+    exit_code: Annotated[int | None, Field(ge=-(2**31), lt=2**32)] = None
     log_tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] = ""
     counts: Annotated[bool, Field(description="Whether it counts against backoff_limit.")] = True
     retry: Annotated[bool, Field(description="false: the same plan cannot succeed (bad input).")] = True
 
 
 class CheckpointMark(Record):
-    step: Annotated[int, Field(ge=0)]
-    unix_s: Annotated[float, Field(ge=0)]
+    step: _Count
+    unix_s: _UnixTime
     path: Annotated[str, Field(max_length=1024)] = ""
 
 
 class StartupMarks(Record):
     """Unix times of the start, for the breakdown in status."""
 
-    agents_up_unix_s: float | None = None
-    launched_unix_s: float | None = None
-    imported_unix_s: float | None = None
-    rendezvous_unix_s: float | None = None
-    first_step_unix_s: float | None = None
+    agents_up_unix_s: _UnixTime | None = None
+    launched_unix_s: _UnixTime | None = None
+    imported_unix_s: _UnixTime | None = None
+    rendezvous_unix_s: _UnixTime | None = None
+    first_step_unix_s: _UnixTime | None = None
 
 
 class Outcome(Record):
-    steps: Annotated[int, Field(ge=0)]
-    seconds: Annotated[float, Field(ge=0)]
+    steps: _Count
+    seconds: _Seconds
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
     checkpoint: Annotated[str | None, Field(max_length=1024)] = None
@@ -253,7 +257,7 @@ class Outcome(Record):
 class Mismatch(Record):
     """A rank that found another device than its plan names."""
 
-    rank: Annotated[int, Field(ge=0)]
+    rank: _Count
     planned: Annotated[str, Field(max_length=63)]
     found: Annotated[str, Field(max_length=63)]
 
@@ -263,30 +267,30 @@ class Report(Record):
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     uid: _Name
-    plan_number: Annotated[int, Field(ge=1)]
+    plan_number: Annotated[int, Field(ge=1, le=2**53)]
     plan_digest: Annotated[str, Field(max_length=64)]
-    term: Annotated[int, Field(ge=1)]
+    term: Annotated[int, Field(ge=1, le=2**53)]
     phase: RunPhase
-    unix_s: Annotated[float, Field(ge=0)]
-    step: Annotated[int, Field(ge=0)] = 0
-    steps: Annotated[int, Field(ge=0, description="0 while unknown.")] = 0
-    epoch: Annotated[int | None, Field(ge=0)] = None
+    unix_s: _UnixTime
+    step: _Count = 0
+    steps: Annotated[_Count, Field(description="0 while unknown.")] = 0
+    epoch: _Count | None = None
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
-    step_s: Annotated[float | None, Field(ge=0, description="Median over the last steps.")] = None
-    samples_per_s: Annotated[float | None, Field(ge=0)] = None
-    world_size: Annotated[int, Field(ge=0)] = 0
+    step_s: Annotated[_Seconds | None, Field(description="Median over the last steps.")] = None
+    samples_per_s: Annotated[float | None, Field(ge=0, le=1e15)] = None
+    world_size: _Count = 0
     ranks: Annotated[tuple[RankMeasure, ...], Field(max_length=4096)] = ()
-    restarts: Annotated[dict[_Name, Annotated[int, Field(ge=0)]], Field(max_length=32)] = {}
-    failures: Annotated[int, Field(ge=0, description="Failures that counted against backoff_limit.")] = 0
+    restarts: Annotated[dict[_Name, _Count], Field(max_length=32)] = {}
+    failures: Annotated[_Count, Field(description="Failures that counted against backoff_limit.")] = 0
     failure: Failure | None = None
     last_checkpoint: CheckpointMark | None = None
     startup: StartupMarks = StartupMarks()
     outcome: Outcome | None = None
     mismatches: Annotated[tuple[Mismatch, ...], Field(max_length=4096)] = ()
     probes: Annotated[tuple[ProbePoint, ...], Field(max_length=1024, description="Never from a mismatched rank.")] = ()
-    link_latency_s: Annotated[float | None, Field(ge=0, description="Measured between ranks at start.")] = None
-    link_bandwidth_Bps: Annotated[float | None, Field(gt=0)] = None
+    link_latency_s: Annotated[_Seconds | None, Field(description="Measured between ranks at start.")] = None
+    link_bandwidth_Bps: Annotated[float | None, Field(gt=0, le=1e15)] = None
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 

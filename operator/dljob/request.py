@@ -216,6 +216,13 @@ def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     return min(sum(per_node), max(1, sum(per_node[: spec.nodes.min]) + servers))
 
 
+def _grace_s(spec: DLJobSpec) -> float:
+    """Seconds a pod gets to end, pod-template overrides included: what its last checkpoint must fit in."""
+    found = [override.spec.get("terminationGracePeriodSeconds") for override in spec.pod_template_overrides]
+    changed = [seconds for seconds in found if isinstance(seconds, int) and seconds > 0]
+    return float([spec.run_policy.termination_grace_period_seconds, *changed][-1])
+
+
 def contract_plan(
     name: str,
     namespace: str,
@@ -270,7 +277,7 @@ def contract_plan(
         ),
         min_ranks=_min_ranks(spec, chosen),
         backoff_limit=spec.run_policy.backoff_limit,
-        grace_s=float(spec.run_policy.termination_grace_period_seconds),
+        grace_s=_grace_s(spec),
         expected=contract.Expectation(
             step_s=chosen.prediction.step_s,
             step_p90_s=chosen.prediction.step_p90_s,

@@ -1,9 +1,11 @@
 """What reports, pods, clocks and nodes make of a job that runs: a table of situations and what is desired."""
 
+import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -58,6 +60,18 @@ class TestRunning:
         assert verdict(step(mended), "DeviceMismatch") == ("False", "DevicesAsPlanned")
 
 
+FAILURE = Failure(reason="ProgramFailed", message="the program ended", rank=1, exit_code=1)
+
+
+def _numbers(node: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where a JSON document has numbers."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield from _numbers(value, (*place, key))
+    if isinstance(node, int | float) and not isinstance(node, bool):
+        yield place
+
+
 def _other_uid(text: str) -> str:
     return json.dumps({**json.loads(text), "uid": "another"})
 
@@ -86,6 +100,26 @@ class TestReports:
         before = observed.job.status
         assert status(desired).manifest()["progress"] == before["progress"]
         assert (desired.scales, desired.deletes) == ((), ())
+
+    @pytest.mark.parametrize("huge", [10**400, 2**53, 2**53 - 1, 10**12, 250_000_000_000, 10**9, 1e308, 1e15, 5e-324])
+    def test_no_number_stops_a_reconcile(self, huge: float) -> None:
+        """Whatever is claimed where a number belongs, the job's status is still written, and its end still seen."""
+        observed = training()
+        checkpoint: dict[str, object] = {"step": 1, "unix_s": 1.0}
+        measures: list[dict[str, object]] = [{"rank": 0, "share": 1, "compute_s": 1.0}]
+        for phase in (RunPhase.RUNNING, RunPhase.SUCCEEDED):
+            valid = json.loads(
+                report(observed, phase, last_checkpoint=checkpoint, ranks=measures, outcome=OUTCOME, restarts={"A": 1},
+                       failure=FAILURE, link_latency_s=1.0, link_bandwidth_Bps=1.0, samples_per_s=1.0, loss=1.0,
+                       startup={"first_step_unix_s": 1.0}, probes=[{"device": "cpu", "batch": 1, "compute_s": 1.0}])
+            )  # fmt: skip
+            for place in _numbers(valid):
+                claimed = copy.deepcopy(valid)
+                holder = claimed
+                for part in place[:-1]:
+                    holder = holder[part]
+                holder[place[-1]] = huge
+                status(step(replace(observed, report=json.dumps(claimed))))
 
     def test_valid_again(self) -> None:
         observed = training()
@@ -205,6 +239,14 @@ class TestLostNodes:
         assert desired.deletes == ()
         assert desired.requeue_after_s == 1
         assert plan_of(after(self.lost(39), desired)).plan.term == 1
+
+    def test_a_plan_made_again_keeps_the_term_that_its_coordinator_had(self) -> None:
+        """The plan's ConfigMap deleted by hand after a fence: pods that were fenced off stay refused."""
+        observed = self.lost(40)
+        fenced = after(observed, step(observed))
+        fenced = replace(fenced, report=report(fenced))
+        again = after(fenced, step(replace(fenced, plan=None)))
+        assert plan_of(again).plan.term >= 2
 
     def test_the_term_is_raised_and_the_pod_removed(self) -> None:
         observed = self.lost(40)

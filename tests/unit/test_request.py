@@ -191,3 +191,17 @@ def test_the_status_shows_the_plan_and_what_it_beat() -> None:
     for figure in (status.predicted.step_seconds, status.predicted.total_seconds, status.predicted.samples_per_second):
         assert figure == float(f"{figure:.4g}"), "people read it in a column"
     assert PlanStatus.model_validate(status.manifest()) == status
+
+
+@pytest.mark.parametrize(
+    ("overrides", "grace_s"),
+    [
+        ([], 30.0),
+        ([{"manager": "me", "spec": {"terminationGracePeriodSeconds": 300}}], 300.0),
+        ([{"manager": "a", "spec": {"terminationGracePeriodSeconds": 300}}, {"manager": "b", "spec": {}}], 300.0),
+        ([{"manager": "me", "spec": {"terminationGracePeriodSeconds": "soon"}}], 30.0),
+    ],
+)
+def test_the_last_checkpoint_has_the_time_that_the_pod_has(overrides: list[dict[str, Any]], grace_s: float) -> None:
+    wanted = spec(runPolicy={"terminationGracePeriodSeconds": 30}, podTemplateOverrides=overrides)
+    assert planned(wanted).grace_s == grace_s

@@ -47,7 +47,8 @@ def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
     current = known.accepted
     shown = known.before.plan if current is None and known.observed.sets else None
     last = current.plan.number if current else shown.number if shown else 0
-    term = current.plan.term if current else 1
+    # The plan's ConfigMap may have been deleted after a fence; the last coordinator's report still has the term.
+    term = current.plan.term if current else known.report.term if known.report else 1
     service = Names.of(job).service
     proposed = contract_plan(
         job.name, job.namespace, job.uid, spec, decision, last + 1, term, service, config.cluster_domain
