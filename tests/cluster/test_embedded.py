@@ -1,5 +1,6 @@
 """The embedded cluster from nothing to nothing: nodes, names, volumes, quotas, a crash, and what is left after it."""
 
+import ipaddress
 import json
 import signal
 import socket
@@ -107,13 +108,15 @@ def cluster(root: Path, image: str) -> Iterator[Cluster]:
     one = Cluster(root)
     one.hack("down")
     assert one.remains() == {}
-    routes_before = run("ip", "route", "show")
     one.hack("up", *NODES)
     yield one
+    record = one.state.read()
+    assert record is not None
     one.hack("down")
     assert one.remains() == {}, "left behind by down"
-    ours = [line for line in run("ip", "route", "show").splitlines() if "proto 213" in line]
-    assert set(ours) <= set(routes_before.splitlines()), "routes left behind by down"
+    routes = [ipaddress.IPv4Network(r["dst"]) for r in json.loads(run("ip", "-j", "route", "show", "proto", "213"))]
+    ours = [route for route in routes if any(route.subnet_of(range_) for range_ in record.ranges.all)]
+    assert ours == [], "routes left behind by down"
 
 
 def test_up_again_takes_seconds_and_changes_nothing(cluster: Cluster) -> None:

@@ -1,0 +1,71 @@
+"""Nodes of unlike speed, and nodes whose labels are wrong: real quotas, real pods, pretended GPUs.
+
+The cluster is hack/test's second one: a node of device cpu-fast, two of cpu-slow and one that claims two A100.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from kube import Kubectl, condition, example
+
+pytestmark = pytest.mark.unlike
+A100 = "NVIDIA-A100-SXM4-40GB"
+
+
+@pytest.fixture(scope="module")
+def mixed(kubectl: Kubectl) -> dict[str, Any]:
+    """A finished job over the fast and the slow nodes, with the nodes its pods ran on under ``nodes``."""
+    kubectl.apply(example("digits.yaml", job="mixed", globalBatchSize=240, devices=["cpu-fast", "cpu-slow"]))
+    kubectl.wait_phase("mixed", "Running", 120)
+    pods = kubectl.list("pods", "dljob.dev/job=mixed")
+    done = kubectl.wait_phase("mixed", "Complete", 240)
+    return {**done, "nodes": sorted((pod["metadata"]["name"], pod["spec"]["nodeName"]) for pod in pods)}
+
+
+def test_a_pod_on_each_node_that_its_group_means(mixed: dict[str, Any]) -> None:
+    assert mixed["nodes"][0] == ("mixed-cpu-fast-0", "n1")
+    assert [pod for pod, _ in mixed["nodes"][1:]] == ["mixed-cpu-slow-0", "mixed-cpu-slow-1"]
+    assert {node for _, node in mixed["nodes"][1:]} == {"n2", "n3"}
+
+
+def test_shares_follow_the_devices_and_it_learns(mixed: dict[str, Any]) -> None:
+    shares = {group["device"]: group["batchPerRank"] for group in mixed["status"]["plan"]["groups"]}
+    (fast,), slow = shares["cpu-fast"], shares["cpu-slow"]
+    assert fast + sum(slow) == 240
+    assert fast > 2 * max(slow) > 0
+    assert mixed["status"]["result"]["accuracy"] >= 0.97
+    found = condition(mixed, "DeviceMismatch")
+    assert found is None or found["status"] == "False"
+
+
+def test_each_device_teaches_a_profile_and_the_next_plan_uses_them(mixed: dict[str, Any], kubectl: Kubectl) -> None:
+    learned = {p["spec"]["device"] for p in kubectl.list("dlprofiles") if p["spec"]["model"] == "digits-cnn"}
+    assert learned >= {"cpu-fast", "cpu-slow"}
+    again = example("digits.yaml", job="again", globalBatchSize=240, devices=["cpu-fast", "cpu-slow"])
+    again["spec"]["planning"] = {"mode": "PlanOnly"}
+    kubectl.apply(again)
+    plan = kubectl.wait_phase("again", "Planned", 30)["status"]["plan"]
+    assert plan["predicted"]["basis"] == "profile"
+
+
+def test_a_pretended_gpu_is_found_out_and_teaches_nothing(kubectl: Kubectl) -> None:
+    kubectl.apply(example("digits.yaml", job="pretender", devices=[A100], nodes={"min": 1, "max": 1}, epochs=5))
+    done = kubectl.wait_phase("pretender", "Complete", 240)
+    found = condition(done, "DeviceMismatch")
+    assert found is not None and (found["status"], found["reason"]) == ("True", "DeviceMismatch")
+    assert f"{A100} planned, cpu found" in found["message"]
+    assert any(e["reason"] == "DeviceMismatch" and e["type"] == "Warning" for e in kubectl.list("events")), "no event"
+    profiles = kubectl.list("dlprofiles")
+    assert A100 not in {profile["spec"]["device"] for profile in profiles}
+    assert "pretender" not in json.dumps(profiles)
+
+
+def test_gpus_are_planned_for_and_shown_before_anything_runs(kubectl: Kubectl) -> None:
+    job = example("digits.yaml", job="shown", devices=[A100], nodes={"min": 1, "max": 1})
+    job["spec"]["planning"] = {"mode": "PlanOnly"}
+    kubectl.apply(job)
+    plan = kubectl.wait_phase("shown", "Planned", 30)["status"]["plan"]
+    assert {group["device"] for group in plan["groups"]} == {A100}
+    assert not kubectl.list("pods", "dljob.dev/job=shown")
