@@ -198,7 +198,7 @@ class RunPhase(StrEnum):
 
 
 class RankMeasure(Record):
-    """Medians over the last steps of one rank, in seconds."""
+    """Means over the last steps of one rank, in seconds."""
 
     rank: Annotated[int, Field(ge=0, le=100_000)]
     device: Annotated[str, Field(max_length=63)] = ""
@@ -277,7 +277,7 @@ class Report(Record):
     epoch: _Count | None = None
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
-    step_s: Annotated[_Seconds | None, Field(description="Median over the last steps.")] = None
+    step_s: Annotated[_Seconds | None, Field(description="Mean over the last steps.")] = None
     samples_per_s: Annotated[float | None, Field(ge=0, le=1e15)] = None
     world_size: _Count = 0
     ranks: Annotated[tuple[RankMeasure, ...], Field(max_length=4096)] = ()

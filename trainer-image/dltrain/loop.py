@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dljob.contract import Outcome, Plan, Role
+from dltrain.balance import Balance
 from dltrain.comm.choose import choose
 from dltrain.errors import DivergedError
 from dltrain.loader import Loader
@@ -86,6 +87,7 @@ class Trainer:
         self._late = (0.0, 0.0)
         """Loss logged after its step had been summed, and its weight: shared with the next step."""
         self._gradient_norm = 0.0
+        self._balance: Balance | None = None
 
     # What a script calls.
 
@@ -238,6 +240,7 @@ class Trainer:
         shared = self.parallel.finish()
         self._summed = time.perf_counter()
         self._agreed = Shared(*shared[: len(Shared())])
+        self._computed_by_rank = shared[len(Shared()) : len(Shared()) + self.size]
         exposed = shared[len(Shared()) + self.size :]
         self._exposed = [e for e, share in zip(exposed, self.shares, strict=True) if share] if any(exposed) else []
         if self._agreed.logged:
@@ -265,9 +268,13 @@ class Trainer:
 
     def _conclude(self, part: Part) -> None:
         """After a step: news, and what the ranks agreed on."""
+        times = Times(self._data_s, self._computed_s, self.parallel.exposed_s)
         if self.step == self._first + 1:
             self.reporter.mark("first_step")
-        self._progress.add(Times(self._data_s, self._computed_s, self.parallel.exposed_s), part.batch, self._exposed)
+            self._progress.times = times  # it allocates and compiles: no measure of a step
+        else:
+            self._progress.add(times, part.batch, self._exposed)
+            self._balance_shares()
         if self._news_due:
             rate, norm = float(self.optimizer.param_groups[0]["lr"]), self._gradient_norm
             self._progress.tell(self.step, self.total_steps, self.epoch, rate, norm, self.shares)
@@ -277,6 +284,18 @@ class Trainer:
             self._wait_for_checkpoint()
             self.stopped = True
             raise SystemExit(EXIT_STOPPED)
+
+    def _balance_shares(self) -> None:
+        """Move shares by the times of the step before, which came with this one's gradients."""
+        if not self.plan.rebalance or self.workers == 1 or not self._exposed:
+            return
+        if self._balance is None or self._balance.shares != self.shares:
+            # A GPU has shown in the probe that it holds twice its share; a CPU's memory is not what bounds it.
+            limits = [2 * rank.share if rank.gpu else self.plan.global_batch for rank in self.plan.ranks]
+            self._balance = Balance(self.shares, limits)
+        step_s = max(self._computed_by_rank) + min(self._exposed)
+        if (shares := self._balance.add(self._computed_by_rank, step_s)) is not None:
+            self.reshard(shares, "measured while training")
 
     def _wait_for_checkpoint(self) -> None:
         """All ranks end together, so all wait for rank 0's volume."""

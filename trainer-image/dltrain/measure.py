@@ -1,14 +1,18 @@
-"""Where a rank's time goes, step by step, and medians of it. Users: ``loop``."""
+"""Where a rank's time goes, step by step, and means of it. Users: ``loop``.
+
+Means, not medians: under a CPU quota most steps run at full speed and a few stand still for most of 100 ms, and it is
+both together that a run takes.
+"""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 
 from dljob.contract import RankMeasure
 
 WINDOW = 50
-"""Steps that a median looks back on: long enough to pass over a checkpoint, short enough to follow a change."""
+"""Steps that a mean looks back on: several periods of a quota, and short enough to follow a change."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Window:
 
     @property
     def step_s(self) -> float:
-        return median(t.data_s + t.compute_s + t.exposed_s for t in self._times) if self._times else 0.0
+        return fmean(t.data_s + t.compute_s + t.exposed_s for t in self._times) if self._times else 0.0
 
     @property
     def samples_per_s(self) -> float:
@@ -55,14 +59,14 @@ class Window:
     def measure(self, rank: int, device: str, share: int) -> RankMeasure:
         if not self._times:
             return RankMeasure(rank=rank, device=device, share=share)
-        exposed_s = median(t.exposed_s for t in self._times)
-        comm_s = min(exposed_s, median(self._comm_s)) if self._comm_s else exposed_s
+        exposed_s = fmean(t.exposed_s for t in self._times)
+        comm_s = min(exposed_s, fmean(self._comm_s)) if self._comm_s else exposed_s
         return RankMeasure(
             rank=rank,
             device=device,
             share=share,
-            compute_s=median(t.compute_s for t in self._times),
+            compute_s=fmean(t.compute_s for t in self._times),
             wait_s=exposed_s - comm_s,
             comm_s=comm_s,
-            data_s=median(t.data_s for t in self._times),
+            data_s=fmean(t.data_s for t in self._times),
         )

@@ -39,7 +39,7 @@ OF_STEP = (
     OfStep("planned_steps", "Steps in all; 0 while unknown.", lambda s: s.steps),
     OfStep(
         "step_seconds",
-        "Duration of a step, median of the last ones. Far above expected_step_seconds: look for a slow rank.",
+        "Duration of a step, mean of the last ones. Far above expected_step_seconds: look for a slow rank.",
         lambda s: s.step_s,
     ),
     OfStep("step_compute_seconds", "Of a step: forward, backward and update.", lambda s: s.measure.compute_s),

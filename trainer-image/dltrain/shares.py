@@ -31,32 +31,43 @@ def fit(points: Sequence[tuple[int, float]]) -> Speed:
     return Speed(mean_y - slope * mean_x, slope)
 
 
-def balanced(speeds: Sequence[Speed], batch: int) -> tuple[int, ...]:
-    """Shares of at least 1 that sum to ``batch`` and make the slowest rank's time least. Ties go to lower ranks."""
-    assert batch >= len(speeds), "a sample for each rank"
+def balanced(speeds: Sequence[Speed], batch: int, limits: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Shares of at least 1 that sum to ``batch`` and make the slowest rank's time least. Ties go to lower ranks.
+
+    ``limits``: most samples of each rank; together they hold the batch.
+    """
+    limits = limits or [batch] * len(speeds)
+    assert batch >= len(speeds) and sum(limits) >= batch, "a sample for each rank, and room for all"
     low, high = 0.0, max(speed.step_s(batch) for speed in speeds)
     for _ in range(60):  # the time T at which ranks filled up to T hold the batch, rounded down
         middle = (low + high) / 2
-        if sum(_filled(speed, middle) for speed in speeds) <= batch:
+        if sum(_filled(speed, middle, limit) for speed, limit in zip(speeds, limits, strict=True)) <= batch:
             low = middle
         else:
             high = middle
-    shares = [_filled(speed, low) for speed in speeds]
+    shares = [_filled(speed, low, limit) for speed, limit in zip(speeds, limits, strict=True)]
     while sum(shares) < batch:
-        next_ = min(range(len(speeds)), key=lambda r: (speeds[r].step_s(shares[r] + 1), r))
-        shares[next_] += 1
+        free = (r for r in range(len(speeds)) if shares[r] < limits[r])
+        shares[min(free, key=lambda r: (speeds[r].step_s(shares[r] + 1), r))] += 1
     return tuple(shares)
 
 
-def _filled(speed: Speed, step_s: float) -> int:
-    return max(1, floor((step_s - speed.fixed_s) / speed.per_sample_s))
+def _filled(speed: Speed, step_s: float, limit: int) -> int:
+    return min(limit, max(1, floor((step_s - speed.fixed_s) / speed.per_sample_s)))
 
 
-def worthwhile(speeds: Sequence[Speed], now: Sequence[int], batch: int) -> tuple[int, ...] | None:
-    """Better shares than ``now`` when they shorten the slowest rank's step by more than ``HYSTERESIS``, else None."""
-    better = balanced(speeds, batch)
+def worthwhile(
+    speeds: Sequence[Speed],
+    now: Sequence[int],
+    batch: int,
+    *,
+    gain: float = HYSTERESIS,
+    limits: Sequence[int] | None = None,
+) -> tuple[int, ...] | None:
+    """Better shares than ``now`` when they shorten the slowest rank's step by more than ``gain``, else None."""
+    better = balanced(speeds, batch, limits)
 
     def slowest(shares: Sequence[int]) -> float:
         return max(speed.step_s(share) for speed, share in zip(speeds, shares, strict=True))
 
-    return better if slowest(better) < (1 - HYSTERESIS) * slowest(now) else None
+    return better if slowest(better) < (1 - gain) * slowest(now) else None
