@@ -40,7 +40,13 @@ class Accepted(BaseModel):
     groups: tuple[AcceptedGroup, ...]
     memory_nbytes: Annotated[int, Field(ge=1, description="Main memory of the largest pod.")]
     spec_digest: str
+    replans: Annotated[int, Field(ge=0, description="Plans of this spec that measurements have replaced.")] = 0
     warning: str | None = None
+
+    @property
+    def revision(self) -> str:
+        """What pods are made from: pods of another revision leave before those of this one start."""
+        return f"{self.spec_digest}-{self.replans}" if self.replans else self.spec_digest
 
     @property
     def nodes(self) -> int:

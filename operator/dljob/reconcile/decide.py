@@ -6,7 +6,7 @@ from dljob.accepted import Accepted
 from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.observed import Observed
 from dljob.planner import Infeasible
-from dljob.reconcile import planning, run
+from dljob.reconcile import planning, replan, run
 from dljob.reconcile.desired import Desired, Draft, Lesson
 from dljob.reconcile.fence import fence
 from dljob.reconcile.known import Known, understand
@@ -22,7 +22,10 @@ RECHECK_S = 30.0
 
 def needs_view(observed: Observed) -> bool:
     """Whether ``reconcile`` would plan, and so needs a ClusterView, which costs a list of pods."""
-    return not observed.job.deleting and planning.wants_plan(understand(observed))
+    if observed.job.deleting:
+        return False
+    known = understand(observed)
+    return planning.wants_plan(known) or (not known.finished and replan.undecided(known))
 
 
 def reconcile(observed: Observed, config: RenderConfig, now: datetime) -> Desired:
@@ -40,7 +43,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime) -> Desire
         return _after_predecessor(known, draft, now)
     if known.accepted is not None and (end := run.ending(known, now)):
         return _end(known, draft, end, now)
-    target, plan_only = _plan(known, draft, config)
+    target, plan_only = _plan(known, draft, config, now)
     if known.spec.suspend:
         _suspend(known, draft)
     elif plan_only is not None or known.spec.planning.mode is PlanningMode.PLAN_ONLY:
@@ -51,12 +54,14 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime) -> Desire
     return _finish(known, draft, accepted, now, plan_only=plan_only)
 
 
-def _plan(known: Known, draft: Draft, config: RenderConfig) -> tuple[Accepted | None, PlanStatus | None]:
+def _plan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> tuple[Accepted | None, PlanStatus | None]:
     """The plan that should be in force, and the one that is only shown."""
     assert known.spec is not None
     if not planning.wants_plan(known):
         if known.accepted is not None and known.spec.planning.mode is not PlanningMode.PLAN_ONLY:
-            draft.verdicts.append(planning.planned(known.accepted))
+            target = replan.replan(known, draft, config, now)
+            draft.verdicts.append(planning.planned(target or known.accepted))
+            return target, None
         return known.accepted, None
     decision = planning.decide(known, config)
     if isinstance(decision, Infeasible):
@@ -85,10 +90,11 @@ def _roll(known: Known, draft: Draft, spec: DLJobSpec, target: Accepted, config:
     observed, current = known.observed, known.accepted
     if find(known.before.conditions, "Suspended") is not None:
         draft.verdicts.append(Verdict("Suspended", FALSE, "NotSuspended", "spec.suspend is false"))
-    changed = current is None or current.spec_digest != target.spec_digest
+    changed = current is None or current.revision != target.revision
     if (changed or not in_force(observed, target)) and not quiet(observed):
         bring_down(draft, observed)
-        text = f"the spec has changed: {len(observed.pods)} pods checkpoint and leave before the new ones start"
+        why = "the spec has changed" if current is None or target.replans == 0 else "another plan is better"
+        text = f"{why}: {len(observed.pods)} pods checkpoint and leave before the new ones start"
         draft.verdicts.append(Verdict("Running", FALSE, "Restarting", text))
         return
     volume = volume_ready(observed, spec, target)

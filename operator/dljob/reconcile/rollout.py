@@ -23,7 +23,7 @@ def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: Accept
     for manifest in stateful_sets(job, spec, accepted, config):
         name, replicas = manifest["metadata"]["name"], manifest["spec"]["replicas"]
         found = present.pop(name, None)
-        if found is None or found.replicas == 0 or found.spec_digest != accepted.spec_digest:
+        if found is None or found.replicas == 0 or found.spec_digest != accepted.revision:
             draft.objects.append(manifest)
         elif found.replicas != replicas:
             draft.scales.append(Scale(name, replicas))
@@ -39,7 +39,7 @@ def bring_down(draft: Draft, observed: Observed) -> None:
 
 def in_force(observed: Observed, accepted: Accepted) -> bool:
     """Whether every set that has pods has them by this plan's spec."""
-    return all(item.spec_digest == accepted.spec_digest for item in observed.sets if item.replicas > 0)
+    return all(item.spec_digest == accepted.revision for item in observed.sets if item.replicas > 0)
 
 
 def quiet(observed: Observed) -> bool:

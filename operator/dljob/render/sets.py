@@ -17,7 +17,7 @@ def stateful_set(
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
         "metadata": metadata(job, names.set(group.name))
-        | {"labels": labels(job, group.name), "annotations": {SPEC_ANNOTATION: accepted.spec_digest}},
+        | {"labels": labels(job, group.name), "annotations": {SPEC_ANNOTATION: accepted.revision}},
         "spec": {
             "replicas": group.nodes,
             "serviceName": names.service,

@@ -1,0 +1,144 @@
+"""Another plan for a job that runs, when what it measures contradicts the plan it has. Users: ``decide``.
+
+Told in the condition PlanContradicted, which also carries the state: SlowerThanPredicted (what the run measured is
+taught to the profiles), then, with them, Replanning (a better plan was found; the pods checkpoint and leave) or
+NoBetterPlan (asked once for each plan); Replanned when the new one is in force.
+"""
+
+from datetime import datetime
+
+from dljob.accepted import Accepted
+from dljob.api import Minimize, PlanningMode
+from dljob.contract import Report, RunPhase
+from dljob.planner import Infeasible
+from dljob.reconcile import planning
+from dljob.reconcile.desired import Draft, Lesson
+from dljob.reconcile.known import Known
+from dljob.reconcile.rollout import quiet
+from dljob.render import RenderConfig
+from dljob.request import profile_key
+from dljob.status import FALSE, TRUE, Verdict, find
+
+CONDITION = "PlanContradicted"
+MIN_STEPS = 100
+"""A run is not judged by its first steps: caches are cold, and the trainer is still moving shares."""
+LEARNING_S = 5.0
+"""Between teaching the profiles and planning with them: they come back through the API server's watch."""
+START_UP_S = 20.0
+"""What a change of plan costs where the job's own start was not measured."""
+MAX_REPLANS = 3
+"""For one spec: predictions that fail so often will not hold the next time either."""
+
+
+def undecided(known: Known) -> bool:
+    """Whether a plan has to be looked for, which takes a view of the cluster."""
+    found = find(known.before.conditions, CONDITION)
+    return (
+        found is not None
+        and found.status is TRUE
+        and found.reason in ("SlowerThanPredicted", "Replanning")
+        and _may(known)
+    )
+
+
+def replan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> Accepted | None:
+    """The plan to go on with: another one, or the accepted one. Verdicts and what is to be learned go to the draft."""
+    accepted, report = known.accepted, known.report
+    if accepted is None or report is None or not _may(known):
+        return accepted
+    found = find(known.before.conditions, CONDITION)
+    reason = found.reason if found is not None and found.status is TRUE else None
+    if reason == "Replanning":
+        return _move(known, draft, config)
+    text = _contradiction(accepted, report)
+    if text is None:
+        told = reason == "SlowerThanPredicted"  # NoBetterPlan stays: asked once for each plan
+        if told and report.phase is RunPhase.RUNNING and report.plan_number == accepted.plan.number:
+            draft.verdicts.append(Verdict(CONDITION, FALSE, "AsPredicted", "steps take what was predicted"))
+        return accepted
+    if reason is None:
+        assert known.spec is not None
+        draft.lesson = Lesson(profile_key(known.spec), report)
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "SlowerThanPredicted", text))
+        draft.requeue_in(LEARNING_S)
+    elif reason == "SlowerThanPredicted":
+        assert found is not None
+        wait_s = LEARNING_S - (now - found.last_transition_time).total_seconds()
+        if wait_s > 0 or known.observed.view is None:
+            draft.requeue_in(max(wait_s, 0.0))
+        else:
+            draft.verdicts.append(_judged(known, accepted, report, config, text))
+            draft.requeue_in(0.0)
+    return accepted
+
+
+def _may(known: Known) -> bool:
+    """Plans of people's own stay; so do those made for energy or cost, of which a run measures nothing."""
+    spec, accepted = known.spec, known.accepted
+    return (
+        spec is not None
+        and accepted is not None
+        and not spec.suspend
+        and spec.planning.mode is PlanningMode.AUTO
+        and spec.objective.minimize is Minimize.TIME
+        and accepted.spec_digest == known.digest
+        and accepted.replans < MAX_REPLANS
+    )
+
+
+def _contradiction(accepted: Accepted, report: Report) -> str | None:
+    """What a step takes and should take, where that is beyond the plan's interval."""
+    p90_s = accepted.plan.expected.step_p90_s
+    if (
+        report.phase is not RunPhase.RUNNING
+        or report.plan_number != accepted.plan.number
+        or report.mismatches
+        or report.step < MIN_STEPS
+        or report.step_s is None
+        or not 0 < p90_s < report.step_s
+    ):
+        return None
+    return f"plan {accepted.plan.number}: steps take {report.step_s:.3g} s, predicted were at most {p90_s:.3g} s (p90)"
+
+
+def _judged(known: Known, accepted: Accepted, report: Report, config: RenderConfig, text: str) -> Verdict:
+    """Whether the rest of the training would be done sooner by another plan, its switching cost included."""
+    assert report.step_s is not None
+    other = _other(known, accepted, config)
+    if isinstance(other, str):
+        return Verdict(CONDITION, TRUE, "NoBetterPlan", f"{text}; {other}")
+    left, startup = max(0, report.steps - report.step), known.before.startup
+    switch_s = (startup.total_seconds if startup else None) or START_UP_S
+    stay_s, move_s = left * report.step_s, left * other.plan.expected.step_p90_s + switch_s
+    both = (
+        f"the {left} steps left take {stay_s:.3g} s as it is, "
+        f"{move_s:.3g} s by {other.status.summary}, restart included"
+    )
+    if move_s >= stay_s:
+        return Verdict(CONDITION, TRUE, "NoBetterPlan", f"{text}; {both}")
+    return Verdict(CONDITION, TRUE, "Replanning", f"{text}; {both}")
+
+
+def _other(known: Known, accepted: Accepted, config: RenderConfig) -> Accepted | str:
+    """The best plan by what is known now, or why it is none: shares alone are moved by the trainer itself."""
+    found = planning.decide(known, config)
+    if isinstance(found, Infeasible):
+        return f"no plan is possible now: {found.message}"
+    if (found.groups, found.plan.collective) == (accepted.groups, accepted.plan.collective):
+        return "with what was measured it is still the best plan"
+    replans = accepted.replans + 1
+    return found.model_copy(update={"replans": replans})
+
+
+def _move(known: Known, draft: Draft, config: RenderConfig) -> Accepted | None:
+    accepted = known.accepted
+    if accepted is None or known.observed.view is None:
+        return accepted
+    other = _other(known, accepted, config)
+    if isinstance(other, str):
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "NoBetterPlan", other))
+        return accepted
+    if quiet(known.observed):
+        text = f"plan {other.plan.number} replaces plan {accepted.plan.number}: {other.status.summary}"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
+    return other

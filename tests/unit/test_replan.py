@@ -1,0 +1,126 @@
+"""A plan that measurements contradict: what is learned, when another plan takes over, and when none does."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builders import DIGITS, Json, after, plan_of, report, settled
+from dljob.contract import Mismatch, RunPhase
+from dljob.observed import Observed
+from dljob.planner import Learned, LearnedPoint
+from dljob.reconcile import needs_view
+from dljob.reconcile.known import understand
+from dljob.request import profile_key
+from stories import DOWN, kinds, status, step, told, training, verdict
+
+LONG: Json = {**DIGITS, "epochs": None, "steps": 100_000, "nodes": {"min": 1, "max": 3}}
+LONG = {key: value for key, value in LONG.items() if value is not None}
+ALONE_IS_BETTER = Learned(
+    (LearnedPoint(32, 0.01, 50), LearnedPoint(96, 0.03, 50)), link_latency_s=0.05, link_bandwidth_Bps=1e6
+)
+
+
+def slow(spec: Json = LONG, **news: Any) -> Observed:
+    """Steps take far longer than the plan's p90."""
+    fields: Json = {"step": 500, "steps": 100_000, "step_s": 2.0, **news}
+    found = training(spec, **fields)
+    assert plan_of(found).nodes == 3, "the case wants a plan of three nodes"
+    return found
+
+
+def learned(observed: Observed) -> Observed:
+    """The lesson has come back from the API server as a profile by which one node is better."""
+    spec = understand(observed).spec
+    assert spec is not None
+    return replace(observed, learned={(profile_key(spec), "cpu"): ALONE_IS_BETTER})
+
+
+def test_within_the_interval_nothing_is_said() -> None:
+    observed = training(LONG, step=500, steps=100_000, step_s=1e-6)
+    desired = step(observed)
+    assert "PlanContradicted" not in {c.type for c in status(desired).conditions}
+    assert desired.lesson is None and not needs_view(observed)
+
+
+def test_first_it_learns_and_only_once() -> None:
+    observed = training(LONG)
+    observed = replace(observed, report=report(observed, step=500, steps=100_000, step_s=2.0))
+    first = step(observed)
+    assert first.lesson is not None and verdict(first, "PlanContradicted") == ("True", "SlowerThanPredicted")
+    assert "predicted were at most" in told(first, "PlanContradicted").message
+    assert any(event.reason == "SlowerThanPredicted" and event.type == "Warning" for event in first.events)
+    again = step(after(observed, first), 1)
+    assert again.lesson is None and again.scales == ()
+
+
+def test_a_better_plan_takes_over_by_way_of_no_pods() -> None:
+    observed = learned(slow())
+    assert needs_view(observed)
+    judged = step(observed, 30)
+    assert verdict(judged, "PlanContradicted") == ("True", "Replanning")
+    assert judged.scales == (), "decided first, done next"
+    moving = after(observed, judged)
+    assert needs_view(moving)
+    leaving = step(moving, 31)
+    assert leaving.scales == DOWN
+    assert verdict(leaving, "Running") == ("False", "Restarting")
+    gone = after(moving, leaving)
+    gone = replace(gone, pods=(), report=report(gone, RunPhase.STOPPED, step=510, steps=100_000))
+    new = step(gone, 60)
+    assert verdict(new, "PlanContradicted") == ("False", "Replanned")
+    running = settled(after(gone, new))
+    found = plan_of(running)
+    assert (found.nodes, found.plan.number, found.replans) == (1, 2, 1)
+    assert not needs_view(running)
+    calm = step(running, 90)
+    assert calm.scales == () and "StatefulSet" not in kinds(calm)
+
+
+def test_no_better_plan_is_asked_for_once() -> None:
+    observed = slow()  # nothing learned: the plan is as good as before
+    judged = step(observed, 30)
+    assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
+    later = after(observed, judged)
+    assert not needs_view(later)
+    assert (step(later, 600).scales, step(later, 600).lesson) == ((), None)
+
+
+def test_a_restart_that_costs_more_than_it_gains_is_not_made() -> None:
+    observed = learned(slow(step=99_999))
+    judged = step(observed, 30)
+    assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
+    assert "restart included" in told(judged, "PlanContradicted").message
+
+
+def test_steps_that_come_right_again_are_told() -> None:
+    observed = slow()
+    mended = replace(observed, report=report(observed, step=900, steps=100_000, step_s=1e-4))
+    assert verdict(step(mended, 3), "PlanContradicted") == ("False", "AsPredicted")
+
+
+@pytest.mark.parametrize(
+    ("spec", "news"),
+    [
+        ({**LONG, "objective": {"minimize": "Energy"}}, {}),
+        ({**LONG, "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 3}]}}, {}),
+        (LONG, {"step": 99}),
+        (LONG, {"mismatches": [Mismatch(rank=1, planned="cpu", found="other")]}),
+        (LONG, {"plan_number": 7}),
+    ],
+    ids=["for energy", "fixed", "first steps", "other devices", "another plan's report"],
+)
+def test_when_nothing_is_judged(spec: Json, news: Json) -> None:
+    observed = training(spec, **{"step": 500, "steps": 100_000, "step_s": 2.0, **news})
+    desired = step(observed)
+    assert "PlanContradicted" not in {c.type for c in status(desired).conditions}
+    assert desired.lesson is None
+
+
+def test_three_times_is_enough() -> None:
+    observed = slow()
+    accepted = plan_of(observed).model_copy(update={"replans": 3})
+    worn = learned(replace(observed, plan=accepted.data()))
+    assert not needs_view(worn)
+    desired = step(worn, 30)
+    assert verdict(desired, "PlanContradicted") == ("True", "SlowerThanPredicted")
