@@ -1,0 +1,15 @@
+"""The formats that ``benchmarks/perfmodel.py`` reads, each the name of a module of this package."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from proof.table import Options, Table
+
+FORMATS = ("pollux",)
+
+
+def runner(name: str) -> Callable[[Path, Options], list[Table]]:
+    """``run`` of the format's module."""
+    run: Callable[[Path, Options], list[Table]] = import_module(f"proof.{name}").run
+    return run
