@@ -1,4 +1,4 @@
-"""Measurements become the model's constants: robustly, bounded, and never worse for a bad measurement.
+"""Compute times of one device become points of its profile.
 
 Users: ``profiles``, which keeps the constants in DLProfile objects between jobs.
 """

@@ -1,0 +1,24 @@
+"""Measurements become the model's constants: robustly, bounded, and never worse for a bad measurement.
+
+``compute``: times on one device, as DLProfile objects keep them. ``scaling``: the constants of a step on many devices,
+learned from ``prior``; ``probes``: which of them to measure next. Users: ``profiles``, benchmarks.
+"""
+
+from dljob.calibrate.compute import MOST_POINTS, Measured, in_session, learn, without_outliers
+from dljob.calibrate.prior import Prior
+from dljob.calibrate.probes import MOST_PROBES, next_probe
+from dljob.calibrate.scaling import Posterior, Predicted, fit
+
+__all__ = [
+    "MOST_POINTS",
+    "MOST_PROBES",
+    "Measured",
+    "Posterior",
+    "Predicted",
+    "Prior",
+    "fit",
+    "in_session",
+    "learn",
+    "next_probe",
+    "without_outliers",
+]

@@ -1,0 +1,80 @@
+"""What is believed of steps on many devices before any is measured, and how runs resemble each other.
+
+Users: ``scaling``, which learns from there. Variances are of logarithms of seconds.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dljob.perf.scaling import Constants, Floats, Runs, Steps
+
+MEAN = Constants(0.0, 0.12, 0.2, -4.5, -0.2, 0.0, 0.03, 0.02, -2.3, 0.7)
+DEVIATION = Constants(1.5, 0.2, 0.15, 1.0, 0.7, 0.1, 0.1, 0.07, 1.2, 0.4)
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is believed before any measurement; fixed on three workloads of one cluster (design note 0006)."""
+
+    mean: Constants = MEAN
+    deviation: Constants = DEVIATION
+    session: float = 0.3
+    """Standard deviation of the logarithm of communication's factor for a number of nodes."""
+    network: float = 0.1
+    """The same of communication's smooth factor over the placement ..."""
+    network_reach: float = 0.7
+    """... and the distance, in logarithms of nodes, devices and busiest node, at which it fades."""
+    batch: float = 0.05
+    """Standard deviation of the logarithm of computing's factor for a batch."""
+    smooth: float = 0.03
+    """The same of the smooth factor on whole steps ..."""
+    smooth_reach: float = 1.0
+    noise: float = 0.03
+    """Standard deviation of repeats of a step that only computes ..."""
+    network_noise: float = 0.04
+    """... and of communication."""
+    tail: float = 4.0
+    """Degrees of freedom of the noise's Student distribution."""
+
+
+def noise_variance(prior: Prior, here: Steps) -> Floats:
+    return np.asarray(prior.noise**2 + (prior.network_noise * here.share) ** 2)
+
+
+def of_constants(prior: Prior, a: Steps, b: Steps) -> Floats:
+    return np.asarray((a.jacobian * prior.deviation.vector() ** 2) @ b.jacobian.T)
+
+
+def prior_variance(prior: Prior, here: Steps) -> Floats:
+    constants = ((here.jacobian * prior.deviation.vector()) ** 2).sum(axis=1)
+    network, computing = prior.session**2 + prior.network**2, prior.batch**2
+    return np.asarray(constants + here.share**2 * network + (1 - here.share) ** 2 * computing + prior.smooth**2)
+
+
+def prior_covariance(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -> Floats:
+    return of_constants(prior, at_a, at_b) + effects_of(prior, a, at_a, b, at_b)
+
+
+def effects_of(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -> Floats:
+    """Covariance of the effects of runs ``a`` (rows) and ``b`` (columns)."""
+    session = (a.nodes[:, None] == b.nodes) * prior.session**2
+    network = prior.network**2 * _near(
+        [np.log(f) for f in (a.nodes, a.busiest, a.devices)],
+        [np.log(f) for f in (b.nodes, b.busiest, b.devices)],
+        prior.network_reach,
+    )
+    smooth = prior.smooth**2 * _near(
+        [np.log(a.nodes), np.log(a.busiest), np.log(a.devices) / 2, np.log(a.one_s)],
+        [np.log(b.nodes), np.log(b.busiest), np.log(b.devices) / 2, np.log(b.one_s)],
+        prior.smooth_reach,
+    )
+    computing = (a.batch[:, None] == b.batch) * prior.batch**2
+    talking = at_a.share[:, None] * at_b.share
+    return np.asarray(talking * (session + network) + (1 - at_a.share)[:, None] * (1 - at_b.share) * computing + smooth)
+
+
+def _near(a: list[Floats], b: list[Floats], reach: float) -> Floats:
+    """exp(-distance^2 / 2 reach^2) of every pair."""
+    square = sum(((x[:, None] - y) ** 2 for x, y in zip(a, b, strict=True)), np.zeros((len(a[0]), len(b[0]))))
+    return np.asarray(np.exp(-square / (2 * reach**2)))

@@ -1,0 +1,29 @@
+"""Which run to measure next: the one after which the runs to be predicted are known best.
+
+Users: benchmarks; the operator's probe plans.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from dljob.calibrate.scaling import Posterior
+from dljob.perf.scaling import Runs
+
+MOST_PROBES = 5
+"""Measured on several devices before the first plan."""
+
+
+def next_probe(posterior: Posterior, runs: Runs, measured: Collection[int] = ()) -> int | None:
+    """Index of the run to measure, of ``runs``, all of which are to be predicted; None when there is none left.
+
+    It takes off most of the sum of the variances of all logarithms of step times (A-optimal; Chaloner, Verdinelli
+    1995): measuring run j takes off cov(i, j)^2 / (var(j) + noise(j)) of run i's. Ask again after each measurement:
+    the constants move, and with them what is worth knowing.
+    """
+    left = [i for i in range(len(runs)) if i not in measured]
+    if not left or len(measured) >= MOST_PROBES:
+        return None
+    covariance, noise = posterior.covariance(runs)
+    gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + noise)
+    return max(left, key=lambda i: float(gain[i]))
