@@ -41,6 +41,8 @@ class Measurements:
     name: str
     one: dict[int, Measured]
     multi: dict[Key, Measured]
+    rows: tuple[tuple[Key, Measured], ...]
+    """Of more than one device, as they were measured: several permutations of nodes are one key."""
 
 
 def spread(nodes: int, devices: int) -> tuple[int, ...]:
@@ -75,7 +77,8 @@ def _workload(folder: Path, gpus_per_node: int | None) -> Measurements:
     one = {key.batch: value for key, value in values.items() if key.devices == 1}
     if not one:
         raise ValueError(f"{folder}: no rows of one device (placement 1); expected its curve over the batch")
-    return Measurements(folder.name, one, {key: value for key, value in values.items() if key.devices > 1})
+    multi = {key: value for key, value in values.items() if key.devices > 1}
+    return Measurements(folder.name, one, multi, tuple((k, Measured(*row)) for k in multi for row in found[k]))
 
 
 def _row(row: dict[str, str]) -> tuple[Key, float, float]:
