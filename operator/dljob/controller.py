@@ -139,7 +139,7 @@ class Controller:
         await asyncio.gather(*(kube.scale(job, item.name, item.replicas) for item in desired.scales))
         await asyncio.gather(*(kube.delete(job, target) for target in desired.deletes))
         if desired.lesson is not None:
-            await kube.teach(desired.lesson.model, desired.lesson.report, self._now())
+            await kube.teach(desired.lesson, self._now())
         await self._tell(observed, desired)
         if desired.status is not None:
             self._count(before, desired.status)

@@ -5,16 +5,20 @@ Pure. Users: ``kube`` and ``handlers``, which keep the objects; ``cli``, which s
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from math import exp, log
+from statistics import fmean
 
 from dljob import hardware
-from dljob.api import ComputePoint, DLProfileStatus
-from dljob.calibrate import Measured, learn
+from dljob.api import ComputePoint, DLProfileStatus, ScalingConstants, ScalingPoint
+from dljob.calibrate import Measured, Place, Scaling, StepPoint, learn, learn_scaling, remembered
 from dljob.contract import Report
-from dljob.perf.compute import catalogue_curve
+from dljob.perf.compute import calibrated, catalogue_curve
+from dljob.perf.curve import Curve
 from dljob.perf.datasets import DATASETS
 from dljob.perf.models import MODELS
+from dljob.perf.scaling import Contention
 from dljob.perf.workload import builtin
 from dljob.planner import Learned, LearnedPoint
 
@@ -32,11 +36,19 @@ def profile_name(model: str, device: str) -> str:
 
 def learned(status: DLProfileStatus) -> Learned:
     """A profile as the planner reads it."""
+    known = status.constants
     return Learned(
         points=tuple(LearnedPoint(p.batch, p.seconds, p.observations) for p in status.compute),
         link_latency_s=status.link_latency_seconds,
         link_bandwidth_Bps=status.link_bandwidth_bytes_per_second,
+        contention=_contention(status),
+        compute_spread=known.compute_deviation if known else None,
+        link_spread=known.communication_deviation if known else None,
     )
+
+
+def _contention(status: DLProfileStatus) -> Contention:
+    return Contention(status.constants.sharing, status.constants.crowding) if status.constants else Contention()
 
 
 def devices(report: Report) -> tuple[str, ...]:
@@ -46,24 +58,35 @@ def devices(report: Report) -> tuple[str, ...]:
     return tuple(sorted({p.device for p in report.probes} | {r.device for r in report.ranks if r.device and r.share}))
 
 
-def taught(before: DLProfileStatus, model: str, device: str, report: Report, now: datetime) -> DLProfileStatus:
-    """The profile of (model, device) after a run that ended with ``report``."""
+def taught(
+    before: DLProfileStatus, model: str, device: str, report: Report, now: datetime, place: Place | None = None
+) -> DLProfileStatus:
+    """The profile of (model, device) after a run that ended with ``report``; ``place``: where, on equal nodes only.
+
+    Times of computing are kept as of one device alone: without what devices of one node slow each other down.
+    """
     if device not in devices(report):
         return before
+    slowdown = _contention(before).slowdown(place.node_devices) if place else 1.0
     after = learn(
         learned(before),
         steady=[
-            Measured(r.share, r.compute_s, STEADY_STEPS) for r in report.ranks if r.device == device and r.share > 0
+            Measured(r.share, r.compute_s / slowdown, STEADY_STEPS)
+            for r in report.ranks
+            if r.device == device and r.share > 0
         ],
         probes=[Measured(p.batch, p.compute_s, PROBE_STEPS) for p in report.probes if p.device == device],
         link_latency_s=report.link_latency_s,
         link_bandwidth_Bps=report.link_bandwidth_Bps,
         expected_s=_expected(model, device),
     )
+    scaling, constants = _scaled(before, model, device, report, place, after.points)
     return DLProfileStatus(
         compute=tuple(
             ComputePoint(batch=p.batch, seconds=p.compute_s, observations=p.observations) for p in after.points
         ),
+        scaling=scaling,
+        constants=constants,
         link_latency_seconds=after.link_latency_s,
         link_bandwidth_bytes_per_second=after.link_bandwidth_Bps,
         observed_jobs=before.observed_jobs + 1,
@@ -71,10 +94,72 @@ def taught(before: DLProfileStatus, model: str, device: str, report: Report, now
     )
 
 
+def _scaled(
+    before: DLProfileStatus,
+    model: str,
+    device: str,
+    report: Report,
+    place: Place | None,
+    points: Sequence[LearnedPoint],
+) -> tuple[tuple[ScalingPoint, ...], ScalingConstants | None]:
+    """Steps on several devices and their constants, with this run's if it ran on equal devices as planned."""
+    ranks = [r for r in report.ranks if r.share > 0]
+    if not points or place is None or not ranks or not report.step_s or {r.device for r in ranks} != {device}:
+        return before.scaling, before.constants
+    if len(ranks) != place.devices:
+        return before.scaling, before.constants
+    curve = _curve(model, device, points)
+    step_s = report.step_s - max(r.data_s for r in ranks)
+    new = StepPoint(place, max(r.share for r in ranks), step_s)
+    known = [StepPoint(Place(p.nodes, p.node_devices), p.batch, p.seconds, p.observations) for p in before.scaling]
+    kept = remembered(known, new, curve.seconds)
+    reference_s = exp(fmean(log(p.compute_s) for p in points))
+    return tuple(map(_scaling_point, kept)), _constants(learn_scaling(kept, curve.seconds, reference_s))
+
+
+def _scaling_point(point: StepPoint) -> ScalingPoint:
+    return ScalingPoint(
+        nodes=point.place.nodes,
+        node_devices=point.place.node_devices,
+        devices=point.place.devices,
+        batch=point.batch,
+        seconds=point.step_s,
+        observations=point.observations,
+    )
+
+
+def _constants(found: Scaling | None) -> ScalingConstants | None:
+    if found is None:
+        return None
+    c = found.constants
+    inter_s = found.reference_s * exp(c.log_inter)
+    return ScalingConstants(
+        sharing=c.sharing,
+        crowding=c.crowding,
+        inter_node_seconds=inter_s,
+        intra_node_seconds=found.reference_s * exp(c.log_intra),
+        latency_seconds=inter_s * exp(c.log_latency),
+        overlap_gamma=1 + exp(c.log_gamma),
+        compute_deviation=found.compute_deviation,
+        communication_deviation=found.communication_deviation,
+    )
+
+
+def _curve(model: str, device: str, points: Sequence[LearnedPoint]) -> Curve:
+    """Time of one device alone: through the points, with the catalogue's shape, or a line's for a user's program."""
+    pairs = [(p.batch, p.compute_s) for p in points]
+    return calibrated(_catalogue(model, device) or Curve((0.0,), (1e-9,), pairs[-1][1] / pairs[-1][0]), pairs)
+
+
 def _expected(model: str, device: str) -> Callable[[int], float] | None:
     """What the catalogue says of a built-in model on the device; None for a user's program or data."""
+    curve = _catalogue(model, device)
+    return curve.seconds if curve else None
+
+
+def _catalogue(model: str, device: str) -> Curve | None:
     name, _, dataset = model.partition(".")
     if name not in MODELS or (dataset and dataset not in DATASETS):
         return None
     chip = hardware.gpu(device) or hardware.cpu(device, 1.0)
-    return catalogue_curve(builtin(name, dataset or None), chip).seconds
+    return catalogue_curve(builtin(name, dataset or None), chip)

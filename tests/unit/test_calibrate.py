@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob.api import ComputePoint, DLProfileStatus
-from dljob.calibrate import MOST_POINTS, Measured, in_session, learn, without_outliers
+from dljob.calibrate import MOST_POINTS, Measured, Place, in_session, learn, without_outliers
 from dljob.contract import Mismatch, ProbePoint, RankMeasure, Report, RunPhase
 from dljob.planner import Learned, LearnedPoint
 from dljob.profiles import devices, learned, profile_name, taught
@@ -104,6 +104,11 @@ def report(**fields: Any) -> Report:
     return base.model_copy(update=fields)
 
 
+def on_t4(ranks: int, compute_s: float, step_s: float | None) -> Report:
+    measures = tuple(RankMeasure(rank=i, device="t4", share=32, compute_s=compute_s) for i in range(ranks))
+    return report(ranks=measures, step_s=step_s)
+
+
 class TestProfiles:
     RUN = report(
         ranks=(
@@ -144,6 +149,47 @@ class TestProfiles:
         odd = report(probes=(ProbePoint(device="cpu", batch=8, compute_s=5000.0),))
         assert taught(DLProfileStatus(), "digits-cnn", "cpu", odd, NOW).compute == ()
         assert len(taught(DLProfileStatus(), "program-1", "cpu", odd, NOW).compute) == 1
+
+    def test_a_run_on_several_devices_teaches_the_constants_of_scaling(self) -> None:
+        """Two ranks a node take 1.5 times as long: the profile learns contention, and planning with it is slower."""
+        status = taught(DLProfileStatus(), "mlp", "t4", on_t4(1, compute_s=0.010, step_s=0.010), NOW, Place(1, 1))
+        assert (status.scaling, status.constants) == ((), None)
+        for nodes, per_node in ((1, 2), (2, 2), (1, 4)):
+            run = on_t4(nodes * per_node, compute_s=0.010, step_s=0.017)
+            status = taught(status, "mlp", "t4", run, NOW, Place(nodes, per_node))
+        assert [(p.nodes, p.devices) for p in status.scaling] == [(1, 2), (2, 4), (1, 4)]
+        known = learned(DLProfileStatus.model_validate(status.manifest()))
+        assert known.contention.slowdown(4) > 1.02
+        assert known.compute_spread is not None and 0 < known.compute_spread < 0.3
+        assert known.link_spread is not None and known.link_spread > known.compute_spread
+
+    @pytest.mark.parametrize("step_s", [None, 0.0, 1e-6, 10.0])
+    def test_a_bad_step_never_poisons_the_constants(self, step_s: float | None) -> None:
+        """One of no time at all, and ones a thousand times off what was measured before."""
+        before = taught(DLProfileStatus(), "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.017), NOW, Place(2, 2))
+        assert len(before.scaling) == 1
+        after = taught(before, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=step_s), NOW, Place(2, 2))
+        assert after.scaling == before.scaling
+
+    def test_equal_runs_are_averaged_and_later_ones_followed(self) -> None:
+        status = DLProfileStatus()
+        for _ in range(60):
+            status = taught(status, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.020), NOW, Place(2, 2))
+        assert [(p.seconds, p.observations) for p in status.scaling] == [(pytest.approx(0.020), 20)]
+        for _ in range(60):
+            status = taught(status, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.030), NOW, Place(2, 2))
+        assert status.scaling[0].seconds == pytest.approx(0.030, rel=0.05)
+
+    def test_survivors_of_a_larger_job_say_nothing_of_its_place(self) -> None:
+        status = taught(DLProfileStatus(), "mlp", "t4", on_t4(3, compute_s=0.010, step_s=0.017), NOW, Place(2, 2))
+        assert status.scaling == ()
+
+    def test_places_are_bounded(self) -> None:
+        status = DLProfileStatus()
+        for nodes in range(2, 80):
+            run = on_t4(nodes, compute_s=0.010, step_s=0.017)
+            status = taught(status, "mlp", "t4", run, NOW, Place(nodes, 1))
+        assert len(status.scaling) == 64 and status.scaling[-1].nodes == 79
 
     def test_round_trip(self) -> None:
         status = taught(DLProfileStatus(), "mlp", "cpu", self.RUN, NOW)

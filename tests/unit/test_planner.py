@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dljob.planner import FixedChoice, Infeasible, Learned, LearnedPoint, Request, objective, plan, scaling
 from dljob.planner.pools import cores_of_rank
+from dljob.perf.scaling import Contention
 from planning import A100, DIGITS, RESNET, T4, THREE, decided, refused, view
 
 
@@ -239,6 +240,22 @@ class TestFixed:
     def test_names_without_the_vendor_do(self) -> None:
         (group,) = decided(replace(DIGITS, fixed=(FixedChoice("t4", 1, 4, 24),)), self.cluster).chosen.groups
         assert (group.device, group.ranks_per_node, group.shares) == (T4, 4, (24, 24, 24, 24))
+
+    def test_learned_contention_and_spreads_reach_the_prediction(self) -> None:
+        """Only what shares a node slows down; a wider spread moves the p90 alone."""
+        points = (LearnedPoint(8, 0.010), LearnedPoint(32, 0.030))
+        known = Learned(points=points, compute_spread=0.05, link_spread=0.05)
+        crowded = replace(known, contention=Contention(sharing=0.1, crowding=0.2))
+        unsure = replace(known, compute_spread=0.3, link_spread=0.3)
+        for per_node, slowdown in ((1, 1.0), (4, 1.53)):
+            request = replace(DIGITS, fixed=(FixedChoice("t4", 1, per_node, 24),), global_batch=24 * per_node)
+            plain, slow, wide = (
+                decided(request, self.cluster, {("digits-cnn", T4): k}).chosen.prediction
+                for k in (known, crowded, unsure)
+            )
+            assert slow.compute_s == pytest.approx(slowdown * plain.compute_s, rel=0.01)
+            assert wide.step_s == plain.step_s
+            assert wide.step_p90_s > 1.1 * plain.step_p90_s
 
 
 class TestLaws:

@@ -5,7 +5,7 @@ Users: ``crd`` generates the CustomResourceDefinitions from these types, ``plann
 """
 
 from dljob.api.base import API_VERSION, GROUP, VERSION, Rule, duration_s
-from dljob.api.profile import ComputePoint, DLProfile, DLProfileSpec, DLProfileStatus
+from dljob.api.profile import ComputePoint, DLProfile, DLProfileSpec, DLProfileStatus, ScalingConstants, ScalingPoint
 from dljob.api.spec import (
     BUILTIN_DATASETS,
     BUILTIN_MODELS,
@@ -95,6 +95,8 @@ __all__ = [
     "Result",
     "Rule",
     "RunPolicy",
+    "ScalingConstants",
+    "ScalingPoint",
     "Scheduling",
     "Startup",
     "Trainer",

@@ -16,6 +16,36 @@ class ComputePoint(ApiModel):
     observations: Annotated[int, Field(ge=1, description="Steps behind the figure.")] = 1
 
 
+class ScalingPoint(ApiModel):
+    """Measured time of one step on several devices, without waiting for data."""
+
+    nodes: Annotated[int, Field(ge=1)]
+    node_devices: Annotated[int, Field(ge=1, description="Devices of the job on the node that holds most of them.")]
+    devices: Annotated[int, Field(ge=2)]
+    batch: Annotated[int, Field(ge=1, description="Samples on the busiest device.")]
+    seconds: Annotated[float, Field(gt=0, description="Median time of a step.")]
+    observations: Annotated[int, Field(ge=1, description="Runs behind the figure.")] = 1
+
+
+class ScalingConstants(ApiModel):
+    """Constants of steps on several devices, learned from the measured ones; docs/design/0006 has the formulas."""
+
+    sharing: Annotated[
+        float, Field(description="k devices on a node slow computing down by exp(2 (1 - 1/k) sharing) k^crowding.")
+    ]
+    crowding: Annotated[float, Field(description="See sharing.")]
+    inter_node_seconds: Annotated[float, Field(gt=0, description="Moving the gradients once between nodes.")]
+    intra_node_seconds: Annotated[float, Field(gt=0, description="Summing them over two devices of a node.")]
+    latency_seconds: Annotated[float, Field(gt=0, description="What each further device adds to summing.")]
+    overlap_gamma: Annotated[
+        float, Field(ge=1, description="1: computing and communication add up; large: the longer one counts.")
+    ]
+    compute_deviation: Annotated[
+        float, Field(gt=0, description="Standard deviation of log(measured / predicted) computing time.")
+    ]
+    communication_deviation: Annotated[float, Field(gt=0, description="The same of communication.")]
+
+
 class DLProfileSpec(ApiModel):
     model: Annotated[str, Field(description="Model, as spec.model.name or a digest of the user's program.")]
     device: Annotated[str, Field(description="Device type.")]
@@ -23,6 +53,10 @@ class DLProfileSpec(ApiModel):
 
 class DLProfileStatus(ApiModel):
     compute: Annotated[tuple[ComputePoint, ...], Field(max_length=64, description="Measured compute times.")] = ()
+    scaling: Annotated[
+        tuple[ScalingPoint, ...], Field(max_length=64, description="Measured steps on several devices.")
+    ] = ()
+    constants: ScalingConstants | None = None
     link_latency_seconds: Annotated[float | None, Field(ge=0, description="Latency (alpha) of a message.")] = None
     link_bandwidth_bytes_per_second: Annotated[
         float | None, Field(gt=0, description="Effective bandwidth (1/beta) between ranks.")

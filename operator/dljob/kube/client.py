@@ -16,14 +16,13 @@ from typing import Any
 from dljob import pki
 from dljob.api import API_VERSION, DLProfileStatus
 from dljob.cluster import ClusterView
-from dljob.contract import Report
 from dljob.kube import kinds, view
 from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
 from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body
 from dljob.observed import APPLIED_ANNOTATION, JobSeen
 from dljob.profiles import devices, profile_name, taught
-from dljob.reconcile import Target
+from dljob.reconcile import Lesson, Target
 from dljob.render import Names
 from dljob.render.config import Manifest
 from dljob.render.names import metadata
@@ -203,10 +202,11 @@ class Kube:
         self._pods = (monotonic(), found)
         return found
 
-    async def teach(self, model: str, report: Report, now: datetime) -> None:
+    async def teach(self, lesson: Lesson, now: datetime) -> None:
         """Write what a run measured into the profiles of its devices."""
         known = {profile["metadata"]["name"]: profile for profile in self._cache.profiles()}
-        for device in devices(report):
+        model = lesson.model
+        for device in devices(lesson.report):
             name = profile_name(model, device)
             if name not in known:
                 spec = {"model": model, "device": device}
@@ -215,7 +215,7 @@ class Kube:
                 }  # fmt: skip
                 self._cache.put(kinds.PROFILE, await self.api.apply(kinds.PROFILE, body))
             old = known.get(name, {}).get("status") or {}
-            after = taught(DLProfileStatus.model_validate(old), model, device, report, now)
+            after = taught(DLProfileStatus.model_validate(old), model, device, lesson.report, now, lesson.place)
             if patch := merge_patch(old, after.manifest()):
                 answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")
                 self._cache.put(kinds.PROFILE, answer)

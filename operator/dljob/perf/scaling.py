@@ -5,6 +5,7 @@ that the same priors hold for a step of 10 ms and of 10 s. Users: ``calibrate.sc
 """
 
 from dataclasses import dataclass, fields
+from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,18 @@ class Runs:
 
     def take(self, which: NDArray[np.int64]) -> "Runs":
         return Runs(*(getattr(self, f.name)[which] for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Contention:
+    """How devices on one node slow each other's computing down; nothing learned: not at all."""
+
+    sharing: float = 0.0
+    crowding: float = 0.0
+
+    def slowdown(self, node_devices: int) -> float:
+        """Computing time with so many devices busy on the node over that of one alone: as in ``steps``."""
+        return exp(2 * (1 - 1 / node_devices) * self.sharing + self.crowding * log(node_devices))
 
 
 @dataclass(frozen=True)

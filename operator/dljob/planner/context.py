@@ -105,10 +105,13 @@ def options(
     curve = catalogue_curve(workload, device, cores)
     data_s = data.sample_s(workload, device, cores)
     points = [(p.batch, p.compute_s) for p in known.points] if known else []
-    if points:
+    if known is not None and known.compute_spread is not None:
+        spread = known.compute_spread
+    elif points:
         spread = hypot(SPREAD["profile"], scatter(points))
     else:
         spread = SPREAD["catalogue"] * (ASSUMED_SPREAD if device.assumed else 1.0)
+    slowdown = known.contention.slowdown(ranks_per_node) if known else 1.0
     result = []
     for nodes, free_nbytes in _tiers(pool, ranks_per_node):
         free = request.memory_per_pod_nbytes or free_nbytes
@@ -119,7 +122,7 @@ def options(
                 ranks_per_node=ranks_per_node,
                 nodes=nodes,
                 device=device,
-                curve=calibrated(curve, points).plus(data_s),
+                curve=calibrated(curve, points).scaled(slowdown).plus(data_s),
                 data_s=data_s,
                 largest_batch=memory.largest_batch(workload, room, pool.is_gpu),
                 memory_nbytes=room,
@@ -151,6 +154,8 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
     else:
         bandwidth_Bps, name = comm.ETHERNET_BANDWIDTH_Bps, "an assumed network"
     spread = LINK_SPREAD["profile" if measured and latencies else "catalogue"]
+    learned = [o.learned.link_spread for o in chosen if o.learned and o.learned.link_spread is not None]
+    spread = max(learned) if measured and len(learned) == len(chosen) else spread
     link = Link(max(latencies, default=comm.TCP_LATENCY_S), bandwidth_Bps, _reduce_Bps(chosen), name)
     return link, spread
 

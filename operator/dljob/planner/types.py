@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dljob.perf.scaling import Contention
+
 CollectiveName = Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"]
 
 
@@ -34,6 +36,11 @@ class Learned:
     points: tuple[LearnedPoint, ...] = ()
     link_latency_s: float | None = None
     link_bandwidth_Bps: float | None = None
+    contention: Contention = field(default_factory=Contention)
+    compute_spread: float | None = None
+    """Standard deviation of log(measured / predicted) computing time; None: nothing on several devices was measured."""
+    link_spread: float | None = None
+    """The same of communication."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 from dljob.accepted import Accepted
 from dljob.api import DLJobSpec, PlanningMode, PlanStatus
+from dljob.calibrate import Place
 from dljob.observed import Observed
 from dljob.planner import Infeasible
 from dljob.reconcile import planning, replan, run
@@ -114,8 +115,16 @@ def _end(known: Known, draft: Draft, verdict: Verdict, now: datetime) -> Desired
     """The job is over: the outcome into status, the pods away."""
     draft.verdicts.append(verdict)
     if known.spec is not None and known.report is not None and verdict.type == "Complete":
-        draft.lesson = Lesson(profile_key(known.spec), known.report)
+        draft.lesson = Lesson(profile_key(known.spec), known.report, _place(known.accepted))
     return _finished(known, draft, now, just_now=True)
+
+
+def _place(accepted: Accepted | None) -> Place | None:
+    """Of one kind of devices, as many on each node; what parameter servers do is not what others do."""
+    if accepted is None or len(accepted.groups) != 1 or accepted.plan.collective == "ParameterServer":
+        return None
+    (group,) = accepted.groups
+    return Place(group.nodes, group.ranks_per_node)
 
 
 def _finished(known: Known, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from dljob.api import DLJobStatus
+from dljob.calibrate import Place
 from dljob.contract import Report
 from dljob.render.config import Manifest
 from dljob.status import Event, Verdict
@@ -32,6 +33,8 @@ class Lesson:
 
     model: str
     report: Report
+    place: Place | None = None
+    """Where it ran; None when that was not on devices of one kind, evenly."""
 
 
 @dataclass(frozen=True)
