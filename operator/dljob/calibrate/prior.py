@@ -9,8 +9,30 @@ import numpy as np
 
 from dljob.perf.scaling import Constants, Floats, Runs, Steps
 
-MEAN = Constants(0.0, 0.12, 0.2, -4.5, -0.2, 0.0, 0.03, 0.02, -2.3, 0.7)
-DEVIATION = Constants(1.5, 0.2, 0.15, 1.0, 0.7, 0.1, 0.1, 0.07, 1.2, 0.4)
+MEAN = Constants(
+    log_inter=-0.15,
+    busiest_power=0.03,
+    mean_power=0.25,
+    log_latency=-6.5,
+    log_gamma=0.3,
+    spread=0.05,
+    sharing=0.0,
+    crowding=0.03,
+    log_intra=-2.8,
+    intra_power=0.6,
+)
+DEVIATION = Constants(
+    log_inter=1.5,
+    busiest_power=0.2,
+    mean_power=0.12,
+    log_latency=3.0,
+    log_gamma=0.9,
+    spread=0.06,
+    sharing=0.2,
+    crowding=0.12,
+    log_intra=1.2,
+    intra_power=0.5,
+)
 
 
 @dataclass(frozen=True)
@@ -19,20 +41,20 @@ class Prior:
 
     mean: Constants = MEAN
     deviation: Constants = DEVIATION
-    session: float = 0.3
+    session: float = 0.32
     """Standard deviation of the logarithm of communication's factor for a number of nodes."""
-    network: float = 0.1
+    network: float = 0.08
     """The same of communication's smooth factor over the placement ..."""
-    network_reach: float = 0.7
+    network_reach: float = 0.75
     """... and the distance, in logarithms of nodes, devices and busiest node, at which it fades."""
-    batch: float = 0.05
+    batch: float = 0.035
     """Standard deviation of the logarithm of computing's factor for a batch."""
-    smooth: float = 0.03
+    smooth: float = 0.035
     """The same of the smooth factor on whole steps ..."""
-    smooth_reach: float = 1.0
-    noise: float = 0.03
+    smooth_reach: float = 0.45
+    noise: float = 0.035
     """Standard deviation of repeats of a step that only computes ..."""
-    network_noise: float = 0.04
+    network_noise: float = 0.035
     """... and of communication."""
     tail: float = 4.0
     """Degrees of freedom of the noise's Student distribution."""
