@@ -124,8 +124,12 @@ def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior())
     effects = effects_of(prior, given, here, given, here) + np.diag(noise_variance(prior, here) / trust)
     whole: Floats = np.asarray(np.linalg.inv(effects + of_constants(prior, here, here)), dtype=np.float64)
     residual = log_s - here.log_s
-    # What each measurement lies off the prediction from all others, over the deviation of that.
-    left_out = np.abs(whole @ (residual + here.jacobian @ (vector - mean))) / np.sqrt(np.diag(whole))
+    # What each measurement lies off the prediction from all others, over the deviation of that; the noise of a
+    # measurement that is not trusted counts as any other's there, or outliers would not widen intervals.
+    precision = np.diag(whole)
+    usual = 1 / precision - noise_variance(prior, here) * (1 / trust - 1)
+    left_out = np.abs(whole @ (residual + here.jacobian @ (vector - mean)) / precision)
+    left_out /= np.sqrt(np.maximum(usual, noise_variance(prior, here)))
     weights = np.asarray(np.linalg.solve(effects, residual), dtype=np.float64)
     return Posterior(prior, Constants(*vector.tolist()), reference_s, given, residual, left_out, whole, weights)
 
