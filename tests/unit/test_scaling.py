@@ -177,7 +177,7 @@ class TestFit:
     def test_thousands_of_measurements_are_bounded(self) -> None:
         many = GRID.take(np.arange(3000) % len(GRID))
         posterior = fit(REFERENCE_S, many, truth(many))
-        assert len(posterior.given) <= 512
+        assert len(posterior.given) <= 256
         assert error(posterior) < 2
 
     @settings(max_examples=20, deadline=None)

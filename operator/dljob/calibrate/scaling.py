@@ -19,7 +19,7 @@ from dljob.perf.scaling import Constants, Floats, Runs, Steps, steps
 
 FEW = 5
 """With so many measurements or fewer none can be told to be an outlier."""
-MOST_MEASUREMENTS = 512
+MOST_MEASUREMENTS = 256
 """Used in a fit, whose cost grows with their cube; of more, evenly spaced ones."""
 HESITANT = 20
 """Measurements (beyond ``FEW``) until their scatter counts as much as the prior's for the width of intervals."""
