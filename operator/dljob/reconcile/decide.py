@@ -4,17 +4,15 @@ from datetime import datetime, timedelta
 
 from dljob.accepted import Accepted
 from dljob.api import DLJobSpec, PlanningMode, PlanStatus
-from dljob.calibrate import Place
 from dljob.observed import Observed
 from dljob.planner import Infeasible
 from dljob.reconcile import planning, replan, run
-from dljob.reconcile.desired import Desired, Draft, Lesson
+from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence
 from dljob.reconcile.known import Known, understand
 from dljob.reconcile.rollout import bring_down, bring_up, in_force, quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
-from dljob.request import profile_key
 from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready
 
 RECHECK_S = 30.0
@@ -115,16 +113,8 @@ def _end(known: Known, draft: Draft, verdict: Verdict, now: datetime) -> Desired
     """The job is over: the outcome into status, the pods away."""
     draft.verdicts.append(verdict)
     if known.spec is not None and known.report is not None and verdict.type == "Complete":
-        draft.lesson = Lesson(profile_key(known.spec), known.report, _place(known.accepted))
+        draft.lesson = run.lesson(known.spec, known.report, known.accepted)
     return _finished(known, draft, now, just_now=True)
-
-
-def _place(accepted: Accepted | None) -> Place | None:
-    """Of one kind of devices, as many on each node; what parameter servers do is not what others do."""
-    if accepted is None or len(accepted.groups) != 1 or accepted.plan.collective == "ParameterServer":
-        return None
-    (group,) = accepted.groups
-    return Place(group.nodes, group.ranks_per_node)
 
 
 def _finished(known: Known, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:

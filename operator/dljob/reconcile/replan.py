@@ -11,12 +11,11 @@ from dljob.accepted import Accepted
 from dljob.api import Minimize, PlanningMode
 from dljob.contract import Report, RunPhase
 from dljob.planner import Infeasible
-from dljob.reconcile import planning
-from dljob.reconcile.desired import Draft, Lesson
+from dljob.reconcile import planning, run
+from dljob.reconcile.desired import Draft
 from dljob.reconcile.known import Known
 from dljob.reconcile.rollout import quiet
 from dljob.render import RenderConfig
-from dljob.request import profile_key
 from dljob.status import FALSE, TRUE, Verdict, find
 
 CONDITION = "PlanContradicted"
@@ -58,7 +57,7 @@ def replan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> A
         return accepted
     if reason is None:
         assert known.spec is not None
-        draft.lesson = Lesson(profile_key(known.spec), report)
+        draft.lesson = run.lesson(known.spec, report, accepted)
         draft.verdicts.append(Verdict(CONDITION, TRUE, "SlowerThanPredicted", text))
         draft.requeue_in(LEARNING_S)
     elif reason == "SlowerThanPredicted":

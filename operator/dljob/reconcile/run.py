@@ -4,9 +4,12 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from dljob.accepted import Accepted
-from dljob.api import DLJobStatus
+from dljob.api import DLJobSpec, DLJobStatus
+from dljob.calibrate import Place
 from dljob.contract import Failure, Report, RunPhase
+from dljob.reconcile.desired import Lesson
 from dljob.reconcile.known import Known
+from dljob.request import profile_key
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
 
 REPORTING = "ReportValid"
@@ -130,3 +133,11 @@ def mentions(known: Known) -> Iterator[Verdict]:
         yield Verdict("DeviceMismatch", TRUE, "DeviceMismatch", text)
     elif find(before, "DeviceMismatch") is not None:
         yield Verdict("DeviceMismatch", FALSE, "DevicesAsPlanned", "every rank runs on the device that was planned")
+
+
+def lesson(spec: DLJobSpec, report: Report, accepted: Accepted | None) -> Lesson:
+    """What a run teaches. Its place is known on one kind of devices, as many on each node, without servers."""
+    place = None
+    if accepted is not None and len(accepted.groups) == 1 and accepted.plan.collective != "ParameterServer":
+        place = Place(accepted.groups[0].nodes, accepted.groups[0].ranks_per_node)
+    return Lesson(profile_key(spec), report, place)
