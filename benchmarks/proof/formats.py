@@ -6,7 +6,7 @@ from pathlib import Path
 
 from proof.table import Options, Table
 
-FORMATS = ("pollux",)
+FORMATS = ("pollux", "gavel", "neusight", "vtrain", "zeus", "nccl")
 
 
 def runner(name: str) -> Callable[[Path, Options], list[Table]]:

@@ -1,0 +1,64 @@
+"""Format ``gavel``: one device over the batch, 2 → 4 and 8 devices, a device left out, and uneven splits."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dljob.hardware import gpu
+from dljob.perf.growth import Pair, on_devices
+from dljob.perf.newdevice import Sheet
+from proof import newdevice, onedevice, splits
+from proof.compare import compared, dropped
+from proof.gavel_data import SPREAD, Rates, load
+from proof.scoring import Floats, ape
+from proof.table import Options, Table
+
+COUNTS = (4, 8)
+
+
+def run(directory: Path, options: Options) -> list[Table]:
+    """Four kinds of tables; ``--only`` names devices (as in the file)."""
+    rates = load(directory)
+    rates.step_s = {key: s for key, s in rates.step_s.items() if options.wants(key[0])}
+    note = dropped(rates.complaints)
+    curves = rates.curves()
+    tables = [onedevice.table(curves, options, note)]
+    tables += [table for device in rates.devices() for table in _scaling(rates, device, options)]
+    together = {(d, w): c for (d, w), c in curves.items() if not d.endswith(SPREAD)}
+    sheets, unknown = _sheets({d for d, _ in together})
+    rows = {(d, w, b): s for (d, w), c in together.items() for b, s in c.items() if d in sheets}
+    tables += newdevice.tables(sheets, rows, options, unknown)
+    tables += splits.tables(together, options)
+    return tables
+
+
+def _sheets(devices: set[str]) -> tuple[dict[str, Sheet], str]:
+    """Data sheets of the devices that the catalogue knows, and a note on the others."""
+    found = {name: gpu(name) for name in sorted(devices)}
+    sheets = {name: Sheet(d.fp32_FLOPs, d.memory_bandwidth_Bps) for name, d in found.items() if d is not None}
+    missing = sorted(set(found) - set(sheets))
+    return sheets, f"not in the catalogue: {', '.join(missing)}" if missing else ""
+
+
+def _scaling(rates: Rates, device: str, options: Options) -> list[Table]:
+    """Each batch's times on one and two devices given; a table for each larger count, groups are workloads."""
+    one, two = rates.curves(1), rates.curves(2)
+    tables = []
+    for count in COUNTS:
+        errors: dict[str, dict[str, Floats]] = {"model": {}, "ring, added": {}, "as on two": {}}
+        for (_, workload), times in ((k, v) for k, v in rates.curves(count).items() if k[0] == device):
+            singles, pairs = one.get((device, workload), {}), two.get((device, workload), {})
+            batches = sorted(set(times) & set(singles) & set(pairs))
+            if not batches:
+                continue
+            known = [Pair(b, singles[b], pairs[b]) for b in batches]
+            measured = np.array([times[b] for b in batches])
+            t1, t2 = np.array([p.one_s for p in known]), np.array([p.two_s for p in known])
+            ring = 2 * (count - 1) / count
+            errors["model"][workload] = ape(measured, on_devices(known, count))
+            errors["ring, added"][workload] = ape(measured, t1 + np.maximum(t2 - t1, 0.0) * ring)
+            errors["as on two"][workload] = ape(measured, t2)
+        if errors["model"]:
+            title = f"{device}: {count} devices from one device and one probe on two"
+            tables.append(compared(title, errors, options))
+    return tables

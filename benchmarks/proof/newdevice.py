@@ -1,0 +1,92 @@
+"""Task: leave one device type out; its times from the other types, with no probe and with two. Users: gavel, neusight.
+
+Two probes: of each workload with at least four batches on the device the second smallest and the second largest
+(the ends of three); where no workload has three batches, two rows that most other devices have, the quickest.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from dljob.perf.fewpoints import line
+from dljob.perf.newdevice import Point, Sheet, seconds, with_probes
+from proof.compare import compared
+from proof.scoring import Floats, ape
+from proof.table import Options, Table
+
+Rows = Mapping[tuple[str, str, int], float]
+"""(device, workload, batch) → seconds."""
+Times = dict[Point, float]
+
+
+def tables(sheets: Mapping[str, Sheet], rows: Rows, options: Options, note: str = "") -> list[Table]:
+    """Two tables, groups are devices; none when there are fewer than three device types."""
+    points = {Point(d, w, float(b)): s for (d, w, b), s in rows.items() if d in sheets}
+    devices = sorted({p.device for p in points})
+    if len(devices) < 3:
+        return []
+    without: dict[str, dict[str, Floats]] = {"model": {}, "peak-FLOP ratio": {}, "bandwidth ratio": {}}
+    probed: dict[str, dict[str, Floats]] = {"model": {}, "line or ratio": {}}
+    for device in devices:
+        others = {p: s for p, s in points.items() if p.device != device}
+        shared = {(p.workload, p.batch) for p in others}
+        own = {p: s for p, s in points.items() if p.device == device and (p.workload, p.batch) in shared}
+        if not own:
+            continue
+        asked, measured = list(own), np.array(list(own.values()))
+        without["model"][device] = ape(measured, seconds(sheets, others, asked))
+        for name, ratio in (("peak-FLOP ratio", _peak_ratio), ("bandwidth ratio", _bandwidth_ratio)):
+            without[name][device] = ape(measured, np.array([ratio(sheets, others, p) for p in asked]))
+        for name, errors in _with_two(sheets, others, own).items():
+            if len(errors):
+                probed[name][device] = errors
+    found = [compared("A device type left out, no probe on it", without, options, note)]
+    if probed["model"]:
+        found.append(compared("A device type left out, two probe batches on it", probed, options, note))
+    return found
+
+
+def _peak_ratio(sheets: Mapping[str, Sheet], others: Times, asked: Point) -> float:
+    return _ratio({d: s.peak_FLOPs for d, s in sheets.items()}, others, asked)
+
+
+def _bandwidth_ratio(sheets: Mapping[str, Sheet], others: Times, asked: Point) -> float:
+    return _ratio({d: s.bandwidth_Bps for d, s in sheets.items()}, others, asked)
+
+
+def _ratio(speeds: Mapping[str, float], others: Times, asked: Point) -> float:
+    """The same row on the other devices times the ratio of speeds, averaged in the logarithm."""
+    same = [(p, s) for p, s in others.items() if (p.workload, p.batch) == (asked.workload, asked.batch)]
+    return float(np.exp(np.mean([np.log(s * speeds[p.device] / speeds[asked.device]) for p, s in same])))
+
+
+def _with_two(sheets: Mapping[str, Sheet], others: Times, own: Times) -> dict[str, Floats]:
+    """Errors of what is not probed."""
+    by_workload: dict[str, list[Point]] = {}
+    for point in sorted(own, key=lambda p: p.batch):
+        by_workload.setdefault(point.workload, []).append(point)
+    curves = [ps for ps in by_workload.values() if len(ps) >= 3]
+    if curves:
+        draws = [(ps, (ps[1], ps[-2]) if len(ps) >= 4 else (ps[0], ps[-1])) for ps in curves]
+    else:
+        common = Counter((p.workload, p.batch) for p in others)
+        ordered = sorted(own, key=lambda p: (-common[p.workload, p.batch], own[p]))
+        draws = [(ordered, (ordered[0], ordered[1]))] if len(ordered) >= 3 else []
+    model, simple = [], []
+    for points, chosen in draws:
+        probes, rest = {p: own[p] for p in chosen}, [p for p in points if p not in chosen]
+        measured = np.array([own[p] for p in rest])
+        model.append(ape(measured, with_probes(sheets, others, probes, rest)))
+        simple.append(ape(measured, _simple(sheets, others, probes, rest, bool(curves))))
+    empty = np.array([])
+    return {"model": np.concatenate(model or [empty]), "line or ratio": np.concatenate(simple or [empty])}
+
+
+def _simple(sheets: Mapping[str, Sheet], others: Times, probes: Times, rest: list[Point], is_curve: bool) -> Floats:
+    """A line through the two batches; or the peak-FLOP ratio scaled to meet the probes."""
+    if is_curve:
+        overhead, slope = line(np.array([p.batch for p in probes]), np.array(list(probes.values())))
+        return np.array([overhead + slope * p.batch for p in rest])
+    scale = np.exp(np.mean([np.log(s / _peak_ratio(sheets, others, p)) for p, s in probes.items()]))
+    return np.array([scale * _peak_ratio(sheets, others, p) for p in rest])

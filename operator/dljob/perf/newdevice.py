@@ -1,0 +1,117 @@
+"""A device on which little or nothing was measured, from the same workloads on other devices. Users: calibration.
+
+log t(workload, batch, device) is a sum of normal effects, so the best prediction is a Gaussian process' mean:
+
+- the workload and batch, unknown (flat);
+- minus half of log peak and half of log bandwidth of the device: a roofline knows no better before it knows the
+  workload. Twice the speed of both halves the time, give or take ``SUM_SPREAD``; which of the two counts more is left
+  to the data (``DIFFERENCE_SPREAD``);
+- a slope of its own for each workload, alike for near batches: a small batch waits for its host on every device;
+- the device (its architecture), the device with the workload, and with the workload near a batch.
+
+Probes on the new device are observations like any other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dljob.perf.fewpoints import line
+from dljob.perf.fitting import Floats, checked
+
+SUM_SPREAD, DIFFERENCE_SPREAD = 0.1, 0.25
+SLOPE_SPREAD, SLOPE_DOUBLINGS = 0.25, 4.0
+DEVICE_SPREAD, PAIR_SPREAD = 0.2, 0.15
+NEAR_SPREAD, NEAR_DOUBLINGS = 0.1, 1.0
+REPEAT_NOISE = 0.05
+FLAT = 5.0
+"""Standard deviation of what is not known at all, in the logarithm.
+
+The spreads above are round numbers set before the data were seen; halving or doubling any one moves the mean error by
+at most two points."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What a data sheet says of a device."""
+
+    peak_FLOPs: float
+    bandwidth_Bps: float
+
+    def __post_init__(self) -> None:
+        checked(f"peak {self.peak_FLOPs:g} FLOP/s, bandwidth {self.bandwidth_Bps:g} B/s", list(vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Point:
+    """A workload and batch on a device."""
+
+    device: str
+    workload: str
+    batch: float
+
+
+def seconds(sheets: Mapping[str, Sheet], known: Mapping[Point, float], asked: Sequence[Point]) -> Floats:
+    """Step seconds of the points ``asked``, from the ``known`` ones.
+
+    Raises ValueError naming a device without a sheet, a time that is not finite and above 0, or a workload of which
+    nothing is known on any device.
+    """
+    if not known or not asked:
+        raise ValueError(f"{len(known)} known and {len(asked)} asked points: expected at least one of each")
+    points = [*known, *asked]
+    for point in points:
+        if point.device not in sheets:
+            raise ValueError(
+                f"device {point.device}: not in the catalogue ({', '.join(sorted(sheets))}); add its sheet"
+            )
+    strangers = {p.workload for p in asked} - {p.workload for p in known}
+    if strangers:
+        raise ValueError(f"workload {min(strangers)}: measured on no device; measure one batch on any")
+    times = checked("known seconds", list(known.values()))
+    logs = np.log([[sheets[p.device].peak_FLOPs, sheets[p.device].bandwidth_Bps] for p in points])
+    logs -= logs.mean(axis=0)
+    prior = -logs.mean(axis=1)
+    covariance = _covariance(points, logs)
+    n = len(known)
+    inner = covariance[:n, :n] + REPEAT_NOISE**2 * np.eye(n)
+    return np.asarray(np.exp(prior[n:] + covariance[n:, :n] @ np.linalg.solve(inner, np.log(times) - prior[:n])))
+
+
+def with_probes(
+    sheets: Mapping[str, Sheet], known: Mapping[Point, float], probes: Mapping[Point, float], asked: Sequence[Point]
+) -> Floats:
+    """``seconds`` with ``probes`` on the new device, and the best line through them where a workload has two batches.
+
+    What other devices say of a batch and what the line through the probes says of it are two opinions that err for
+    different reasons; their mean in the logarithm is taken. Errors as of ``seconds``.
+    """
+    found = seconds(sheets, {**known, **probes}, asked)
+    for i, point in enumerate(asked):
+        own = [(p.batch, t) for p, t in probes.items() if (p.device, p.workload) == (point.device, point.workload)]
+        if len({b for b, _ in own}) >= 2:
+            batches, times = (np.array(column, dtype=float) for column in zip(*own, strict=True))
+            overhead, slope = line(batches, times)
+            found[i] = float(np.sqrt(found[i] * (overhead + slope * point.batch)))
+    return found
+
+
+def _covariance(points: Sequence[Point], logs: Floats) -> Floats:
+    """Of the logarithm of every two points' times."""
+    device, workload = (np.array([getattr(p, name) for p in points]) for name in ("device", "workload"))
+    doublings = np.log2(checked("batch", [p.batch for p in points]))
+    apart = np.abs(doublings[:, None] - doublings[None, :])
+    same_device, same_workload = device[:, None] == device[None, :], workload[:, None] == workload[None, :]
+    total, difference = logs.sum(axis=1) / np.sqrt(2), (logs[:, 0] - logs[:, 1]) / np.sqrt(2)
+    both = same_device & same_workload
+    alike = np.exp(-0.5 * (apart / SLOPE_DOUBLINGS) ** 2)
+    return np.asarray(
+        FLAT**2 * (1.0 + same_workload + (same_workload & (apart == 0)))
+        + SUM_SPREAD**2 * np.outer(total, total)
+        + DIFFERENCE_SPREAD**2 * np.outer(difference, difference)
+        + SLOPE_SPREAD**2 * same_workload * alike * (logs @ logs.T)
+        + DEVICE_SPREAD**2 * same_device
+        + PAIR_SPREAD**2 * both * alike
+        + NEAR_SPREAD**2 * both * np.exp(-0.5 * (apart / NEAR_DOUBLINGS) ** 2)
+    )
