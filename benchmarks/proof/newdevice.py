@@ -1,16 +1,15 @@
 """Task: leave one device type out; its times from the other types, with no probe and with two. Users: gavel, neusight.
 
 Two probes: of each workload with at least four batches on the device the second smallest and the second largest
-(the ends of three); where no workload has three batches, two rows that most other devices have, the quickest.
+(the ends of three); where no workload has three batches, the two rows that leave the least variance on the others.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
 
 from dljob.perf.fewpoints import line
-from dljob.perf.newdevice import Point, Sheet, seconds, with_probes
+from dljob.perf.newdevice import Point, Sheet, next_probe, seconds, with_probes
 from proof.compare import compared
 from proof.scoring import Floats, ape
 from proof.table import Options, Table
@@ -70,9 +69,7 @@ def _with_two(sheets: Mapping[str, Sheet], others: Times, own: Times) -> dict[st
     if curves:
         draws = [(ps, (ps[1], ps[-2]) if len(ps) >= 4 else (ps[0], ps[-1])) for ps in curves]
     else:
-        common = Counter((p.workload, p.batch) for p in others)
-        ordered = sorted(own, key=lambda p: (-common[p.workload, p.batch], own[p]))
-        draws = [(ordered, (ordered[0], ordered[1]))] if len(ordered) >= 3 else []
+        draws = [(list(own), _informative(sheets, others, list(own)))] if len(own) >= 3 else []
     model, simple = [], []
     for points, chosen in draws:
         probes, rest = {p: own[p] for p in chosen}, [p for p in points if p not in chosen]
@@ -81,6 +78,11 @@ def _with_two(sheets: Mapping[str, Sheet], others: Times, own: Times) -> dict[st
         simple.append(ape(measured, _simple(sheets, others, probes, rest, bool(curves))))
     empty = np.array([])
     return {"model": np.concatenate(model or [empty]), "line or ratio": np.concatenate(simple or [empty])}
+
+
+def _informative(sheets: Mapping[str, Sheet], others: Times, own: list[Point]) -> tuple[Point, ...]:
+    first = next_probe(sheets, list(others), own)
+    return first, next_probe(sheets, [*others, first], [p for p in own if p != first])
 
 
 def _simple(sheets: Mapping[str, Sheet], others: Times, probes: Times, rest: list[Point], is_curve: bool) -> Floats:

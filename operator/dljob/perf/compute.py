@@ -11,6 +11,7 @@ import numpy as np
 
 from dljob.hardware import Device
 from dljob.perf.curve import Curve, nondecreasing
+from dljob.perf.fewpoints import knots_through
 from dljob.perf.layers import Layer
 from dljob.perf.workload import REAL_NBYTES, Workload
 
@@ -88,8 +89,9 @@ def at_least(curve: Curve, floor_s: float) -> Curve:
 def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
     """The catalogue's curve corrected by measured (batch, seconds) points.
 
-    Through the points (made nondecreasing) and linear between them; below the smallest and above the largest batch
-    the catalogue's shape, scaled to meet them. Points must be finite and positive; equal batches are averaged.
+    Through the points (made nondecreasing) and between them as ``fewpoints`` says; below the smallest and above the
+    largest batch the catalogue's shape, scaled to meet them. Points must be finite and positive; equal batches are
+    averaged.
     """
     if not points:
         return curve
@@ -108,7 +110,7 @@ def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
     before = [
         (b, low * t) for b, t in zip(curve.batches, curve.times_s, strict=True) if b < batches[0] and low * t < times[0]
     ]
-    knots = [*before, *zip(map(float, batches), times, strict=True)]
+    knots = [*before, *knots_through(batches, times)]
     return Curve(tuple(b for b, _ in knots), tuple(t for _, t in knots), slope)
 
 

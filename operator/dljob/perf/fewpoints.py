@@ -20,6 +20,8 @@ apart repeats are: fixed on Pollux' cifar10, bert, yolov3 and Gavel's k80 and p1
 LENGTH = 2.5
 REPEAT_NOISE = 0.05
 KNOTS = 33
+DENSE = 8
+"""Points beyond which chords are short enough."""
 
 
 def line(batches: Floats, times_s: Floats) -> tuple[float, float]:
@@ -53,6 +55,27 @@ def seconds_between(points: Sequence[tuple[float, float]], batches: Floats) -> F
     return np.asarray(np.minimum(chords, smooth))
 
 
+def knots_through(batches: Sequence[float], times_s: Sequence[float]) -> list[tuple[float, float]]:
+    """The curve's knots from the first to the last point, exactly through points that rise in batch and never fall.
+
+    With fewer than three points, or so many that chords are short, the points themselves.
+    """
+    points = list(zip(map(float, batches), times_s, strict=True))
+    if not 3 <= len(points) <= DENSE:
+        return points
+    x, times = np.array(batches, dtype=float), np.array(times_s)
+    inner = np.geomspace(x[0], x[-1], KNOTS)[1:-1]
+    inner = inner[np.abs(np.log(inner[:, None] / x[None, :])).min(axis=1) > 1e-6]
+    # What repeats' noise lets the smooth curve miss at the points is spread over the way between them.
+    missed = np.log(times / seconds_between(points, x))
+    smooth = seconds_between(points, inner) * np.exp(np.interp(np.log(inner), np.log(x), missed))
+    after = np.searchsorted(x, inner)
+    held = np.clip(smooth, times[after - 1], np.interp(inner, x, times))
+    knots = sorted([*points, *zip(inner.tolist(), held.tolist(), strict=True)])
+    rising = np.maximum.accumulate([t for _, t in knots]).tolist()
+    return [(b, t) for (b, _), t in zip(knots, rising, strict=True)]
+
+
 def through(points: Sequence[tuple[float, float]]) -> Curve:
     """The curve of a device from measured (batch, seconds) points.
 
@@ -83,6 +106,6 @@ def through(points: Sequence[tuple[float, float]]) -> Curve:
     first = float(times[0] * overhead / (overhead + per_sample * at[0]))
     return Curve(
         (0.0, *at.tolist()),
-        (max(first, 1e-3 * float(times[0])), *times.tolist()),
+        (float(np.clip(first, 1e-3 * times[0], times[0])), *times.tolist()),
         float(np.clip(slope, 0.1 * steepest, steepest)),
     )

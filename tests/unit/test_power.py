@@ -1,0 +1,73 @@
+"""Time and energy under power limits."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dljob.perf.power import LimitPoint, best_limit, under_limits
+
+seconds, watts = st.floats(0.1, 1e4), st.floats(20.0, 400.0)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[LimitPoint, LimitPoint]:
+    low_W = draw(st.floats(80.0, 200.0))
+    high_W = low_W + draw(st.floats(10.0, 300.0))
+    power = draw(st.floats(30.0, 400.0))
+    fast = draw(seconds)
+    return (
+        LimitPoint(low_W, fast * draw(st.floats(1.0, 3.0)), power * draw(st.floats(0.4, 0.99))),
+        LimitPoint(high_W, fast, power),
+    )
+
+
+@given(pairs())
+def test_meets_both_measurements(pair: tuple[LimitPoint, LimitPoint]) -> None:
+    low, high = pair
+    time_s, power_W = under_limits(low, high, np.array([low.limit_W, high.limit_W]))
+    assert power_W[0] == pytest.approx(low.power_W)
+    assert time_s[0] == pytest.approx(
+        low.seconds if low.seconds > high.seconds else (low.seconds * high.seconds) ** 0.5
+    )
+    assert time_s[1] == pytest.approx(high.seconds, rel=1e-6) or power_W[1] < high.power_W
+
+
+@given(pairs())
+def test_a_higher_limit_is_never_slower_nor_saves_power(pair: tuple[LimitPoint, LimitPoint]) -> None:
+    low, high = pair
+    time_s, power_W = under_limits(low, high, np.linspace(low.limit_W, high.limit_W, 30))
+    assert np.all(np.diff(time_s) <= 1e-9 * time_s[0])
+    assert np.all(np.diff(power_W) >= -1e-9 * power_W[-1])
+
+
+@given(pairs(), st.floats(0.1, 10.0))
+def test_time_has_no_unit_of_its_own(pair: tuple[LimitPoint, LimitPoint], k: float) -> None:
+    scaled = [LimitPoint(p.limit_W, k * p.seconds, p.power_W) for p in pair]
+    limits = np.linspace(pair[0].limit_W, pair[1].limit_W, 5)
+    assert under_limits(scaled[0], scaled[1], limits)[0] == pytest.approx(k * under_limits(*pair, limits)[0])
+
+
+def test_a_limit_that_nothing_reaches_changes_nothing() -> None:
+    time_s, power_W = under_limits(LimitPoint(100, 10.0, 41.0), LimitPoint(250, 10.2, 40.0), np.array([125.0, 200.0]))
+    assert time_s == pytest.approx([(10.0 * 10.2) ** 0.5] * 2)
+    assert power_W == pytest.approx([(41.0 * 40.0) ** 0.5] * 2)
+
+
+def test_the_best_limit_saves_energy_within_the_slowdown_allowed() -> None:
+    low, high = LimitPoint(100, 20.0, 98.0), LimitPoint(250, 10.0, 218.0)
+    limits = np.array([100.0, 125.0, 150.0, 175.0, 200.0, 225.0, 250.0])
+    free, tight = best_limit(low, high, limits), best_limit(low, high, limits, slowdown=1.1)
+    assert 100 < free < tight <= 250
+    assert best_limit(low, high, limits, slowdown=1.0) == 250
+
+
+@pytest.mark.parametrize("field, value", [("seconds", 0.0), ("power_W", float("nan")), ("limit_W", -5.0)])
+def test_absurd_measurements_are_named(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match="expected finite numbers above 0"):
+        LimitPoint(**{"limit_W": 100.0, "seconds": 1.0, "power_W": 90.0, field: value})
+
+
+def test_limits_in_order() -> None:
+    with pytest.raises(ValueError, match="lower one first"):
+        under_limits(LimitPoint(200, 1.0, 90.0), LimitPoint(100, 1.0, 90.0), np.array([150.0]))
