@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from proof.scoring import Floats, mean, median, over_workloads, p90
-from proof.table import Options, Table
+from proof.table import Cell, Options, Table
 
 COLUMNS = ("method", "group", "keys", "mean", "median", "p90")
 Errors = Mapping[str, Mapping[str, Floats]]
@@ -15,7 +15,7 @@ Errors = Mapping[str, Mapping[str, Floats]]
 def compared(title: str, errors: Errors, options: Options, note: str = "") -> Table:
     """The methods over all groups (unweighted mean over groups) and over all keys; then the model by group."""
     measures = (mean, median, p90)
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for method, groups in errors.items():
         kept = {name: e for name, e in groups.items() if len(e)}
         if not kept:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from proof.table import Options, Table
 
-FORMATS = ("pollux", "gavel", "neusight", "vtrain", "zeus", "nccl")
+FORMATS = ("pollux", "gavel", "neusight", "vtrain", "zeus", "nccl", "batches")
 
 
 def runner(name: str) -> Callable[[Path, Options], list[Table]]:

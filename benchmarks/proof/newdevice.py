@@ -67,7 +67,9 @@ def _with_two(sheets: Mapping[str, Sheet], others: Times, own: Times) -> dict[st
         by_workload.setdefault(point.workload, []).append(point)
     curves = [ps for ps in by_workload.values() if len(ps) >= 3]
     if curves:
-        draws = [(ps, (ps[1], ps[-2]) if len(ps) >= 4 else (ps[0], ps[-1])) for ps in curves]
+        draws: list[tuple[list[Point], tuple[Point, ...]]] = [
+            (ps, (ps[1], ps[-2]) if len(ps) >= 4 else (ps[0], ps[-1])) for ps in curves
+        ]
     else:
         draws = [(list(own), _informative(sheets, others, list(own)))] if len(own) >= 3 else []
     model, simple = [], []

@@ -40,16 +40,16 @@ METHODS: Mapping[str, Callable[[list[tuple[float, float]], Floats], Floats]] = {
 }
 
 
-def table(curves: Curves, options: Options, note: str = "") -> Table:
+def table(curves: Curves, options: Options, note: str = "", name: str = "") -> Table:
     """Scores over all curves of at least four batches; a group is a curve."""
-    errors: dict[str, dict[str, Floats]] = {name: {} for name in METHODS}
+    errors: dict[str, dict[str, Floats]] = {label: {} for label in METHODS}
     for (device, workload), curve in curves.items():
         if len(curve) < 4:
             continue
         given = probes(list(curve))
         asked = [b for b in sorted(curve) if b not in given]
         measured = np.array([curve[b] for b in asked])
-        for name, method in METHODS.items():
+        for label, method in METHODS.items():
             predicted = method([(float(b), curve[b]) for b in given], np.array(asked, dtype=float))
-            errors[name][f"{device} {workload}"] = ape(measured, predicted)
-    return compared("One device: batch → time from three batches", errors, options, note)
+            errors[label][f"{device} {workload}"] = ape(measured, predicted)
+    return compared(f"{name or 'One device'}: batch → time from three batches", errors, options, note)

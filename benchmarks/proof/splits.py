@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from dljob.perf.curve import Curve, nondecreasing
-from dljob.perf.fewpoints import through
+from dljob.perf.fewpoints import line, through
 from dljob.planner.split import Kind, split
 from proof import onedevice
 from proof.compare import compared
@@ -20,15 +20,17 @@ from proof.table import Options, Table
 
 SIZES = 12
 """Global batches of each set of devices, spread evenly in the logarithm."""
+MOST_DEVICES = 3
+"""In a set: their number grows with the power of it."""
 Shares = Sequence[int]
 
 
 def tables(curves: onedevice.Curves, options: Options) -> list[Table]:
-    """Every set of two or more devices of each workload that all of them ran; a group is a workload."""
+    """Every set of two or three devices of each workload that all of them ran; a group is a workload."""
     over: dict[str, dict[str, list[float]]] = {"model": {}, "affine": {}, "in proportion to speed": {}, "even": {}}
     for workload in sorted({w for _, w in curves}):
         measured = {d: c for (d, w), c in curves.items() if w == workload and len(c) >= 4}
-        for count in range(2, len(measured) + 1):
+        for count in range(2, min(MOST_DEVICES, len(measured)) + 1):
             for devices in combinations(sorted(measured), count):
                 for name, excess in _excess([measured[d] for d in devices]).items():
                     over[name].setdefault(workload, []).extend(excess)
@@ -65,7 +67,7 @@ def _truth(measured: Mapping[int, float]) -> Curve:
 
 
 def _affine(given: list[tuple[float, float]]) -> Curve:
-    overhead, slope = onedevice.line(*(np.array(column) for column in zip(*given, strict=True)))
+    overhead, slope = line(*(np.array(column) for column in zip(*given, strict=True)))
     least = 1e-9 * given[-1][1]
     return Curve((0.0,), (max(overhead, least),), max(slope, least))
 
@@ -105,8 +107,8 @@ def optimum(truths: Sequence[Curve], lows: Shares, highs: Shares, size: int) -> 
     for truth, low, high in zip(truths, lows, highs, strict=True):
         times = truth.seconds_array(np.arange(low, high + 1, dtype=float))
         longer = np.full(min(len(best) + high, size + 1), np.inf)
-        for n in np.flatnonzero(np.isfinite(best)):
-            reach = min(high, len(longer) - 1 - n)
+        for n in np.flatnonzero(np.isfinite(best)).tolist():
+            reach = min(high, len(longer) - 1 - int(n))
             if reach >= low:
                 part = slice(n + low, n + reach + 1)
                 longer[part] = np.minimum(longer[part], np.maximum(best[n], times[: reach - low + 1]))
