@@ -65,6 +65,13 @@ def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> C
     return at_least(curve, host) if device.kind == "gpu" else curve
 
 
+def arithmetic_FLOPs(workload: Workload, device: Device) -> float:  # noqa: N802 - the unit is part of the name
+    """Operations per second of a training step that is all arithmetic, each layer at the peak of its kind."""
+    lines = [_line(layer, device, device.memory_bandwidth_Bps)[0] for layer in workload.layers]
+    operations = sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in workload.layers)
+    return operations / sum(lines) if operations > 0 else device.fp32_FLOPs
+
+
 def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, float, float]:
     """A layer's seconds per sample of arithmetic and of traffic, and seconds of traffic for its parameters."""
     peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs

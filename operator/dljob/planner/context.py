@@ -16,6 +16,7 @@ from dljob.perf.curve import Curve
 from dljob.perf.step import LINK_SPREAD, OVERLAP_EFFICIENCY, SPREAD
 from dljob.perf.workload import Workload, builtin, hinted
 from dljob.planner.pools import Pool, cores_of_rank
+from dljob.planner.transfer import carried
 from dljob.planner.types import CollectiveName, Learned, Request
 
 ASSUMED_SPREAD = 1.5
@@ -110,7 +111,9 @@ def options(
     elif points:
         spread = hypot(SPREAD["profile"], scatter(points))
     else:
-        spread = SPREAD["catalogue"] * (ASSUMED_SPREAD if device.assumed else 1.0)
+        points, spread = carried(request.profile or request.model or "", pool.device, workload, learned)
+        if not points:
+            spread = SPREAD["catalogue"] * (ASSUMED_SPREAD if device.assumed else 1.0)
     slowdown = known.contention.slowdown(ranks_per_node) if known else 1.0
     result = []
     for nodes, free_nbytes in _tiers(pool, ranks_per_node):
