@@ -78,9 +78,40 @@ def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -
 
 
 def halving_doubling_s(nbytes: float, n: Number, link: Link) -> Number:
-    """Recursive halving, then doubling (Rabenseifner): 2 log2 n alpha and the ring's volume."""
-    part = (n - 1) / n * nbytes
-    return 2 * _rounds(n) * link.latency_s + 2 * part / link.bandwidth_Bps + part / link.reduce_Bps
+    """Recursive halving, then doubling (Rabenseifner 2004): 2 log2 p alpha and a ring's volume, p a power of two.
+
+    Off powers of two p is the one below n, and each of the n - p others first halves the message with a partner, which
+    takes its half, and gets the sum in the end: 3 alpha + 2 V beta + V/2 gamma more (Thakur et al. 2005, section 4.3).
+    """
+    rounds = np.floor(np.log2(n))
+    powers = 2.0**rounds
+    part = (powers - 1) / powers * nbytes
+    whole = 2 * rounds * link.latency_s + 2 * part / link.bandwidth_Bps + part / link.reduce_Bps
+    fold = 3 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / 2 / link.reduce_Bps
+    return whole + np.where(_rounds(n) > rounds, fold, 0.0)
+
+
+def double_tree_s(nbytes: float, n: Number, link: Link) -> Number:
+    """Two binary trees, each for half of the message, a rank inner in one and leaf in the other (Sanders et al. 2009).
+
+    Up and down in k chunks: 2 (h + k - 1) (alpha + V beta / k) of h = ceil(log2 n) levels; with the best k that is
+    2 (sqrt((h - 1) alpha) + sqrt(V beta))^2, and at least alpha more; each sum costs V gamma, hidden but for the last.
+    """
+    levels = _rounds(n)
+    pipelined = (np.sqrt((levels - 1) * link.latency_s) + np.sqrt(nbytes / link.bandwidth_Bps)) ** 2
+    return np.asarray(2 * (pipelined + link.latency_s) + nbytes / link.reduce_Bps)
+
+
+def hierarchical_s(nbytes: float, nodes: Number, per_node: int, inside: Link, between: Link, nics: int = 1) -> Number:
+    """Reduce-scatter within each node, a ring over nodes for each of its ranks, all-gather within (Cho et al. 2019).
+
+    The ``per_node`` rings carry V/g each and share the node's ``nics`` network cards: a node's links take in 2 (m-1)/m
+    V over all cards, however many ranks there are.
+    """
+    local = (per_node - 1) / per_node * nbytes
+    within = 2 * (per_node - 1) * inside.latency_s + 2 * local / inside.bandwidth_Bps + local / inside.reduce_Bps
+    shared = Link(between.latency_s, between.bandwidth_Bps * nics / per_node, between.reduce_Bps, between.name)
+    return within + np.where(np.asarray(nodes) > 1, ring_s(nbytes / per_node, nodes, shared), 0.0)
 
 
 def allreduce_s(

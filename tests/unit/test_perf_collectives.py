@@ -1,0 +1,65 @@
+"""Collectives beside those that the planner chooses from: laws, and what they tend to."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dljob.perf.comm import Link, double_tree_s, halving_doubling_s, hierarchical_s, ring_s
+
+links = st.builds(Link, st.floats(0, 1e-2), st.floats(1e6, 1e12), st.floats(1e8, 1e12))
+sizes = st.floats(1.0, 1e11)
+ranks = st.integers(2, 2000)
+
+
+@given(sizes, st.integers(1, 11), links)
+def test_halving_doubling_on_powers_of_two_is_a_ring_with_fewer_messages(v: float, k: int, link: Link) -> None:
+    n = 2**k
+    saved = 2 * (n - 1 - k) * link.latency_s
+    assert halving_doubling_s(v, n, link) + saved == pytest.approx(ring_s(v, n, link))
+
+
+@given(sizes, st.integers(2, 10), links)
+def test_off_powers_of_two_it_costs_more(v: float, k: int, link: Link) -> None:
+    assert halving_doubling_s(v, 2**k + 1, link) > halving_doubling_s(v, 2**k, link)
+
+
+@given(sizes, sizes, ranks, links)
+def test_more_bytes_are_never_faster(a: float, b: float, n: int, link: Link) -> None:
+    small, large = sorted((a, b))
+    for cost in (halving_doubling_s, double_tree_s):
+        assert cost(small, n, link) <= cost(large, n, link) * (1 + 1e-12)
+    assert hierarchical_s(small, n, 8, link, link) <= hierarchical_s(large, n, 8, link, link) * (1 + 1e-12)
+
+
+def test_a_double_tree_beats_the_ring_on_many_nodes_and_nears_its_volume() -> None:
+    link = Link(1e-5, 1e9, 1e15)
+    assert double_tree_s(1e6, 1024, link) < 0.2 * ring_s(1e6, 1024, link)
+    assert double_tree_s(1e12, 1024, link) == pytest.approx(2e12 / 1e9, rel=0.01)
+
+
+@given(sizes, st.integers(2, 500), links)
+def test_one_rank_a_node_is_a_ring(v: float, nodes: int, link: Link) -> None:
+    assert hierarchical_s(v, nodes, 1, link, link) == pytest.approx(ring_s(v, nodes, link))
+
+
+@given(sizes, st.integers(2, 16), links)
+def test_one_node_is_a_ring_of_its_ranks(v: float, g: int, inside: Link) -> None:
+    assert hierarchical_s(v, 1, g, inside, Link(1.0, 1.0)) == pytest.approx(ring_s(v, g, inside))
+
+
+@given(sizes, st.integers(2, 500), links, links, st.integers(1, 7))
+def test_more_cards_are_never_slower(v: float, nodes: int, inside: Link, between: Link, nics: int) -> None:
+    assert hierarchical_s(v, nodes, 8, inside, between, nics + 1) <= hierarchical_s(v, nodes, 8, inside, between, nics)
+
+
+def test_two_levels_beat_one_ring_over_the_slow_link() -> None:
+    """64 nodes of 8 over 100 Gbit with NVLink inside: fewer steps over the network, the same bytes."""
+    inside, between = Link(5e-6, 150e9, 1e12), Link(20e-6, 12.5e9, 1e12)
+    assert hierarchical_s(1e8, 64, 8, inside, between) < 0.7 * ring_s(1e8, 512, between)
+
+
+@given(sizes, st.lists(ranks, min_size=1, max_size=4), links)
+def test_arrays_agree_with_numbers(v: float, ns: list[int], link: Link) -> None:
+    for cost in (halving_doubling_s, double_tree_s):
+        assert cost(v, np.array(ns, dtype=float), link) == pytest.approx([float(cost(v, n, link)) for n in ns])
