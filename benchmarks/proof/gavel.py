@@ -44,6 +44,7 @@ def _scaling(rates: Rates, device: str, options: Options) -> list[Table]:
     """Each batch's times on one and two devices given; a table for each larger count, groups are workloads."""
     one, two = rates.curves(1), rates.curves(2)
     tables = []
+    complaints = []
     for count in COUNTS:
         errors: dict[str, dict[str, Floats]] = {"model": {}, "ring, added": {}, "as on two": {}}
         for (_, workload), times in ((k, v) for k, v in rates.curves(count).items() if k[0] == device):
@@ -53,12 +54,17 @@ def _scaling(rates: Rates, device: str, options: Options) -> list[Table]:
                 continue
             known = [Pair(b, singles[b], pairs[b]) for b in batches]
             measured = np.array([times[b] for b in batches])
+            try:
+                predicted = on_devices(known, count)
+            except ValueError as e:
+                complaints.append(f"{workload}: {e}")
+                continue
             t1, t2 = np.array([p.one_s for p in known]), np.array([p.two_s for p in known])
             ring = 2 * (count - 1) / count
-            errors["model"][workload] = ape(measured, on_devices(known, count))
+            errors["model"][workload] = ape(measured, predicted)
             errors["ring, added"][workload] = ape(measured, t1 + np.maximum(t2 - t1, 0.0) * ring)
             errors["as on two"][workload] = ape(measured, t2)
         if errors["model"]:
             title = f"{device}: {count} devices from one device and one probe on two"
-            tables.append(compared(title, errors, options))
+            tables.append(compared(title, errors, options, dropped(complaints)))
     return tables

@@ -78,6 +78,15 @@ def test_knots_go_through_points_that_never_fall(points: dict[int, float]) -> No
     assert all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(knots))
 
 
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_one_absurd_point_of_three_is_left_out(which: int, factor: float) -> None:
+    points = [(b, 0.02 + 0.001 * b) for b in (8.0, 64.0, 512.0)]
+    bad = [(b, t * (factor if i == which else 1.0)) for i, (b, t) in enumerate(points)]
+    asked = np.array([8.0, 30.0, 64.0, 200.0, 512.0])
+    assert through(bad).seconds_array(asked) == pytest.approx(through(points).seconds_array(asked), rel=0.7)
+
+
 @pytest.mark.parametrize(
     "batch, seconds", [(0.0, 1.0), (8.0, 0.0), (8.0, float("nan")), (8.0, -1.0), (float("inf"), 1.0)]
 )

@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from dljob.perf.growth import SOFTNESS, Pair, communication_s, on_devices
 
 pairs = st.lists(
-    st.builds(Pair, st.sampled_from([8.0, 16.0, 32.0, 64.0]), st.floats(0.01, 1.0), st.floats(0.01, 2.0)),
+    st.builds(
+        lambda b, one_s, ratio: Pair(b, one_s, one_s * ratio),
+        st.sampled_from([8.0, 16.0, 32.0, 64.0]),
+        st.floats(0.1, 0.4),
+        st.floats(0.8, 4.0),
+    ),
     min_size=1,
     max_size=4,
     unique_by=lambda p: p.batch,
@@ -44,10 +49,23 @@ def test_a_probe_lost_in_noise_borrows_from_other_batches() -> None:
     assert 0.05 < together < 0.3
 
 
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_an_absurd_probe_does_not_poison_the_others(factor: float) -> None:
+    good = [Pair(b, 0.01 * b, 0.01 * b + 0.1) for b in (8.0, 16.0, 32.0)]
+    bad = Pair(64.0, 0.64, 0.74 * factor)
+    clean, found = on_devices([*good, Pair(64.0, 0.64, 0.74)], 8), on_devices([*good, bad], 8)
+    assert found == pytest.approx(clean, rel=0.15)
+
+
 @pytest.mark.parametrize("one_s, two_s", [(0.0, 1.0), (1.0, float("nan")), (-1.0, 1.0), (1.0, float("inf"))])
 def test_absurd_times_are_named(one_s: float, two_s: float) -> None:
     with pytest.raises(ValueError, match="on one"):
         Pair(8.0, one_s, two_s)
+
+
+def test_probes_that_all_contradict_are_named() -> None:
+    with pytest.raises(ValueError, match="probe again"):
+        on_devices([Pair(8.0, 1.0, 0.001)], 4)
 
 
 def test_nothing_known_is_named() -> None:

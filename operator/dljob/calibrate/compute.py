@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import exp, isfinite, log
 from statistics import median
 
+from dljob.perf.fitting import agreeing
 from dljob.planner.types import Learned, LearnedPoint
 
 MOST_POINTS = 64
@@ -15,8 +16,6 @@ MEMORY = 200
 """Observations that a point remembers at most: later ones always weigh something, so that a change is followed."""
 ABSURD = 100.0
 """A measurement so many times faster or slower than expected is an error, not a device."""
-OUTLIER = 5.0
-"""The same among the measurements of one run."""
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5
 
 
@@ -38,21 +37,13 @@ def believable(measured: Measured) -> bool:
 def without_outliers(measured: Iterable[Measured], expected_s: Callable[[int], float] | None = None) -> list[Measured]:
     """The measurements that agree with each other and, within a factor ``ABSURD``, with ``expected_s`` of a batch.
 
-    Two measurements agree when the larger batch took between as long and as long per sample, give or take a factor
-    ``OUTLIER``; what disagrees with most of the others goes, whatever its size. Two alone cannot outvote each other.
+    What disagrees with most of the others goes, whatever its size (``fitting.agreeing``).
     """
     found = [m for m in measured if believable(m)]
     if expected_s is not None:
         found = [m for m in found if abs(log(m.compute_s / expected_s(m.batch))) <= log(ABSURD)]
-    if len(found) < 3:
-        return found
-    return [m for m in found if 2 * (sum(_agree(m, other) for other in found) - 1) >= len(found) - 1]
-
-
-def _agree(a: Measured, b: Measured) -> bool:
-    small, large = (a, b) if a.batch <= b.batch else (b, a)
-    ratio = large.compute_s / small.compute_s
-    return 1 / OUTLIER <= ratio <= OUTLIER * large.batch / small.batch
+    kept = agreeing([(m.batch, m.compute_s) for m in found])
+    return [m for m, keep in zip(found, kept, strict=True) if keep]
 
 
 def in_session(steady: Sequence[Measured], probes: Sequence[Measured]) -> list[Measured]:

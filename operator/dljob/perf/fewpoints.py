@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dljob.perf.curve import Curve, nondecreasing
-from dljob.perf.fitting import Floats, posterior, radial
+from dljob.perf.fitting import Floats, agreeing, posterior, radial
 
 AMPLITUDE = 0.6
 """How far, in the logarithm, a curve leaves its line, and over what ratio of batches (e^2.5) it bends, and how far
@@ -79,17 +79,20 @@ def knots_through(batches: Sequence[float], times_s: Sequence[float]) -> list[tu
 def through(points: Sequence[tuple[float, float]]) -> Curve:
     """The curve of a device from measured (batch, seconds) points.
 
-    Equal batches are averaged in the logarithm. Below the smallest batch the best line's shape, beyond the largest one
-    the slope of the curve's last half, at most that of a line through 0. Raises ValueError for a batch or a time that
-    is not finite and above 0.
+    A point that contradicts most others is left out, equal batches are averaged in the logarithm. Below the smallest
+    batch the best line's shape, beyond the largest one the slope of the curve's last half, at most that of a line
+    through 0. Raises ValueError for a batch or a time that is not finite and above 0.
     """
-    by_batch: dict[float, list[float]] = {}
     for batch, seconds in points:
         if not (0 < batch < np.inf and 0 < seconds < np.inf):
             raise ValueError(f"batch {batch:g} in {seconds:g} s: expected a finite batch and time above 0; drop it")
-        by_batch.setdefault(float(batch), []).append(float(np.log(seconds)))
-    if not by_batch:
+    if not points:
         raise ValueError("no measured batch: expected at least one (batch, seconds) point")
+    votes = agreeing(points)
+    by_batch: dict[float, list[float]] = {}
+    for (batch, seconds), kept in zip(points, votes, strict=True):
+        if kept or not any(votes):
+            by_batch.setdefault(float(batch), []).append(float(np.log(seconds)))
     merged = [(b, float(np.exp(np.mean(by_batch[b])))) for b in sorted(by_batch)]
     x = np.array([b for b, _ in merged])
     if len(x) == 1:

@@ -1,6 +1,6 @@
 """Small numerical tools of the model's fits: measurements screened, positive least squares, Gaussian processes.
 
-Pure numpy. Users: ``fewpoints``, ``growth``, ``newdevice``, ``transformer``.
+Pure numpy. Users: the other fits here, ``calibrate``.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,27 @@ def checked(name: str, values: Sequence[float] | Floats) -> Floats:
         found = "none" if array.size == 0 else f"{array[bad].flat[0]:g} at position {int(np.argmax(bad))}"
         raise ValueError(f"{name}: found {found}, expected finite numbers above 0; drop what was not measured")
     return array
+
+
+OUTLIER = 5.0
+"""By what factor times of two batches may contradict each other and still be measurements of one device."""
+
+
+def agreeing(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Which (batch, seconds) points of one device agree with at least half of the others.
+
+    Two agree when the larger batch took between as long and as long per sample, give or take a factor ``OUTLIER``. Two
+    points alone cannot outvote each other, and agree here.
+    """
+    if len(points) < 3:
+        return [True] * len(points)
+    votes = [sum(_agree(a, b) for b in points) - 1 for a in points]
+    return [2 * v >= len(points) - 1 for v in votes]
+
+
+def _agree(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    (small, small_s), (large, large_s) = sorted((a, b))
+    return 1 / OUTLIER <= large_s / small_s <= OUTLIER * large / small
 
 
 def radial(a: Floats, b: Floats, amplitude: float, length: float) -> Floats:

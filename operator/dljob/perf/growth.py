@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dljob.perf.fitting import Floats, checked
+from dljob.perf.fitting import OUTLIER, Floats, agreeing, checked
 
 SOFTNESS = 1.25
 """g. With the figures below fixed on Gavel's k80 and v100 spread over nodes, in the logarithm; p100 was only scored."""
@@ -39,13 +39,24 @@ class Pair:
 
 
 def communication_s(pairs: Sequence[Pair]) -> Floats:
-    """Seconds of communication between two devices, for each of a workload's batches."""
+    """Seconds of communication between two devices, for each of a workload's batches.
+
+    A probe that contradicts most others tells nothing: its batch gets the others' line. Raises ValueError when there
+    is no probe, or none that can be believed.
+    """
     if not pairs:
         raise ValueError("no probe on two devices: expected at least one batch measured on one device and on two")
     batch, one, two = (np.array([getattr(p, name) for p in pairs]) for name in ("batch", "one_s", "two_s"))
+    believed = np.array(agreeing([(p.batch, p.two_s) for p in pairs])) & (two > one / OUTLIER)
+    if not believed.any():
+        raise ValueError(
+            f"two devices took {', '.join(f'{p.two_s:g} s ({p.one_s:g} s on one)' for p in pairs)}: expected most to "
+            "agree with each other and to take no less than one device; probe again"
+        )
+    two = np.where(believed, two, one * np.median(two[believed] / one[believed]))
     tried = np.geomspace(1e-3, 3.0, 160)[None, :] * two[:, None]
     implied = (one[:, None] ** SOFTNESS + tried**SOFTNESS) ** (1 / SOFTNESS)
-    misses = (np.log(two[:, None] / implied) / TIME_NOISE) ** 2
+    misses = np.where(believed[:, None], (np.log(two[:, None] / implied) / TIME_NOISE) ** 2, 0.0)
     best, found = np.inf, tried[:, 0]
     middle = np.exp(np.log(batch).mean())
     for trend in np.linspace(0.0, 0.8, 9) if len(pairs) > 1 else [TREND]:
