@@ -7,7 +7,8 @@ log t(workload, batch, device) is a sum of normal effects, so the best predictio
   both halves the time, give or take ``SUM_SPREAD``; which of the two counts more is left to the data
   (``DIFFERENCE_SPREAD``);
 - a slope of its own for each workload, alike for near batches: a small batch waits for its host on every device;
-- the device (its architecture), the device with the workload, and with the workload near a batch.
+- the device (its architecture), the device with the workload, and with the workload near a batch. Devices with alike
+  sheets share nine tenths of these: what two of a family say is one opinion, not two.
 
 Probes on the new device are observations like any other.
 """
@@ -23,14 +24,17 @@ from dljob.perf.fitting import Floats, checked
 PEAK_PART, BANDWIDTH_PART = 0.4, 0.6
 SUM_SPREAD, DIFFERENCE_SPREAD = 0.1, 0.25
 SLOPE_SPREAD, SLOPE_DOUBLINGS = 0.25, 4.0
-DEVICE_SPREAD, PAIR_SPREAD = 0.2, 0.15
-NEAR_SPREAD, NEAR_DOUBLINGS = 0.1, 1.0
+DEVICE_SPREAD, PAIR_SPREAD = 0.25, 0.2
+NEAR_SPREAD, NEAR_DOUBLINGS = 0.15, 1.0
+LIKENESS, OWN_PART = 0.5, 0.1
+"""Distance of two sheets' logarithms at which devices are hardly alike, and what is a device's own in any case."""
 REPEAT_NOISE, TAIL = 0.05, 4.0
 FLAT = 5.0
 """Standard deviation of what is not known at all, in the logarithm.
 
-The spreads above are round numbers set before any data were seen; halving or doubling one moves the mean error by two
-points at most. The parts of peak and bandwidth were 0.5 each; Gavel's devices moved them, NeuSight's agree."""
+The spreads above are round numbers; halving or doubling one moves the mean error by two points at most. The parts of
+peak and bandwidth were 0.5 each; Gavel's devices moved them, NeuSight's agree. Likeness of 0.3 to 0.5 is the best on
+NeuSight, 0.8 on Gavel."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ def seconds(sheets: Mapping[str, Sheet], known: Mapping[Point, float], asked: Se
     times = checked("known seconds", list(known.values()))
     logs = _logs(sheets, points)
     prior = -logs @ np.array([PEAK_PART, BANDWIDTH_PART])
+    prior += np.median(np.log(times) - prior[: len(known)])
     covariance = _covariance(points, logs)
     n = len(known)
     residuals = np.log(times) - prior[:n]
@@ -152,14 +157,15 @@ def _covariance(points: Sequence[Point], logs: Floats) -> Floats:
     apart = np.abs(doublings[:, None] - doublings[None, :])
     same_device, same_workload = device[:, None] == device[None, :], workload[:, None] == workload[None, :]
     total, difference = logs.sum(axis=1) / np.sqrt(2), (logs[:, 0] - logs[:, 1]) / np.sqrt(2)
-    both = same_device & same_workload
+    sheets_apart = ((logs[:, None, :] - logs[None, :, :]) ** 2).sum(axis=2)
+    kin = OWN_PART * same_device + (1 - OWN_PART) * np.exp(-0.5 * sheets_apart / LIKENESS**2)
     alike = np.exp(-0.5 * (apart / SLOPE_DOUBLINGS) ** 2)
     return np.asarray(
         FLAT**2 * (1.0 + same_workload + (same_workload & (apart == 0)))
         + SUM_SPREAD**2 * np.outer(total, total)
         + DIFFERENCE_SPREAD**2 * np.outer(difference, difference)
         + SLOPE_SPREAD**2 * same_workload * alike * (logs @ logs.T)
-        + DEVICE_SPREAD**2 * same_device
-        + PAIR_SPREAD**2 * both * alike
-        + NEAR_SPREAD**2 * both * np.exp(-0.5 * (apart / NEAR_DOUBLINGS) ** 2)
+        + DEVICE_SPREAD**2 * kin
+        + PAIR_SPREAD**2 * same_workload * kin * alike
+        + NEAR_SPREAD**2 * same_workload * kin * np.exp(-0.5 * (apart / NEAR_DOUBLINGS) ** 2)
     )
