@@ -22,13 +22,17 @@ def run(directory: Path, options: Options) -> list[Table]:
     rates.step_s = {key: s for key, s in rates.step_s.items() if options.wants(key[0])}
     note = dropped(rates.complaints)
     curves = rates.curves()
-    tables = [onedevice.table(curves, options, note)]
+    tables = [onedevice.table(curves, options, note)] if any(len(c) >= 4 for c in curves.values()) else []
     tables += [table for device in rates.devices() for table in _scaling(rates, device, options)]
     together = {(d, w): c for (d, w), c in curves.items() if not d.endswith(SPREAD)}
     sheets, unknown = _sheets({d for d, _ in together})
     rows = {(d, w, b): s for (d, w), c in together.items() for b, s in c.items() if d in sheets}
     tables += newdevice.tables(sheets, rows, options, unknown)
     tables += splits.tables(together, options)
+    if not tables:
+        raise ValueError(
+            f"{directory}: no device with four batches, two counts of workers, or two others; nothing to score"
+        )
     return tables
 
 

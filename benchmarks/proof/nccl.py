@@ -40,11 +40,15 @@ def given(sweep: Sweep) -> tuple[tuple[float, float], tuple[float, float]]:
     small, large = (
         float(sizes[np.argmin(np.abs(np.log(sizes / (part * sizes[-1]))))]) for part in (SMALL_PART, LARGE_PART)
     )
+    if small == large:  # a narrow sweep
+        small, large = float(sizes[0]), float(sizes[-1])
     return (small, sweep[small]), (large, sweep[large])
 
 
 def _scored(device: str, sweeps: dict[int, Sweep], options: Options, note: str) -> list[Table]:
     curves = {n: from_two_sizes(n, *given(s)) for n, s in sweeps.items() if n >= 2 and len(s) >= 3}
+    if not curves:
+        raise ValueError(f"{device}: ranks {sorted(sweeps)}, expected files of 2 ranks or more")
     errors: dict[str, dict[str, Floats]] = {"model": {}, "alpha-beta": {}, "bandwidth": {}}
     for n, curve in curves.items():
         known = given(sweeps[n])

@@ -87,6 +87,12 @@ class TestNccl:
         assert tables[0].rows == tables[2].rows
         assert "AR_GPU2_LUT line 11" in tables[0].note
 
+    def test_a_narrow_sweep_and_one_count_are_scored(self, tmp_path: Path) -> None:
+        rows = [[2**20 * k, 1, "float", 1e9 * (1e-5 + k * 1e-5), 0] for k in (100, 101, 102)]
+        write(tmp_path / "AR_GPU4", [["size(B)", "count", "type", "time(ns)", "busbw"], *rows])
+        (table,) = runner("nccl")(tmp_path, QUICK)
+        assert mean_of(table, "model") < 1
+
     def test_nothing_there(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no AR_GPU"):
             runner("nccl")(tmp_path, QUICK)
