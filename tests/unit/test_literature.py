@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 
+import literature
 import pytest
 
-import literature
 from dljob.perf.comm import Link
 
 LINK = Link(50e-6, 1.25e9)

@@ -1,10 +1,10 @@
 """Waiting for each other: lockstep, within a bound of steps, and for a server."""
 
 import pytest
+import sync_simulation
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sync_simulation
 from dljob.perf.sync import asynchronous_updates_per_s, stale_factor, staleness, straggler_factor
 
 ranks = st.integers(1, 500)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from dljob.perf.curve import Curve
 from proof import splits
 from proof.formats import runner
 from proof.scoring import Estimate
 from proof.table import Options, Table
+
+from dljob.perf.curve import Curve
 
 QUICK = Options(seeds=2, resamples=20)
 

@@ -17,7 +17,7 @@ import numpy as np
 from dljob.perf.fitting import Floats, checked
 
 STATIC_PART = 0.7
-"""s over the power at the lowest limit. Fixed on Zeus' V100 table, where 0.85 costs half a point and 0.5 one and a half;
+"""s over the power at the lowest limit. Fixed on Zeus' V100 table, where 0.85 costs half a point, 0.5 one and a half;
 its P100 table, seen beside it, hardly depends on it (2.7 to 3.2 %)."""
 ROUNDING = 0.5
 
