@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 
+from dljob.perf.fitting import agreeing
+
 SPREAD = "_unconsolidated"
 """Suffix of a device whose workers were spread over nodes."""
 
@@ -49,7 +51,20 @@ def load(directory: Path) -> Rates:
                 _add(rates, device, name, entry)
     if not rates.step_s:
         raise ValueError(f"{directory}: no *throughputs*.json with step rates; expected Gavel's measurements")
+    for workers in sorted({n for *_, n in rates.step_s}):
+        _drop_absurd(rates, workers)
     return rates
+
+
+def _drop_absurd(rates: Rates, workers: int) -> None:
+    """Leaves out what contradicts most other batches of its curve several times over: no measurement to score."""
+    for (device, workload), curve in rates.curves(workers).items():
+        for (batch, seconds), kept in zip(curve.items(), agreeing(list(curve.items())), strict=True):
+            if not kept:
+                del rates.step_s[device, workload, batch, workers]
+                rates.complaints.append(
+                    f"{device} {workload} (batch size {batch}) on {workers}: {seconds:g} s a step, unlike other batches"
+                )
 
 
 def _add(rates: Rates, device: str, name: str, entry: object) -> None:
