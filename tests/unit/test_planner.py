@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from dljob.perf.scaling import Contention
 from dljob.planner import FixedChoice, Infeasible, Learned, LearnedPoint, Request, objective, plan, scaling
 from dljob.planner.pools import cores_of_rank
-from dljob.perf.scaling import Contention
 from planning import A100, DIGITS, RESNET, T4, THREE, decided, refused, view
 
 
