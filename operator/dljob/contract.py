@@ -207,6 +207,7 @@ class RankMeasure(Record):
     wait_s: _Seconds = 0.0
     comm_s: _Seconds = 0.0
     data_s: _Seconds = 0.0
+    agree_s: Annotated[_Seconds, Field(description="Of comm_s: agreeing that a step commits; 0 if not elastic.")] = 0.0
 
 
 class ProbePoint(Record):

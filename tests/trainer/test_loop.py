@@ -20,6 +20,7 @@ from trainer.plans import make_plan, saving, write
 from trainer.ranks import ROOT, Ended, command, end, run, run_ranks, start
 
 pytestmark = pytest.mark.mpi
+DYING = Path(__file__).parent / "bodies" / "rank_that_dies.py"
 SCRIPTS = ROOT / "examples" / "scripts"
 
 
@@ -88,11 +89,11 @@ def test_a_stopped_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert max(float((a[key] - b[key]).norm() / a[key].norm()) for key in a) < 1e-4
 
 
-def test_ranks_leave_quickly_when_one_dies(tmp_path: Path) -> None:
-    plan = make_plan(3, model=ModelRef(name="digits-cnn"), epochs=1000)
-    body = Path(__file__).parent / "bodies" / "rank_that_dies.py"
+def test_ranks_leave_quickly_when_one_dies_that_the_plan_needs(tmp_path: Path) -> None:
+    plan = make_plan(3, model=ModelRef(name="digits-cnn"), epochs=1000, min_ranks=3)
     with Listener(tmp_path) as listener:
-        process = start(command(3, body, ulfm=True), DLTRAIN_PLAN=write(plan, tmp_path), DLTRAIN_SOCKET=listener.path)
+        arguments = command(3, DYING, "2", "loss", "20", ulfm=True)
+        process = start(arguments, DLTRAIN_PLAN=write(plan, tmp_path), DLTRAIN_SOCKET=listener.path)
         listener.wait_for(messages.Failed, 2)
         ended = end(process, 30)
     failures = [news.failure for news in listener.of(messages.Failed)]

@@ -77,7 +77,7 @@ def test_news_are_few_but_an_epoch_is_always_told(tmp_path: Path) -> None:
         reporter = Reporter(listener.path)
         progress = Progress(reporter, 0, "cpu")
         assert progress.due(last=False), "the first step"
-        progress.tell(1, 9, 0, 0.1, 1.0, [8])
+        progress.tell(1, 9, 0, 0.1, 1.0, 8, 1)
         assert not progress.due(last=False) and progress.due(last=True)
         progress.end_epoch()
         assert progress.due(last=False), "the first step after a pause"
@@ -90,5 +90,5 @@ def test_losses_between_news_are_averaged() -> None:
     progress = Progress(Reporter(None), 1, "cpu")
     for loss in (1.0, 2.0, 6.0):
         progress.add_loss(loss)
-    progress.tell(3, 9, 0, 0.1, 1.0, [8, 8])
+    progress.tell(3, 9, 0, 0.1, 1.0, 8, 2)
     assert progress.loss == 3.0

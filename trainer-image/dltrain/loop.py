@@ -17,10 +17,11 @@ from torch.optim import Optimizer
 from dljob.contract import Outcome, Plan, Role
 from dltrain.balance import Balance
 from dltrain.comm.choose import choose
-from dltrain.errors import DivergedError
+from dltrain.elastic import Elastic, inherit
+from dltrain.errors import DivergedError, PeerLostError
 from dltrain.loader import Loader
 from dltrain.measure import Times
-from dltrain.messages import EXIT_STOPPED, Resharded
+from dltrain.messages import EXIT_STOPPED, Resharded, Shrunk
 from dltrain.parallel import DataParallel
 from dltrain.progress import Progress
 from dltrain.report import Reporter
@@ -77,7 +78,13 @@ class Trainer:
         self.stopped = False
         """Whether the ranks agreed to end early."""
         self._parallel: DataParallel | None = None
+        self._retired: list[DataParallel] = []
         self._keeper = Keeper(plan, world, reporter)
+        self._elastic = Elastic(plan, world, on_cpu=device.type == "cpu")
+        self._whole: tuple[int, ...] | None = None
+        """Shares before ranks were lost, for when they are back."""
+        self._again = False
+        """Whether the step under way was given up and will be computed again."""
         self._progress = Progress(reporter, world.rank, device_name)
         self._began = time.monotonic()
         self._first = 0
@@ -99,8 +106,7 @@ class Trainer:
         self.model: nn.Module = model.to(self.device)
         self.optimizer: Optimizer = optimizer
         replicate(self.model, self.world.broadcast)
-        tail = len(Shared()) + 2 * self.size
-        self._parallel = DataParallel(self.model.parameters(), self._collective, self.plan.bucket_nbytes, tail)
+        self._rebuild()
         optimizer.register_step_pre_hook(lambda *_: self._before_update())
         optimizer.register_step_post_hook(lambda *_: self._after_update())
         if (snapshot := self._keeper.resume(self.model, optimizer)) is not None:
@@ -132,8 +138,15 @@ class Trainer:
         self._progress.busy(what, limit_s)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sum over the ranks that compute, such as of correct answers."""
-        return self._among_workers.sum(values)
+        """Element-wise sum over the ranks that compute, such as of correct answers.
+
+        When ranks are lost meanwhile: over those that are left.
+        """
+        while True:
+            total = self._elastic.attempt(lambda: self._among_workers.sum(values), self._among_workers.abandon)
+            if total is not None:
+                return total
+            self._go_on()
 
     def steps(self, loader: Loader) -> Iterator[Any]:
         """This rank's batch of every step left, on its device. The body must call ``optimizer.step()`` once.
@@ -153,14 +166,16 @@ class Trainer:
             self._fetched = time.perf_counter()
             self._data_s = self._fetched - began
             self.parallel.begin(part.weight, self._shared())
-            self._in_step = True
+            self._kept = [buffer.clone() for buffer in self.model.buffers()] if self._elastic.active else []
+            self._in_step, self._again = True, False
             if batch is None:
                 self.optimizer.step()  # a parameter server: its part is the sum
             else:
                 yield batch
             if self._in_step:
                 raise RuntimeError("found no optimizer.step() in the loop's body, expected one for each batch")
-            self._conclude(part)
+            if not self._again:
+                self._conclude(part)
         self._save()
         self._wait_for_checkpoint()
 
@@ -175,6 +190,11 @@ class Trainer:
         if self._parallel is None:
             raise RuntimeError("found no model, expected t.wrap(model, optimizer) first")
         return self._parallel
+
+    @property
+    def alive(self) -> int:
+        """Ranks that train: those of the plan, without those that were lost and did not come back yet."""
+        return len(self._elastic.alive)
 
     def reshard(self, shares: Sequence[int], reason: str) -> None:
         """Give the ranks other shares from the next step on; every rank must call it with the same ones."""
@@ -212,6 +232,45 @@ class Trainer:
     def _planned_shares(self) -> list[int]:
         return [rank.share for rank in self.plan.ranks]
 
+    def _rebuild(self) -> DataParallel:
+        """Buffers and strategy for the ranks there are; what served others before is kept, but rests."""
+        if self._parallel is not None:
+            self._parallel.retire()
+            self._retired.append(self._parallel)
+        tail = len(Shared()) + 2 * self.size
+        made = DataParallel(self.model.parameters(), self._collective, self.plan.bucket_nbytes, tail)
+        self._parallel = made
+        return made
+
+    def _go_on(self) -> None:
+        """Ranks were lost: go on without them from the same step. Raises PeerLostError where that cannot be."""
+        began = time.perf_counter()
+        if self._parallel is None:
+            raise PeerLostError("lost a peer before training began")
+        rebuilt = None
+        while rebuilt is None:  # again, when another one dies meanwhile
+            self._elastic.regroup(self.step)
+            rebuilt = self._elastic.attempt(self._rebuild, self.world.abandon)
+        self.worker, self.workers = self.world.rank, self.world.size
+        self._keeper.take_over()
+        if self._in_step:
+            self._give_up_step()
+        alive = self._elastic.alive
+        spent_s = time.perf_counter() - began
+        self.reporter.send(Shrunk(rank=self.rank, step=self.step, alive=alive, shrink_s=spent_s))
+        self._whole = self._whole or self.shares
+        lost = [rank for rank, share in enumerate(self.shares) if share and rank not in alive]
+        self.reshard(inherit(self.shares, alive), f"lost ranks {lost}")
+
+    def _give_up_step(self) -> None:
+        """Leave model and optimizer as they were before the step under way: it will be computed again."""
+        self._again, self.end_of_epoch = True, False
+        for parameter in self.model.parameters():
+            parameter.grad = None  # which optimizers pass over
+        with torch.no_grad():
+            for buffer, kept in zip(self.model.buffers(), self._kept, strict=True):
+                buffer.copy_(kept)  # running statistics that forward has moved on
+
     def _collective(self, buffers: list[Tensor]) -> Any:
         return choose(
             self.plan.collective,
@@ -237,7 +296,13 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()  # else backward would count as communication
         self._computed_s = time.perf_counter() - self._fetched
-        shared = self.parallel.finish()
+        if self._again:  # ranks were lost in a sum of the script's own
+            self._give_up_step()
+            return
+        shared = self._elastic.attempt(self.parallel.finish, self.parallel.abandon)
+        if shared is None:
+            self._go_on()
+            return
         self._summed = time.perf_counter()
         self._agreed = Shared(*shared[: len(Shared())])
         self._computed_by_rank = shared[len(Shared()) : len(Shared()) + self.size]
@@ -261,6 +326,8 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         self._in_step = False
+        if self._again:
+            return
         self._computed_s += time.perf_counter() - self._summed
         self.step += 1
         if self.end_of_epoch:
@@ -268,7 +335,8 @@ class Trainer:
 
     def _conclude(self, part: Part) -> None:
         """After a step: news, and what the ranks agreed on."""
-        times = Times(self._data_s, self._computed_s, self.parallel.exposed_s)
+        agree_s = self._elastic.agree_s
+        times = Times(self._data_s, self._computed_s, self.parallel.exposed_s + agree_s, agree_s)
         if self.step == self._first + 1:
             self.reporter.mark("first_step")
             self._progress.times = times  # it allocates and compiles: no measure of a step
@@ -277,7 +345,7 @@ class Trainer:
             self._balance_shares()
         if self._news_due:
             rate, norm = float(self.optimizer.param_groups[0]["lr"]), self._gradient_norm
-            self._progress.tell(self.step, self.total_steps, self.epoch, rate, norm, self.shares)
+            self._progress.tell(self.step, self.total_steps, self.epoch, rate, norm, self.shares[self.rank], self.alive)
         if self._agreed.save or self._agreed.stop:
             self._save()
         if self._agreed.stop:
@@ -307,7 +375,7 @@ class Trainer:
     def _save(self) -> None:
         state = {
             "epoch": self.epoch,
-            "shares": self.shares,
+            "shares": self._whole or self.shares,
             "planned_shares": self._planned_shares,
             "accuracy": self._progress.accuracy,
             "loss": self._progress.loss,

@@ -23,7 +23,9 @@ class Times:
     compute_s: float
     """Forward, backward and update."""
     exposed_s: float
-    """Waiting for the sum after backward: for slower ranks, then for the network."""
+    """Waiting for the sum after backward: for slower ranks, then for the network; and agreeing that all have it."""
+    agree_s: float = 0.0
+    """Of that, the agreement."""
 
 
 class Window:
@@ -69,4 +71,5 @@ class Window:
             wait_s=exposed_s - comm_s,
             comm_s=comm_s,
             data_s=fmean(t.data_s for t in self._times),
+            agree_s=fmean(t.agree_s for t in self._times),
         )

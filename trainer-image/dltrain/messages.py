@@ -94,6 +94,16 @@ class Resharded(Record):
     reason: str
 
 
+class Shrunk(Record):
+    """Ranks died and the others went on without them: ``alive`` (numbers of the plan) are left, at this step."""
+
+    type: Literal["shrunk"] = "shrunk"
+    rank: int
+    step: int
+    alive: Annotated[tuple[int, ...], Field(min_length=1)]
+    shrink_s: Annotated[float, Field(ge=0, description="From noticing the loss to being ready to go on.")]
+
+
 class Busy(Record):
     """Before something that takes longer than a step (an evaluation, a large checkpoint): no news for so long is fine.
 
@@ -126,7 +136,7 @@ class Stop(Record):
 
 
 News = Annotated[
-    Hello | Mark | Probed | Step | Evaluated | Checkpointed | Resharded | Busy | Failed | Finished,
+    Hello | Mark | Probed | Step | Evaluated | Checkpointed | Resharded | Shrunk | Busy | Failed | Finished,
     Field(discriminator="type"),
 ]
 news_adapter: TypeAdapter[News] = TypeAdapter(News)

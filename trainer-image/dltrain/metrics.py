@@ -54,6 +54,11 @@ OF_STEP = (
         lambda s: s.measure.comm_s,
     ),
     OfStep(
+        "step_agreement_seconds",
+        "Of a step's communication: agreeing that it commits, where ranks may go on without lost ones. Else 0.",
+        lambda s: s.measure.agree_s,
+    ),
+    OfStep(
         "step_data_seconds",
         "Of a step: waiting for input. More than a tenth of a step: use more loader workers or a faster volume.",
         lambda s: s.measure.data_s,

@@ -12,6 +12,7 @@ import torch
 from dltrain.buffers import GradientBuffer
 from dltrain.comm.base import Collective, Work
 from dltrain.comm.faults import revoke
+from dltrain.errors import PeerLostError
 
 
 class DataParallel:
@@ -38,6 +39,7 @@ class DataParallel:
         self._works: list[Work] = []
         self._weight = 1.0
         self._open = False
+        self._lost: PeerLostError | None = None
         self._handles = [
             p.register_post_accumulate_grad_hook(self._hook(i))  # type: ignore[no-untyped-call]
             for i, p in enumerate(self.buffer.parameters)
@@ -76,6 +78,8 @@ class DataParallel:
         assert self._open, "begin comes before finish"
         began = time.perf_counter()
         self._open = False
+        if self._lost is not None:
+            raise self._lost
         for bucket in range(len(self._works), len(self.buffer.buckets)):
             for parameter in self.buffer.buckets[bucket].parameters:
                 self.buffer.adopt(parameter)
@@ -90,7 +94,7 @@ class DataParallel:
         bucket = self._bucket_of[index]
 
         def ready(parameter: torch.Tensor) -> None:
-            if not self._open:
+            if not self._open or self._lost is not None:
                 return
             self.buffer.adopt(index)
             self._missing[bucket] -= 1
@@ -99,10 +103,14 @@ class DataParallel:
                     "found a second backward pass in one step, expected one: call opt.step() after each backward(), "
                     "or add the losses up and call backward() once"
                 )
-            while len(self._works) < len(self._missing) and not self._missing[len(self._works)]:
-                self._start(len(self._works))
-            for work in self._works:
-                work.test()
+            try:
+                while len(self._works) < len(self._missing) and not self._missing[len(self._works)]:
+                    self._start(len(self._works))
+                for work in self._works:
+                    work.test()
+            except PeerLostError as error:  # backward goes on to its end; ``finish`` tells
+                self._lost = error
+                self.abandon()
 
         return ready
 
@@ -117,8 +125,13 @@ class DataParallel:
         if self.collective.size > 1:
             revoke(self.collective.comm)
 
-    def close(self) -> None:
-        """Remove the hooks and free the collective."""
+    def retire(self) -> None:
+        """Remove the hooks after a loss. The collective's memory must live on: messages may still arrive in it."""
         for handle in self._handles:
             handle.remove()
+        self._handles = []
+
+    def close(self) -> None:
+        """Remove the hooks and free the collective."""
+        self.retire()
         self.collective.close()

@@ -43,8 +43,8 @@ class Progress:
         if exposed_before:
             self._window.add_exposed(exposed_before)
 
-    def tell(self, step: int, steps: int, epoch: int, rate: float, norm: float, shares: Sequence[int]) -> None:
-        """News of a step: ``step`` of ``steps`` done, learning rate, gradient norm, all ranks' shares."""
+    def tell(self, step: int, steps: int, epoch: int, rate: float, norm: float, share: int, world_size: int) -> None:
+        """News of a step: ``step`` of ``steps`` done, learning rate, gradient norm, this rank's share."""
         if self._losses:
             self.loss = sum(self._losses) / len(self._losses)
             self._losses = []
@@ -61,8 +61,8 @@ class Progress:
                 gradient_norm=norm,
                 step_s=self._window.step_s,
                 samples_per_s=self._window.samples_per_s,
-                world_size=len(shares),
-                measure=self._window.measure(self.rank, self.device_name, shares[self.rank]),
+                world_size=world_size,
+                measure=self._window.measure(self.rank, self.device_name, share),
             )
         )
 

@@ -26,6 +26,7 @@ from dltrain.messages import (
     News,
     Probed,
     Resharded,
+    Shrunk,
     Step,
     Stop,
 )
@@ -102,6 +103,8 @@ def describe(news: News) -> str:
             return f"dltrain: checkpoint {news.mark.path} in {news.duration_s:.2f} s"
         case Resharded():
             return f"dltrain: shares {news.shares} from step {news.step}: {news.reason}"
+        case Shrunk():
+            return f"dltrain: ranks {news.alive} go on from step {news.step} after {1e3 * news.shrink_s:.0f} ms"
         case Failed():
             return f"dltrain: {news.failure.reason}: {news.failure.message}\n{news.failure.log_tail}".rstrip()
         case Finished():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dljob.contract import CPUS_VARIABLE
-from dltrain.comm.faults import revoke, translate
+from dltrain.comm.faults import agree, revoke, shrink, translate
 from dltrain.comm.waiting import sharpen_sleep, wait_until
 from dltrain.errors import BadInputError
 
@@ -26,6 +26,8 @@ _SETTINGS = {
     # Reading another process's memory needs a permission that containers may lack.
     "OMPI_MCA_smsc": "^cma",
 }
+_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+"""Set by mpirun for its ranks."""
 
 
 class World:
@@ -71,6 +73,24 @@ class World:
         if self.comm is None or all(chosen):
             return self
         return World(self.comm.Split(int(chosen[self.rank]), self.rank))
+
+    @property
+    def survives(self) -> bool:
+        """Whether ranks can go on when others die: only under ``mpirun --with-ft ulfm``, else mpirun ends them all."""
+        return self.comm is not None and os.environ.get(_TOLERANT) == "1"
+
+    def agree(self, mine: bool) -> bool:
+        """Whether ``mine`` holds on all ranks and all of them live; every one that lives gets the same answer."""
+        return agree(self.comm, mine)
+
+    def shrink(self) -> None:
+        """Become the world of the ranks that live, numbered anew in the same order. All of them call it.
+
+        Raises PeerLostError.
+        """
+        revoke(self.comm)
+        self.comm = shrink(self.comm)
+        self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise sum over ranks, in double precision. Raises PeerLostError."""

@@ -6,6 +6,7 @@ Data parallel ranks hold equal state, so rank 0 writes it, in the background: tr
 import json
 import threading
 import time
+from math import inf
 from typing import Any
 
 from torch import nn
@@ -73,6 +74,7 @@ class Keeper:
         self._begun: int | None = None
         """Step of the newest checkpoint, which may still be under way."""
         self._saved_at = time.monotonic()
+        self._identity = ""
 
     @property
     def last(self) -> CheckpointMark | None:
@@ -93,10 +95,9 @@ class Keeper:
         if not self.plan.checkpoint.enabled:
             return None
         folder, files = job_directory(self.plan), dict[str, bytes]()
+        self._identity = identity(self.plan.model.name or "script", model.state_dict())
         if self.world.rank == 0:
-            known = identity(self.plan.model.name or "script", model.state_dict())
-            checkpoints = Checkpoints(job_directory(self.plan), known, self.plan.checkpoint.keep)
-            self._writer = Writer(checkpoints, self.reporter)
+            checkpoints = self._open()
             if (found := checkpoints.load()) is not None:
                 folder, files = found
         names = json.loads(self.world.broadcast(json.dumps(list(files)).encode()))
@@ -110,6 +111,17 @@ class Keeper:
             self._writer.last = CheckpointMark(step=snapshot.step, unix_s=folder.stat().st_mtime, path=str(folder))
             self._begun = snapshot.step
         return snapshot
+
+    def _open(self) -> Checkpoints:
+        checkpoints = Checkpoints(job_directory(self.plan), self._identity, self.plan.checkpoint.keep)
+        self._writer = Writer(checkpoints, self.reporter)
+        return checkpoints
+
+    def take_over(self) -> None:
+        """Ranks were lost: the lowest one left writes from now on, and soon, since nobody knows what was written."""
+        if self.plan.checkpoint.enabled and self.world.rank == 0 and self._writer is None:
+            self._open()
+            self._saved_at = -inf
 
     def _check(self, state: dict[str, Any]) -> None:
         for key, field, here in (

@@ -1,20 +1,36 @@
-"""``dltrain.rank``, but the last rank kills itself in the middle of a step."""
+"""``dltrain.rank``, but one rank kills itself: ``rank_that_dies.py RANK MOMENT COUNT``, the COUNT-th time it comes to
+MOMENT, which is ``loss`` (after the forward pass), ``agree`` (its gradient is summed, its word that it is, is not) or
+``evaluate``."""
 
 import os
 import signal
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import dltrain.rank
 from dltrain import session
+from dltrain.loop import Trainer
+from dltrain.world import World
+
+MOMENTS = {"loss": (Trainer, "log"), "agree": (World, "agree"), "evaluate": (dltrain.rank, "evaluate")}
 
 
-def dying_loss(*arguments):  # type: ignore[no-untyped-def]
-    global calls
-    calls += 1
-    if calls == 20 and os.environ["OMPI_COMM_WORLD_RANK"] == "2":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return mean_loss(*arguments)
+def deadly(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    calls = 0
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **named)
+
+    return called
 
 
-calls, mean_loss = 0, dltrain.rank.mean_loss
-dltrain.rank.mean_loss = dying_loss
+for rank, moment, count in zip(*[iter(sys.argv[1:])] * 3, strict=True):
+    if os.environ["OMPI_COMM_WORLD_RANK"] == rank:
+        place, name = MOMENTS[moment]
+        setattr(place, name, deadly(getattr(place, name), int(count)))
 session.leave(dltrain.rank.main())

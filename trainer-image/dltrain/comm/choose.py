@@ -7,6 +7,7 @@ import torch
 
 from dltrain.comm.alone import Alone
 from dltrain.comm.base import Collective
+from dltrain.comm.faults import duplicate
 
 NAMES = ("Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch")
 
@@ -24,13 +25,13 @@ def choose(
 
     Buffers on a GPU are always summed by NCCL: the MPI of the image does not read GPU memory, and a copy through the
     host would cost more than any choice of algorithm gains. ``servers``: ranks of parameter servers, for
-    ``ParameterServer``. ``host``: rank 0's address, for ``Torch``. Raises ValueError for another name.
+    ``ParameterServer``. ``host``: rank 0's address, for ``Torch``. Raises ValueError for another name, PeerLostError.
     """
     if comm is None or comm.Get_size() == 1:
         return Alone(buffers)
     if name not in NAMES:
         raise ValueError(f"collective: found '{name}', expected one of {', '.join(NAMES)}")
-    own = comm.Dup()
+    own = duplicate(comm)
     if name == "Torch" or any(buffer.is_cuda for buffer in buffers):
         from dltrain.comm.torch_dist import TorchDistributed
 

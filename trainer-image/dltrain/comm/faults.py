@@ -1,7 +1,10 @@
-"""From MPI's errors to ours: a peer that is gone, or a mistake of this program. Users: strategies on MPI, ``world``."""
+"""What MPI says of lost peers, and its fault tolerance (ULFM): revoke, agree, shrink. Users: strategies, ``world``."""
 
 from typing import Any
 
+import numpy as np
+
+from dltrain.comm.waiting import wait_until
 from dltrain.errors import PeerLostError
 
 _OWN_MISTAKES = ("TRUNCATE", "ARG", "BUFFER", "COUNT", "TYPE", "TAG", "RANK", "COMM", "REQUEST", "OP")
@@ -24,3 +27,39 @@ def translate(error: Any) -> Exception:
     if error.Get_error_class() in {getattr(MPI, f"ERR_{name}") for name in _OWN_MISTAKES}:
         return RuntimeError(f"MPI refused a call: {error}")
     return PeerLostError(f"lost a peer: {error}")
+
+
+def duplicate(comm: Any) -> Any:
+    """``comm.Dup()``. Raises PeerLostError."""
+    from mpi4py import MPI
+
+    try:
+        return comm.Dup()
+    except MPI.Exception as error:
+        raise translate(error) from error
+
+
+def agree(comm: Any, mine: bool) -> bool:
+    """Whether ``mine`` holds on every rank of ``comm`` and none of them was lost; the same answer on all that live.
+
+    ULFM's uniform agreement; it also works in a communicator that was revoked.
+    """
+    from mpi4py import MPI
+
+    flag = np.array([mine], dtype=np.int32)
+    try:
+        request = comm.Iagree(flag)
+        wait_until(request.Test)
+    except MPI.Exception:
+        return False
+    return bool(flag[0])
+
+
+def shrink(comm: Any) -> Any:
+    """A new communicator of the ranks of ``comm`` that live, in the same order. Raises PeerLostError."""
+    from mpi4py import MPI
+
+    try:
+        return comm.Shrink()  # Ishrink of Open MPI 5.0.11 ends in MPI_ERR_INTERN
+    except MPI.Exception as error:
+        raise translate(error) from error
