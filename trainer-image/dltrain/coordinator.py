@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dljob.contract import Failure, Outcome, Plan, Report, RunPhase
 from dltrain import agentproto as proto
 from dltrain import finished
-from dltrain.diagnosis import World, delay_s, diagnose, explained
+from dltrain.diagnosis import World, delay_s, diagnose, explained, obituary
 from dltrain.exchange import Reporter
 from dltrain.ledger import Ledger
 from dltrain.links import Connected, LinkEvent, Links, Lost, Said
-from dltrain.messages import Failed, Finished, Mark, Step
+from dltrain.messages import Failed, Finished, Mark, Resharded, Shrunk, Step
 from dltrain.mpirun import Mpirun
 from dltrain.processes import Exit, Reaper
 from dltrain.roll import Roll
@@ -34,6 +34,12 @@ SETTLE_S = 0.5
 FAREWELL_S = 10.0
 """After the result: time for all ranks to end by themselves."""
 END_S = 10.0
+SHRINK_S = 3.0
+"""After the death of a rank: time for the others to say that they go on without it."""
+RETURN_AFTER_S = 10.0
+"""A rank that others go on without stays away for so long: one that dies again and again shall not cost much."""
+RELAUNCH_COST_S = 5.0
+"""A relaunch that brings ranks back must gain more than this."""
 LEAVE_MARGIN_S = 3.0
 """Of a pod's grace period, kept for ending what did not end by itself."""
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
@@ -134,21 +140,50 @@ class Coordinator:
             world = await self._launch()
             if await self._went_well(world):
                 await self._succeed(world)
-            if world.left:
+            returning = not world.troubled
+            if world.left or returning:
                 await self._stop_world(max(1.0, self.plan.grace_s - LEAVE_MARGIN_S))
+            if returning:
+                log.info("ranks %s come back", sorted(world.absent))
+                self._phase(RunPhase.RELAUNCHING)
+                continue
             failure = diagnose(world)
             await self._end_world()
             await self._after(failure, world)
 
     async def _went_well(self, world: World) -> bool:
-        """Watch a world until it is over, or until what went wrong with it can be told."""
-        await self._until(lambda: world.succeeded or world.troubled or world.outcome is not None)
+        """Watch a world until it is over, or until what went wrong with it can be told, or ranks may come back."""
+        while True:
+            await self._until(lambda: world.over_or_troubled or bool(world.losses) or self._may_return)
+            if world.troubled and world.survivable:
+                await self._until(lambda: not (world.troubled and world.survivable), SHRINK_S)
+            if world.over_or_troubled or not world.losses:
+                break
+            self._mourn(world)
         if world.troubled:
             await self._until(lambda: world.succeeded or explained(world), SETTLE_S)
         if world.outcome is None and not world.succeeded:
             return False
         await self._until(lambda: world.over, FAREWELL_S)
         return True
+
+    @property
+    def _may_return(self) -> bool:
+        """Whether the ranks that others go on without should come back, at the price of a relaunch."""
+        world = self._world
+        if world is None or not world.absent or not self.plan.checkpoint.enabled or not self._roll.complete:
+            return False
+        gain_s = self.ledger.gain_s(len(world.absent), len(self.plan.ranks))
+        return time.monotonic() - world.shrunk_s > RETURN_AFTER_S and gain_s > RELAUNCH_COST_S
+
+    def _mourn(self, world: World) -> None:
+        """Tell of ranks that were lost and that the others go on without. The job did not fail: nothing counts."""
+        for end in world.losses:
+            failure = self.ledger.failure = obituary(world, end).model_copy(update={"counts": False})
+            log.warning("%s: %s; the others go on", failure.reason, failure.message)
+            self._count(failure.reason)
+            world.mourned.add(end.rank)
+        self.reporter.urge()
 
     async def _gather(self) -> None:
         """Until every pod of the plan is connected, has the plan, and is not about to leave."""
@@ -343,10 +378,21 @@ class Coordinator:
                 self._running()
             case Failed() if not world.left:  # what fails after a pod has begun to leave is its echo
                 world.failures.append((news.rank, news.failure))
-            case Finished() if news.rank == 0:
+            case Shrunk():
+                self._shrank(news, world)
+            case Resharded() if news.rank == self.ledger.leader:
+                log.info("shares from step %d: %s; %s", news.step, news.shares, news.reason)
+            case Finished() if news.rank == self.ledger.leader:
                 world.outcome = news.outcome
         if transition:
             self.reporter.urge()
+
+    def _shrank(self, news: Shrunk, world: World) -> None:
+        absent = {rank.rank for rank in world.plan.ranks} - set(news.alive)
+        if absent - world.absent:
+            log.info("ranks %s go on from step %d, after %.3f s", news.alive, news.step, news.shrink_s)
+            world.absent |= absent
+            world.shrunk_s = time.monotonic()
 
     # What it does
 

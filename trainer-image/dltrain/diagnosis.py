@@ -34,10 +34,41 @@ class World:
     outcome: Outcome | None = None
     progressed: bool = False
     """A step was made since the launch."""
+    absent: set[int] = field(default_factory=set)
+    """Ranks that the others say they go on without."""
+    mourned: set[int] = field(default_factory=set)
+    """Of these, those whose end has been told."""
+    shrunk_s: float = 0.0
+    """When the others said so last, on the clock of ``started_s``."""
 
     @property
     def all_ended(self) -> bool:
-        return len(self.ended) == len(self.plan.ranks)
+        return len(self.ended.keys() | self.absent) == len(self.plan.ranks)
+
+    @property
+    def deaths(self) -> list[RankEnded]:
+        """Ranks that ended badly, but those that the others could go on without."""
+        return [end for n, end in self.ended.items() if end.exit_code != EXIT_OK and not self._survived(n)]
+
+    @property
+    def losses(self) -> list[RankEnded]:
+        """Ranks that the others go on without, and whose end was not told yet."""
+        return [self.ended[n] for n in sorted(self.absent - self.mourned) if n in self.ended and self._survived(n)]
+
+    @property
+    def survivable(self) -> bool:
+        """Whether the ranks that are left may say that they go on: nothing happened but that some were killed."""
+        left = len(self.plan.ranks) - len(self.ended.keys() | self.absent)
+        return bool(
+            self.plan.min_ranks <= left
+            and self.plan.model.framework == "DLTrain"
+            and self.progressed
+            and not (self.failures or self.lost or self.left or self.hung or self.launcher)
+            and all(killed(end) for end in self.ended.values())
+        )
+
+    def _survived(self, number: int) -> bool:
+        return number in self.absent and killed(self.ended[number])
 
     @property
     def over(self) -> bool:
@@ -55,7 +86,12 @@ class World:
             return False
         if self.outcome is not None:
             return True
-        return bool(self.plan.model.command) and all(end.exit_code == EXIT_OK for end in self.ended.values())
+        return bool(self.plan.model.command) and not self.deaths
+
+    @property
+    def over_or_troubled(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return self.succeeded or self.troubled or self.outcome is not None
 
     @property
     def troubled(self) -> bool:
@@ -67,7 +103,7 @@ class World:
             or self.lost
             or self.left
             or self.hung
-            or any(end.exit_code != EXIT_OK for end in self.ended.values())
+            or self.deaths
             or (self.launcher is not None and not self.succeeded)
         )
 
@@ -77,7 +113,7 @@ def diagnose(world: World) -> Failure:
     for number, failure in world.failures:
         if failure.reason != "PeerLost":
             return _completed(failure, number, world)
-    for end in world.ended.values():
+    for end in world.deaths:
         if end.out_of_memory:
             return _of_rank(
                 world,
@@ -101,9 +137,9 @@ def diagnose(world: World) -> Failure:
         pod, why = next(iter(world.lost.items()))
         message = f"no contact with the agent of pod {pod}: {why}"
         return Failure(reason="PodLost", message=message, host=pod, counts=False)
-    for end in world.ended.values():
-        if end.exit_code not in (EXIT_OK, EXIT_PEER_LOST, EXIT_STOPPED):
-            return _by_exit(world, end)
+    for end in world.deaths:
+        if end.exit_code not in (EXIT_PEER_LOST, EXIT_STOPPED):
+            return obituary(world, end)
     if world.launcher is not None and not world.all_ended:
         return Failure(
             reason="LaunchFailed",
@@ -111,7 +147,7 @@ def diagnose(world: World) -> Failure:
             exit_code=world.launcher.shell_code,
             log_tail=world.launcher_tail,
         )
-    for end in world.ended.values():
+    for end in world.deaths:
         if end.exit_code == EXIT_PEER_LOST:
             return _of_rank(world, end, "PeerLost", "lost contact with another rank")
         if end.exit_code == EXIT_STOPPED:
@@ -129,7 +165,13 @@ def explained(world: World) -> bool:
     return failure.reason not in _ECHOES and settled
 
 
-def _by_exit(world: World, end: RankEnded) -> Failure:
+def killed(end: RankEnded) -> bool:
+    """By a signal, and not because the pod's memory is too small: as good as a pod that was taken away."""
+    return end.signal is not None and not end.out_of_memory
+
+
+def obituary(world: World, end: RankEnded) -> Failure:
+    """Of one rank, by its exit status alone."""
     exit_ = _exit_of(end)
     if end.exit_code == EXIT_BAD_INPUT:
         return _of_rank(world, end, "BadInput", "found its input unusable; see the end of its log", retry=False)

@@ -25,6 +25,7 @@ from dltrain.messages import (
     News,
     Probed,
     Resharded,
+    Shrunk,
     Step,
 )
 
@@ -55,6 +56,8 @@ class Ledger:
         self._probes: dict[tuple[str, int], ProbePoint] = {}
         self._link: tuple[float | None, float | None] = (None, None)
         self._world_size = 0
+        self.leader = 0
+        """The rank that speaks for the job: the lowest one left."""
         self._deadlines: dict[int, tuple[float, float]] = {}
         if previous is not None and previous.uid == plan.uid:
             self._resume(previous)
@@ -76,6 +79,7 @@ class Ledger:
         self._measures.clear()
         self._found.clear()
         self._world_size = 0
+        self.leader = 0
 
     def mark_start(self, **marks: float) -> None:
         """Set marks of the start, as long as the first step was not made."""
@@ -96,7 +100,7 @@ class Ledger:
             case Step():
                 limit_s = max(HANG_MIN_S, HANG_STEPS * news.step_s)
                 self._measures[news.rank] = news.measure
-                if news.rank == 0:
+                if news.rank == self.leader:
                     transition = self._world_size == 0  # the first one after a launch
                     self._world_size = news.world_size
                     self._step = news
@@ -111,6 +115,10 @@ class Ledger:
                 self._probed(news)
             case Resharded():
                 transition = True
+            case Shrunk():
+                transition = self._world_size != len(news.alive)
+                self.leader, self._world_size = min(news.alive), len(news.alive)
+                self._measures = {n: measure for n, measure in self._measures.items() if n in news.alive}
             case Finished():
                 self.outcome = news.outcome
         self._deadlines[news.rank] = (now_s, limit_s)
@@ -125,6 +133,11 @@ class Ledger:
         overdue = [(now_s - heard_s - limit_s, n, now_s - heard_s) for n, (heard_s, limit_s) in self._deadlines.items()]
         worst = max(overdue, default=None)
         return None if worst is None or worst[0] <= 0 else (worst[1], worst[2])
+
+    def gain_s(self, missing: int, ranks: int) -> float:
+        """Time that the job ends earlier if ``missing`` of its ``ranks`` came back now, at no cost."""
+        step = self._step
+        return (step.steps - step.step) * step.step_s * missing / ranks if step is not None else 0.0
 
     def mismatches(self) -> tuple[Mismatch, ...]:
         """Ranks that found another device than planned; those that told none do not count."""

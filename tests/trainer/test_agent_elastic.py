@@ -1,0 +1,53 @@
+"""Real agents and ranks of the built-in trainer when ranks and pods are lost: who goes on, and what the report says."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dljob.contract import ModelRef, RunPhase
+from trainer.pods import KILL, Job, Pod, job
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
+]
+START_S = 60.0
+"""Until the first step: three pods import torch on the few cores of a test machine."""
+
+
+@pytest.fixture
+def three() -> Iterator[Job]:
+    with job(3) as made:
+        yield made
+
+
+def rank_process(pod: Pod) -> int:
+    """The zygote's fork: both have its command line."""
+    zygotes = [pid for pid in pod.pids() if b"dltrain.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (rank,) = [pid for pid in zygotes if int(Path(f"/proc/{pid}/stat").read_text().split()[3]) in zygotes]
+    return rank
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_rank_is_gone_on_without_and_comes_back(victim: int, three: Job) -> None:
+    three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
+    three.until(lambda r: r.step >= 1, START_S)
+    os.kill(rank_process(three.pods[victim]), KILL)
+    killed_s = time.monotonic()
+    report = three.until(lambda r: r.world_size == 2 and r.restarts)
+    assert time.monotonic() - killed_s < 2
+    assert report.phase is RunPhase.RUNNING and report.restarts == {"RankKilled": 1} and report.failures == 0
+    assert report.failure is not None and report.failure.rank == victim and report.failure.exit_code == 137
+    later = three.until(lambda r: r.step > report.step)
+    assert "phase Relaunching" not in three.pods[0].text()
+    assert [m.rank for m in later.ranks] == [n for n in range(3) if n != victim]
+    assert sum(m.share for m in later.ranks) == 60
+
+    back = three.until(lambda r: r.world_size == 3 and r.step > later.step, START_S)
+    assert back.restarts == {"RankKilled": 1} and back.failures == 0
+    assert back.last_checkpoint is not None and back.last_checkpoint.step >= later.step, "nothing was computed twice"
+    assert all(pod.starts == 1 for pod in three.pods)
