@@ -287,6 +287,7 @@ def job(count: int) -> Iterator[Job]:
 def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod:
     directory = made.directory / name
     (directory / "tmp").mkdir(parents=True)
+    (directory / "memory").mkdir()
     _ip("netns", "add", namespace)
     _ip("link", "add", f"v{namespace}", "type", "veth", "peer", "name", "eth0", "netns", namespace)
     _ip("link", "set", f"v{namespace}", "master", bridge, "up")
@@ -307,7 +308,7 @@ def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod
         "DLJOB_NAME": "test", "DLJOB_NAMESPACE": "default", "DLJOB_UID": JOB_UID,
         "DLJOB_POD": name, "DLJOB_POD_IP": address, "DLJOB_API": "off",
         "DLTRAIN_PLAN_FILE": str(made.plan_file), "DLTRAIN_REPORT_FILE": str(made.report_file),
-        "DLTRAIN_TLS_DIR": str(made.authority.directory),
+        "DLTRAIN_TLS_DIR": str(made.authority.directory), "DLTRAIN_MEMORY_DIR": str(directory / "memory"),
     }  # fmt: skip
     return Pod(name, address, namespace, directory, command, environ)
 

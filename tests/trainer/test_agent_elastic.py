@@ -32,6 +32,17 @@ def rank_process(pod: Pod) -> int:
     return rank
 
 
+def process(pod: Pod, program: str) -> int:
+    """The pod's process of this name."""
+    (pid,) = [pid for pid in pod.pids() if Path(f"/proc/{pid}/comm").read_text().strip() == program]
+    return pid
+
+
+def kept(pod: Pod) -> list[int]:
+    """Steps of the state that the pod holds in memory."""
+    return [int(path.name.removeprefix("step-")) for path in (pod.directory / "memory").glob("*/step-*")]
+
+
 @pytest.mark.parametrize("victim", [0, 2])
 def test_killed_rank_is_gone_on_without_and_comes_back(victim: int, three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
@@ -50,4 +61,21 @@ def test_killed_rank_is_gone_on_without_and_comes_back(victim: int, three: Job) 
     back = three.until(lambda r: r.world_size == 3 and r.step > later.step, START_S)
     assert back.restarts == {"RankKilled": 1} and back.failures == 0
     assert back.last_checkpoint is not None and back.last_checkpoint.step >= later.step, "nothing was computed twice"
+    assert all(pod.starts == 1 for pod in three.pods)
+
+
+@pytest.mark.parametrize(("program", "at"), [("prterun", 0), ("prted", 1)])
+def test_without_mpirun_or_a_daemon_ranks_start_again_from_memory(program: str, at: int, three: Job) -> None:
+    three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=3))
+    three.wait(lambda: all(kept(pod) for pod in three.pods), START_S)
+    step = max(kept(three.pods[0]))
+    os.kill(process(three.pods[at], program), KILL)
+    noticed = three.until(lambda r: r.restarts)
+    noticed_s = time.monotonic()
+    assert noticed.last_checkpoint is None, "the volume has nothing"
+    report = three.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts and r.world_size == 3, 20)
+    relaunched_s = time.monotonic() - noticed_s
+    assert sum(report.restarts.values()) == 1 and report.step >= step, three.logs()
+    assert "found in the memory of rank" in three.pods[0].text()
+    assert relaunched_s < 5, relaunched_s
     assert all(pod.starts == 1 for pod in three.pods)

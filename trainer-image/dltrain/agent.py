@@ -49,6 +49,7 @@ class Agent:
             pod=settings.pod,
             interface=interface_of(settings.pod_ip),
             run_dir=settings.run_dir,
+            memory=settings.memory_dir / f"dltrain-{settings.uid}",
             env=env,
             reaper=self.reaper,
             emit=self.member.emit,

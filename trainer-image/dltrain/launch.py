@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dljob.contract import MPI_PORTS, Plan, Rank
-from dltrain.messages import PLAN_ENV, SOCKET_ENV
+from dltrain.messages import MEMORY_ENV, PLAN_ENV, SOCKET_ENV
 from dltrain.shim import LOCAL_SOCKET_ENV, WORLD_ENV
 
 SHIM = Path(__file__).with_name("shim.py")
@@ -115,7 +115,9 @@ def rank_command(plan: Plan) -> tuple[str, ...]:
     return plan.model.command or BUILT_IN
 
 
-def rank_environment(base: Mapping[str, str], plan: Plan, rank: Rank, plan_file: Path, socket: Path) -> dict[str, str]:
+def rank_environment(
+    base: Mapping[str, str], plan: Plan, rank: Rank, plan_file: Path, socket: Path, memory: Path
+) -> dict[str, str]:
     """A rank's environment without MPI's own variables: torchrun's names for user scripts, and where we are."""
     pods = plan.pods
     workers = sum(r.pod == rank.pod for r in plan.ranks)
@@ -123,6 +125,7 @@ def rank_environment(base: Mapping[str, str], plan: Plan, rank: Rank, plan_file:
         **base,
         PLAN_ENV: str(plan_file),
         SOCKET_ENV: str(socket),
+        MEMORY_ENV: str(memory),
         "RANK": str(rank.rank),
         "WORLD_SIZE": str(len(plan.ranks)),
         "LOCAL_RANK": str(rank.local_rank),

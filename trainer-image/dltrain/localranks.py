@@ -63,11 +63,12 @@ class LocalRanks:
         pod: str,
         interface: str,
         run_dir: Path,
+        memory: Path,
         env: dict[str, str],
         reaper: Reaper,
         emit: Callable[[Event], None],
     ) -> None:
-        self.run_dir = run_dir
+        self.run_dir, self.memory = run_dir, memory
         self.running: dict[int, Running] = {}
         self.last_ranks: dict[int, Running] = {}
         self.launch_daemon: DaemonLauncher | None = None
@@ -174,7 +175,7 @@ class LocalRanks:
         if world != self.world or plan is None:
             raise ValueError(f"world {world} has ended")
         read_fd, write_fd = os.pipe()
-        env = launch.rank_environment(self._env, plan, rank, self.plan_file, self.run_dir / "ranks.sock")
+        env = launch.rank_environment(self._env, plan, rank, self.plan_file, self.run_dir / "ranks.sock", self.memory)
         if mpi is not None:
             env |= mpi | launch.mpi_network(self._interface)
         start = self.spawner.start(launch.rank_command(plan), env=env, cwd=str(Path.cwd()), output=write_fd)

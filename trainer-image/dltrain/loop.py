@@ -46,6 +46,7 @@ class Shared(NamedTuple):
     """Part of the batch whose loss was logged."""
     stop: float = 0.0
     save: float = 0.0
+    keep: float = 0.0
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -282,7 +283,8 @@ class Trainer:
         )
 
     def _shared(self) -> list[float]:
-        shared = Shared(*self._late, stop=float(self.reporter.stop.is_set()), save=float(self._keeper.due))
+        stop, save, keep = self.reporter.stop.is_set(), self._keeper.due, self._keeper.memory_due
+        shared = Shared(*self._late, float(stop), float(save), float(keep))
         self._late = (0.0, 0.0)
         by_rank = [0.0] * (2 * self.size)
         by_rank[self.rank] = self._progress.times.compute_s
@@ -314,7 +316,7 @@ class Trainer:
                 raise DivergedError(f"loss is {loss} at step {self.step}: lower the learning rate")
             self._progress.add_loss(loss)
         self._news_due = self._progress.due(last=self.step == self.total_steps - 1)
-        if self._news_due or self._agreed.save or self._agreed.stop:
+        if self._news_due or self._agreed.save or self._agreed.stop or self._agreed.keep:
             self._gradient_norm = float(torch.linalg.vector_norm(self.parallel.buffer.gradient))
             if not isfinite(self._gradient_norm):
                 raise DivergedError(f"gradient is not finite at step {self.step}: lower the learning rate")
@@ -348,6 +350,8 @@ class Trainer:
             self._progress.tell(self.step, self.total_steps, self.epoch, rate, norm, self.shares[self.rank], self.alive)
         if self._agreed.save or self._agreed.stop:
             self._save()
+        elif self._agreed.keep:
+            self._save(durable=False)
         if self._agreed.stop:
             self._wait_for_checkpoint()
             self.stopped = True
@@ -372,7 +376,7 @@ class Trainer:
             self.busy("checkpoint", CHECKPOINT_S + nbytes / CHECKPOINT_BPS)
             self._keeper.wait()
 
-    def _save(self) -> None:
+    def _save(self, *, durable: bool = True) -> None:
         state = {
             "epoch": self.epoch,
             "shares": self._whole or self.shares,
@@ -380,4 +384,4 @@ class Trainer:
             "accuracy": self._progress.accuracy,
             "loss": self._progress.loss,
         }
-        self._keeper.save(self.step, self.model, self.optimizer, state)
+        self._keeper.save(self.step, self.model, self.optimizer, state, durable=durable)

@@ -13,6 +13,8 @@ from dljob.contract import CheckpointMark, Failure, Outcome, ProbePoint, RankMea
 
 SOCKET_ENV = "DLTRAIN_SOCKET"
 PLAN_ENV = "DLTRAIN_PLAN"
+MEMORY_ENV = "DLTRAIN_MEMORY"
+"""A folder of the pod, for training state that a relaunch starts from."""
 
 EXIT_OK = 0
 EXIT_USER_ERROR = 1

@@ -30,6 +30,8 @@ class Settings:
     report_file: Path | None
     tls_dir: Path
     run_dir: Path
+    memory_dir: Path
+    """In memory, and outliving the ranks: the newest training state is kept there."""
     agent_port: int
     metrics_port: int
 
@@ -67,6 +69,7 @@ class Settings:
             report_file=report_file,
             tls_dir=Path(env.get("DLTRAIN_TLS_DIR") or TLS_DIR),
             run_dir=run_dir,
+            memory_dir=Path(env.get("DLTRAIN_MEMORY_DIR") or "/dev/shm"),
             agent_port=port("DLTRAIN_AGENT_PORT", AGENT_PORT),
             metrics_port=port("DLTRAIN_METRICS_PORT", METRICS_PORT),
         )

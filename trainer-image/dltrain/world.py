@@ -110,17 +110,17 @@ class World:
             self._wait(lambda: self.comm.Iallgather(mine, everyone))
         return [[float(value) for value in row] for row in everyone]
 
-    def broadcast(self, data: bytes) -> bytes:
-        """Rank 0's bytes, on every rank; what others pass does not matter. Raises PeerLostError."""
+    def broadcast(self, data: bytes, root: int = 0) -> bytes:
+        """``root``'s bytes, on every rank; what others pass does not matter. Raises PeerLostError."""
         if self.comm is None or self.size == 1:
             return data
         length = np.array([len(data)], dtype=np.int64)
-        self._wait(lambda: self.comm.Ibcast(length, 0))
+        self._wait(lambda: self.comm.Ibcast(length, root))
         content = np.empty(int(length[0]), np.uint8)
-        if self.rank == 0:
+        if self.rank == root:
             content[:] = np.frombuffer(data, dtype=np.uint8)
         for begin in range(0, len(content), 2**24):
-            self._wait(lambda part=content[begin : begin + 2**24]: self.comm.Ibcast(part, 0))
+            self._wait(lambda part=content[begin : begin + 2**24]: self.comm.Ibcast(part, root))
         return content.tobytes()
 
     def _wait(self, begin: Any) -> None:

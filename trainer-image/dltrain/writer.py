@@ -4,8 +4,10 @@ Data parallel ranks hold equal state, so rank 0 writes it, in the background: tr
 """
 
 import json
+import sys
 import threading
 import time
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -13,9 +15,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dljob.contract import CheckpointMark, Plan
+from dltrain import memory
 from dltrain.checkpoint import Checkpoints, Snapshot, decode, identity
 from dltrain.errors import BadInputError
 from dltrain.layout import job_directory
+from dltrain.memory import NOTHING, held, step_of
 from dltrain.messages import Checkpointed
 from dltrain.report import Reporter
 from dltrain.state import capture, restore
@@ -23,10 +27,10 @@ from dltrain.world import World
 
 
 class Writer:
-    """One checkpoint at a time, each announced to the agent once it is durable."""
+    """One checkpoint at a time, each announced to the agent (if there is a ``reporter``) once it is durable."""
 
-    def __init__(self, checkpoints: Checkpoints, reporter: Reporter) -> None:
-        self._checkpoints = checkpoints
+    def __init__(self, checkpoints: Checkpoints, reporter: Reporter | None) -> None:
+        self.checkpoints = checkpoints
         self._reporter = reporter
         self._thread: threading.Thread | None = None
         self._error: OSError | None = None
@@ -54,15 +58,15 @@ class Writer:
     def _write(self, snapshot: Snapshot) -> None:
         began = time.perf_counter()
         try:
-            path, nbytes = self._checkpoints.save(snapshot)
+            path, nbytes = self.checkpoints.save(snapshot)
         except OSError as error:
             self._error = error
             return
         self.last = CheckpointMark(step=snapshot.step, unix_s=time.time(), path=str(path))
         duration_s = time.perf_counter() - began
-        self._reporter.send(
-            Checkpointed(rank=self._reporter.rank, mark=self.last, duration_s=duration_s, nbytes=nbytes)
-        )
+        if self._reporter is not None:
+            rank = self._reporter.rank
+            self._reporter.send(Checkpointed(rank=rank, mark=self.last, duration_s=duration_s, nbytes=nbytes))
 
 
 class Keeper:
@@ -75,6 +79,8 @@ class Keeper:
         """Step of the newest checkpoint, which may still be under way."""
         self._saved_at = time.monotonic()
         self._identity = ""
+        self._memory: Writer | None = None
+        self._pace = memory.Pace()
 
     @property
     def last(self) -> CheckpointMark | None:
@@ -87,30 +93,52 @@ class Keeper:
             return False
         return time.monotonic() - self._saved_at >= self.plan.checkpoint.interval_s
 
-    def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
-        """Restore the newest checkpoint on every rank; None when there is none, or checkpoints are off.
+    @property
+    def memory_due(self) -> bool:
+        """Whether the pods should keep the state after this step in memory. Only rank 0 ever says so."""
+        return self._writer is not None and self._pace.due
 
-        Rank 0 alone reads it, so that all ranks take the same. Raises BadInputError when it is another job's.
+    def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
+        """Restore the newest state, of a pod's memory or of the volume, on every rank; None when there is none.
+
+        One rank alone reads it, so that all take the same. Raises BadInputError when it is another job's.
         """
         if not self.plan.checkpoint.enabled:
             return None
-        folder, files = job_directory(self.plan), dict[str, bytes]()
         self._identity = identity(self.plan.model.name or "script", model.state_dict())
+        self._memory = self._open_memory()
+        files = held(self._memory.checkpoints) if self._memory is not None else {}
+        steps = [row[0] for row in self.world.gather([step_of(files)])]
+        holder, folder = steps.index(max(steps)), None
         if self.world.rank == 0:
             checkpoints = self._open()
-            if (found := checkpoints.load()) is not None:
-                folder, files = found
-        names = json.loads(self.world.broadcast(json.dumps(list(files)).encode()))
-        files = {name: self.world.broadcast(files.get(name, b"")) for name in names}
+            newer = max(checkpoints.steps(), default=NOTHING) > max(steps)
+            if newer and (found := checkpoints.load()) is not None and step_of(found[1]) > max(steps):
+                holder, (folder, files) = 0, found
+        holder = int(self.world.broadcast(str(holder).encode()))
+        names = json.loads(self.world.broadcast(json.dumps(sorted(files)).encode(), holder))
+        files = {name: self.world.broadcast(files.get(name, b""), holder) for name in names}
         if not files:
             return None
         snapshot = decode(files)
         self._check(snapshot.state)
         restore(snapshot, model, optimizer)
-        if self._writer is not None:
+        if folder is not None and self._writer is not None:
             self._writer.last = CheckpointMark(step=snapshot.step, unix_s=folder.stat().st_mtime, path=str(folder))
             self._begun = snapshot.step
+        if self.world.rank == 0:
+            place = folder if folder is not None else f"the memory of rank {holder}'s pod"
+            print(f"dltrain: goes on from step {snapshot.step}, found in {place}", file=sys.stderr, flush=True)  # noqa: T201
         return snapshot
+
+    def _open_memory(self) -> Writer | None:
+        """None on ranks that keep nothing, and where there is no such place."""
+        try:
+            place = memory.directory(self.world)
+            return Writer(Checkpoints(place, self._identity, keep=1), None) if place is not None else None
+        except BadInputError as error:
+            self._complain(error)
+            return None
 
     def _open(self) -> Checkpoints:
         checkpoints = Checkpoints(job_directory(self.plan), self._identity, self.plan.checkpoint.keep)
@@ -132,15 +160,49 @@ class Keeper:
                 expected = f"{state[key]}, as in the checkpoint in {job_directory(self.plan)}"
                 raise BadInputError(field, str(here), expected, "set it back, or use another volume")
 
-    def save(self, step: int, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        """Begin a checkpoint of the state after ``step`` steps, unless it is there. Raises OSError."""
-        self._saved_at = time.monotonic()
-        if self._writer is not None and step != self._begun:
-            self._begun = step
+    def save(
+        self, step: int, model: nn.Module, optimizer: Optimizer, state: dict[str, Any], *, durable: bool = True
+    ) -> None:
+        """Begin a checkpoint of the state after ``step`` steps, unless it is there; all ranks call it.
+
+        It goes to the pods' memory, too, and only there where it need not be ``durable``. Raises OSError.
+        """
+        writers = []
+        if durable:
+            self._saved_at = time.monotonic()
+            if self._writer is not None and step != self._begun:
+                self._begun = step
+                writers.append(self._writer)
+        if self._memory is not None and not self._memory.busy:
+            writers.append(self._memory)
+        began = time.monotonic()
+        if writers:
             agreed = {"global_batch": self.plan.global_batch, "seed": self.plan.seed}
-            self._writer.begin(capture(step, model, optimizer, state | agreed))
+            snapshot = capture(step, model, optimizer, state | agreed)
+            for writer in writers:
+                self._begin(writer, snapshot)
+        self._pace.kept(time.monotonic() - began)
+
+    def _begin(self, writer: Writer, snapshot: Snapshot) -> None:
+        if writer is not self._memory:
+            writer.begin(snapshot)
+            return
+        try:
+            if not memory.room_for(writer.checkpoints.directory, snapshot):
+                raise OSError(f"{writer.checkpoints.directory}: no room for the state twice")
+            writer.begin(snapshot)
+        except OSError as error:
+            self._memory = None
+            self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        message = f"dltrain: state is not kept in memory, relaunches start from the volume: {error}"
+        print(message, file=sys.stderr, flush=True)  # noqa: T201
 
     def wait(self) -> None:
         """Until the last checkpoint is durable. Raises OSError when it could not be written."""
         if self._writer is not None:
             self._writer.wait()
+        if self._memory is not None:
+            with suppress(OSError):  # the volume has it
+                self._memory.wait()
