@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dljob.contract import CheckpointRef, DatasetRef, ModelRef, Plan, Rank, Role
-from dltrain.sampling import apportion
+from dltrain.shares import apportion
 
 
 def make_plan(ranks: int = 1, **changes: Any) -> Plan:

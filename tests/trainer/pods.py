@@ -164,6 +164,10 @@ class Pod:
                     ports.add(int(port, 16))
         return ports
 
+    def link(self, state: str) -> None:
+        """``down``: cut its cable, ``up``: mend it."""
+        _ip("link", "set", f"v{self.namespace}", state)
+
     def kill(self) -> None:
         """As a node's power cut would: PID 1 gone, its namespace goes with it."""
         if self.agent is not None:
@@ -220,6 +224,7 @@ class Job:
             "model": ModelRef(command=tuple(command)) if command else ModelRef(name="digits-cnn"),
             "dataset": DatasetRef(name="digits"),
             "steps": 10,
+            "min_ranks": count,
             "checkpoint": CheckpointRef(directory=str(self.checkpoints)),
             "grace_s": 10.0,
         }  # fmt: skip

@@ -79,3 +79,52 @@ def test_without_mpirun_or_a_daemon_ranks_start_again_from_memory(program: str, 
     assert "found in the memory of rank" in three.pods[0].text()
     assert relaunched_s < 5, relaunched_s
     assert all(pod.starts == 1 for pod in three.pods)
+
+
+def test_the_next_pod_coordinates_when_the_first_is_lost(three: Job) -> None:
+    three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
+    three.wait(lambda: all(kept(pod) for pod in three.pods), START_S)
+    before = three.until(lambda r: r.world_size == 3)
+    step = max(kept(three.pods[1]))
+    three.pods[0].kill()
+    lost_s = time.monotonic()
+    report = three.until(lambda r: r.term > before.term and r.phase is RunPhase.RUNNING and r.world_size == 2, 20)
+    relaunched_s = time.monotonic() - lost_s
+    assert report.restarts == {"CoordinatorLost": 1} and report.failures == 0 and report.step >= step
+    assert relaunched_s < 5, relaunched_s
+    assert "coordinating in its place" in three.pods[1].text() and "in its place" not in three.pods[2].text()
+
+    three.pods[0].start()
+    back = three.until(lambda r: r.term > report.term and r.phase is RunPhase.RUNNING and r.world_size == 3, START_S)
+    assert back.step >= report.step and back.restarts == {"CoordinatorLost": 1}
+    assert "no longer coordinating" in three.pods[1].text()
+    assert [pod.starts for pod in three.pods] == [2, 1, 1]
+
+
+def test_a_lost_pod_is_gone_on_without_and_comes_back(three: Job) -> None:
+    three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
+    three.until(lambda r: r.step >= 1, START_S)
+    three.pods[1].kill()
+    report = three.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING and r.world_size == 2, 20)
+    assert report.restarts == {"PodLost": 1} and report.failures == 0
+    three.pods[1].start()
+    back = three.until(lambda r: r.world_size == 3 and r.step > report.step, START_S)
+    assert back.restarts == {"PodLost": 1} and back.term == report.term
+
+
+def test_a_cut_link_is_noticed_and_a_pod_alone_does_not_take_over(three: Job) -> None:
+    three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
+    before = three.until(lambda r: r.step >= 1, START_S)
+    three.pods[1].link("down")
+    cut_s = time.monotonic()
+    three.until(lambda r: r.restarts, 20)
+    noticed_s = time.monotonic() - cut_s
+    assert noticed_s < 5 + 2, noticed_s
+    report = three.until(lambda r: r.phase is RunPhase.RUNNING and r.world_size == 2, 20)
+    assert report.restarts == {"PodLost": 1} and time.monotonic() - cut_s - noticed_s < 5
+    three.wait(lambda: "coordinating in its place" in three.pods[1].text())
+
+    three.pods[1].link("up")
+    back = three.until(lambda r: r.world_size == 3 and r.step > report.step, START_S)
+    assert back.term == before.term and back.restarts == {"PodLost": 1}
+    assert all(pod.starts == 1 for pod in three.pods)

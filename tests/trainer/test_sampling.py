@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dltrain.sampling import Sampler, apportion, permutation
-from dltrain.shares import Speed, balanced, fit, worthwhile
+from dltrain.sampling import Sampler, permutation
+from dltrain.shares import Speed, apportion, balanced, fit, worthwhile
 
 SHARES = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)
 

@@ -20,6 +20,7 @@ from dltrain import tls
 from dltrain.agentproto import MAX_LINE
 from dltrain.coordinator import TERMINAL, Coordinator
 from dltrain.exchange import ConfigMaps, Exchange, Files, Reporter
+from dltrain.fewer import fewer
 from dltrain.health import Health
 from dltrain.interfaces import interface_of
 from dltrain.kubeapi import KubeApi
@@ -34,6 +35,8 @@ from dltrain.settings import Settings, livable
 
 log = logging.getLogger(__name__)
 LAST_REPORT_S = 2.0
+TAKEOVER_S = 0.5
+"""For each pod before this one: time to take the lost coordinator's place."""
 DEFAULT_GRACE_S = 30.0
 
 
@@ -55,6 +58,8 @@ class Agent:
             emit=self.member.emit,
         )
         self.coordinator: Coordinator | None = None
+        self._acting = False
+        """Whether this pod coordinates in the place of the plan's first one."""
         self._told_to_stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -71,9 +76,10 @@ class Agent:
         await Health(registry, self._unready).listen(self.settings.pod_ip, self.settings.metrics_port)
         log.info("agent of pod %s is up", self.settings.pod)
         stop = asyncio.create_task(self._told_to_stop.wait())
-        work: list[asyncio.Task[Any]] = [stop]
+        work: list[asyncio.Task[Any]] = [stop, asyncio.create_task(self.reporter.run())]
         if may_coordinate(self.settings):
-            work += [asyncio.create_task(self.reporter.run()), asyncio.create_task(self._coordinate())]
+            work.append(asyncio.create_task(self._coordinate()))
+        work.append(asyncio.create_task(self._stand_by()))
         done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
         if stop not in done:
             (ended,) = done
@@ -85,8 +91,29 @@ class Agent:
     def _ledger(self) -> Ledger | None:
         return None if self.coordinator is None else self.coordinator.ledger
 
-    async def _coordinate(self) -> None:
-        """Follow the plans; coordinate while this pod is their first. Raises SupersededError."""
+    async def _stand_by(self) -> None:
+        """Whenever the coordinator is lost: act in its place, unless a pod before this one does."""
+        member = self.member
+        while True:
+            await member.orphaned.wait()
+            if not (place := succession(member.plan, member.phase, self.settings.pod)) or self._told_to_stop.is_set():
+                await asyncio.sleep(TAKEOVER_S)
+                continue
+            await asyncio.sleep(TAKEOVER_S * place)
+            if not member.orphaned.is_set():
+                continue
+            log.warning("pod %s is lost: coordinating in its place", member.plan.pods[0] if member.plan else "")
+            self._acting = True
+            try:
+                await self._coordinate(acting=True)
+            except SupersededError as error:
+                log.info("no longer coordinating: %s", error)
+            finally:
+                self._acting = False
+                self.coordinator = self.local.launch_daemon = self.reporter.compose = None
+
+    async def _coordinate(self, *, acting: bool = False) -> None:
+        """Follow the plans; coordinate while this pod is their first, or ``acting``. Raises SupersededError."""
         running: asyncio.Task[None] | None = None
         plans = self.exchange.plans()
         coming = asyncio.ensure_future(anext(plans))
@@ -101,10 +128,12 @@ class Agent:
             plan = coming.result()
             coming = asyncio.ensure_future(anext(plans))
             log.info("plan %d (%s), %d ranks in %d pods", plan.number, plan.digest(), len(plan.ranks), len(plan.pods))
-            running = await self._follow(plan, running)
+            running = await self._follow(plan, running, acting)
 
-    async def _follow(self, plan: Plan, running: "asyncio.Task[None] | None") -> "asyncio.Task[None] | None":
-        first = plan.pods[0] == self.settings.pod
+    async def _follow(
+        self, plan: Plan, running: "asyncio.Task[None] | None", acting: bool
+    ) -> "asyncio.Task[None] | None":
+        first = acting or (plan.pods[0] == self.settings.pod and not self._acting)
         if self.coordinator is not None and running is not None:
             if first:
                 self.coordinator.replan(plan)
@@ -116,7 +145,7 @@ class Agent:
             return None
         previous = await self.exchange.previous_report()
         coordinator = self.coordinator = Coordinator(
-            self.settings, self.identity, self.reaper, self.env, self.reporter, plan, previous
+            self.settings, self.identity, self.reaper, self.env, self.reporter, plan, previous, acting=acting
         )
         self.local.launch_daemon = coordinator.launch_daemon
         return asyncio.create_task(coordinator.run())
@@ -154,6 +183,22 @@ class Agent:
         if any(rank.pod == self.settings.pod for rank in plan.ranks) and (missing or not mine):
             return f"ranks {missing or 'of this pod'} do not run; the job is {phase or RunPhase.WAITING}"
         return None
+
+
+def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
+    """This pod's place in the row of those that coordinate when the first one is lost; 0 where it must not.
+
+    A job that cannot do without its first pod waits for it, and so does one that has not begun or is over, or has only
+    two pods: one of two cannot tell a lost pod from a cut link.
+    """
+    if (
+        plan is None
+        or len(plan.pods) < 3
+        or pod not in plan.pods[1:]
+        or phase not in (RunPhase.RUNNING, RunPhase.RELAUNCHING)
+    ):
+        return 0
+    return plan.pods.index(pod) if fewer(plan, plan.pods[1:]) is not None else 0
 
 
 def may_coordinate(settings: Settings) -> bool:

@@ -23,12 +23,16 @@ MAX_LINE = 4 * 2**20
 
 
 class Welcome(Record):
-    """Member, first of all: who it is, the highest term it has seen (0: none) and whose (a coordinator's boot)."""
+    """Member, first of all: who it is, the highest term it has seen (0: none) and whose (a coordinator's boot).
+
+    ``led``: whether that coordinator is connected to it.
+    """
 
     type: Literal["welcome"] = "welcome"
     pod: str
     term: int
     obeys: str
+    led: bool = False
 
 
 class Assign(Record):
@@ -54,10 +58,14 @@ class Refused(Record):
 
 
 class Prepare(Record):
-    """Coordinator: a new world begins; end what is left of any other. Answered by Prepared."""
+    """Coordinator: a new world begins; end what is left of any other. Answered by Prepared.
+
+    ``pods``: those of the plan that it is made of, where others are lost; empty: all.
+    """
 
     type: Literal["prepare"] = "prepare"
     world: str
+    pods: tuple[str, ...] = ()
 
 
 class Prepared(Record):

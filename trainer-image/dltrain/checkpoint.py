@@ -17,11 +17,12 @@ from typing import Any
 
 from torch import Tensor
 
-from dltrain.errors import BadInputError
+from dltrain.errors import BadInputError, FencedError
 from dltrain.layout import step_name
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+TERM = "term"
 _FIELD = "spec.checkpoint.volume"
 
 
@@ -60,21 +61,39 @@ def decode(files: Mapping[str, bytes]) -> Snapshot:
 
 
 class Checkpoints:
-    """The checkpoints of one job in ``directory``, of the model ``identity``; the newest ``keep`` are kept."""
+    """The checkpoints of one job in ``directory``, of the model ``identity``; the newest ``keep`` are kept.
 
-    def __init__(self, directory: Path, identity: str, keep: int) -> None:
-        """Makes the directory. Raises BadInputError when it cannot be written to."""
+    The directory knows the highest ``term`` that anyone wrote under: a run that was cut off from its pods while another
+    coordinator took over finds out here, before it commits anything. A term of 0 claims nothing.
+    """
+
+    def __init__(self, directory: Path, identity: str, keep: int, term: int = 0) -> None:
+        """Makes the directory and claims the term. Raises BadInputError when it cannot be written to, FencedError."""
         self.directory = directory
         self.identity = identity
         self.keep = keep
+        self.term = term
         try:
             directory.mkdir(parents=True, exist_ok=True)
             probe = directory / ".writable"
             probe.write_bytes(b"")
             probe.unlink()
+            self._claim()
         except OSError as error:
             found = f"{directory}: {error.strerror or error}"
             raise BadInputError(_FIELD, found, "a directory this user can write to", _REMEDY) from None
+
+    def _claim(self) -> None:
+        """Raises FencedError when the directory is claimed under a higher term, OSError."""
+        path = self.directory / TERM
+        found = int(path.read_text() or 0) if path.exists() else 0
+        if found > self.term > 0:
+            why = f"found term {found} in {self.directory}, this run has {self.term}: another one has taken over"
+            raise FencedError(why)
+        if found < self.term:
+            temporary = path.with_name(f".{TERM}.{os.getpid()}")
+            _write(temporary, str(self.term).encode())
+            temporary.replace(path)
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, oldest first; nothing is said of their content."""
@@ -82,7 +101,7 @@ class Checkpoints:
         return sorted(int(name) for name in names if name.isdigit())
 
     def save(self, snapshot: Snapshot) -> tuple[Path, int]:
-        """Write a checkpoint; returns its folder and size in bytes once it is durable. Raises OSError."""
+        """Write a checkpoint; returns its folder and size in bytes once it is durable. Raises OSError, FencedError."""
         files = encode(snapshot)
         manifest = {
             "format": FORMAT,
@@ -102,6 +121,7 @@ class Checkpoints:
         for name, content in files.items():
             _write(temporary / name, content)
         _sync(temporary)
+        self._claim()
         stale = self.directory / f".{final.name}.stale"
         if final.exists():  # a corrupt one that training fell back from and has now passed again
             _remove(stale)

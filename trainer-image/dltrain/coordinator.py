@@ -17,6 +17,7 @@ from dltrain import agentproto as proto
 from dltrain import finished
 from dltrain.diagnosis import World, delay_s, diagnose, explained, obituary
 from dltrain.exchange import Reporter
+from dltrain.fewer import fewer
 from dltrain.ledger import Ledger
 from dltrain.links import Connected, LinkEvent, Links, Lost, Said
 from dltrain.messages import Failed, Finished, Mark, Resharded, Shrunk, Step
@@ -34,6 +35,8 @@ SETTLE_S = 0.5
 FAREWELL_S = 10.0
 """After the result: time for all ranks to end by themselves."""
 END_S = 10.0
+GATHER_S = 1.0
+"""Before an elastic job goes on without a pod: time for it to be back, as one is whose agent merely restarted."""
 SHRINK_S = 3.0
 """After the death of a rank: time for the others to say that they go on without it."""
 RETURN_AFTER_S = 10.0
@@ -65,7 +68,10 @@ class Coordinator:
         reporter: Reporter,
         plan: Plan,
         previous: Report | None,
+        *,
+        acting: bool = False,
     ) -> None:
+        """``acting``: in the place of the plan's first pod, which was lost."""
         self.settings, self.reaper, self.env, self.reporter = settings, reaper, env, reporter
         self.plan = plan
         self.ledger = Ledger(plan, previous)
@@ -74,12 +80,14 @@ class Coordinator:
         self._previous = previous
         self._events: asyncio.Queue[LinkEvent | Plan | None] = asyncio.Queue()
         self._links = Links(identity.client, settings.agent_port, self._events.put_nowait)
-        self._roll = Roll(settings, self._links, plan)
+        self._roll = Roll(settings, self._links, plan, acting=acting)
         self._prepared: set[str] = set()
         self._ending: set[str] = set()
         self._ticked_s = 0.0
         self._world: World | None = None
         self._worlds = 0
+        self._trained = False
+        """Whether ranks were launched under this plan before, by whichever coordinator."""
         self._fruitless = 0
         self._mpirun: Mpirun | None = None
         self._leaving = False
@@ -134,7 +142,10 @@ class Coordinator:
             if previous.phase in TERMINAL and previous.plan_digest == self.plan.digest():
                 await self._idle(previous.phase)
             if previous.phase in (RunPhase.LAUNCHING, RunPhase.RUNNING, RunPhase.RELAUNCHING):
-                self._count("CoordinatorLost")
+                if not 0 < previous.world_size < len(self.plan.ranks):  # else this pod's loss was counted by who acted
+                    self._count("CoordinatorLost")
+                self._trained = previous.step > 0 and previous.plan_digest == self.plan.digest()
+                self._phase(RunPhase.RELAUNCHING)
         while True:
             await self._gather()
             world = await self._launch()
@@ -144,7 +155,7 @@ class Coordinator:
             if world.left or returning:
                 await self._stop_world(max(1.0, self.plan.grace_s - LEAVE_MARGIN_S))
             if returning:
-                log.info("ranks %s come back", sorted(world.absent))
+                log.info("lost ranks come back: all start again")
                 self._phase(RunPhase.RELAUNCHING)
                 continue
             failure = diagnose(world)
@@ -171,9 +182,10 @@ class Coordinator:
     def _may_return(self) -> bool:
         """Whether the ranks that others go on without should come back, at the price of a relaunch."""
         world = self._world
-        if world is None or not world.absent or not self.plan.checkpoint.enabled or not self._roll.complete:
+        if world is None or not self.plan.checkpoint.enabled or not self._roll.complete:
             return False
-        gain_s = self.ledger.gain_s(len(world.absent), len(self.plan.ranks))
+        missing = len(self.plan.ranks) - len(world.plan.ranks) + len(world.absent)
+        gain_s = self.ledger.gain_s(missing, len(self.plan.ranks))
         return time.monotonic() - world.shrunk_s > RETURN_AFTER_S and gain_s > RELAUNCH_COST_S
 
     def _mourn(self, world: World) -> None:
@@ -186,20 +198,30 @@ class Coordinator:
         self.reporter.urge()
 
     async def _gather(self) -> None:
-        """Until every pod of the plan is connected, has the plan, and is not about to leave."""
+        """Until every pod of the plan is connected, has the plan, and is not about to leave; or enough of them are,
+        where the job has trained before."""
         if self.ledger.phase is not RunPhase.RELAUNCHING:
             self._phase(RunPhase.WAITING)
-        await self._until(lambda: self._roll.complete)
+        if self._trained:
+            await self._until(lambda: self._roll.complete, GATHER_S)
+            await self._until(lambda: fewer(self.plan, self._roll.present) is not None)
+        else:
+            await self._until(lambda: self._roll.complete)
         self.ledger.mark_start(agents_up_unix_s=time.time())
 
     async def _launch(self) -> World:
         self._worlds += 1
-        world = World(self.plan, f"{self.ledger.term}.{self._worlds}", time.monotonic())
+        self._trained = True
+        pods = self._roll.present
+        plan = fewer(self.plan, pods)
+        assert plan is not None, "gathered"
+        now_s = time.monotonic()
+        world = World(plan, f"{self.ledger.term}.{self._worlds}", now_s, shrunk_s=now_s)
         self._world, self._stopping = world, False
-        self.ledger.begin_world()
+        self.ledger.begin_world(plan)
         self._prepared.clear()
-        self._links.send_all(proto.Prepare(world=world.name))
-        await self._until(lambda: self._prepared >= set(self.plan.pods) or world.troubled)
+        self._links.send_all(proto.Prepare(world=world.name, pods=plan.pods))
+        await self._until(lambda: self._prepared >= set(plan.pods) or world.troubled)
         if world.troubled:
             return world
         self.ledger.mark_start(launched_unix_s=time.time())
@@ -247,7 +269,7 @@ class Coordinator:
         if world is not None:
             self._stopping = True
             self._links.send_all(proto.StopRanks(world=world.name, grace_s=grace_s))
-            ranks = self.plan.ranks
+            ranks = world.plan.ranks
             await self._until(lambda: all(world.gone(rank) for rank in ranks), grace_s, interruptible=False)
         await self._end_world()
 
@@ -308,7 +330,7 @@ class Coordinator:
                 self.ledger.term = self._roll.term
             case Lost(pod, why):
                 self._roll.lost(pod)
-                if self._world is not None:
+                if self._world is not None and pod in self._world.plan.pods:
                     self._world.lost.setdefault(pod, why)
                 if self._mpirun is not None:
                     self._mpirun.daemon_ended(pod, 1, why)
@@ -335,6 +357,7 @@ class Coordinator:
         self.ledger.plan = self.plan
         self.ledger.phase = RunPhase.WAITING
         self._fruitless = 0
+        self._trained = False
         self._roll.call(self.plan)  # everyone of the old plan learns the new one before links to them end
         self.ledger.term = self._roll.term
 
@@ -345,7 +368,7 @@ class Coordinator:
                 self._roll.answered(pod, line)
             case proto.Leaving():
                 self._roll.leaves(pod)
-                if world is not None:
+                if world is not None and pod in world.plan.pods:
                     world.left.add(pod)
             case proto.WorldEnded():
                 self._ending.discard(pod)
@@ -355,7 +378,7 @@ class Coordinator:
                 self._prepared.add(pod)
             case proto.RankUp():
                 world.up.add(line.rank)
-                if self.plan.model.command and len(world.up) == len(self.plan.ranks):
+                if self.plan.model.command and len(world.up) == len(world.plan.ranks):
                     self._running()
             case proto.RankNews():
                 self._news(line, world)
@@ -402,7 +425,7 @@ class Coordinator:
         def ended(end: Exit, tail: str) -> None:
             world.launcher, world.launcher_tail, world.launcher_runs = end, tail, False
 
-        self._mpirun = Mpirun(self.settings, self.reaper, self.env, self.plan, world.name, self._links, ended)
+        self._mpirun = Mpirun(self.settings, self.reaper, self.env, world.plan, world.name, self._links, ended)
 
     def _end_mpirun(self) -> None:
         mpirun, self._mpirun = self._mpirun, None

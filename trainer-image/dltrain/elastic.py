@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from dljob.contract import Plan
 from dltrain.errors import PeerLostError
-from dltrain.sampling import apportion
+from dltrain.shares import apportion
 from dltrain.world import World
 
 T = TypeVar("T")

@@ -13,6 +13,10 @@ class PeerLostError(RuntimeError):
     """
 
 
+class FencedError(PeerLostError):
+    """A run under a higher term has begun: this one may not commit anything more."""
+
+
 class BadInputError(ValueError):
     """The job as written cannot succeed; names the field of the DLJob, what it holds and what to do."""
 

@@ -39,7 +39,7 @@ class Ledger:
     """News of the ranks, accumulated; ``report`` shows them. Counters go on over relaunches and coordinators."""
 
     def __init__(self, plan: Plan, previous: Report | None) -> None:
-        self.plan = plan
+        self.plan = self._placed = plan
         self.term = plan.term
         self.phase = RunPhase.WAITING
         self.restarts: dict[str, int] = {}
@@ -73,8 +73,9 @@ class Ledger:
         self._probes = {(point.device, point.batch): point for point in previous.probes}
         self._link = (previous.link_latency_s, previous.link_bandwidth_Bps)
 
-    def begin_world(self) -> None:
-        """The ranks start anew: what was said of running ones is void."""
+    def begin_world(self, plan: Plan) -> None:
+        """The ranks of ``plan`` start anew: what was said of running ones is void."""
+        self._placed = plan
         self._deadlines.clear()
         self._measures.clear()
         self._found.clear()
@@ -142,9 +143,9 @@ class Ledger:
     def mismatches(self) -> tuple[Mismatch, ...]:
         """Ranks that found another device than planned; those that told none do not count."""
         return tuple(
-            Mismatch(rank=n, planned=self.plan.ranks[n].device[:63], found=found[:63])
+            Mismatch(rank=n, planned=self._placed.ranks[n].device[:63], found=found[:63])
             for n, found in sorted(self._found.items())
-            if found and n < len(self.plan.ranks) and found != self.plan.ranks[n].device
+            if found and n < len(self._placed.ranks) and found != self._placed.ranks[n].device
         )
 
     def report(self, unix_s: float) -> Report:

@@ -79,6 +79,7 @@ class LocalRanks:
         self._daemon: Process | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starting: set[asyncio.Task[Process]] = set()
+        self._coming: dict[int, asyncio.Event] = {}
         self._oom_kills: int | None = None
 
     @property
@@ -180,8 +181,10 @@ class LocalRanks:
             env |= mpi | launch.mpi_network(self._interface)
         start = self.spawner.start(launch.rank_command(plan), env=env, cwd=str(Path.cwd()), output=write_fd)
         starting = self._keep(start, self._starting)
+        known = self._coming[rank.rank] = asyncio.Event()
         await asyncio.wait({starting})  # the zygote answers when its imports are done
         os.close(write_fd)
+        known.set()  # those who wait for it go on after this function has
         if starting.cancelled() or starting.exception() is not None:
             os.close(read_fd)
         if starting.cancelled():
@@ -239,6 +242,8 @@ class LocalRanks:
                     log.warning("news not understood, connection closed: %s", error)
                     break
                 if isinstance(news, Hello):
+                    if news.rank in self._coming:
+                        await self._coming[news.rank].wait()  # a fork may speak before the zygote tells of it
                     run = self.running.get(news.rank)
                     if run is not None:
                         run.writer = writer

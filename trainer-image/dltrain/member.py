@@ -9,6 +9,7 @@ import logging
 
 from dljob.contract import Plan, RunPhase
 from dltrain import agentproto as proto
+from dltrain.fewer import fewer
 from dltrain.localranks import Event, LocalRanks
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ class Member:
         self.plan: Plan | None = None
         self.phase: RunPhase | None = None
         self.leaving = False
+        self.orphaned = asyncio.Event()
+        """While there was a coordinator and is none."""
         self.local: LocalRanks
         self._job_uid = job_uid
         self._obeyed: proto.Channel | None = None
@@ -42,7 +45,7 @@ class Member:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection from a coordinator, from greeting to end."""
         channel = proto.Channel(reader, writer)
-        channel.send(proto.Welcome(pod=self.pod, term=self.term, obeys=self._obeys))
+        channel.send(proto.Welcome(pod=self.pod, term=self.term, obeys=self._obeys, led=self._obeyed is not None))
         try:
             while (line := await channel.receive()) is not None:
                 if isinstance(line, proto.Assign):
@@ -60,6 +63,7 @@ class Member:
             if channel is self._obeyed:
                 self._obeyed = None
                 log.info("the coordinator's connection is over")
+                self.orphaned.set()
                 await self.local.end()
 
     async def _assigned(self, assign: proto.Assign, channel: proto.Channel) -> bool:
@@ -73,6 +77,7 @@ class Member:
             self._obeyed = None
             await self.local.end()
             self._obeyed = channel
+        self.orphaned.clear()
         self.term, self._obeys = assign.term, assign.boot
         self.plan = Plan.parse(assign.plan)
         channel.send(proto.Assigned(digest=assign.digest))
@@ -96,7 +101,10 @@ class Member:
         assert self.plan is not None
         match line:
             case proto.Prepare():
-                await self.local.begin(line.world, self.plan)
+                plan = fewer(self.plan, line.pods) if line.pods else self.plan
+                if plan is None:
+                    raise ValueError(f"found a world of {line.pods}, too few for the plan")
+                await self.local.begin(line.world, plan.model_copy(update={"term": self.term}))
                 channel.send(proto.Prepared(world=line.world))
             case proto.StartDaemon() if line.world == self.local.world:
                 self.local.start_daemon(line.arguments)

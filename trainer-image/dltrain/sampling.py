@@ -11,16 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-
-def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """``total`` in whole parts proportional to ``weights``, by largest remainder; ties go to the lower index."""
-    whole = sum(weights)
-    assert whole > 0, "some weight is positive"
-    parts = [total * weight // whole for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
-    for index in by_remainder[: total - sum(parts)]:
-        parts[index] += 1
-    return tuple(parts)
+from dltrain.shares import apportion
 
 
 @lru_cache(maxsize=2)

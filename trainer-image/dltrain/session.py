@@ -15,7 +15,7 @@ from dltrain.loop import Trainer
 from dltrain.messages import EXIT_OK, PLAN_ENV, Failed, Finished, Hello
 from dltrain.probe import find_device
 from dltrain.report import Reporter
-from dltrain.sampling import apportion
+from dltrain.shares import apportion
 from dltrain.world import World, threads
 
 

@@ -11,6 +11,17 @@ HYSTERESIS = 0.15
 """A change must shorten the step's compute by this part: less is within the noise of a short probe."""
 
 
+def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """``total`` in whole parts proportional to ``weights``, by largest remainder; ties go to the lower index."""
+    whole = sum(weights)
+    assert whole > 0, "some weight is positive"
+    parts = [total * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
+    for index in by_remainder[: total - sum(parts)]:
+        parts[index] += 1
+    return tuple(parts)
+
+
 @dataclass(frozen=True)
 class Speed:
     fixed_s: float

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from dljob.contract import CheckpointMark, Plan
 from dltrain import memory
 from dltrain.checkpoint import Checkpoints, Snapshot, decode, identity
-from dltrain.errors import BadInputError
+from dltrain.errors import BadInputError, FencedError
 from dltrain.layout import job_directory
 from dltrain.memory import NOTHING, held, step_of
 from dltrain.messages import Checkpointed
@@ -33,7 +33,7 @@ class Writer:
         self.checkpoints = checkpoints
         self._reporter = reporter
         self._thread: threading.Thread | None = None
-        self._error: OSError | None = None
+        self._error: OSError | FencedError | None = None
         self.last: CheckpointMark | None = None
 
     @property
@@ -59,7 +59,7 @@ class Writer:
         began = time.perf_counter()
         try:
             path, nbytes = self.checkpoints.save(snapshot)
-        except OSError as error:
+        except (OSError, FencedError) as error:
             self._error = error
             return
         self.last = CheckpointMark(step=snapshot.step, unix_s=time.time(), path=str(path))
@@ -141,7 +141,7 @@ class Keeper:
             return None
 
     def _open(self) -> Checkpoints:
-        checkpoints = Checkpoints(job_directory(self.plan), self._identity, self.plan.checkpoint.keep)
+        checkpoints = Checkpoints(job_directory(self.plan), self._identity, self.plan.checkpoint.keep, self.plan.term)
         self._writer = Writer(checkpoints, self.reporter)
         return checkpoints
 
