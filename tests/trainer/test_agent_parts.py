@@ -21,11 +21,13 @@ from dljob.contract import (
     RunPhase,
 )
 from dltrain import cgroup, finished, launch
+from dltrain.agent import succession
 from dltrain.agentproto import RankEnded
 from dltrain.diagnosis import World, delay_s, diagnose, explained
+from dltrain.fewer import fewer
 from dltrain.interfaces import interface_of
 from dltrain.ledger import START_DEADLINE_S, Ledger
-from dltrain.messages import Busy, Finished, Hello, Mark, Probed, Step
+from dltrain.messages import Busy, Finished, Hello, Mark, Probed, Shrunk, Step
 from dltrain.processes import Exit
 from dltrain.settings import Settings, livable
 from dltrain.shim import parse_request, request
@@ -112,6 +114,73 @@ def test_success_needs_a_result_only_of_built_in_models() -> None:
     own = World(plan(model=ModelRef(command=("x",))), "1.1")
     own.ended = {end.rank: end for end in done}
     assert own.succeeded and not own.troubled
+
+
+def test_killed_ranks_that_others_go_on_without_are_no_trouble() -> None:
+    facts = world(ended(1, number=9), progressed=True)
+    assert facts.troubled and facts.survivable and not facts.losses
+    facts.absent = {1}
+    assert not facts.troubled and [end.rank for end in facts.losses] == [1] and facts.missing(plan()) == 1
+    facts.mourned = {1}
+    assert not facts.losses
+    facts.ended |= {0: ended(0, 0), 2: ended(2, 0)}
+    facts.outcome = Outcome(steps=1, seconds=1)
+    assert facts.succeeded and facts.over
+    for change, value in (("progressed", False), ("hung", (0, 6.0)), ("left", {"p-0"}), ("lost", {"p-0": "silent"})):
+        assert not world(ended(1, number=9), **({"progressed": True} | {change: value})).survivable
+    for end in (ended(1, 1), ended(1, number=9, out_of_memory=True)):
+        other = world(end, progressed=True, absent={1})
+        assert other.troubled and not other.survivable, "it was not killed from outside"
+    spoke = world(ended(1, number=9), progressed=True, absent={1}, failures=[(1, said("TrainingError"))])
+    assert spoke.troubled and not spoke.survivable
+    needed = World(plan(min_ranks=3), "1.1", progressed=True, ended={1: ended(1, number=9)})
+    assert needed.troubled and not needed.survivable
+
+
+def test_the_report_follows_the_ranks_that_are_left() -> None:
+    ledger = Ledger(plan(), None)
+    for rank in range(3):
+        ledger.hear(step(rank, 4, step_s=2.0), 0.0)
+    assert ledger.gain_s(1, 3) == (10 - 4) * 2.0 / 3
+    shrunk = Shrunk(rank=1, step=4, alive=(1, 2), shrink_s=0.1)
+    assert ledger.hear(shrunk, 0.0) and not ledger.hear(shrunk.model_copy(update={"rank": 2}), 0.0)
+    assert ledger.report(0.0).world_size == 2 and [m.rank for m in ledger.report(0.0).ranks] == [1, 2]
+    ledger.hear(step(2, 6), 0.0)
+    assert ledger.report(0.0).step == 4, "rank 1 speaks for the job now"
+    ledger.hear(step(1, 7), 0.0)
+    assert ledger.report(0.0).step == 7
+
+
+def test_a_plan_for_fewer_pods() -> None:
+    whole = plan(4, min_ranks=2, global_batch=4)
+    assert fewer(whole, whole.pods) is whole
+    left = fewer(whole, {"p-3", "p-1"})
+    assert left is not None and Plan.parse(left.to_json()) == left, "its laws hold"
+    assert [(r.rank, r.pod, r.share) for r in left.ranks] == [(0, "p-1", 2), (1, "p-3", 2)]
+    assert fewer(whole, {"p-3"}) is None, "too few"
+    torchrun = plan(model=ModelRef(command=("x",), framework="Torchrun"))
+    assert fewer(torchrun, {"p-0", "p-1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "phase", "pod", "place"),
+    [
+        ({}, RunPhase.RUNNING, "p-1", 1),
+        ({}, RunPhase.RELAUNCHING, "p-2", 2),
+        ({}, RunPhase.RUNNING, "p-0", 0),
+        ({}, RunPhase.RUNNING, "stranger", 0),
+        ({}, RunPhase.WAITING, "p-1", 0),
+        ({}, RunPhase.STOPPED, "p-1", 0),
+        ({}, RunPhase.SUCCEEDED, "p-1", 0),
+        ({"min_ranks": 3}, RunPhase.RUNNING, "p-1", 0),
+        ({"ranks": 2}, RunPhase.RUNNING, "p-1", 0),
+    ],
+)
+def test_who_coordinates_when_the_first_pod_is_lost(
+    fields: dict[str, Any], phase: RunPhase, pod: str, place: int
+) -> None:
+    assert succession(plan(**fields), phase, pod) == place
+    assert succession(None, phase, pod) == 0
 
 
 def test_delays_grow_while_nothing_is_achieved_and_fit_into_the_deadline() -> None:

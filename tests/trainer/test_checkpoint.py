@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dltrain.checkpoint import MANIFEST, MODEL, Checkpoints, Snapshot, decode, encode, identity
-from dltrain.errors import BadInputError
+from dltrain.errors import BadInputError, FencedError
 from dltrain.state import capture, restore
 from trainer.ranks import BODIES, run
 
@@ -28,6 +28,20 @@ def newest(checkpoints: Checkpoints) -> Snapshot:
     loaded = checkpoints.load()
     assert loaded is not None
     return decode(loaded[1])
+
+
+def test_a_run_that_was_taken_over_commits_nothing(tmp_path: Path) -> None:
+    def opened(term: int) -> Checkpoints:
+        return Checkpoints(tmp_path / "job", "x", keep=3, term=term)
+
+    before = opened(1)
+    before.save(snapshot(1))
+    opened(2).save(snapshot(5))
+    with pytest.raises(FencedError, match=r"found term 2 in .*, this run has 1"):
+        before.save(snapshot(9))
+    with pytest.raises(FencedError):
+        opened(1)
+    assert before.steps() == [1, 5] and newest(opened(2)).step == 5
 
 
 def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:

@@ -87,7 +87,7 @@ class Coordinator:
         self._world: World | None = None
         self._worlds = 0
         self._trained = False
-        """Whether ranks were launched under this plan before, by whichever coordinator."""
+        """Whether ranks have made a step under this plan, by whichever coordinator they were launched."""
         self._fruitless = 0
         self._mpirun: Mpirun | None = None
         self._leaving = False
@@ -165,7 +165,7 @@ class Coordinator:
     async def _went_well(self, world: World) -> bool:
         """Watch a world until it is over, or until what went wrong with it can be told, or ranks may come back."""
         while True:
-            await self._until(lambda: world.over_or_troubled or bool(world.losses) or self._may_return)
+            await self._until(lambda: world.over_or_troubled or bool(world.losses) or self._may_return(world))
             if world.troubled and world.survivable:
                 await self._until(lambda: not (world.troubled and world.survivable), SHRINK_S)
             if world.over_or_troubled or not world.losses:
@@ -178,15 +178,11 @@ class Coordinator:
         await self._until(lambda: world.over, FAREWELL_S)
         return True
 
-    @property
-    def _may_return(self) -> bool:
+    def _may_return(self, world: World) -> bool:
         """Whether the ranks that others go on without should come back, at the price of a relaunch."""
-        world = self._world
-        if world is None or not self.plan.checkpoint.enabled or not self._roll.complete:
-            return False
-        missing = len(self.plan.ranks) - len(world.plan.ranks) + len(world.absent)
-        gain_s = self.ledger.gain_s(missing, len(self.plan.ranks))
-        return time.monotonic() - world.shrunk_s > RETURN_AFTER_S and gain_s > RELAUNCH_COST_S
+        gain_s = self.ledger.gain_s(world.missing(self.plan), len(self.plan.ranks))
+        waited = time.monotonic() - world.shrunk_s > RETURN_AFTER_S
+        return waited and gain_s > RELAUNCH_COST_S and self._roll.complete and self.plan.checkpoint.enabled
 
     def _mourn(self, world: World) -> None:
         """Tell of ranks that were lost and that the others go on without. The job did not fail: nothing counts."""
@@ -211,9 +207,7 @@ class Coordinator:
 
     async def _launch(self) -> World:
         self._worlds += 1
-        self._trained = True
-        pods = self._roll.present
-        plan = fewer(self.plan, pods)
+        plan = fewer(self.plan, self._roll.present)
         assert plan is not None, "gathered"
         now_s = time.monotonic()
         world = World(plan, f"{self.ledger.term}.{self._worlds}", now_s, shrunk_s=now_s)
@@ -395,7 +389,7 @@ class Coordinator:
         transition = self.ledger.hear(news, time.monotonic())
         match news:
             case Step():
-                world.progressed = True
+                world.progressed = self._trained = True
                 self._running()
             case Mark(what="first_step"):
                 self._running()

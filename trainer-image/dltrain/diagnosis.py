@@ -45,6 +45,10 @@ class World:
     def all_ended(self) -> bool:
         return len(self.ended.keys() | self.absent) == len(self.plan.ranks)
 
+    def missing(self, plan: Plan) -> int:
+        """Ranks of the whole plan that do not take part."""
+        return len(plan.ranks) - len(self.plan.ranks) + len(self.absent)
+
     @property
     def deaths(self) -> list[RankEnded]:
         """Ranks that ended badly, but those that the others could go on without."""
