@@ -1,8 +1,8 @@
 """``dljob-agent``: PID 1 of every trainer pod.
 
 It outlives the ranks: starts them, watches them, ends them, and tells how they do. Every agent is a member of its
-job; the one in the plan's first pod is the coordinator, too. Exit codes: 0 told to stop when the job was over or
-had no ranks here; 143 told to stop before that; 64 misconfigured; 1 superseded or a fault.
+job; the one in the plan's first pod is the coordinator, too, and the next one while that is lost. Exit codes: 0 told to
+stop when the job was over or had no ranks here; 143 told to stop before that; 64 misconfigured; 1 superseded, a fault.
 """
 
 import asyncio
@@ -117,18 +117,23 @@ class Agent:
         running: asyncio.Task[None] | None = None
         plans = self.exchange.plans()
         coming = asyncio.ensure_future(anext(plans))
-        while True:
-            waiting: set[asyncio.Future[Any]] = {coming} if running is None else {coming, running}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if running is not None and running.done():
-                running.result()
-                running = None
-            if not coming.done():
-                continue
-            plan = coming.result()
-            coming = asyncio.ensure_future(anext(plans))
-            log.info("plan %d (%s), %d ranks in %d pods", plan.number, plan.digest(), len(plan.ranks), len(plan.pods))
-            running = await self._follow(plan, running, acting)
+        try:
+            while True:
+                waiting: set[asyncio.Future[Any]] = {coming} if running is None else {coming, running}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if running is not None and running.done():
+                    running.result()
+                    running = None
+                if not coming.done():
+                    continue
+                plan = coming.result()
+                coming = asyncio.ensure_future(anext(plans))
+                log.info(
+                    "plan %d (%s), %d ranks in %d pods", plan.number, plan.digest(), len(plan.ranks), len(plan.pods)
+                )
+                running = await self._follow(plan, running, acting)
+        finally:
+            coming.cancel()
 
     async def _follow(
         self, plan: Plan, running: "asyncio.Task[None] | None", acting: bool

@@ -1,16 +1,14 @@
 """The coordinator of a job: gathers its pods, launches the ranks, watches, ends and relaunches them, and reports.
 
-It runs in the agent of the plan's first pod. Everything that happens arrives in one queue, is taken in by ``_take``,
-and the procedure in ``_coordinate`` waits on conditions over what is known, so that there is one thread of events
-and no callback decides anything. If its pod goes, the members end their ranks and wait: the StatefulSet brings the
-pod back, and its new coordinator takes a higher term. Users: ``agent``.
+It runs in the agent of the plan's first pod, or of the next one that lives while an elastic job's first is lost; who
+takes over takes a higher term. Everything that happens arrives in one queue, is noted by ``_take``, and the procedure
+in ``_coordinate`` waits on conditions over what is known. Users: ``agent``.
 """
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 
 from dljob.contract import Failure, Outcome, Plan, Report, RunPhase
 from dltrain import agentproto as proto
@@ -19,9 +17,10 @@ from dltrain.diagnosis import World, delay_s, diagnose, explained, obituary
 from dltrain.exchange import Reporter
 from dltrain.fewer import fewer
 from dltrain.ledger import Ledger
-from dltrain.links import Connected, LinkEvent, Links, Lost, Said
+from dltrain.links import Connected, Links, Lost, Said
 from dltrain.messages import Failed, Finished, Mark, Resharded, Shrunk, Step
 from dltrain.mpirun import Mpirun
+from dltrain.procedure import Event, LeavingError, Procedure, ReplannedError
 from dltrain.processes import Exit, Reaper
 from dltrain.roll import Roll
 from dltrain.settings import Settings
@@ -29,7 +28,6 @@ from dltrain.tls import Identity
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.5
 SETTLE_S = 0.5
 """After the first sign of trouble: time for the cause to arrive after its echo."""
 FAREWELL_S = 10.0
@@ -48,15 +46,7 @@ LEAVE_MARGIN_S = 3.0
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 
-class _ReplannedError(Exception):
-    """A plan with another digest arrived."""
-
-
-class _LeavingError(Exception):
-    """This pod was told to stop."""
-
-
-class Coordinator:
+class Coordinator(Procedure):
     """Coordinates one plan after another, from ``run`` on, until it is told to leave or superseded."""
 
     def __init__(
@@ -72,38 +62,26 @@ class Coordinator:
         acting: bool = False,
     ) -> None:
         """``acting``: in the place of the plan's first pod, which was lost."""
+        super().__init__()
         self.settings, self.reaper, self.env, self.reporter = settings, reaper, env, reporter
         self.plan = plan
         self.ledger = Ledger(plan, previous)
         self.done = asyncio.Event()
         self.reporter.compose = lambda: self.ledger.report(time.time())
         self._previous = previous
-        self._events: asyncio.Queue[LinkEvent | Plan | None] = asyncio.Queue()
         self._links = Links(identity.client, settings.agent_port, self._events.put_nowait)
         self._roll = Roll(settings, self._links, plan, acting=acting)
         self._prepared: set[str] = set()
         self._ending: set[str] = set()
-        self._ticked_s = 0.0
         self._world: World | None = None
         self._worlds = 0
         self._trained = False
         """Whether ranks have made a step under this plan, by whichever coordinator they were launched."""
         self._fruitless = 0
         self._mpirun: Mpirun | None = None
-        self._leaving = False
         self._stopping = False
-        self._new_plan: Plan | None = None
 
     # What others ask of it
-
-    def replan(self, plan: Plan) -> None:
-        """A newer plan: from its own pod's agent, which watches."""
-        self._events.put_nowait(plan)
-
-    def leave(self) -> None:
-        """This pod was told to stop: stop the world, then be ``done``."""
-        self._leaving = True
-        self._events.put_nowait(None)
 
     async def launch_daemon(self, host: str, command: str) -> tuple[int, str]:
         """In the place of ``ssh HOST COMMAND``: until the peer's MPI daemon ends; its exit code and last output."""
@@ -119,10 +97,10 @@ class Coordinator:
             while True:
                 try:
                     await self._coordinate()
-                except _ReplannedError:
+                except ReplannedError:
                     await self._stop_world(self.plan.grace_s)
                     self._adopt()
-        except _LeavingError:
+        except LeavingError:
             self._phase(self.ledger.phase if self.ledger.phase in TERMINAL else RunPhase.STOPPED)
             await self._stop_world(max(1.0, self.plan.grace_s - LEAVE_MARGIN_S))
             self.reporter.urge()
@@ -280,42 +258,12 @@ class Coordinator:
 
     # What is known
 
-    async def _until(
-        self, condition: Callable[[], bool], within_s: float | None = None, *, interruptible: bool = True
-    ) -> bool:
-        """Take in events until the condition holds (True) or the time is over (False).
-
-        Raises _LeavingError and _ReplannedError where interruptible, SupersededError at any time.
-        """
-        deadline_s = None if within_s is None else time.monotonic() + within_s
-        while True:
-            if interruptible and self._leaving:
-                raise _LeavingError
-            if interruptible and self._new_plan is not None:
-                raise _ReplannedError
-            if condition():
-                return True
-            left_s = TICK_S if deadline_s is None else min(TICK_S, deadline_s - time.monotonic())
-            if left_s <= 0:
-                return False
-            try:
-                async with asyncio.timeout(left_s):
-                    self._take(await self._events.get())
-            except TimeoutError:
-                pass
-            while not self._events.empty():
-                self._take(self._events.get_nowait())
-            self._tick()
-
     def _tick(self) -> None:
-        if time.monotonic() - self._ticked_s < TICK_S:
-            return
-        self._ticked_s = time.monotonic()
         world = self._world
         if world is not None and not self._stopping and world.outcome is None and world.hung is None:
             world.hung = self.ledger.silent_rank(time.monotonic())
 
-    def _take(self, event: LinkEvent | Plan | None) -> None:
+    def _take(self, event: Event) -> None:
         match event:
             case Plan():
                 self._planned(event)
