@@ -341,7 +341,7 @@ class Trainer:
         times = Times(self._data_s, self._computed_s, self.parallel.exposed_s + agree_s, agree_s)
         if self.step == self._first + 1:
             self.reporter.mark("first_step")
-            self._progress.times = times  # it allocates and compiles: no measure of a step
+            self._progress.warm_up(times, part.batch)
         else:
             self._progress.add(times, part.batch, self._exposed)
             self._balance_shares()

@@ -23,6 +23,7 @@ class Progress:
         self.times = Times(0.0, 0.0, 0.0)
         """Of the last step."""
         self._window = Window()
+        self._cold = False
         self._losses: list[float] = []
         self._told_at = 0.0
         self._epoch_began = time.monotonic()
@@ -36,8 +37,16 @@ class Progress:
         """Mean loss of a step's batch."""
         self._losses.append(loss)
 
+    def warm_up(self, times: Times, samples: int) -> None:
+        """The first step: it allocates and compiles, so it counts only as long as there is no other."""
+        self.times = times
+        self._window.add(times, samples)
+        self._cold = True
+
     def add(self, times: Times, samples: int, exposed_before: Sequence[float]) -> None:
         """A step of ``samples`` over all ranks; ``exposed_before``: of every computing rank, in the step before."""
+        if self._cold:
+            self._window, self._cold = Window(), False
         self.times = times
         self._window.add(times, samples)
         if exposed_before:

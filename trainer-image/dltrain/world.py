@@ -37,6 +37,7 @@ class World:
         self.comm = comm
         self.rank: int = comm.Get_rank() if comm is not None else 0
         self.size: int = comm.Get_size() if comm is not None else 1
+        self._whole = True
 
     @classmethod
     def start(cls) -> "World":
@@ -90,6 +91,7 @@ class World:
         """
         revoke(self.comm)
         self.comm = shrink(self.comm)
+        self._whole = False
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -139,7 +141,8 @@ class World:
 
             if not MPI.Is_finalized():
                 self._wait(self.comm.Ibarrier)  # MPI's own end burns the CPU while rank 0 still writes
-                MPI.Finalize()
+                if self._whole:
+                    MPI.Finalize()  # hangs at times where ranks were lost, and what it tidies up the agents do
 
     def abandon(self) -> None:
         """Leave alone: wake the ranks that wait for this one, and do not wait for them. The process must exit next."""
