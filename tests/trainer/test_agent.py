@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dljob.contract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ModelRef, RunPhase
+from dltrain import layout
 from trainer.pods import KILL, STOP, TERM, UID, Job, Pod, job
 
 pytestmark = [
@@ -229,6 +230,15 @@ def test_lost_coordinator_comes_back_with_a_higher_term(two: Job) -> None:
     report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.term > before.term)
     assert report.restarts == {"CoordinatorLost": 1} and report.failures == 0
     assert two.pods[1].starts == 1
+
+
+def test_a_volume_remembers_terms_that_all_agents_forgot(two: Job) -> None:
+    plan = two.plan(speaking("4000", "mpi=1"))
+    claimed = layout.job_directory(plan) / layout.TERM
+    claimed.parent.mkdir()
+    claimed.write_text("7")
+    two.start(plan, **NO_TORCH)
+    assert two.until(lambda r: r.step >= 1).term == 8
 
 
 def test_new_plan_takes_over_at_a_checkpoint(three: Job) -> None:

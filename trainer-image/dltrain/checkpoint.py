@@ -18,11 +18,10 @@ from typing import Any
 from torch import Tensor
 
 from dltrain.errors import BadInputError, FencedError
-from dltrain.layout import step_name
+from dltrain.layout import TERM, step_name
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
-TERM = "term"
 _FIELD = "spec.checkpoint.volume"
 
 

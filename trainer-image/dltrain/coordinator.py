@@ -16,6 +16,7 @@ from dltrain import finished
 from dltrain.diagnosis import World, delay_s, diagnose, explained, obituary
 from dltrain.exchange import Reporter
 from dltrain.fewer import fewer
+from dltrain.layout import claimed_term
 from dltrain.ledger import Ledger
 from dltrain.links import Connected, Links, Lost, Said
 from dltrain.messages import Failed, Finished, Mark, Resharded, Shrunk, Step
@@ -70,7 +71,8 @@ class Coordinator(Procedure):
         self.reporter.compose = lambda: self.ledger.report(time.time())
         self._previous = previous
         self._links = Links(identity.client, settings.agent_port, self._events.put_nowait)
-        self._roll = Roll(settings, self._links, plan, acting=acting)
+        self._roll = Roll(settings, self._links, plan, _term_after(plan, previous), acting=acting)
+        self.ledger.term = self._roll.term
         self._prepared: set[str] = set()
         self._ending: set[str] = set()
         self._world: World | None = None
@@ -387,3 +389,9 @@ class Coordinator(Procedure):
         self.ledger.phase = phase
         self._roll.tell(phase)
         self.reporter.urge()
+
+
+def _term_after(plan: Plan, previous: Report | None) -> int:
+    """Above every term that left a trace: with all agents new, only the report and the volume remember."""
+    reported = previous.term if previous is not None and previous.uid == plan.uid else 0
+    return max(reported, claimed_term(plan) if plan.checkpoint.enabled else 0) + 1

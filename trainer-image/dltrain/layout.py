@@ -8,6 +8,9 @@ from pathlib import Path
 
 from dljob.contract import Plan
 
+TERM = "term"
+"""A file beside the checkpoints: the highest term that anyone wrote under."""
+
 
 def job_directory(plan: Plan) -> Path:
     """The folder of the job's checkpoints."""
@@ -16,3 +19,11 @@ def job_directory(plan: Plan) -> Path:
 
 def step_name(step: int) -> str:
     return f"step-{step:010d}"
+
+
+def claimed_term(plan: Plan) -> int:
+    """The highest term that anyone wrote checkpoints under; 0 if none did, or the folder cannot be read."""
+    try:
+        return int((job_directory(plan) / TERM).read_text())
+    except (OSError, ValueError):
+        return 0

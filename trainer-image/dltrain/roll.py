@@ -19,9 +19,12 @@ class SupersededError(Exception):
 class Roll:
     """The plan in force, handed to every member; ``complete`` once all of its pods have it."""
 
-    def __init__(self, settings: Settings, links: Links, plan: Plan, *, acting: bool = False) -> None:
-        """``acting``: in the place of the plan's first pod, which takes more than half of the pods (see ``_elect``)."""
-        self.term = plan.term
+    def __init__(self, settings: Settings, links: Links, plan: Plan, least: int, *, acting: bool = False) -> None:
+        """``least``: the term to begin with, unless the plan's is higher or a member obeys one that is not lower.
+
+        ``acting``: in the place of the plan's first pod, which takes more than half of the pods (see ``_elect``).
+        """
+        self.term = max(plan.term, least)
         self._boot = uuid.uuid4().hex
         self._settings, self._links, self._plan = settings, links, plan
         self._digest = plan.digest()
