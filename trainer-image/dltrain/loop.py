@@ -7,7 +7,7 @@ that a wish to stop or to save costs no message and takes effect on all of them 
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -45,6 +45,13 @@ class Shared(NamedTuple):
     """Part of the batch whose loss was logged."""
     stop: float = 0.0
     save: float = 0.0
+    weighed: float = 0.0
+    """Ranks that weigh their loss themselves."""
+    weight: float = 0.0
+    """What they weigh it by, such as tokens."""
+
+
+_WEIGHED = Shared._fields.index("weighed")
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -118,11 +125,24 @@ class Trainer:
     def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None) -> None:
         """Show the mean loss of this rank's batch, best before ``backward()``; or an accuracy on held-out data."""
         if loss is not None:
-            part = torch.as_tensor(loss).detach() * self._weight
+            part = torch.as_tensor(loss).detach() * self._weight if self._weight else 0.0
             if not self.parallel.share(0, (part, self._weight)):
                 self._late = (float(part), self._weight)
         if accuracy is not None:
             self._progress.tell_accuracy(self.step, accuracy)
+
+    def weigh(self, tokens: float) -> None:
+        """Say that the loss is the mean over so many tokens of this rank: the gradient is then that of the mean over
+        the tokens of the whole batch, however they fall on the ranks.
+
+        On every rank, at every step or at none, before ``log`` and ``backward()``. A rank without a token (padding
+        only) passes 0; its loss may be NaN.
+        """
+        if not 0 <= tokens < inf:
+            raise ValueError(f"weigh: found {tokens} tokens, expected the number that the loss is the mean of")
+        self._weight = float(tokens) if self._weight else 0.0  # 0: a sample that was not this rank's to count
+        self.parallel.weigh(self._weight)
+        self.parallel.share(_WEIGHED, (1.0, self._weight))
 
     def busy(self, what: str, limit_s: float) -> None:
         """Say that no step will come for up to ``limit_s``; else silence means to the agent that this rank hangs.
@@ -242,6 +262,8 @@ class Trainer:
         self._agreed = Shared(*shared[: len(Shared())])
         self._computed_by_rank = shared[len(Shared()) : len(Shared()) + self.size]
         exposed = shared[len(Shared()) + self.size :]
+        if self._agreed.weighed:
+            self._divide(self._agreed)
         self._exposed = [e for e, share in zip(exposed, self.shares, strict=True) if share] if any(exposed) else []
         if self._agreed.logged:
             loss = self._agreed.loss / self._agreed.logged
@@ -253,6 +275,14 @@ class Trainer:
             self._gradient_norm = float(torch.linalg.vector_norm(self.parallel.buffer.gradient))
             if not isfinite(self._gradient_norm):
                 raise DivergedError(f"gradient is not finite at step {self.step}: lower the learning rate")
+
+    def _divide(self, agreed: Shared) -> None:
+        """From the sum of gradients times tokens to the mean over tokens."""
+        if agreed.weighed != self.workers:
+            raise RuntimeError(f"found t.weigh() on {agreed.weighed:g} of {self.workers} ranks, expected all or none")
+        if not agreed.weight:
+            raise RuntimeError(f"found no token in the whole batch at step {self.step}, expected some")
+        self.parallel.buffer.gradient.div_(agreed.weight)
 
     def _after_update(self) -> None:
         """Hook of ``optimizer.step()``: the step's time ends here; what the body does next is not the step's."""

@@ -1,7 +1,8 @@
 """Data parallel training: gradients of all ranks are summed while backward is still running. Users: ``loop``.
 
 Rank r computes the mean loss of its b_r samples; its gradient times b_r / B, summed over ranks, is the gradient of the
-mean over the B samples of the batch, as one process would have it, whatever the split.
+mean over the B samples of the batch, as one process would have it, whatever the split. The same holds for a mean over
+tokens, with tokens in the place of samples; their total is known only after the sum, and divides it then.
 """
 
 import time
@@ -63,6 +64,12 @@ class DataParallel:
             self.buffer.tail[position + offset] = value
         return True
 
+    def weigh(self, weight: float) -> None:
+        """Another weight than ``begin``'s for this step, before its backward pass. Raises RuntimeError later on."""
+        if not self._open or self._works:
+            raise RuntimeError("found a weight in the middle of backward, expected it between the batch and backward()")
+        self._weight = weight
+
     @property
     def is_open(self) -> bool:
         """Whether a step has begun and its sum has not been waited for."""
@@ -108,7 +115,9 @@ class DataParallel:
 
     def _start(self, bucket: int) -> None:
         gradient = self.buffer.flat[self.buffer.buckets[bucket].start : self.buffer.buckets[bucket].stop]
-        if self._weight != 1.0:
+        if not self._weight:
+            gradient.zero_()  # a mean over nothing is NaN, which 0 times it would stay
+        elif self._weight != 1.0:
             gradient.mul_(self._weight)
         self._works.append(self.collective.start(bucket))
 
