@@ -77,6 +77,7 @@ class ModelRef(Record):
     name: str | None = None
     command: tuple[str, ...] = ()
     framework: Literal["DLTrain", "Torchrun"] = "DLTrain"
+    sync_batch_norm: bool = False
 
 
 class DatasetRef(Record):

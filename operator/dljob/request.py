@@ -255,6 +255,7 @@ def contract_plan(
             name=spec.model.name.value if spec.model.name else None,
             command=(*spec.trainer.command, *spec.trainer.args),
             framework=spec.trainer.framework.value,
+            sync_batch_norm=spec.model.sync_batch_norm,
         ),
         dataset=_dataset(spec),
         optimizer=contract.OptimizerRef(

@@ -28,6 +28,13 @@ def test_any_shares_equal_one_process(ranks: int) -> None:
     assert re.search(r"\d\d examples, off by at most", ended.output), ended.output
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_batch_norm_over_all_ranks_equals_one_process(ranks: int) -> None:
+    ended = run_ranks(ranks, BODIES / "batch_norm.py", str(ranks), timeout_s=120)
+    assert "8 examples, off by at most" in ended.output, ended.output
+
+
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), longest=st.integers(1, 60))
 def test_buckets_hold_every_parameter_once_in_order(sizes: list[int], longest: int) -> None:
     buckets = plan_buckets(sizes, longest)

@@ -6,6 +6,7 @@ that a wish to stop or to save costs no message and takes effect on all of them 
 
 import hashlib
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from math import inf, isfinite
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 
 from dljob.contract import Outcome, Plan, Role
 from dltrain.balance import Balance
+from dltrain.batchnorm import Ranks, local_layers, synchronized
 from dltrain.comm.choose import choose
 from dltrain.errors import DivergedError
 from dltrain.loader import Loader
@@ -90,7 +92,9 @@ class Trainer:
         self._first = 0
         self._in_step = False
         self._weight = 1.0
-        """Of this rank's part of the batch just given out."""
+        """Of this rank's part of the batch just given out: by samples, or as the script weighs it."""
+        self._part_weight = 1.0
+        """By samples."""
         self._late = (0.0, 0.0)
         """Loss logged after its step had been summed, and its weight: shared with the next step."""
         self._gradient_norm = 0.0
@@ -98,11 +102,13 @@ class Trainer:
 
     # What a script calls.
 
-    def wrap(self, model: Model, optimizer: Opt) -> tuple[Model, Opt]:
+    def wrap(self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None) -> tuple[Model, Opt]:
         """Put the model on this rank's device, equal on all ranks, and sum its gradients in ``optimizer.step()``.
 
         Continues from the newest checkpoint when there is one. The loss must be the mean over the batch given.
+        ``sync_batch_norm``: BatchNorm over the whole batch instead of this rank's part; default: as the plan says.
         """
+        model = self._normalized(model, self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm)
         self.model: nn.Module = model.to(self.device)
         self.optimizer: Optimizer = optimizer
         replicate(self.model, self.world.broadcast)
@@ -140,7 +146,7 @@ class Trainer:
         """
         if not 0 <= tokens < inf:
             raise ValueError(f"weigh: found {tokens} tokens, expected the number that the loss is the mean of")
-        self._weight = float(tokens) if self._weight else 0.0  # 0: a sample that was not this rank's to count
+        self._weight = float(tokens) if self._part_weight else 0.0  # 0: a sample that was not this rank's to count
         self.parallel.weigh(self._weight)
         self.parallel.share(_WEIGHED, (1.0, self._weight))
 
@@ -164,7 +170,7 @@ class Trainer:
         self.total_steps = self.plan.steps or (self.plan.epochs or 0) * sampler.steps_per_epoch
         while self.step < self.total_steps:
             part = sampler.part(self.step, self.shares, self.rank)
-            self._weight = part.weight
+            self._weight = self._part_weight = part.weight
             self.epoch, self.end_of_epoch = part.epoch, part.last
             # Randomness of a step (dropout) is a function of (seed, step, rank): nothing to save, equal on resume.
             torch.manual_seed(step_seed(self.plan.seed, self.step, self.rank))
@@ -225,6 +231,25 @@ class Trainer:
             self._parallel.abandon()
         self._among_workers.abandon()
         self.world.abandon()
+
+    def _normalized(self, model: Model, synchronize: bool) -> Model:
+        """With BatchNorm over all ranks, or a warning that it is not."""
+        if self.workers == 1 or not (layers := local_layers(model)):
+            return model
+        if synchronize:
+            ranks = Ranks(
+                sum=lambda values: self._among_workers.sum(values),
+                counts=lambda: self._part_weight > 0,
+                weight=lambda: self._weight,
+            )
+            return synchronized(model, ranks)
+        if self.rank == 0:
+            warnings.warn(
+                f"{len(layers)} BatchNorm layers ({layers[0]}, …) see the samples of one rank only: what is learned "
+                "depends on the split of the batch; set spec.model.syncBatchNorm, or wrap(…, sync_batch_norm=True)",
+                stacklevel=3,
+            )
+        return model
 
     # Within a step.
 

@@ -132,6 +132,13 @@ class ModelSpec(ApiModel):
     hints: Annotated[
         ModelHints | None, Field(description="Size of your own model, for the planner; see trainer.command.")
     ] = None
+    sync_batch_norm: Annotated[
+        bool,
+        Field(
+            description="BatchNorm layers of a dltrain program normalize over the whole batch, not each rank's part. "
+            "The built-in models have none."
+        ),
+    ] = False
 
 
 class Dataset(ApiModel):

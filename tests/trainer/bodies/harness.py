@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from dljob.contract import ModelRef
 from dltrain.loop import Trainer
 from dltrain.report import Reporter
 from dltrain.sampling import Sampler
@@ -62,10 +63,12 @@ def together(
     steps: int,
     optimizer: MakeOptimizer = sgd,
     wrap: dict[str, Any] | None = None,
+    model_: ModelRef | None = None,
     **plan: Any,
 ) -> tuple[torch.Tensor, Trainer]:
     """The same on all ranks, with shares and strategy as in ``plan``; the trainer is closed."""
     shares = plan["shares"]
+    plan |= {"model": model_} if model_ is not None else {}
     made = make_plan(global_batch=sum(shares), steps=steps, bucket_nbytes=4096, segment_nbytes=1024, **plan)
     trainer = Trainer(made, world, Reporter(None), torch.device("cpu"), "cpu")
     model, opt = trainer.wrap(model, optimizer(model), **(wrap or {}))
