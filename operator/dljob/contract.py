@@ -136,6 +136,9 @@ class Plan(Record):
     seed: Annotated[int, Field(ge=0)] = 0
     rebalance: Annotated[bool, Field(description="Whether the trainer may move shares by measured speed.")] = True
     checkpoint: CheckpointRef = CheckpointRef()
+    compare_steps: Annotated[
+        int, Field(ge=0, description="Steps between comparisons of all ranks' parameters; 0: only before checkpoints.")
+    ] = 100
     min_ranks: Annotated[int, Field(ge=1, description="The trainer may go on with so few; elastic when < ranks.")] = 1
     backoff_limit: Annotated[int, Field(ge=0)] = 3
     grace_s: Annotated[float, Field(gt=0)] = 60.0

@@ -276,6 +276,7 @@ def contract_plan(
             interval_s=duration_s(spec.checkpoint.interval),
             keep=spec.checkpoint.keep,
         ),
+        compare_steps=spec.run_policy.compare_parameters_steps,
         min_ranks=_min_ranks(spec, chosen),
         backoff_limit=spec.run_policy.backoff_limit,
         grace_s=_grace_s(spec),

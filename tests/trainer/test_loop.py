@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from dljob.contract import ModelRef, Plan
 from dltrain import messages, rank
 from dltrain.checkpoint import MODEL, OPTIMIZER
-from dltrain.messages import EXIT_OK, EXIT_PEER_LOST, EXIT_STOPPED
+from dltrain.messages import EXIT_OK, EXIT_PARAMETERS_DIVERGED, EXIT_PEER_LOST, EXIT_STOPPED
 from trainer.listener import Listener
 from trainer.plans import make_plan, saving, write
 from trainer.ranks import ROOT, Ended, command, end, run, run_ranks, start
@@ -100,6 +100,28 @@ def test_ranks_leave_quickly_when_one_dies(tmp_path: Path) -> None:
     assert {news.failure.exit_code for news in listener.of(messages.Failed)} == {EXIT_PEER_LOST}
     assert ended.code != 0
     assert not any(news.failure.counts for news in listener.of(messages.Failed))
+
+
+def test_a_flipped_bit_is_noticed_and_never_saved(tmp_path: Path) -> None:
+    """All ranks say so, and training goes on from the checkpoint before it, to the bits of an undisturbed run."""
+    whole, flipped = tmp_path / "whole", tmp_path / "flipped"
+    for folder in (whole, flipped):
+        folder.mkdir()
+    train(make_plan(3, steps=60, checkpoint=saving(whole)), whole)
+    plan = make_plan(3, steps=60, compare_steps=20, checkpoint=saving(flipped, interval_s=1e-3, keep=100))
+    arguments = command(3, Path(__file__).parent / "bodies" / "flipped_bit.py", "30", str(tmp_path / "marker"))
+    with Listener(flipped) as listener:
+        ended = run(arguments, 60, DLTRAIN_PLAN=write(plan, flipped), DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(messages.Failed, 3)
+    assert ended.code == EXIT_PARAMETERS_DIVERGED
+    failures = [news.failure for news in listener.of(messages.Failed)]
+    assert {failure.reason for failure in failures} == {"ParametersDiverged"} and all(f.counts for f in failures)
+    assert all("parameters of rank 1 are not those of rank 0, 2" in failure.message for failure in failures)
+    compared = {news.step: news.agree for news in listener.of(messages.Compared)}
+    assert compared[20] and next(step for step, agree in compared.items() if not agree) in range(30, 41)
+    assert max(mark.mark.step for mark in listener.of(messages.Checkpointed)) < 30
+    assert run(arguments, 60, DLTRAIN_PLAN=write(plan, flipped)).code == EXIT_OK
+    assert hashes(whole, 60) == hashes(flipped, 60)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -8,6 +8,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import inf, isfinite
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,12 +18,13 @@ from torch.optim import Optimizer
 
 from dljob.contract import Outcome, Plan, Role
 from dltrain.balance import Balance
+from dltrain.agreement import compare
 from dltrain.batchnorm import Ranks, local_layers, synchronized
 from dltrain.comm.choose import choose
-from dltrain.errors import DivergedError
+from dltrain.errors import DivergedError, ParametersDivergedError
 from dltrain.loader import Loader
 from dltrain.measure import Times
-from dltrain.messages import EXIT_STOPPED, Resharded
+from dltrain.messages import EXIT_STOPPED, Compared, Resharded
 from dltrain.parallel import DataParallel
 from dltrain.progress import Progress
 from dltrain.report import Reporter
@@ -333,7 +335,11 @@ class Trainer:
         if self._news_due:
             rate, norm = float(self.optimizer.param_groups[0]["lr"]), self._gradient_norm
             self._progress.tell(self.step, self.total_steps, self.epoch, rate, norm, self.shares)
-        if self._agreed.save or self._agreed.stop:
+        saving = self._agreed.save or self._agreed.stop
+        every = self.plan.compare_steps
+        if saving or self.complete or (every and self.step % every == 0):
+            self._compare()
+        if saving:
             self._save()
         if self._agreed.stop:
             self._wait_for_checkpoint()
@@ -351,6 +357,18 @@ class Trainer:
         step_s = max(self._computed_by_rank) + min(self._exposed)
         if (shares := self._balance.add(self._computed_by_rank, step_s)) is not None:
             self.reshard(shares, "measured while training")
+
+    def _compare(self) -> None:
+        """All ranks hold the same parameters; before each checkpoint too, so that none is made of wrong ones."""
+        if self.size == 1:
+            return
+        told = partial(Compared, rank=self.rank, step=self.step)
+        try:
+            compare(self.world, self.model.parameters(), [rank.device for rank in self.plan.ranks], self.step)
+        except ParametersDivergedError:
+            self.reporter.send(told(agree=False))
+            raise
+        self.reporter.send(told(agree=True))
 
     def _wait_for_checkpoint(self) -> None:
         """All ranks end together, so all wait for rank 0's volume."""

@@ -330,6 +330,15 @@ class RunPolicy(ApiModel):
             description="Failures of the training program before the job fails; evictions and lost nodes do not count.",
         ),
     ] = 3
+    compare_parameters_steps: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10**9,
+            description="Steps after which all ranks' parameters are compared, which must be equal to the bit; "
+            "0: only before each checkpoint.",
+        ),
+    ] = 100
     active_deadline_seconds: Annotated[
         int | None, Field(ge=1, description="The job fails when it has been active for so long.")
     ] = None
