@@ -36,6 +36,11 @@ CASES: dict[str, tuple[Json, str]] = {
     "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
     "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),
     "planning without mode": ({"planning": {"candidates": 3}}, ""),
+    "sharded optimizer": ({"parallelism": {"strategy": "Optimizer"}}, ""),
+    "sharded optimizer by a ring": ({"parallelism": {"strategy": "Optimizer"}, "collective": "Ring"}, ""),
+    "sharded optimizer by a tree": (
+        {"parallelism": {"strategy": "Optimizer"}, "collective": "Tree"}, "needs collective Ring or Torch",
+    ),
     "claim and class": (
         {"checkpoint": {"volume": {"claimName": "a", "storageClassName": "b"}}}, "no effect on an existing claim",
     ),

@@ -126,6 +126,7 @@ class Plan(Record):
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
     global_batch: Annotated[int, Field(ge=1)]
     collective: Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"] = "Ring"
+    parallelism: Literal["Data", "Optimizer"] = "Data"
     bucket_nbytes: Annotated[int, Field(ge=4096)] = 4 * 2**20
     segment_nbytes: Annotated[int, Field(ge=1024)] = 128 * 2**10
     model: ModelRef
@@ -163,6 +164,8 @@ class Plan(Record):
             )
         if self.collective == "ParameterServer" and len(self.ranks) > 1 and not servers:
             raise ValueError("ranks: none is a parameter server, expected at least one with collective ParameterServer")
+        if self.parallelism == "Optimizer" and self.collective not in ("Ring", "Torch") and len(self.ranks) > 1:
+            raise ValueError(f"collective: found {self.collective} with parallelism Optimizer, expected Ring or Torch")
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"epochs {self.epochs} and steps {self.steps}: expected exactly one of them")
         if self.min_ranks > len(self.ranks):

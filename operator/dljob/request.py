@@ -16,6 +16,7 @@ from dljob.api import (
     Collective,
     DLJobSpec,
     Framework,
+    ParallelismStrategy,
     PlanGroup,
     PlanningMode,
     PlanStatus,
@@ -97,6 +98,8 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
     """The question that a job's spec asks of the planner."""
     hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
     collective = _COLLECTIVES[spec.collective]
+    if spec.parallelism.strategy is ParallelismStrategy.OPTIMIZER and collective is None and not torchrun:
+        collective = "Ring"  # its two halves
     sample_nbytes = spec.dataset.sample_bytes
     return Request(
         job=name,
@@ -250,6 +253,7 @@ def contract_plan(
         ranks=_ranks(name, chosen.groups, f"{service}.{namespace}.svc.{cluster_domain}"),
         global_batch=spec.global_batch_size,
         collective=chosen.collective,
+        parallelism=spec.parallelism.strategy.value,
         **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
         model=contract.ModelRef(
             name=spec.model.name.value if spec.model.name else None,

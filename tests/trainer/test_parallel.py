@@ -1,6 +1,7 @@
 """The gradient of a split batch is the batch's; buckets, hooks and misuse."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,6 +34,13 @@ def test_any_shares_equal_one_process(ranks: int) -> None:
 def test_batch_norm_over_all_ranks_equals_one_process(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "batch_norm.py", str(ranks), timeout_s=120)
     assert "8 examples, off by at most" in ended.output, ended.output
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_sharded_optimizer_equals_replicated_ones(ranks: int, tmp_path: Path) -> None:
+    ended = run_ranks(ranks, BODIES / "optimizer_parallel.py", str(ranks), tmp_path, timeout_s=200)
+    assert ended.output.count(": 20 steps off by") == 8, ended.output
 
 
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), longest=st.integers(1, 60))

@@ -102,6 +102,8 @@ def test_a_torchrun_script_gets_equal_shares_and_its_own_collective() -> None:
 def test_options_of_training_reach_the_plan() -> None:
     hints = {"parameters": 10, "flopsPerSample": 1e6}
     todo = planned(spec(model={"hints": hints, "syncBatchNorm": True}, trainer={"command": ["python", "t.py"]}))
+    assert planned(spec(parallelism={"strategy": "Optimizer"})).parallelism == "Optimizer"
+    assert planner_request("job", spec(parallelism={"strategy": "Optimizer"})).collective == "Ring"
     assert planned(spec(runPolicy={"compareParametersSteps": 7})).compare_steps == 7
     assert todo.model.sync_batch_norm and not planned(spec()).model.sync_batch_norm
 

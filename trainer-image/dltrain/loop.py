@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from math import inf, isfinite
+from math import inf, isfinite, sqrt
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -29,6 +29,7 @@ from dltrain.parallel import DataParallel
 from dltrain.progress import Progress
 from dltrain.report import Reporter
 from dltrain.sampling import Part, Sampler
+from dltrain.sharded import optimizer_parallel
 from dltrain.state import replicate
 from dltrain.world import World
 from dltrain.writer import Keeper
@@ -49,6 +50,8 @@ class Shared(NamedTuple):
     """Part of the batch whose loss was logged."""
     stop: float = 0.0
     save: float = 0.0
+    square: float = 0.0
+    """Squared norm of the gradient before, where no rank holds all of it."""
     weighed: float = 0.0
     """Ranks that weigh their loss themselves."""
     weight: float = 0.0
@@ -115,10 +118,13 @@ class Trainer:
         self.optimizer: Optimizer = optimizer
         replicate(self.model, self.world.broadcast)
         tail = len(Shared()) + 2 * self.size
-        self._parallel = DataParallel(self.model.parameters(), self._collective, self.plan.bucket_nbytes, tail)
+        if self.plan.parallelism == "Optimizer" and self.size > 1:
+            self._parallel = optimizer_parallel(self.plan, self.world, self.model, optimizer, tail)
+        else:
+            self._parallel = DataParallel(self.model.parameters(), self._collective, self.plan.bucket_nbytes, tail)
         optimizer.register_step_pre_hook(lambda *_: self._before_update())
         optimizer.register_step_post_hook(lambda *_: self._after_update())
-        if (snapshot := self._keeper.resume(self.model, optimizer)) is not None:
+        if (snapshot := self._keeper.resume(self.model, partial(self._parallel.load_optimizer, optimizer))) is not None:
             self.step = self._first = snapshot.step
             self._progress.accuracy, self._progress.loss = snapshot.state["accuracy"], snapshot.state["loss"]
             if snapshot.state["planned_shares"] == self._planned_shares:
@@ -271,6 +277,7 @@ class Trainer:
 
     def _shared(self) -> list[float]:
         shared = Shared(*self._late, stop=float(self.reporter.stop.is_set()), save=float(self._keeper.due))
+        shared = shared._replace(square=self.parallel.square)
         self._late = (0.0, 0.0)
         by_rank = [0.0] * (2 * self.size)
         by_rank[self.rank] = self._progress.times.compute_s
@@ -299,9 +306,11 @@ class Trainer:
             self._progress.add_loss(loss)
         self._news_due = self._progress.due(last=self.step == self.total_steps - 1)
         if self._news_due or self._agreed.save or self._agreed.stop:
-            self._gradient_norm = float(torch.linalg.vector_norm(self.parallel.buffer.gradient))
+            self._gradient_norm = self.parallel.gradient_norm()
             if not isfinite(self._gradient_norm):
                 raise DivergedError(f"gradient is not finite at step {self.step}: lower the learning rate")
+            if 0 < self._agreed.square < inf:
+                self._gradient_norm = sqrt(self._agreed.square)
 
     def _divide(self, agreed: Shared) -> None:
         """From the sum of gradients times tokens to the mean over tokens."""
@@ -319,6 +328,7 @@ class Trainer:
             torch.cuda.current_stream(self.device).synchronize()
         self._in_step = False
         self._computed_s += time.perf_counter() - self._summed
+        self.parallel.spread()
         self.step += 1
         if self.end_of_epoch:
             self._progress.end_epoch()
@@ -378,6 +388,8 @@ class Trainer:
             self._keeper.wait()
 
     def _save(self) -> None:
+        if not self.plan.checkpoint.enabled:
+            return
         state = {
             "epoch": self.epoch,
             "shares": self.shares,
@@ -385,4 +397,4 @@ class Trainer:
             "accuracy": self._progress.accuracy,
             "loss": self._progress.loss,
         }
-        self._keeper.save(self.step, self.model, self.optimizer, state)
+        self._keeper.save(self.step, self.model, self.parallel.optimizer_state(self.optimizer), state)

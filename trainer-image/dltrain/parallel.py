@@ -7,12 +7,13 @@ tokens, with tokens in the place of samples; their total is known only after the
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from dltrain.buffers import GradientBuffer
 from dltrain.comm.base import Collective, Work
-from dltrain.comm.faults import revoke
 
 
 class DataParallel:
@@ -34,6 +35,8 @@ class DataParallel:
         self.collective = collective(self.buffer.slices)
         self.exposed_s = 0.0
         """Time of the last step spent waiting for the sum, not hidden behind backward."""
+        self.square = 0.0
+        """Squared norm of this rank's part of the last gradient, where it holds but a part of it."""
         self._bucket_of = {p: i for i, bucket in enumerate(self.buffer.buckets) for p in bucket.parameters}
         self._missing: list[int] = []
         self._works: list[Work] = []
@@ -69,6 +72,21 @@ class DataParallel:
         if not self._open or self._works:
             raise RuntimeError("found a weight in the middle of backward, expected it between the batch and backward()")
         self._weight = weight
+
+    def spread(self) -> None:
+        """After the update: give every rank what it lacks of it. Here each has updated everything itself."""
+
+    def gradient_norm(self) -> float:
+        """Euclidean norm of the gradient that this rank holds."""
+        return float(torch.linalg.vector_norm(self.buffer.gradient))
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The whole ``optimizer.state_dict()``; all ranks call it together."""
+        return optimizer.state_dict()
+
+    def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
+        """Take from a whole state what this rank holds."""
+        optimizer.load_state_dict(whole)
 
     @property
     def is_open(self) -> bool:
@@ -123,8 +141,7 @@ class DataParallel:
 
     def abandon(self) -> None:
         """Wake the ranks that wait for this one's gradients."""
-        if self.collective.size > 1:
-            revoke(self.collective.comm)
+        self.collective.abandon()
 
     def close(self) -> None:
         """Remove the hooks and free the collective."""

@@ -6,10 +6,10 @@ Data parallel ranks hold equal state, so rank 0 writes it, in the background: tr
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from dljob.contract import CheckpointMark, Plan
 from dltrain.checkpoint import Checkpoints, Snapshot, decode, identity
@@ -85,7 +85,7 @@ class Keeper:
             return False
         return time.monotonic() - self._saved_at >= self.plan.checkpoint.interval_s
 
-    def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
+    def resume(self, model: nn.Module, load_optimizer: Callable[[dict[str, Any]], object]) -> Snapshot | None:
         """Restore the newest checkpoint on every rank; None when there is none, or checkpoints are off.
 
         Rank 0 alone reads it, so that all ranks take the same. Raises BadInputError when it is another job's.
@@ -105,7 +105,7 @@ class Keeper:
             return None
         snapshot = decode(files)
         self._check(snapshot.state)
-        restore(snapshot, model, optimizer)
+        restore(snapshot, model, load_optimizer)
         if self._writer is not None:
             self._writer.last = CheckpointMark(step=snapshot.step, unix_s=folder.stat().st_mtime, path=str(folder))
             self._begun = snapshot.step
@@ -120,7 +120,7 @@ class Keeper:
                 expected = f"{state[key]}, as in the checkpoint in {job_directory(self.plan)}"
                 raise BadInputError(field, str(here), expected, "set it back, or use another volume")
 
-    def save(self, step: int, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    def save(self, step: int, model: nn.Module, optimizer: dict[str, Any], state: dict[str, Any]) -> None:
         """Begin a checkpoint of the state after ``step`` steps, unless it is there. Raises OSError."""
         self._saved_at = time.monotonic()
         if self._writer is not None and step != self._begun:

@@ -47,6 +47,11 @@ class Collective(StrEnum):
     TORCH = "Torch"
 
 
+class ParallelismStrategy(StrEnum):
+    DATA = "Data"
+    OPTIMIZER = "Optimizer"
+
+
 class PlanningMode(StrEnum):
     AUTO = "Auto"
     PLAN_ONLY = "PlanOnly"
@@ -314,6 +319,16 @@ class CheckpointVolume(ApiModel):
     ] = ReclaimPolicy.RETAIN
 
 
+class Parallelism(ApiModel):
+    strategy: Annotated[
+        ParallelismStrategy,
+        Field(
+            description="Data: every rank updates all parameters. Optimizer: each updates a part and keeps optimizer "
+            "state for it alone; the result is the same."
+        ),
+    ] = ParallelismStrategy.DATA
+
+
 class Checkpoint(ApiModel):
     enabled: Annotated[bool, Field(description="Whether to write checkpoints; false also needs no volume.")] = True
     volume: Annotated[CheckpointVolume, Field(description="Where checkpoints are kept.")] = CheckpointVolume()
@@ -416,6 +431,16 @@ class DLJobSpec(ApiModel):
             lambda s: s.model.hints is None or bool(s.trainer.command),
         ),
         Rule(
+            "parallelism.strategy",
+            "!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy != 'Optimizer' || "
+            "!has(self.collective) || self.collective in ['Auto', 'Ring', 'Torch']",
+            "parallelism.strategy Optimizer needs collective Ring or Torch: remove collective, or choose one of them",
+            lambda s: (
+                s.parallelism.strategy is not ParallelismStrategy.OPTIMIZER
+                or s.collective in (Collective.AUTO, Collective.RING, Collective.TORCH)
+            ),
+        ),
+        Rule(
             "globalBatchSize",
             "!has(self.nodes) || !has(self.nodes.min) || self.globalBatchSize >= self.nodes.min",
             "globalBatchSize must give every rank a sample: raise it or lower nodes.min",
@@ -439,6 +464,7 @@ class DLJobSpec(ApiModel):
     objective: Annotated[Objective, Field(description="What the plan is to achieve.")] = Objective()
     planning: Annotated[Planning, Field(description="Who plans.")] = Planning()
     collective: Annotated[Collective, Field(description="How gradients are summed over ranks.")] = Collective.AUTO
+    parallelism: Annotated[Parallelism, Field(description="What ranks share out besides the batch.")] = Parallelism()
     checkpoint: Annotated[Checkpoint, Field(description="How training state is kept.")] = Checkpoint()
     suspend: Annotated[bool, Field(description="true: checkpoint and remove the pods; false: run or resume.")] = False
     run_policy: Annotated[RunPolicy, Field(description="Limits and clean-up.")] = RunPolicy()
