@@ -41,6 +41,14 @@ CASES: dict[str, tuple[Json, str]] = {
     "sharded optimizer by a tree": (
         {"parallelism": {"strategy": "Optimizer"}, "collective": "Tree"}, "needs collective Ring or Torch",
     ),
+    "measured scaling": ({"optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}}, ""),
+    "measured scaling of a sharded optimizer": (
+        {
+            "optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}},
+            "parallelism": {"strategy": "Optimizer"},
+        },
+        "needs parallelism.strategy Data",
+    ),
     "claim and class": (
         {"checkpoint": {"volume": {"claimName": "a", "storageClassName": "b"}}}, "no effect on an existing claim",
     ),

@@ -93,6 +93,14 @@ class OptimizerRef(Record):
     learning_rate: Annotated[float, Field(gt=0)] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    scaling: Literal["Linear", "SquareRoot", "AdaScale"] | None = None
+    base_batch: Annotated[int | None, Field(ge=1, description="Batch that learning_rate is for, with scaling.")] = None
+
+    @model_validator(mode="after")
+    def _scaling_has_a_base(self) -> Self:
+        if (self.scaling is None) != (self.base_batch is None):
+            raise ValueError(f"optimizer: found scaling {self.scaling}, base_batch {self.base_batch}: expected both")
+        return self
 
 
 class CheckpointRef(Record):
@@ -166,6 +174,8 @@ class Plan(Record):
             raise ValueError("ranks: none is a parameter server, expected at least one with collective ParameterServer")
         if self.parallelism == "Optimizer" and self.collective not in ("Ring", "Torch") and len(self.ranks) > 1:
             raise ValueError(f"collective: found {self.collective} with parallelism Optimizer, expected Ring or Torch")
+        if self.parallelism == "Optimizer" and self.optimizer.scaling == "AdaScale":
+            raise ValueError("optimizer.scaling: found AdaScale with parallelism Optimizer, expected Data")
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"epochs {self.epochs} and steps {self.steps}: expected exactly one of them")
         if self.min_ranks > len(self.ranks):

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from dljob.contract import ModelRef, Plan
+from dljob.contract import ModelRef, OptimizerRef, Plan
 from dltrain import messages, rank
 from dltrain.checkpoint import MODEL, OPTIMIZER
+from dltrain.lr import rate
 from dltrain.messages import EXIT_OK, EXIT_PARAMETERS_DIVERGED, EXIT_PEER_LOST, EXIT_STOPPED
 from trainer.listener import Listener
 from trainer.plans import make_plan, saving, write
@@ -122,6 +123,34 @@ def test_a_flipped_bit_is_noticed_and_never_saved(tmp_path: Path) -> None:
     assert max(mark.mark.step for mark in listener.of(messages.Checkpointed)) < 30
     assert run(arguments, 60, DLTRAIN_PLAN=write(plan, flipped)).code == EXIT_OK
     assert hashes(whole, 60) == hashes(flipped, 60)
+
+
+@pytest.mark.parametrize(("rule", "low", "high"), [("Linear", 4, 4), ("SquareRoot", 2, 2), ("AdaScale", 1, 4)])
+def test_the_learning_rate_follows_the_batch(rule: Any, low: float, high: float, tmp_path: Path) -> None:
+    """On all ranks alike, with uneven shares; what was measured is part of a checkpoint."""
+    steps, optimizer = 60, OptimizerRef(scaling=rule, base_batch=30)
+    keep = saving(tmp_path, interval_s=1e-3, keep=100)
+    plan = make_plan(2, shares=[80, 40], optimizer=optimizer, steps=steps, checkpoint=keep)
+    with Listener(tmp_path) as listener:
+        train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(messages.Finished, 2)
+    factors: dict[int, set[float]] = {}
+    for news in listener.of(messages.Step):
+        assert news.learning_rate is not None
+        factor = news.learning_rate / rate(optimizer.learning_rate, news.step - 1, steps)
+        factors.setdefault(news.step, set()).add(round(factor, 9))
+    assert all(len(found) == 1 for found in factors.values()), f"ranks use different rates: {factors}"
+    assert all(low <= factor <= high for found in factors.values() for factor in found), factors
+    if rule == "AdaScale":
+        (first,), (last,) = factors[1], factors[steps]
+        assert first == 2 and last not in (1, 2, 4), "from the root of 4, before anything was measured, to the gain"
+        before = hashes(tmp_path, steps)
+        for path in (tmp_path / "digits-0001").glob("step-*"):
+            if int(path.name.removeprefix("step-")) > steps // 2:
+                shutil.rmtree(path)
+        assert list((tmp_path / "digits-0001").glob("step-*")), "something to go on from"
+        train(plan, tmp_path)
+        assert hashes(tmp_path, steps) == before
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -104,6 +104,9 @@ def test_options_of_training_reach_the_plan() -> None:
     todo = planned(spec(model={"hints": hints, "syncBatchNorm": True}, trainer={"command": ["python", "t.py"]}))
     assert planned(spec(parallelism={"strategy": "Optimizer"})).parallelism == "Optimizer"
     assert planner_request("job", spec(parallelism={"strategy": "Optimizer"})).collective == "Ring"
+    scaling = {"rule": "AdaScale", "baseBatchSize": 16}
+    optimizer = planned(spec(optimizer={"learningRateScaling": scaling})).optimizer
+    assert (optimizer.scaling, optimizer.base_batch) == ("AdaScale", 16)
     assert planned(spec(runPolicy={"compareParametersSteps": 7})).compare_steps == 7
     assert todo.model.sync_batch_norm and not planned(spec()).model.sync_batch_norm
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dljob.contract import Outcome, Plan, Role
-from dltrain.balance import Balance
 from dltrain.agreement import compare
+from dltrain.balance import Balance
 from dltrain.batchnorm import Ranks, local_layers, synchronized
 from dltrain.comm.choose import choose
 from dltrain.errors import DivergedError, ParametersDivergedError
@@ -29,6 +29,7 @@ from dltrain.parallel import DataParallel
 from dltrain.progress import Progress
 from dltrain.report import Reporter
 from dltrain.sampling import Part, Sampler
+from dltrain.scaling import Scaling
 from dltrain.sharded import optimizer_parallel
 from dltrain.state import replicate
 from dltrain.world import World
@@ -52,6 +53,8 @@ class Shared(NamedTuple):
     save: float = 0.0
     square: float = 0.0
     """Squared norm of the gradient before, where no rank holds all of it."""
+    within: float = 0.0
+    """Weight times squared norm of the rank's own gradient; what AdaScale measures."""
     weighed: float = 0.0
     """Ranks that weigh their loss themselves."""
     weight: float = 0.0
@@ -59,6 +62,7 @@ class Shared(NamedTuple):
 
 
 _WEIGHED = Shared._fields.index("weighed")
+_WITHIN = Shared._fields.index("within")
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -103,6 +107,7 @@ class Trainer:
         self._late = (0.0, 0.0)
         """Loss logged after its step had been summed, and its weight: shared with the next step."""
         self._gradient_norm = 0.0
+        self._scaling = Scaling(plan.optimizer, plan.global_batch)
         self._balance: Balance | None = None
 
     # What a script calls.
@@ -122,10 +127,12 @@ class Trainer:
             self._parallel = optimizer_parallel(self.plan, self.world, self.model, optimizer, tail)
         else:
             self._parallel = DataParallel(self.model.parameters(), self._collective, self.plan.bucket_nbytes, tail)
+        self._parallel.square_at = _WITHIN if self._scaling.measures else None
         optimizer.register_step_pre_hook(lambda *_: self._before_update())
         optimizer.register_step_post_hook(lambda *_: self._after_update())
         if (snapshot := self._keeper.resume(self.model, partial(self._parallel.load_optimizer, optimizer))) is not None:
             self.step = self._first = snapshot.step
+            self._scaling.load(snapshot.state.get("scaling", self._scaling.state()))
             self._progress.accuracy, self._progress.loss = snapshot.state["accuracy"], snapshot.state["loss"]
             if snapshot.state["planned_shares"] == self._planned_shares:
                 self.shares = tuple(snapshot.state["shares"])  # the same ranks: go on to the last bit
@@ -158,6 +165,11 @@ class Trainer:
         self.parallel.weigh(self._weight)
         self.parallel.share(_WEIGHED, (1.0, self._weight))
 
+    @property
+    def learning_rate_factor(self) -> float:
+        """What optimizer.learningRateScaling makes of the learning rate for the base batch, at this step."""
+        return self._scaling.factor
+
     def busy(self, what: str, limit_s: float) -> None:
         """Say that no step will come for up to ``limit_s``; else silence means to the agent that this rank hangs.
 
@@ -185,6 +197,7 @@ class Trainer:
             began = time.perf_counter()
             batch = loader.fetch(part.indices) if len(part.indices) else None
             self._fetched = time.perf_counter()
+            self._full = part.batch == self.plan.global_batch
             self._data_s = self._fetched - began
             self.parallel.begin(part.weight, self._shared())
             self._in_step = True
@@ -298,6 +311,9 @@ class Trainer:
         exposed = shared[len(Shared()) + self.size :]
         if self._agreed.weighed:
             self._divide(self._agreed)
+        if self._scaling.measures and self._full:
+            within = self._agreed.within / (self._agreed.weight or 1.0)
+            self._scaling.observe(within, self.parallel.gradient_norm() ** 2, self.workers)
         self._exposed = [e for e, share in zip(exposed, self.shares, strict=True) if share] if any(exposed) else []
         if self._agreed.logged:
             loss = self._agreed.loss / self._agreed.logged
@@ -392,6 +408,7 @@ class Trainer:
             return
         state = {
             "epoch": self.epoch,
+            "scaling": self._scaling.state(),
             "shares": self.shares,
             "planned_shares": self._planned_shares,
             "accuracy": self._progress.accuracy,

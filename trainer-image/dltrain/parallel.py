@@ -37,6 +37,9 @@ class DataParallel:
         """Time of the last step spent waiting for the sum, not hidden behind backward."""
         self.square = 0.0
         """Squared norm of this rank's part of the last gradient, where it holds but a part of it."""
+        self.square_at: int | None = None
+        """Position in the tail where this rank's weight times the square of its gradient goes; None: nowhere."""
+        self._own_square = 0.0
         self._bucket_of = {p: i for i, bucket in enumerate(self.buffer.buckets) for p in bucket.parameters}
         self._missing: list[int] = []
         self._works: list[Work] = []
@@ -54,6 +57,7 @@ class DataParallel:
         self._missing = [len(bucket.parameters) for bucket in self.buffer.buckets]
         self._works = []
         self._weight = weight
+        self._own_square = 0.0
         self._open = True
 
     def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
@@ -133,6 +137,10 @@ class DataParallel:
 
     def _start(self, bucket: int) -> None:
         gradient = self.buffer.flat[self.buffer.buckets[bucket].start : self.buffer.buckets[bucket].stop]
+        if self.square_at is not None and self._weight:
+            self._own_square += self._weight * float(torch.linalg.vector_norm(gradient)) ** 2
+            if bucket == len(self.buffer.buckets) - 1:
+                self.buffer.tail[self.square_at] = self._own_square
         if not self._weight:
             gradient.zero_()  # a mean over nothing is NaN, which 0 times it would stay
         elif self._weight != 1.0:

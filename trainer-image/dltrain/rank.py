@@ -39,7 +39,8 @@ def train(trainer: Trainer) -> None:
     _settle(trainer, data)
     for x, y in trainer.steps(trainer.loader(data)):
         for group in optimizer.param_groups:
-            group["lr"] = rate(plan.optimizer.learning_rate, trainer.step, trainer.total_steps)
+            base = plan.optimizer.learning_rate * trainer.learning_rate_factor
+            group["lr"] = rate(base, trainer.step, trainer.total_steps)
         loss = mean_loss(model(x), y)
         trainer.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -231,9 +231,32 @@ class Trainer(ApiModel):
     ] = Framework.DLTRAIN
 
 
+class ScalingRule(StrEnum):
+    LINEAR = "Linear"
+    SQUARE_ROOT = "SquareRoot"
+    ADA_SCALE = "AdaScale"
+
+
+class LearningRateScaling(ApiModel):
+    """How the learning rate for one batch size becomes that for globalBatchSize."""
+
+    rule: Annotated[
+        ScalingRule,
+        Field(
+            description="With S = globalBatchSize / baseBatchSize: Linear multiplies by S, SquareRoot by its root, "
+            "AdaScale by a gain between 1 and S, measured from the noise of the gradients."
+        ),
+    ]
+    base_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1, description="Batch that learningRate is for.")]
+
+
 class Optimizer(ApiModel):
     name: Annotated[OptimizerName, Field(description="SGD, Adam or AdamW.")] = OptimizerName.SGD
     learning_rate: Annotated[float, Field(gt=0, le=100, description="Learning rate for the global batch.")] = 0.05
+    learning_rate_scaling: Annotated[
+        LearningRateScaling | None,
+        Field(description="learningRate is for another batch than globalBatchSize; default: for globalBatchSize."),
+    ] = None
     momentum: Annotated[float, Field(ge=0, lt=1, description="Momentum; SGD only.")] = 0.9
     weight_decay: Annotated[float, Field(ge=0, le=1, description="L2 penalty (SGD) or decoupled decay (AdamW).")] = 0.0
 
@@ -438,6 +461,19 @@ class DLJobSpec(ApiModel):
             lambda s: (
                 s.parallelism.strategy is not ParallelismStrategy.OPTIMIZER
                 or s.collective in (Collective.AUTO, Collective.RING, Collective.TORCH)
+            ),
+        ),
+        Rule(
+            "optimizer.learningRateScaling.rule",
+            "!has(self.optimizer) || !has(self.optimizer.learningRateScaling) || "
+            "self.optimizer.learningRateScaling.rule != 'AdaScale' || !has(self.parallelism) || "
+            "!has(self.parallelism.strategy) || self.parallelism.strategy == 'Data'",
+            "optimizer.learningRateScaling.rule AdaScale needs parallelism.strategy Data: choose that, or another "
+            "rule, for with Optimizer no rank has the whole gradient",
+            lambda s: (
+                s.optimizer.learning_rate_scaling is None
+                or s.optimizer.learning_rate_scaling.rule is not ScalingRule.ADA_SCALE
+                or s.parallelism.strategy is ParallelismStrategy.DATA
             ),
         ),
         Rule(
