@@ -49,6 +49,14 @@ CASES: dict[str, tuple[Json, str]] = {
         },
         "needs parallelism.strategy Data",
     ),
+    "search": ({"optimizer": {"findLearningRate": True}}, ""),
+    "search and scaling": (
+        {"optimizer": {"findLearningRate": True, "learningRateScaling": {"rule": "Linear", "baseBatchSize": 4}}},
+        "remove learningRateScaling",
+    ),
+    "search for a program": (
+        {"optimizer": {"findLearningRate": True}, "trainer": {"command": ["a"]}}, "is for built-in models",
+    ),
     "claim and class": (
         {"checkpoint": {"volume": {"claimName": "a", "storageClassName": "b"}}}, "no effect on an existing claim",
     ),

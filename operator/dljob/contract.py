@@ -93,6 +93,7 @@ class OptimizerRef(Record):
     learning_rate: Annotated[float, Field(gt=0)] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    find_rate: Annotated[bool, Field(description="Whether a range test replaces learning_rate.")] = False
     scaling: Literal["Linear", "SquareRoot", "AdaScale"] | None = None
     base_batch: Annotated[int | None, Field(ge=1, description="Batch that learning_rate is for, with scaling.")] = None
 

@@ -267,6 +267,7 @@ def contract_plan(
             learning_rate=optimizer.learning_rate,
             momentum=optimizer.momentum,
             weight_decay=optimizer.weight_decay,
+            find_rate=optimizer.find_learning_rate,
             scaling=optimizer.learning_rate_scaling.rule.value if optimizer.learning_rate_scaling else None,
             base_batch=optimizer.learning_rate_scaling.base_batch_size if optimizer.learning_rate_scaling else None,
         ),

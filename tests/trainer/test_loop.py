@@ -1,12 +1,14 @@
 """Whole runs of the built-in trainer and of scripts, on real ranks."""
 
 import hashlib
+import json
 import re
 import shutil
 import socket
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from safetensors.torch import load_file
@@ -151,6 +153,25 @@ def test_the_learning_rate_follows_the_batch(rule: Any, low: float, high: float,
         assert list((tmp_path / "digits-0001").glob("step-*")), "something to go on from"
         train(plan, tmp_path)
         assert hashes(tmp_path, steps) == before
+
+
+@pytest.mark.parametrize("parallelism", ["Data", "Optimizer"])
+def test_a_learning_rate_is_found_and_training_begins_as_if_it_were_given(parallelism: Any, tmp_path: Path) -> None:
+    searched, given = tmp_path / "searched", tmp_path / "given"
+    for folder in (searched, given):
+        folder.mkdir()
+    search, steps = OptimizerRef(find_rate=True, learning_rate=1e-9), 60
+    plan = make_plan(2, shares=[80, 40], optimizer=search, steps=steps, parallelism=parallelism)
+    plan = plan.model_copy(update={"checkpoint": saving(searched)})
+    train(plan, searched)
+    curve = json.loads((searched / "digits-0001" / "learning-rate.json").read_text())
+    assert curve["found"]["low"] < curve["rate"] < curve["found"]["high"]
+    assert 1e-3 < curve["rate"] < 1 and len(curve["rates"]) == len(curve["losses"]) > 60
+    svg = ElementTree.parse(searched / "digits-0001" / "learning-rate.svg")
+    assert any(f"learning rate {curve['rate']:.3g}" in (text.text or "") for text in svg.iter())
+    known = OptimizerRef(learning_rate=curve["rate"])
+    train(plan.model_copy(update={"optimizer": known, "checkpoint": saving(given)}), given)
+    assert hashes(searched, steps) == hashes(given, steps), "the test left something behind"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -72,9 +72,10 @@ specs = st.fixed_dictionaries(
         ),
         "collective": st.sampled_from(["Auto", "Ring", "Tree"]),
         "optimizer": some(
+            findLearningRate=st.booleans(),
             learningRateScaling=st.fixed_dictionaries(
                 {"rule": st.sampled_from(["Linear", "AdaScale"]), "baseBatchSize": small}
-            )
+            ),
         ),
         "parallelism": some(strategy=st.sampled_from(["Data", "Optimizer"])),
         "checkpoint": some(volume=some(claimName=st.just("a"), storageClassName=st.just("b"))),

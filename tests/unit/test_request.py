@@ -107,6 +107,7 @@ def test_options_of_training_reach_the_plan() -> None:
     scaling = {"rule": "AdaScale", "baseBatchSize": 16}
     optimizer = planned(spec(optimizer={"learningRateScaling": scaling})).optimizer
     assert (optimizer.scaling, optimizer.base_batch) == ("AdaScale", 16)
+    assert planned(spec(optimizer={"findLearningRate": True})).optimizer.find_rate
     assert planned(spec(runPolicy={"compareParametersSteps": 7})).compare_steps == 7
     assert todo.model.sync_batch_norm and not planned(spec()).model.sync_batch_norm
 

@@ -251,8 +251,24 @@ class LearningRateScaling(ApiModel):
 
 
 class Optimizer(ApiModel):
+    rules = (
+        Rule(
+            "findLearningRate",
+            "!has(self.findLearningRate) || !self.findLearningRate || !has(self.learningRateScaling)",
+            "findLearningRate finds the rate for globalBatchSize: remove learningRateScaling, or do not search",
+            lambda o: not o.find_learning_rate or o.learning_rate_scaling is None,
+        ),
+    )
+
     name: Annotated[OptimizerName, Field(description="SGD, Adam or AdamW.")] = OptimizerName.SGD
     learning_rate: Annotated[float, Field(gt=0, le=100, description="Learning rate for the global batch.")] = 0.05
+    find_learning_rate: Annotated[
+        bool,
+        Field(
+            description="true: a range test before the first step finds the rate; learningRate is used if it finds "
+            "none. Built-in models only."
+        ),
+    ] = False
     learning_rate_scaling: Annotated[
         LearningRateScaling | None,
         Field(description="learningRate is for another batch than globalBatchSize; default: for globalBatchSize."),
@@ -462,6 +478,13 @@ class DLJobSpec(ApiModel):
                 s.parallelism.strategy is not ParallelismStrategy.OPTIMIZER
                 or s.collective in (Collective.AUTO, Collective.RING, Collective.TORCH)
             ),
+        ),
+        Rule(
+            "optimizer.findLearningRate",
+            "!has(self.optimizer) || !has(self.optimizer.findLearningRate) || !self.optimizer.findLearningRate || "
+            "!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0",
+            "optimizer.findLearningRate is for built-in models: remove it, or trainer.command",
+            lambda s: not s.optimizer.find_learning_rate or not s.trainer.command,
         ),
         Rule(
             "optimizer.learningRateScaling.rule",
