@@ -26,7 +26,7 @@ def test_uneven_shares_rings_and_servers_equal_one_process() -> None:
 def test_any_shares_equal_one_process(ranks: int) -> None:
     """Samples counted, and tokens; the shares are hypothesis's choice."""
     ended = run_ranks(ranks, BODIES / "any_shares.py", str(ranks), timeout_s=120)
-    assert re.search(r"10 examples, off by at most", ended.output), ended.output
+    assert re.search(r"\d+ examples, off by at most", ended.output), ended.output
 
 
 @pytest.mark.mpi

@@ -3,11 +3,12 @@
 Ranks begin with equal parameters and apply equal gradients, so they stay equal, unless memory or a device errs, or a
 program changes parameters on some ranks only. Nothing else would tell: each rank's loss goes on falling.
 
+A parameter server applies no schedule of the script and keeps no parameters that anyone uses: it is left out.
 Only ranks on the same kind of device are compared: unlike ones may round an update differently.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -47,15 +48,17 @@ def dissenters(values: Sequence[object], kinds: Sequence[str]) -> list[int]:
     return [rank for rank, kind in enumerate(kinds) if values[rank] != right[kind][0][0]]
 
 
-def compare(world: World, parameters: Iterable[Tensor], kinds: Sequence[str], step: int) -> None:
-    """Compare all ranks' parameters after ``step`` steps; ``kinds``: every rank's device.
+def compare(world: World, parameters: Iterable[Tensor], kinds: Mapping[int, str], step: int) -> None:
+    """Compare parameters over ``world`` after ``step`` steps; ``kinds``: the device of each of its ranks, by the number
+    it goes by in the job.
 
     Raises ParametersDivergedError on every rank when they differ, PeerLostError when a rank is gone.
     """
     value = fingerprint(parameters)
     values = [tuple(row) for row in world.gather([value >> 32, value & 0xFFFFFFFF])]
-    if wrong := dissenters(values, kinds):
-        others = ", ".join(str(rank) for rank in range(world.size) if rank not in wrong)
+    ranks = list(kinds)
+    if wrong := [ranks[index] for index in dissenters(values, list(kinds.values()))]:
+        others = ", ".join(str(rank) for rank in ranks if rank not in wrong)
         raise ParametersDivergedError(
             f"after step {step}, parameters of rank {', '.join(map(str, wrong))} are not those of rank {others}: "
             "memory or a device failed, or the program changes parameters on some ranks only"

@@ -386,11 +386,12 @@ class Trainer:
 
     def _compare(self) -> None:
         """All ranks hold the same parameters; before each checkpoint too, so that none is made of wrong ones."""
-        if self.size == 1:
+        if self.workers == 1 or not self.shares[self.rank]:
             return
+        kinds = {rank.rank: rank.device for rank in self.plan.ranks if rank.role is Role.WORKER}
         told = partial(Compared, rank=self.rank, step=self.step)
         try:
-            compare(self.world, self.model.parameters(), [rank.device for rank in self.plan.ranks], self.step)
+            compare(self._among_workers, self.model.parameters(), kinds, self.step)
         except ParametersDivergedError:
             self.reporter.send(told(agree=False))
             raise
