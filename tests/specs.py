@@ -36,6 +36,27 @@ CASES: dict[str, tuple[Json, str]] = {
     "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
     "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),
     "planning without mode": ({"planning": {"candidates": 3}}, ""),
+    "sharded optimizer": ({"parallelism": {"strategy": "Optimizer"}}, ""),
+    "sharded optimizer by a ring": ({"parallelism": {"strategy": "Optimizer"}, "collective": "Ring"}, ""),
+    "sharded optimizer by a tree": (
+        {"parallelism": {"strategy": "Optimizer"}, "collective": "Tree"}, "needs collective Ring or Torch",
+    ),
+    "measured scaling": ({"optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}}, ""),
+    "measured scaling of a sharded optimizer": (
+        {
+            "optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}},
+            "parallelism": {"strategy": "Optimizer"},
+        },
+        "needs parallelism.strategy Data",
+    ),
+    "search": ({"optimizer": {"findLearningRate": True}}, ""),
+    "search and scaling": (
+        {"optimizer": {"findLearningRate": True, "learningRateScaling": {"rule": "Linear", "baseBatchSize": 4}}},
+        "remove learningRateScaling",
+    ),
+    "search for a program": (
+        {"optimizer": {"findLearningRate": True}, "trainer": {"command": ["a"]}}, "is for built-in models",
+    ),
     "claim and class": (
         {"checkpoint": {"volume": {"claimName": "a", "storageClassName": "b"}}}, "no effect on an existing claim",
     ),

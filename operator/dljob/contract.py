@@ -77,6 +77,7 @@ class ModelRef(Record):
     name: str | None = None
     command: tuple[str, ...] = ()
     framework: Literal["DLTrain", "Torchrun"] = "DLTrain"
+    sync_batch_norm: bool = False
 
 
 class DatasetRef(Record):
@@ -92,6 +93,15 @@ class OptimizerRef(Record):
     learning_rate: Annotated[float, Field(gt=0)] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    find_rate: Annotated[bool, Field(description="Whether a range test replaces learning_rate.")] = False
+    scaling: Literal["Linear", "SquareRoot", "AdaScale"] | None = None
+    base_batch: Annotated[int | None, Field(ge=1, description="Batch that learning_rate is for, with scaling.")] = None
+
+    @model_validator(mode="after")
+    def _scaling_has_a_base(self) -> Self:
+        if (self.scaling is None) != (self.base_batch is None):
+            raise ValueError(f"optimizer: found scaling {self.scaling}, base_batch {self.base_batch}: expected both")
+        return self
 
 
 class CheckpointRef(Record):
@@ -125,6 +135,7 @@ class Plan(Record):
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
     global_batch: Annotated[int, Field(ge=1)]
     collective: Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"] = "Ring"
+    parallelism: Literal["Data", "Optimizer"] = "Data"
     bucket_nbytes: Annotated[int, Field(ge=4096)] = 4 * 2**20
     segment_nbytes: Annotated[int, Field(ge=1024)] = 128 * 2**10
     model: ModelRef
@@ -135,6 +146,9 @@ class Plan(Record):
     seed: Annotated[int, Field(ge=0)] = 0
     rebalance: Annotated[bool, Field(description="Whether the trainer may move shares by measured speed.")] = True
     checkpoint: CheckpointRef = CheckpointRef()
+    compare_steps: Annotated[
+        int, Field(ge=0, description="Steps between comparisons of all ranks' parameters; 0: only before checkpoints.")
+    ] = 100
     min_ranks: Annotated[int, Field(ge=1, description="The trainer may go on with so few; elastic when < ranks.")] = 1
     backoff_limit: Annotated[int, Field(ge=0)] = 3
     grace_s: Annotated[float, Field(gt=0)] = 60.0
@@ -159,6 +173,10 @@ class Plan(Record):
             )
         if self.collective == "ParameterServer" and len(self.ranks) > 1 and not servers:
             raise ValueError("ranks: none is a parameter server, expected at least one with collective ParameterServer")
+        if self.parallelism == "Optimizer" and self.collective not in ("Ring", "Torch") and len(self.ranks) > 1:
+            raise ValueError(f"collective: found {self.collective} with parallelism Optimizer, expected Ring or Torch")
+        if self.parallelism == "Optimizer" and self.optimizer.scaling == "AdaScale":
+            raise ValueError("optimizer.scaling: found AdaScale with parallelism Optimizer, expected Data")
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"epochs {self.epochs} and steps {self.steps}: expected exactly one of them")
         if self.min_ranks > len(self.ranks):

@@ -16,6 +16,7 @@ from dljob.api import (
     Collective,
     DLJobSpec,
     Framework,
+    ParallelismStrategy,
     PlanGroup,
     PlanningMode,
     PlanStatus,
@@ -97,6 +98,8 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
     """The question that a job's spec asks of the planner."""
     hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
     collective = _COLLECTIVES[spec.collective]
+    if spec.parallelism.strategy is ParallelismStrategy.OPTIMIZER and collective is None and not torchrun:
+        collective = "Ring"  # its two halves
     sample_nbytes = spec.dataset.sample_bytes
     return Request(
         job=name,
@@ -250,11 +253,13 @@ def contract_plan(
         ranks=_ranks(name, chosen.groups, f"{service}.{namespace}.svc.{cluster_domain}"),
         global_batch=spec.global_batch_size,
         collective=chosen.collective,
+        parallelism=spec.parallelism.strategy.value,
         **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
         model=contract.ModelRef(
             name=spec.model.name.value if spec.model.name else None,
             command=(*spec.trainer.command, *spec.trainer.args),
             framework=spec.trainer.framework.value,
+            sync_batch_norm=spec.model.sync_batch_norm,
         ),
         dataset=_dataset(spec),
         optimizer=contract.OptimizerRef(
@@ -262,6 +267,9 @@ def contract_plan(
             learning_rate=optimizer.learning_rate,
             momentum=optimizer.momentum,
             weight_decay=optimizer.weight_decay,
+            find_rate=optimizer.find_learning_rate,
+            scaling=optimizer.learning_rate_scaling.rule.value if optimizer.learning_rate_scaling else None,
+            base_batch=optimizer.learning_rate_scaling.base_batch_size if optimizer.learning_rate_scaling else None,
         ),
         epochs=spec.epochs,
         steps=spec.steps,
@@ -275,6 +283,7 @@ def contract_plan(
             interval_s=duration_s(spec.checkpoint.interval),
             keep=spec.checkpoint.keep,
         ),
+        compare_steps=spec.run_policy.compare_parameters_steps,
         min_ranks=_min_ranks(spec, chosen),
         backoff_limit=spec.run_policy.backoff_limit,
         grace_s=_grace_s(spec),

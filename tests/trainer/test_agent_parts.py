@@ -69,6 +69,7 @@ CASES: dict[str, tuple[World, str, int | None, bool, bool]] = {
     "segmentation fault": (world(ended(2, number=11)), "RankCrashed", 2, True, True),
     "exit 1": (world(ended(0, 1, tail="Traceback")), "RankFailed", 0, True, True),
     "bad input": (world(ended(0, 64)), "BadInput", 0, True, False),
+    "unlike parameters": (world(ended(1, 77)), "ParametersDiverged", 1, True, True),
     "diverged": (world(ended(0, 76)), "Diverged", 0, True, True),
     "no such command": (world(ended(0, 127)), "CommandNotFound", 0, True, True),
     "its own words": (world(ended(1, 1), failures=[(1, said("TrainingError"))]), "TrainingError", 1, True, True),

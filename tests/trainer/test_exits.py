@@ -42,7 +42,7 @@ def test_a_good_run_tells_its_story(listener: Listener, tmp_path: Path, monkeypa
     assert points[-1].batch == 120 and all(point.compute_s > 0 for point in points)
     steps = listener.of(messages.Step)
     assert (steps[0].step, steps[-1].step, steps[-1].steps) == (1, 24, 24)
-    assert steps[0].step_s > 0 and steps[0].samples_per_s > 0 and steps[0].measure.compute_s > 0
+    assert steps[-1].step_s > 0 and steps[-1].samples_per_s > 0 and steps[-1].measure.compute_s > 0
     (finished,) = listener.of(messages.Finished)
     assert finished.outcome.steps == 24 and finished.outcome.accuracy is not None
     assert finished.outcome.checkpoint == str(tmp_path / "volume" / "digits-0001" / "step-0000000024")

@@ -1,20 +1,23 @@
 """Whole runs of the built-in trainer and of scripts, on real ranks."""
 
 import hashlib
+import json
 import re
 import shutil
 import socket
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from safetensors.torch import load_file
 
-from dljob.contract import ModelRef, Plan
+from dljob.contract import ModelRef, OptimizerRef, Plan
 from dltrain import messages, rank
 from dltrain.checkpoint import MODEL, OPTIMIZER
-from dltrain.messages import EXIT_OK, EXIT_PEER_LOST, EXIT_STOPPED
+from dltrain.lr import rate
+from dltrain.messages import EXIT_OK, EXIT_PARAMETERS_DIVERGED, EXIT_PEER_LOST, EXIT_STOPPED
 from trainer.listener import Listener
 from trainer.plans import make_plan, saving, write
 from trainer.ranks import ROOT, Ended, command, end, run, run_ranks, start
@@ -101,6 +104,75 @@ def test_ranks_leave_quickly_when_one_dies_that_the_plan_needs(tmp_path: Path) -
     assert {news.failure.exit_code for news in listener.of(messages.Failed)} == {EXIT_PEER_LOST}
     assert ended.code != 0
     assert not any(news.failure.counts for news in listener.of(messages.Failed))
+
+
+def test_a_flipped_bit_is_noticed_and_never_saved(tmp_path: Path) -> None:
+    """All ranks say so, and training goes on from the checkpoint before it, to the bits of an undisturbed run."""
+    whole, flipped = tmp_path / "whole", tmp_path / "flipped"
+    for folder in (whole, flipped):
+        folder.mkdir()
+    train(make_plan(3, steps=60, checkpoint=saving(whole)), whole)
+    plan = make_plan(3, steps=60, compare_steps=20, checkpoint=saving(flipped, interval_s=1e-3, keep=100))
+    arguments = command(3, Path(__file__).parent / "bodies" / "flipped_bit.py", "30", str(tmp_path / "marker"))
+    with Listener(flipped) as listener:
+        ended = run(arguments, 60, DLTRAIN_PLAN=write(plan, flipped), DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(messages.Failed, 3)
+    assert ended.code == EXIT_PARAMETERS_DIVERGED
+    failures = [news.failure for news in listener.of(messages.Failed)]
+    assert {failure.reason for failure in failures} == {"ParametersDiverged"} and all(f.counts for f in failures)
+    assert all("parameters of rank 1 are not those of rank 0, 2" in failure.message for failure in failures)
+    compared = {news.step: news.agree for news in listener.of(messages.Compared)}
+    assert compared[20] and next(step for step, agree in compared.items() if not agree) in range(30, 41)
+    assert max(mark.mark.step for mark in listener.of(messages.Checkpointed)) < 30
+    assert run(arguments, 60, DLTRAIN_PLAN=write(plan, flipped)).code == EXIT_OK
+    assert hashes(whole, 60) == hashes(flipped, 60)
+
+
+@pytest.mark.parametrize(("rule", "low", "high"), [("Linear", 4, 4), ("SquareRoot", 2, 2), ("AdaScale", 1, 4)])
+def test_the_learning_rate_follows_the_batch(rule: Any, low: float, high: float, tmp_path: Path) -> None:
+    """On all ranks alike, with uneven shares; what was measured is part of a checkpoint."""
+    steps, optimizer = 60, OptimizerRef(scaling=rule, base_batch=30)
+    keep = saving(tmp_path, interval_s=1e-3, keep=100)
+    plan = make_plan(2, shares=[80, 40], optimizer=optimizer, steps=steps, checkpoint=keep)
+    with Listener(tmp_path) as listener:
+        train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(messages.Finished, 2)
+    factors: dict[int, set[float]] = {}
+    for news in listener.of(messages.Step):
+        assert news.learning_rate is not None
+        factor = news.learning_rate / rate(optimizer.learning_rate, news.step - 1, steps)
+        factors.setdefault(news.step, set()).add(round(factor, 9))
+    assert all(len(found) == 1 for found in factors.values()), f"ranks use different rates: {factors}"
+    assert all(low <= factor <= high for found in factors.values() for factor in found), factors
+    if rule == "AdaScale":
+        (first,), (last,) = factors[1], factors[steps]
+        assert first == 2 and last not in (1, 2, 4), "from the root of 4, before anything was measured, to the gain"
+        before = hashes(tmp_path, steps)
+        for path in (tmp_path / "digits-0001").glob("step-*"):
+            if int(path.name.removeprefix("step-")) > steps // 2:
+                shutil.rmtree(path)
+        assert list((tmp_path / "digits-0001").glob("step-*")), "something to go on from"
+        train(plan, tmp_path)
+        assert hashes(tmp_path, steps) == before
+
+
+@pytest.mark.parametrize("parallelism", ["Data", "Optimizer"])
+def test_a_learning_rate_is_found_and_training_begins_as_if_it_were_given(parallelism: Any, tmp_path: Path) -> None:
+    searched, given = tmp_path / "searched", tmp_path / "given"
+    for folder in (searched, given):
+        folder.mkdir()
+    search, steps = OptimizerRef(find_rate=True, learning_rate=1e-9), 60
+    plan = make_plan(2, shares=[80, 40], optimizer=search, steps=steps, parallelism=parallelism)
+    plan = plan.model_copy(update={"checkpoint": saving(searched)})
+    train(plan, searched)
+    curve = json.loads((searched / "digits-0001" / "learning-rate.json").read_text())
+    assert curve["found"]["low"] < curve["rate"] < curve["found"]["high"]
+    assert 1e-3 < curve["rate"] < 1 and len(curve["rates"]) == len(curve["losses"]) > 60
+    svg = ElementTree.parse(searched / "digits-0001" / "learning-rate.svg")
+    assert any(f"learning rate {curve['rate']:.3g}" in (text.text or "") for text in svg.iter())
+    known = OptimizerRef(learning_rate=curve["rate"])
+    train(plan.model_copy(update={"optimizer": known, "checkpoint": saving(given)}), given)
+    assert hashes(searched, steps) == hashes(given, steps), "the test left something behind"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

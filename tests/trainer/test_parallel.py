@@ -1,5 +1,8 @@
 """The gradient of a split batch is the batch's; buckets, hooks and misuse."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -16,6 +19,28 @@ from trainer.ranks import BODIES, run_ranks
 def test_uneven_shares_rings_and_servers_equal_one_process() -> None:
     ended = run_ranks(3, BODIES / "exactness.py", "3", timeout_s=90)
     assert ended.output.count("20 steps by") == 12
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_any_shares_equal_one_process(ranks: int) -> None:
+    """Samples counted, and tokens; the shares are hypothesis's choice."""
+    ended = run_ranks(ranks, BODIES / "any_shares.py", str(ranks), timeout_s=120)
+    assert re.search(r"\d+ examples, off by at most", ended.output), ended.output
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_batch_norm_over_all_ranks_equals_one_process(ranks: int) -> None:
+    ended = run_ranks(ranks, BODIES / "batch_norm.py", str(ranks), timeout_s=120)
+    assert "5 examples, off by at most" in ended.output, ended.output
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_sharded_optimizer_equals_replicated_ones(ranks: int, tmp_path: Path) -> None:
+    ended = run_ranks(ranks, BODIES / "optimizer_parallel.py", str(ranks), tmp_path, timeout_s=200)
+    assert ended.output.count(": 20 steps off by") == 8, ended.output
 
 
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), longest=st.integers(1, 60))
@@ -78,6 +103,19 @@ def test_two_backward_passes_in_a_step_are_refused() -> None:
     model(torch.ones(1, 2)).sum().backward()
     with pytest.raises(RuntimeError, match="second backward pass"):
         model(torch.ones(1, 2)).sum().backward()
+
+
+def test_a_weight_comes_before_backward() -> None:
+    model = nn.Linear(2, 2)
+    parallel = wrapped(model)
+    parallel.begin(1.0, [0, 0])
+    parallel.weigh(0)
+    loss = model(torch.ones(1, 2)).sum() * float("nan")
+    loss.backward()
+    with pytest.raises(RuntimeError, match="expected it between the batch and backward"):
+        parallel.weigh(1)
+    parallel.finish()
+    assert bool((parallel.buffer.gradient == 0).all()), "a rank without a token adds nothing, not NaN"
 
 
 def test_mixed_dtypes_are_refused() -> None:

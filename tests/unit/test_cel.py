@@ -70,6 +70,14 @@ specs = st.fixed_dictionaries(
             mode=st.sampled_from(["Auto", "PlanOnly", "Fixed"]),
             groups=st.lists(st.just({"device": "cpu", "nodes": 1}), max_size=2),
         ),
+        "collective": st.sampled_from(["Auto", "Ring", "Tree"]),
+        "optimizer": some(
+            findLearningRate=st.booleans(),
+            learningRateScaling=st.fixed_dictionaries(
+                {"rule": st.sampled_from(["Linear", "AdaScale"]), "baseBatchSize": small}
+            ),
+        ),
+        "parallelism": some(strategy=st.sampled_from(["Data", "Optimizer"])),
         "checkpoint": some(volume=some(claimName=st.just("a"), storageClassName=st.just("b"))),
     },
 )

@@ -99,6 +99,19 @@ def test_a_torchrun_script_gets_equal_shares_and_its_own_collective() -> None:
     assert todo.model == contract.ModelRef(name="digits-cnn", command=("python", "t.py"), framework="Torchrun")
 
 
+def test_options_of_training_reach_the_plan() -> None:
+    hints = {"parameters": 10, "flopsPerSample": 1e6}
+    todo = planned(spec(model={"hints": hints, "syncBatchNorm": True}, trainer={"command": ["python", "t.py"]}))
+    assert planned(spec(parallelism={"strategy": "Optimizer"})).parallelism == "Optimizer"
+    assert planner_request("job", spec(parallelism={"strategy": "Optimizer"})).collective == "Ring"
+    scaling = {"rule": "AdaScale", "baseBatchSize": 16}
+    optimizer = planned(spec(optimizer={"learningRateScaling": scaling})).optimizer
+    assert (optimizer.scaling, optimizer.base_batch) == ("AdaScale", 16)
+    assert planned(spec(optimizer={"findLearningRate": True})).optimizer.find_rate
+    assert planned(spec(runPolicy={"compareParametersSteps": 7})).compare_steps == 7
+    assert todo.model.sync_batch_norm and not planned(spec()).model.sync_batch_norm
+
+
 def test_what_is_learned_is_kept_apart() -> None:
     keys = [
         profile_key(s)

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 from dljob.contract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank
 from dltrain.agentproto import RankEnded
-from dltrain.messages import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_OK, EXIT_PEER_LOST, EXIT_STOPPED
+from dltrain.messages import (
+    EXIT_BAD_INPUT,
+    EXIT_DIVERGED,
+    EXIT_OK,
+    EXIT_PARAMETERS_DIVERGED,
+    EXIT_PEER_LOST,
+    EXIT_STOPPED,
+)
 from dltrain.processes import Exit
 
 SIGKILL = 9
@@ -181,6 +188,8 @@ def obituary(world: World, end: RankEnded) -> Failure:
         return _of_rank(world, end, "BadInput", "found its input unusable; see the end of its log", retry=False)
     if end.exit_code == EXIT_DIVERGED:
         return _of_rank(world, end, "Diverged", "found a loss that is not finite; lower the learning rate")
+    if end.exit_code == EXIT_PARAMETERS_DIVERGED:
+        return _of_rank(world, end, "ParametersDiverged", "found that ranks hold different parameters")
     if end.exit_code == 127:
         return _of_rank(world, end, "CommandNotFound", "could not start its command")
     if exit_.shell_code == 128 + SIGKILL:

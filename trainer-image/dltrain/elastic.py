@@ -32,7 +32,13 @@ class Elastic:
         self.agree_s = 0.0
         """Time that the last agreement took, most of it waiting for the slowest rank to come to it."""
         self._world, self._least, self._number = world, plan.min_ranks, world.rank
-        self.active = plan.min_ranks < world.size and plan.collective in STRATEGIES and on_cpu and world.survives
+        self.active = (
+            plan.min_ranks < world.size
+            and plan.collective in STRATEGIES
+            and plan.parallelism == "Data"
+            and on_cpu
+            and world.survives
+        )
         """Whether ranks may go on without others; else a loss raises PeerLostError, and a relaunch cures it."""
 
     def attempt(self, operation: Callable[[], T], wake: Callable[[], None]) -> T | None:

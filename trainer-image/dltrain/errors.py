@@ -3,7 +3,7 @@
 import traceback
 
 from dljob.contract import MAX_LOG_TAIL, Failure
-from dltrain.messages import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_PEER_LOST, EXIT_USER_ERROR
+from dltrain.messages import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_PARAMETERS_DIVERGED, EXIT_PEER_LOST, EXIT_USER_ERROR
 
 
 class PeerLostError(RuntimeError):
@@ -28,8 +28,13 @@ class DivergedError(ArithmeticError):
     """The loss or the gradient is no longer finite."""
 
 
+class ParametersDivergedError(ArithmeticError):
+    """Ranks hold different parameters, which they must not."""
+
+
 _REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
     (BadInputError, "BadInput", EXIT_BAD_INPUT),
+    (ParametersDivergedError, "ParametersDiverged", EXIT_PARAMETERS_DIVERGED),
     (DivergedError, "Diverged", EXIT_DIVERGED),
     (PeerLostError, "PeerLost", EXIT_PEER_LOST),
     (MemoryError, "OutOfMemory", EXIT_USER_ERROR),
@@ -41,7 +46,7 @@ def failure(error: BaseException, rank: int, host: str) -> Failure:
     """What to tell the agent of an exception that ends this rank; ``exit_code`` is the code to exit with."""
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
     last = traceback.format_exception_only(error)[-1].strip()
-    known = isinstance(error, BadInputError | DivergedError | PeerLostError)
+    known = isinstance(error, BadInputError | DivergedError | ParametersDivergedError | PeerLostError)
     tail = "" if known else "".join(traceback.format_exception(error))[-MAX_LOG_TAIL:]
     return Failure(
         reason=reason,

@@ -6,8 +6,10 @@ that a wish to stop or to save costs no message and takes effect on all of them 
 
 import hashlib
 import time
+import warnings
 from collections.abc import Iterator, Sequence
-from math import isfinite
+from functools import partial
+from math import inf, isfinite, sqrt
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -15,17 +17,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dljob.contract import Outcome, Plan, Role
+from dltrain.agreement import compare
 from dltrain.balance import Balance
+from dltrain.batchnorm import Ranks, local_layers, synchronized
 from dltrain.comm.choose import choose
 from dltrain.elastic import Elastic, inherit
-from dltrain.errors import DivergedError, PeerLostError
+from dltrain.errors import DivergedError, ParametersDivergedError, PeerLostError
 from dltrain.loader import Loader
 from dltrain.measure import Times
-from dltrain.messages import EXIT_STOPPED, Resharded, Shrunk
+from dltrain.messages import EXIT_STOPPED, Compared, Resharded, Shrunk
 from dltrain.parallel import DataParallel
 from dltrain.progress import Progress
 from dltrain.report import Reporter
 from dltrain.sampling import Part, Sampler
+from dltrain.scaling import Scaling
+from dltrain.sharded import optimizer_parallel
 from dltrain.state import replicate
 from dltrain.world import World
 from dltrain.writer import Keeper
@@ -47,6 +53,18 @@ class Shared(NamedTuple):
     stop: float = 0.0
     save: float = 0.0
     keep: float = 0.0
+    square: float = 0.0
+    """Squared norm of the gradient before, where no rank holds all of it."""
+    within: float = 0.0
+    """Weight times squared norm of the rank's own gradient; what AdaScale measures."""
+    weighed: float = 0.0
+    """Ranks that weigh their loss themselves."""
+    weight: float = 0.0
+    """What they weigh it by, such as tokens."""
+
+
+_WEIGHED = Shared._fields.index("weighed")
+_WITHIN = Shared._fields.index("within")
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -91,27 +109,33 @@ class Trainer:
         self._first = 0
         self._in_step = False
         self._weight = 1.0
-        """Of this rank's part of the batch just given out."""
+        """Of this rank's part of the batch just given out: by samples, or as the script weighs it."""
+        self._part_weight = 1.0
+        """By samples."""
         self._late = (0.0, 0.0)
         """Loss logged after its step had been summed, and its weight: shared with the next step."""
         self._gradient_norm = 0.0
+        self._scaling = Scaling(plan.optimizer, plan.global_batch)
         self._balance: Balance | None = None
 
     # What a script calls.
 
-    def wrap(self, model: Model, optimizer: Opt) -> tuple[Model, Opt]:
+    def wrap(self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None) -> tuple[Model, Opt]:
         """Put the model on this rank's device, equal on all ranks, and sum its gradients in ``optimizer.step()``.
 
         Continues from the newest checkpoint when there is one. The loss must be the mean over the batch given.
+        ``sync_batch_norm``: BatchNorm over the whole batch instead of this rank's part; default: as the plan says.
         """
+        model = self._normalized(model, self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm)
         self.model: nn.Module = model.to(self.device)
         self.optimizer: Optimizer = optimizer
         replicate(self.model, self.world.broadcast)
         self._rebuild()
         optimizer.register_step_pre_hook(lambda *_: self._before_update())
         optimizer.register_step_post_hook(lambda *_: self._after_update())
-        if (snapshot := self._keeper.resume(self.model, optimizer)) is not None:
+        if (snapshot := self._keeper.resume(self.model, partial(self.parallel.load_optimizer, optimizer))) is not None:
             self.step = self._first = snapshot.step
+            self._scaling.load(snapshot.state.get("scaling", self._scaling.state()))
             self._progress.accuracy, self._progress.loss = snapshot.state["accuracy"], snapshot.state["loss"]
             if snapshot.state["planned_shares"] == self._planned_shares:
                 self.shares = tuple(snapshot.state["shares"])  # the same ranks: go on to the last bit
@@ -125,11 +149,29 @@ class Trainer:
     def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None) -> None:
         """Show the mean loss of this rank's batch, best before ``backward()``; or an accuracy on held-out data."""
         if loss is not None:
-            part = torch.as_tensor(loss).detach() * self._weight
+            part = torch.as_tensor(loss).detach() * self._weight if self._weight else 0.0
             if not self.parallel.share(0, (part, self._weight)):
                 self._late = (float(part), self._weight)
         if accuracy is not None:
             self._progress.tell_accuracy(self.step, accuracy)
+
+    def weigh(self, tokens: float) -> None:
+        """Say that the loss is the mean over so many tokens of this rank: the gradient is then that of the mean over
+        the tokens of the whole batch, however they fall on the ranks.
+
+        On every rank, at every step or at none, before ``log`` and ``backward()``. A rank without a token (padding
+        only) passes 0; its loss may be NaN.
+        """
+        if not 0 <= tokens < inf:
+            raise ValueError(f"weigh: found {tokens} tokens, expected the number that the loss is the mean of")
+        self._weight = float(tokens) if self._part_weight else 0.0  # 0: a sample that was not this rank's to count
+        self.parallel.weigh(self._weight)
+        self.parallel.share(_WEIGHED, (1.0, self._weight))
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """What optimizer.learningRateScaling makes of the learning rate for the base batch, at this step."""
+        return self._scaling.factor
 
     def busy(self, what: str, limit_s: float) -> None:
         """Say that no step will come for up to ``limit_s``; else silence means to the agent that this rank hangs.
@@ -158,13 +200,14 @@ class Trainer:
         self.total_steps = self.plan.steps or (self.plan.epochs or 0) * sampler.steps_per_epoch
         while self.step < self.total_steps:
             part = sampler.part(self.step, self.shares, self.rank)
-            self._weight = part.weight
+            self._weight = self._part_weight = part.weight
             self.epoch, self.end_of_epoch = part.epoch, part.last
             # Randomness of a step (dropout) is a function of (seed, step, rank): nothing to save, equal on resume.
             torch.manual_seed(step_seed(self.plan.seed, self.step, self.rank))
             began = time.perf_counter()
             batch = loader.fetch(part.indices) if len(part.indices) else None
             self._fetched = time.perf_counter()
+            self._full = part.batch == self.plan.global_batch
             self._data_s = self._fetched - began
             self.parallel.begin(part.weight, self._shared())
             self._kept = [buffer.clone() for buffer in self.model.buffers()] if self._elastic.active else []
@@ -227,6 +270,26 @@ class Trainer:
         self._among_workers.abandon()
         self.world.abandon()
 
+    def _normalized(self, model: Model, synchronize: bool) -> Model:
+        """With BatchNorm over all ranks, or a warning that it is not."""
+        if self.workers == 1 or not (layers := local_layers(model)):
+            return model
+        if synchronize:
+            ranks = Ranks(
+                sum=lambda values: self._among_workers.sum(values),
+                counts=lambda: self._part_weight > 0,
+                weight=lambda: self._weight,
+            )
+            self._elastic.active = False  # a rank lost within forward leaves others in the middle of it
+            return synchronized(model, ranks)
+        if self.rank == 0:
+            warnings.warn(
+                f"{len(layers)} BatchNorm layers ({layers[0]}, …) see the samples of one rank only: what is learned "
+                "depends on the split of the batch; set spec.model.syncBatchNorm, or wrap(…, sync_batch_norm=True)",
+                stacklevel=3,
+            )
+        return model
+
     # Within a step.
 
     @property
@@ -239,7 +302,12 @@ class Trainer:
             self._parallel.retire()
             self._retired.append(self._parallel)
         tail = len(Shared()) + 2 * self.size
-        made = DataParallel(self.model.parameters(), self._collective, self.plan.bucket_nbytes, tail)
+        made: DataParallel
+        if self.plan.parallelism == "Optimizer" and self.size > 1:
+            made = optimizer_parallel(self.plan, self.world, self.model, self.optimizer, tail)
+        else:
+            made = DataParallel(self.model.parameters(), self._collective, self.plan.bucket_nbytes, tail)
+        made.square_at = _WITHIN if self._scaling.measures else None
         self._parallel = made
         return made
 
@@ -284,7 +352,7 @@ class Trainer:
 
     def _shared(self) -> list[float]:
         stop, save, keep = self.reporter.stop.is_set(), self._keeper.due, self._keeper.memory_due
-        shared = Shared(*self._late, float(stop), float(save), float(keep))
+        shared = Shared(*self._late, float(stop), float(save), float(keep), square=self.parallel.square)
         self._late = (0.0, 0.0)
         by_rank = [0.0] * (2 * self.size)
         by_rank[self.rank] = self._progress.times.compute_s
@@ -309,6 +377,11 @@ class Trainer:
         self._agreed = Shared(*shared[: len(Shared())])
         self._computed_by_rank = shared[len(Shared()) : len(Shared()) + self.size]
         exposed = shared[len(Shared()) + self.size :]
+        if self._agreed.weighed:
+            self._divide(self._agreed)
+        if self._scaling.measures and self._full:
+            within = self._agreed.within / (self._agreed.weight or 1.0)
+            self._scaling.observe(within, self.parallel.gradient_norm() ** 2, self.workers)
         self._exposed = [e for e, share in zip(exposed, self.shares, strict=True) if share] if any(exposed) else []
         if self._agreed.logged:
             loss = self._agreed.loss / self._agreed.logged
@@ -317,9 +390,19 @@ class Trainer:
             self._progress.add_loss(loss)
         self._news_due = self._progress.due(last=self.step == self.total_steps - 1)
         if self._news_due or self._agreed.save or self._agreed.stop or self._agreed.keep:
-            self._gradient_norm = float(torch.linalg.vector_norm(self.parallel.buffer.gradient))
+            self._gradient_norm = self.parallel.gradient_norm()
             if not isfinite(self._gradient_norm):
                 raise DivergedError(f"gradient is not finite at step {self.step}: lower the learning rate")
+            if 0 < self._agreed.square < inf:
+                self._gradient_norm = sqrt(self._agreed.square)
+
+    def _divide(self, agreed: Shared) -> None:
+        """From the sum of gradients times tokens to the mean over tokens."""
+        if agreed.weighed != self.workers:
+            raise RuntimeError(f"found t.weigh() on {agreed.weighed:g} of {self.workers} ranks, expected all or none")
+        if not agreed.weight:
+            raise RuntimeError(f"found no token in the whole batch at step {self.step}, expected some")
+        self.parallel.buffer.gradient.div_(agreed.weight)
 
     def _after_update(self) -> None:
         """Hook of ``optimizer.step()``: the step's time ends here; what the body does next is not the step's."""
@@ -331,6 +414,7 @@ class Trainer:
         if self._again:
             return
         self._computed_s += time.perf_counter() - self._summed
+        self.parallel.spread()
         self.step += 1
         if self.end_of_epoch:
             self._progress.end_epoch()
@@ -348,7 +432,11 @@ class Trainer:
         if self._news_due:
             rate, norm = float(self.optimizer.param_groups[0]["lr"]), self._gradient_norm
             self._progress.tell(self.step, self.total_steps, self.epoch, rate, norm, self.shares[self.rank], self.alive)
-        if self._agreed.save or self._agreed.stop:
+        saving = self._agreed.save or self._agreed.stop
+        every = self.plan.compare_steps
+        if saving or self._agreed.keep or self.complete or (every and self.step % every == 0):
+            self._compare()
+        if saving:
             self._save()
         elif self._agreed.keep:
             self._save(durable=False)
@@ -369,6 +457,25 @@ class Trainer:
         if (shares := self._balance.add(self._computed_by_rank, step_s)) is not None:
             self.reshard(shares, "measured while training")
 
+    def _compare(self) -> None:
+        """All ranks hold the same parameters; before each checkpoint too, so that none is made of wrong ones."""
+        if self.workers == 1 or not self.shares[self.rank]:
+            return
+        told = partial(Compared, rank=self.rank, step=self.step)
+        try:
+            while not self._elastic.attempt(self._agree_on_parameters, self._among_workers.abandon):
+                self._go_on()
+        except ParametersDivergedError:
+            self.reporter.send(told(agree=False))
+            raise
+        self.reporter.send(told(agree=True))
+
+    def _agree_on_parameters(self) -> bool:
+        ranks = [self.plan.ranks[number] for number in self._elastic.alive]
+        kinds = {rank.rank: rank.device for rank in ranks if rank.role is Role.WORKER}
+        compare(self._among_workers, self.model.parameters(), kinds, self.step)
+        return True
+
     def _wait_for_checkpoint(self) -> None:
         """All ranks end together, so all wait for rank 0's volume."""
         if self.plan.checkpoint.enabled:
@@ -377,11 +484,15 @@ class Trainer:
             self._keeper.wait()
 
     def _save(self, *, durable: bool = True) -> None:
+        if not self.plan.checkpoint.enabled:
+            return
         state = {
             "epoch": self.epoch,
+            "scaling": self._scaling.state(),
             "shares": self._whole or self.shares,
             "planned_shares": self._planned_shares,
             "accuracy": self._progress.accuracy,
             "loss": self._progress.loss,
         }
-        self._keeper.save(self.step, self.model, self.optimizer, state, durable=durable)
+        optimizer = self.parallel.optimizer_state(self.optimizer)
+        self._keeper.save(self.step, self.model, optimizer, state, durable=durable)

@@ -25,6 +25,8 @@ EXIT_PEER_LOST = 75
 """Another rank died; relaunch."""
 EXIT_DIVERGED = 76
 """Loss is NaN or infinite."""
+EXIT_PARAMETERS_DIVERGED = 77
+"""Ranks hold different parameters; relaunch from the last checkpoint, whose parameters all of them held."""
 EXIT_STOPPED = 143
 """Asked to stop; the last checkpoint is durable."""
 
@@ -76,6 +78,15 @@ class Evaluated(Record):
     step: int
     accuracy: Annotated[float, Field(ge=0, le=1)]
     loss: float | None = None
+
+
+class Compared(Record):
+    """Parameters were compared over all ranks, after this step."""
+
+    type: Literal["compared"] = "compared"
+    rank: int
+    step: int
+    agree: bool
 
 
 class Checkpointed(Record):
@@ -138,7 +149,7 @@ class Stop(Record):
 
 
 News = Annotated[
-    Hello | Mark | Probed | Step | Evaluated | Checkpointed | Resharded | Shrunk | Busy | Failed | Finished,
+    Hello | Mark | Probed | Step | Evaluated | Compared | Checkpointed | Resharded | Shrunk | Busy | Failed | Finished,
     Field(discriminator="type"),
 ]
 news_adapter: TypeAdapter[News] = TypeAdapter(News)

@@ -15,7 +15,7 @@ from dljob.contract import Record, RunPhase
 from dltrain.ledger import Ledger
 from dltrain.localranks import LocalRanks
 from dltrain.member import Member
-from dltrain.messages import Checkpointed, Evaluated, Probed, Step
+from dltrain.messages import Checkpointed, Compared, Evaluated, Probed, Step
 
 PREFIX = "dljob_trainer_"
 T = TypeVar("T", bound=Record)
@@ -93,6 +93,11 @@ class TrainerCollector(Collector):
             yield _gauge(metric.name, metric.text, {n: metric.value(step) for n, step in self._latest(Step)})
         accuracy = {n: evaluated.accuracy for n, evaluated in self._latest(Evaluated)}
         yield _gauge("accuracy_ratio", "Accuracy on held-out data, last known.", accuracy)
+        yield _gauge(
+            "parameters_agree",
+            "1 if all ranks held the same parameters when last compared. 0: memory or a device erred; see the log.",
+            {n: float(compared.agree) for n, compared in self._latest(Compared)},
+        )
         saved = dict(self._latest(Checkpointed))
         yield _gauge(
             "checkpoint_timestamp_seconds",

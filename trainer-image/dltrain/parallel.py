@@ -1,17 +1,19 @@
 """Data parallel training: gradients of all ranks are summed while backward is still running. Users: ``loop``.
 
 Rank r computes the mean loss of its b_r samples; its gradient times b_r / B, summed over ranks, is the gradient of the
-mean over the B samples of the batch, as one process would have it, whatever the split.
+mean over the B samples of the batch, as one process would have it, whatever the split. The same holds for a mean over
+tokens, with tokens in the place of samples; their total is known only after the sum, and divides it then.
 """
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from dltrain.buffers import GradientBuffer
 from dltrain.comm.base import Collective, Work
-from dltrain.comm.faults import revoke
 from dltrain.errors import PeerLostError
 
 
@@ -34,6 +36,11 @@ class DataParallel:
         self.collective = collective(self.buffer.slices)
         self.exposed_s = 0.0
         """Time of the last step spent waiting for the sum, not hidden behind backward."""
+        self.square = 0.0
+        """Squared norm of this rank's part of the last gradient, where it holds but a part of it."""
+        self.square_at: int | None = None
+        """Position in the tail where this rank's weight times the square of its gradient goes; None: nowhere."""
+        self._own_square = 0.0
         self._bucket_of = {p: i for i, bucket in enumerate(self.buffer.buckets) for p in bucket.parameters}
         self._missing: list[int] = []
         self._works: list[Work] = []
@@ -52,6 +59,7 @@ class DataParallel:
         self._missing = [len(bucket.parameters) for bucket in self.buffer.buckets]
         self._works = []
         self._weight = weight
+        self._own_square = 0.0
         self._open = True
 
     def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
@@ -64,6 +72,27 @@ class DataParallel:
         for offset, value in enumerate(values):
             self.buffer.tail[position + offset] = value
         return True
+
+    def weigh(self, weight: float) -> None:
+        """Another weight than ``begin``'s for this step, before its backward pass. Raises RuntimeError later on."""
+        if not self._open or self._works:
+            raise RuntimeError("found a weight in the middle of backward, expected it between the batch and backward()")
+        self._weight = weight
+
+    def spread(self) -> None:
+        """After the update: give every rank what it lacks of it. Here each has updated everything itself."""
+
+    def gradient_norm(self) -> float:
+        """Euclidean norm of the gradient that this rank holds."""
+        return float(torch.linalg.vector_norm(self.buffer.gradient))
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The whole ``optimizer.state_dict()``; all ranks call it together."""
+        return optimizer.state_dict()
+
+    def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
+        """Take from a whole state what this rank holds."""
+        optimizer.load_state_dict(whole)
 
     @property
     def is_open(self) -> bool:
@@ -116,14 +145,19 @@ class DataParallel:
 
     def _start(self, bucket: int) -> None:
         gradient = self.buffer.flat[self.buffer.buckets[bucket].start : self.buffer.buckets[bucket].stop]
-        if self._weight != 1.0:
+        if self.square_at is not None and self._weight:
+            self._own_square += self._weight * float(torch.linalg.vector_norm(gradient)) ** 2
+            if bucket == len(self.buffer.buckets) - 1:
+                self.buffer.tail[self.square_at] = self._own_square
+        if not self._weight:
+            gradient.zero_()  # a mean over nothing is NaN, which 0 times it would stay
+        elif self._weight != 1.0:
             gradient.mul_(self._weight)
         self._works.append(self.collective.start(bucket))
 
     def abandon(self) -> None:
         """Wake the ranks that wait for this one's gradients."""
-        if self.collective.size > 1:
-            revoke(self.collective.comm)
+        self.collective.abandon()
 
     def retire(self) -> None:
         """Remove the hooks after a loss. The collective's memory must live on: messages may still arrive in it."""

@@ -18,6 +18,7 @@ from dltrain.messages import PLAN_ENV
 from dltrain.models import build
 from dltrain.optimizers import make_optimizer
 from dltrain.probe import settle
+from dltrain.rangetest import find_rate
 
 _EVALUATION_BATCH = 256
 
@@ -37,9 +38,13 @@ def train(trainer: Trainer) -> None:
     network = build(plan.model.name, data.shape)
     model, optimizer = trainer.wrap(network, make_optimizer(plan.optimizer, network))
     _settle(trainer, data)
-    for x, y in trainer.steps(trainer.loader(data)):
+    loader, peak = trainer.loader(data), plan.optimizer.learning_rate
+    if plan.optimizer.find_rate:
+        peak = find_rate(trainer, loader, lambda model, batch: mean_loss(model(batch[0]), batch[1]))
+    for x, y in trainer.steps(loader):
         for group in optimizer.param_groups:
-            group["lr"] = rate(plan.optimizer.learning_rate, trainer.step, trainer.total_steps)
+            base = peak * trainer.learning_rate_factor
+            group["lr"] = rate(base, trainer.step, trainer.total_steps)
         loss = mean_loss(model(x), y)
         trainer.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,20 +1,22 @@
 """Training state as named tensors and JSON, and back: any torch model and optimizer. Users: ``loop``."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from dltrain.checkpoint import Snapshot
 
 
-def capture(step: int, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> Snapshot:
-    """A copy in main memory, which training may not touch any more; ``state``: JSON to keep beside it."""
+def capture(step: int, model: nn.Module, optimizer: dict[str, Any], state: dict[str, Any]) -> Snapshot:
+    """A copy in main memory, which training may not touch any more.
+
+    ``optimizer``: an optimizer's ``state_dict()``. ``state``: JSON to keep beside it.
+    """
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
-    whole = optimizer.state_dict()
-    for index, entry in whole["state"].items():
+    for index, entry in optimizer["state"].items():
         for key, value in entry.items():
             if isinstance(value, Tensor):
                 tensors[f"{index}.{key}"] = _copy(value)
@@ -24,11 +26,11 @@ def capture(step: int, model: nn.Module, optimizer: Optimizer, state: dict[str, 
         step,
         {name: _copy(tensor) for name, tensor in model.state_dict().items()},
         tensors,
-        state | {"optimizer": {"groups": whole["param_groups"], "scalars": scalars}},
+        state | {"optimizer": {"groups": optimizer["param_groups"], "scalars": scalars}},
     )
 
 
-def restore(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
+def restore(snapshot: Snapshot, model: nn.Module, load_optimizer: Callable[[dict[str, Any]], object]) -> None:
     """Load a snapshot into a model and an optimizer made the same way. Raises what torch raises when they are not."""
     model.load_state_dict(snapshot.model)
     kept = snapshot.state["optimizer"]
@@ -38,7 +40,7 @@ def restore(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> None:
         entries.setdefault(int(index), {})[key] = tensor
     for number, scalars in kept["scalars"].items():
         entries.setdefault(int(number), {}).update(scalars)
-    optimizer.load_state_dict({"state": entries, "param_groups": kept["groups"]})
+    load_optimizer({"state": entries, "param_groups": kept["groups"]})
 
 
 def _copy(tensor: Tensor) -> Tensor:

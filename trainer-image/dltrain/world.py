@@ -54,8 +54,9 @@ class World:
         from mpi4py import MPI
 
         if not MPI.Is_initialized():
-            # The writer of checkpoints is a thread, but never calls MPI.
-            MPI.Init_thread(MPI.THREAD_FUNNELED)
+            # The writer of checkpoints is a thread, but never calls MPI. Backward on a GPU runs in torch's thread, from
+            # where batch norm does, while this one waits for it.
+            MPI.Init_thread(MPI.THREAD_SERIALIZED)
         return cls(MPI.COMM_WORLD.Dup())
 
     def expect(self, ranks: int) -> None:

@@ -7,12 +7,12 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from dljob.contract import CheckpointMark, Plan
 from dltrain import memory
@@ -98,7 +98,7 @@ class Keeper:
         """Whether the pods should keep the state after this step in memory. Only rank 0 ever says so."""
         return self._writer is not None and self._pace.due
 
-    def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
+    def resume(self, model: nn.Module, load_optimizer: Callable[[dict[str, Any]], object]) -> Snapshot | None:
         """Restore the newest state, of a pod's memory or of the volume, on every rank; None when there is none.
 
         One rank alone reads it, so that all take the same. Raises BadInputError when it is another job's.
@@ -122,7 +122,7 @@ class Keeper:
             return None
         snapshot = decode(files)
         self._check(snapshot.state)
-        restore(snapshot, model, optimizer)
+        restore(snapshot, model, load_optimizer)
         if folder is not None and self._writer is not None:
             self._writer.last = CheckpointMark(step=snapshot.step, unix_s=folder.stat().st_mtime, path=str(folder))
             self._begun = snapshot.step
@@ -161,7 +161,7 @@ class Keeper:
                 raise BadInputError(field, str(here), expected, "set it back, or use another volume")
 
     def save(
-        self, step: int, model: nn.Module, optimizer: Optimizer, state: dict[str, Any], *, durable: bool = True
+        self, step: int, model: nn.Module, optimizer: dict[str, Any], state: dict[str, Any], *, durable: bool = True
     ) -> None:
         """Begin a checkpoint of the state after ``step`` steps, unless it is there; all ranks call it.
 

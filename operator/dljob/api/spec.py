@@ -47,6 +47,11 @@ class Collective(StrEnum):
     TORCH = "Torch"
 
 
+class ParallelismStrategy(StrEnum):
+    DATA = "Data"
+    OPTIMIZER = "Optimizer"
+
+
 class PlanningMode(StrEnum):
     AUTO = "Auto"
     PLAN_ONLY = "PlanOnly"
@@ -132,6 +137,13 @@ class ModelSpec(ApiModel):
     hints: Annotated[
         ModelHints | None, Field(description="Size of your own model, for the planner; see trainer.command.")
     ] = None
+    sync_batch_norm: Annotated[
+        bool,
+        Field(
+            description="BatchNorm layers of a dltrain program normalize over the whole batch, not each rank's part. "
+            "The built-in models have none."
+        ),
+    ] = False
 
 
 class Dataset(ApiModel):
@@ -219,9 +231,48 @@ class Trainer(ApiModel):
     ] = Framework.DLTRAIN
 
 
+class ScalingRule(StrEnum):
+    LINEAR = "Linear"
+    SQUARE_ROOT = "SquareRoot"
+    ADA_SCALE = "AdaScale"
+
+
+class LearningRateScaling(ApiModel):
+    """How the learning rate for one batch size becomes that for globalBatchSize."""
+
+    rule: Annotated[
+        ScalingRule,
+        Field(
+            description="With S = globalBatchSize / baseBatchSize: Linear multiplies by S, SquareRoot by its root, "
+            "AdaScale by a gain between 1 and S, measured from the noise of the gradients."
+        ),
+    ]
+    base_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1, description="Batch that learningRate is for.")]
+
+
 class Optimizer(ApiModel):
+    rules = (
+        Rule(
+            "findLearningRate",
+            "!has(self.findLearningRate) || !self.findLearningRate || !has(self.learningRateScaling)",
+            "findLearningRate finds the rate for globalBatchSize: remove learningRateScaling, or do not search",
+            lambda o: not o.find_learning_rate or o.learning_rate_scaling is None,
+        ),
+    )
+
     name: Annotated[OptimizerName, Field(description="SGD, Adam or AdamW.")] = OptimizerName.SGD
     learning_rate: Annotated[float, Field(gt=0, le=100, description="Learning rate for the global batch.")] = 0.05
+    find_learning_rate: Annotated[
+        bool,
+        Field(
+            description="true: a range test before the first step finds the rate; learningRate is used if it finds "
+            "none. Built-in models only."
+        ),
+    ] = False
+    learning_rate_scaling: Annotated[
+        LearningRateScaling | None,
+        Field(description="learningRate is for another batch than globalBatchSize; default: for globalBatchSize."),
+    ] = None
     momentum: Annotated[float, Field(ge=0, lt=1, description="Momentum; SGD only.")] = 0.9
     weight_decay: Annotated[float, Field(ge=0, le=1, description="L2 penalty (SGD) or decoupled decay (AdamW).")] = 0.0
 
@@ -307,6 +358,16 @@ class CheckpointVolume(ApiModel):
     ] = ReclaimPolicy.RETAIN
 
 
+class Parallelism(ApiModel):
+    strategy: Annotated[
+        ParallelismStrategy,
+        Field(
+            description="Data: every rank updates all parameters. Optimizer: each updates a part and keeps optimizer "
+            "state for it alone; the result is the same."
+        ),
+    ] = ParallelismStrategy.DATA
+
+
 class Checkpoint(ApiModel):
     enabled: Annotated[bool, Field(description="Whether to write checkpoints; false also needs no volume.")] = True
     volume: Annotated[CheckpointVolume, Field(description="Where checkpoints are kept.")] = CheckpointVolume()
@@ -323,6 +384,15 @@ class RunPolicy(ApiModel):
             description="Failures of the training program before the job fails; evictions and lost nodes do not count.",
         ),
     ] = 3
+    compare_parameters_steps: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10**9,
+            description="Steps after which all ranks' parameters are compared, which must be equal to the bit; "
+            "0: only before each checkpoint.",
+        ),
+    ] = 100
     active_deadline_seconds: Annotated[
         int | None, Field(ge=1, description="The job fails when it has been active for so long.")
     ] = None
@@ -400,6 +470,36 @@ class DLJobSpec(ApiModel):
             lambda s: s.model.hints is None or bool(s.trainer.command),
         ),
         Rule(
+            "parallelism.strategy",
+            "!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy != 'Optimizer' || "
+            "!has(self.collective) || self.collective in ['Auto', 'Ring', 'Torch']",
+            "parallelism.strategy Optimizer needs collective Ring or Torch: remove collective, or choose one of them",
+            lambda s: (
+                s.parallelism.strategy is not ParallelismStrategy.OPTIMIZER
+                or s.collective in (Collective.AUTO, Collective.RING, Collective.TORCH)
+            ),
+        ),
+        Rule(
+            "optimizer.findLearningRate",
+            "!has(self.optimizer) || !has(self.optimizer.findLearningRate) || !self.optimizer.findLearningRate || "
+            "!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0",
+            "optimizer.findLearningRate is for built-in models: remove it, or trainer.command",
+            lambda s: not s.optimizer.find_learning_rate or not s.trainer.command,
+        ),
+        Rule(
+            "optimizer.learningRateScaling.rule",
+            "!has(self.optimizer) || !has(self.optimizer.learningRateScaling) || "
+            "self.optimizer.learningRateScaling.rule != 'AdaScale' || !has(self.parallelism) || "
+            "!has(self.parallelism.strategy) || self.parallelism.strategy == 'Data'",
+            "optimizer.learningRateScaling.rule AdaScale needs parallelism.strategy Data: choose that, or another "
+            "rule, for with Optimizer no rank has the whole gradient",
+            lambda s: (
+                s.optimizer.learning_rate_scaling is None
+                or s.optimizer.learning_rate_scaling.rule is not ScalingRule.ADA_SCALE
+                or s.parallelism.strategy is ParallelismStrategy.DATA
+            ),
+        ),
+        Rule(
             "globalBatchSize",
             "!has(self.nodes) || !has(self.nodes.min) || self.globalBatchSize >= self.nodes.min",
             "globalBatchSize must give every rank a sample: raise it or lower nodes.min",
@@ -423,6 +523,7 @@ class DLJobSpec(ApiModel):
     objective: Annotated[Objective, Field(description="What the plan is to achieve.")] = Objective()
     planning: Annotated[Planning, Field(description="Who plans.")] = Planning()
     collective: Annotated[Collective, Field(description="How gradients are summed over ranks.")] = Collective.AUTO
+    parallelism: Annotated[Parallelism, Field(description="What ranks share out besides the batch.")] = Parallelism()
     checkpoint: Annotated[Checkpoint, Field(description="How training state is kept.")] = Checkpoint()
     suspend: Annotated[bool, Field(description="true: checkpoint and remove the pods; false: run or resume.")] = False
     run_policy: Annotated[RunPolicy, Field(description="Limits and clean-up.")] = RunPolicy()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from numpy.typing import NDArray
 
+from dltrain.comm.faults import revoke
 from dltrain.errors import PeerLostError
 
 __all__ = ["Collective", "PeerLostError", "Work", "host_array"]
@@ -64,6 +65,11 @@ class Collective(ABC):
     def allreduce(self, index: int) -> None:
         """Sum ``buffers[index]`` over all ranks, in place. Raises PeerLostError."""
         self.start(index).wait()
+
+    def abandon(self) -> None:
+        """Wake the ranks that wait for this one in it, without waiting for them."""
+        if self.size > 1:
+            revoke(self.comm)
 
     @abstractmethod
     def close(self) -> None:

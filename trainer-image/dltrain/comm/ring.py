@@ -15,16 +15,18 @@ class Ring(Scheduled):
         return ring(self.rank, self.size, count, longest)
 
 
-def ring(rank: int, size: int, count: int, longest: int) -> Schedule:
+def ring(rank: int, size: int, count: int, longest: int, hops: range | None = None) -> Schedule:
     """``rank``'s messages for ``count`` elements in segments of at most ``longest``.
 
     Chunk c starts at rank c, and after n - 1 additions is complete at rank c - 1, from where it goes round again.
+    ``hops``: which of the 2 (n - 1), consecutive ones; default: all.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
     grid = [pieces(*chunk, longest) for chunk in chunks(count, size)]
     schedule = Schedule()
-    ready = [0] * len(grid[rank])
-    for hop in range(2 * (size - 1)):
+    hops = range(2 * (size - 1)) if hops is None else hops
+    ready = [0] * len(grid[(rank - hops.start) % size])
+    for hop in hops:
         for piece, after in zip(grid[(rank - hop) % size], ready, strict=True):
             schedule.send(right, piece, after)
         add = hop < size - 1

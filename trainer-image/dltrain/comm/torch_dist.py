@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dltrain.comm.base import Collective, PeerLostError
+from dltrain.comm.base import Collective, PeerLostError, Work
 
 
 class TorchDistributed(Collective):
@@ -17,19 +17,28 @@ class TorchDistributed(Collective):
 
         super().__init__(comm, buffers)
         self._distributed = distributed
-        backend = "nccl" if buffers[0].is_cuda else "gloo"
-        store_at = partial(distributed.TCPStore, host, world_size=self.size)  # type: ignore[attr-defined]
-        store = store_at(0, is_master=True, wait_for_workers=False) if self.rank == 0 else None
-        port = comm.bcast(store.port if store is not None else None)
-        if store is None:
-            store = store_at(port, is_master=False)
         self._owned = not distributed.is_initialized()
         if self._owned:
-            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size)
+            self._join(host)
 
-    def start(self, index: int) -> "_Pending":
+    def _join(self, host: str) -> None:
+        """Make the process group that all of these share."""
+        distributed = self._distributed
+        backend = "nccl" if self.buffers[0].is_cuda else "gloo"
+        store_at = partial(distributed.TCPStore, host, world_size=self.size)
+        store = store_at(0, is_master=True, wait_for_workers=False) if self.rank == 0 else None
+        port = self.comm.bcast(store.port if store is not None else None)
+        if store is None:
+            store = store_at(port, is_master=False)
+        distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size)
+
+    def start(self, index: int) -> Work:
+        return self.begun(self._distributed.all_reduce, self.buffers[index])
+
+    def begun(self, operation: Any, *arguments: Any) -> "_Pending":
+        """One of torch's operations, under way. Raises PeerLostError."""
         try:
-            work = self._distributed.all_reduce(self.buffers[index], async_op=True)
+            work = operation(*arguments, async_op=True)
         except RuntimeError as error:
             raise PeerLostError(f"a peer is gone: {error}") from error
         return _Pending(work)
