@@ -1,4 +1,5 @@
-"""Layers as data: what one sample costs in each, from shapes alone. Users: ``perf.models`` (the built-in models).
+"""Layers as data: what one sample costs in each, from shapes alone. Users: ``perf.models`` (the built-in models) and
+``perf.references`` (the literature's).
 
 Counts follow the definitions of the layers: a convolution of c channels with k x k filters to f channels of h x w
 does 2 k² c f h w operations (multiply and add), and its backward pass does that once for the filters and once for
@@ -55,7 +56,7 @@ class Net:
         return sum(self._kept.values())
 
     def _keep(self) -> None:
-        self._kept[self._tensor] = prod(self.shape)
+        self._kept[self._tensor] = max(self._kept.get(self._tensor, 0), prod(self.shape))
 
     def _emit(
         self,
@@ -105,14 +106,24 @@ class Net:
     def relu(self) -> Self:
         return self._emit("activation", self.shape, float(prod(self.shape)), keep="output")
 
+    def tanh(self) -> Self:
+        return self._emit("activation", self.shape, 10.0 * prod(self.shape), keep="output")
+
     def gelu(self) -> Self:
         return self._emit("activation", self.shape, 10.0 * prod(self.shape))
 
-    def pool(self, k: int, stride: int | None = None, pad: int = 0) -> Self:
-        """The largest of k x k; remembers which one, in 8 bytes."""
+    def dropout(self) -> Self:
+        """A copy with elements left out; keeps a mask of a byte each, as GPUs do."""
+        self._emit("dropout", self.shape, float(prod(self.shape)), keep="nothing")
+        self._kept[-self._tensor] = prod(self.shape) / 4
+        return self
+
+    def pool(self, k: int, stride: int | None = None, pad: int = 0, ceil: bool = False) -> Self:
+        """The largest of k x k; remembers which one, in 8 bytes. ``ceil``: windows may reach over the edge."""
         stride = stride or k
         c, h, w = self.shape
-        out = (c, (h + 2 * pad - k) // stride + 1, (w + 2 * pad - k) // stride + 1)
+        spare = (stride - 1) * ceil
+        out = (c, (h + 2 * pad - k + spare) // stride + 1, (w + 2 * pad - k + spare) // stride + 1)
         self._emit("pool", out, float(k * k * prod(out)))
         self._kept[-self._tensor] = 2 * prod(out)
         return self
@@ -128,11 +139,31 @@ class Net:
         """The sum with a skip connection."""
         return self._emit("add", self.shape, float(prod(self.shape)), keep="nothing")
 
-    def embedding(self, vocabulary: int, width: int, positions: bool = True) -> Self:
-        """Token (and position) embeddings of a sequence of tokens."""
+    def concat(self, *ends: tuple[tuple[int, ...], int]) -> Self:
+        """A copy of the ``ends`` of branches, beside each other in the first axis."""
+        self.shape = (sum(shape[0] for shape, _ in ends), *self.shape[1:])
+        return self._emit("concat", self.shape, 0.0, keep="nothing")
+
+    def first_token(self) -> Self:
+        """The first position of a sequence alone: a view, so what is kept of it keeps the sequence."""
+        self._keep()
+        self.shape = self.shape[1:]
+        return self
+
+    def embedding(self, vocabulary: int, width: int, positions: int | None = None, types: int = 0) -> Self:
+        """Embeddings of a sequence of tokens, of its ``positions`` (default: as many as it has) and token types."""
         (tokens,) = self.shape
-        rows = vocabulary + tokens * positions
-        return self._emit("embedding", (tokens, width), 0.0, rows * width, 1 + positions)
+        positions = tokens if positions is None else positions
+        rows = vocabulary + positions + types
+        return self._emit("embedding", (tokens, width), 0.0, rows * width, 1 + (positions > 0) + (types > 0))
+
+    def projections(self, width: int) -> Self:
+        """Queries, keys and values by a layer each, for ``attention``."""
+        start = self.at
+        for _ in range(3):
+            self.go(start).linear(width)
+        self.shape = (start[0][0], 3 * width)
+        return self
 
     def attention(self, heads: int, fused: bool = True) -> Self:
         """Scaled dot products of queries, keys and values, 3 x width in, width out; without its projections.

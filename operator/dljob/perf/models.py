@@ -1,4 +1,4 @@
-"""The built-in models as layer tables. Users: ``perf.workload``.
+"""The built-in models as layer tables. Users: ``perf.workload``; ``perf.references``.
 
 A trainer test holds parameter and operation counts against the models that the trainer builds.
 """
@@ -49,11 +49,13 @@ def resnet18(data: Dataset) -> Net:
     return net.global_pool().linear(data.classes)
 
 
-def resnet50(data: Dataset) -> Net:
+def bottlenecks(data: Dataset, *depths: int) -> Net:
+    """A residual network of blocks of three convolutions, ``depths`` of them at 64, 128, 256 and 512 filters."""
     net = _stem(data)
-    for width, blocks, first in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for block in range(blocks):
-            stride, start = first if block == 0 else 1, net.at
+    for stage, depth in enumerate(depths):
+        width = 64 * 2**stage
+        for block in range(depth):
+            stride, start = 2 if stage and not block else 1, net.at
             net.conv(width, 1, bias=False).group_norm().relu()
             net.conv(width, 3, stride, bias=False).group_norm().relu()
             net.conv(4 * width, 1, bias=False).group_norm()
@@ -61,13 +63,21 @@ def resnet50(data: Dataset) -> Net:
     return net.global_pool().linear(data.classes)
 
 
-def gpt_mini(data: Dataset) -> Net:
-    """A decoder of 4 layers, 4 heads, width 128."""
-    net = Net(*data.shape).embedding(data.classes, 128)
-    for _ in range(4):
-        net.layer_norm().linear(3 * 128).attention(4).linear(128).add()
-        net.layer_norm().linear(4 * 128).gelu().linear(128).add()
+def resnet50(data: Dataset) -> Net:
+    return bottlenecks(data, 3, 4, 6, 3)
+
+
+def decoder(data: Dataset, width: int, blocks: int, heads: int) -> Net:
+    """GPT-2's layout (Radford et al. 2019): norms first, the output's weights those of the token embedding."""
+    net = Net(*data.shape).embedding(data.classes, width)
+    for _ in range(blocks):
+        net.layer_norm().linear(3 * width).attention(heads).linear(width).add()
+        net.layer_norm().linear(4 * width).gelu().linear(width).add()
     return net.layer_norm().linear(data.classes, bias=False, tied=True)
+
+
+def gpt_mini(data: Dataset) -> Net:
+    return decoder(data, width=128, blocks=4, heads=4)
 
 
 MODELS: dict[str, tuple[Callable[[Dataset], Net], str]] = {

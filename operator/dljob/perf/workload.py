@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
-from dljob.perf.datasets import DATASETS
-from dljob.perf.layers import Layer
+from dljob.perf.datasets import DATASETS, Dataset
+from dljob.perf.layers import Layer, Net
 from dljob.perf.models import MODELS
+from dljob.perf.references import REFERENCES
 
 REAL_NBYTES = 4
 """Parameters, gradients and activations are single precision."""
@@ -77,7 +78,19 @@ def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momen
     data = DATASETS[dataset or default]
     if (problem := misfit(model, dataset or default)) is not None:
         raise ValueError(f"model {model} does not fit dataset {dataset}: {problem}")
-    net = build(data)
+    return _of(model, build(data), data, optimizer, momentum)
+
+
+@cache
+def reference(model: str, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
+    """The workload of a model of the literature, which the trainer does not carry. Raises ValueError if it is none."""
+    if model not in REFERENCES:
+        raise ValueError(f"model {model!r}: expected one of {', '.join(REFERENCES)}")
+    build, data = REFERENCES[model]
+    return _of(model, build(data), data, optimizer, momentum)
+
+
+def _of(model: str, net: Net, data: Dataset, optimizer: Optimizer, momentum: float) -> Workload:
     return Workload(
         name=model,
         layers=tuple(net.layers),
