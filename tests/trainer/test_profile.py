@@ -1,0 +1,213 @@
+"""``dltrain.profile`` against the performance model's layer tables, and its words for what it cannot profile."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dljob.api import ModelSpec
+from dljob.perf.datasets import DATASETS, Dataset
+from dljob.perf.layers import Net
+from dljob.perf.models import MODELS
+from dljob.perf.references import IMAGENET, OPENWEBTEXT, alexnet, bert_base, gpt2, vgg16
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from dltrain.models import InputShape, build  # noqa: E402
+from dltrain.profile import Input, load, main, profile  # noqa: E402
+
+PRODUCTS = ("conv", "linear", "attention")
+
+
+def agree(model: Any, net: Net, *inputs: Input, rel: float = 0.03) -> None:
+    found = profile(model, inputs)
+    assert found.parameters == sum(layer.parameters for layer in net.layers)
+    counted = [layer for layer in net.layers if layer.kind in PRODUCTS]
+    assert found.forward_FLOPs == pytest.approx(sum(layer.forward_FLOPs for layer in counted), rel=1e-6)
+    # PyTorch counts the scores that fused attention computes again.
+    assert found.backward_FLOPs == pytest.approx(sum(layer.backward_FLOPs for layer in counted), rel=rel)
+    assert found.activation_nbytes == pytest.approx(4 * net.kept_elements, rel=rel)
+    assert found.sample_nbytes == sum(i.nbytes for i in inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("mlp", DATASETS["digits"]),
+        ("lenet", DATASETS["synthetic-images"]),
+        ("resnet18", DATASETS["synthetic-images"]),
+        ("resnet18", IMAGENET),
+        ("resnet50", IMAGENET),
+        ("gpt-mini", DATASETS["synthetic-tokens"]),
+    ],
+)
+def test_built_in_models(name: str, data: Dataset) -> None:
+    tokens = name == "gpt-mini"
+    with torch.device("meta"):
+        model = build(name, InputShape(data.shape, data.classes, tokens))
+    agree(model, MODELS[name][0](data), Input(data.shape, torch.int64 if tokens else torch.float32), rel=0.05)
+
+
+def _convolutional(*layers: tuple[int, int, int, int] | int) -> list[Any]:
+    """(filters, side, stride, padding) of a convolution; the side of a pool of stride 2."""
+    made: list[Any] = []
+    channels = 3
+    for layer in layers:
+        if isinstance(layer, int):
+            made.append(nn.MaxPool2d(layer, 2))
+        else:
+            filters, *shape = layer
+            made += [nn.Conv2d(channels, filters, *shape), nn.ReLU(inplace=True)]
+            channels = filters
+    return [*made, nn.Flatten()]
+
+
+def test_alexnet() -> None:
+    """Operations and parameters; the mask of a dropout is a byte an element only on a GPU."""
+    features = _convolutional((64, 11, 4, 2), 3, (192, 5, 1, 2), 3, (384, 3, 1, 1), (256, 3, 1, 1), (256, 3, 1, 1), 3)
+    dense = [nn.Dropout(), nn.Linear(9216, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU()]
+    agree(nn.Sequential(*features, *dense, nn.Linear(4096, 1000)), alexnet(IMAGENET), Input((3, 224, 224)))
+
+
+def test_vgg16() -> None:
+    stages = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+    features = _convolutional(*(x for f, n in stages for x in [*[(f, 3, 1, 1)] * n, 2]))
+    dense = [nn.Linear(25088, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout()]
+    with torch.device("meta"):
+        agree(nn.Sequential(*features, *dense, nn.Linear(4096, 1000)), vgg16(IMAGENET), Input((3, 224, 224)))
+
+
+def test_gpt2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's decoder in GPT-2's size."""
+    import dltrain.models.gpt as decoder
+
+    for name, value in (("LAYERS", 12), ("HEADS", 12), ("WIDTH", 768)):
+        monkeypatch.setattr(decoder, name, value)
+    with torch.device("meta"):
+        model = decoder.GPT(1024, 50_257)
+    agree(model, gpt2(OPENWEBTEXT), Input((1024,), torch.int64), rel=0.05)
+
+
+class Encoder(nn.Module):
+    """BERT-base in PyTorch's own encoder layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.ModuleList(nn.Embedding(rows, 768) for rows in (30_522, 512, 2))
+        self.norm, self.dropout = nn.LayerNorm(768), nn.Dropout(0.1)
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
+        self.layers, self.pooler = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False), nn.Linear(768, 768)
+
+    def forward(self, tokens: Any, types: Any) -> dict[str, Any]:
+        words, positions, kinds = self.embeddings
+        x = words(tokens) + positions(torch.arange(tokens.shape[1])) + kinds(types)
+        return {"pooled": torch.tanh(self.pooler(self.layers(self.dropout(self.norm(x)))[:, 0])), "none": None}
+
+
+def test_bert_base() -> None:
+    """Parameters and forward operations; PyTorch's layer drops out once more than BERT and copies heads."""
+    found = profile(Encoder(), [Input((512,), torch.int64)] * 2)
+    net = bert_base(replace(OPENWEBTEXT, shape=(512,), classes=30_522))
+    assert found.parameters == sum(layer.parameters for layer in net.layers)
+    forward = sum(layer.forward_FLOPs for layer in net.layers if layer.kind in PRODUCTS)
+    assert found.forward_FLOPs == pytest.approx(forward, rel=1e-6)
+
+
+def test_what_does_not_depend_on_the_batch_is_not_the_samples() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(7, 5))
+
+        def forward(self, x: Any) -> Any:
+            return x @ (self.weight * self.weight)  # the square is kept, whatever the batch
+
+    found = profile(Table(), [Input((7,))])
+    assert (found.forward_FLOPs, found.activation_nbytes) == (2 * 7 * 5, 4 * 7)
+
+
+def test_frozen_parameters_are_not_trained() -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    assert profile(model, [Input((8,))]).parameters == 4 * 2 + 2
+
+
+def test_the_command_prints_hints(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n\n"
+        "def make_model():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),\n"
+        "                         nn.Linear(8 * 16 * 16, 10))\n"
+    )
+    command = [sys.executable, "-m", "dltrain.profile", "mine:make_model", "--input", "3,16,16"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    manifest = yaml.safe_load(done.stdout)
+    hints = ModelSpec.model_validate(manifest["model"]).hints
+    assert hints is not None
+    assert hints.parameters == 3 * 8 * 9 + 8 + 16 + 8 * 256 * 10 + 10
+    convolution, product = 2 * 3 * 8 * 9 * 256, 2 * 8 * 256 * 10
+    assert hints.flops_per_sample == 2 * convolution + 3 * product
+    assert hints.activation_bytes_per_sample == 4 * (3 * 256 + 2 * 8 * 256)  # what the convolution, norm and rest keep
+    assert "sampleBytes: 3072" in done.stdout
+
+
+REFUSED = {
+    "no factory": ("torch", "3", "expected MODULE:FACTORY"),
+    "no module": ("nowhere:model", "3", "cannot import nowhere:model"),
+    "no attribute": ("torch.nn:Nothing", "3", "cannot import torch.nn:Nothing"),
+    "no function": ("math:pi", "3", "found float, expected a function"),
+    "no model": ("builtins:dict", "3", "returned dict, expected a torch.nn.Module"),
+    "arguments": ("torch.nn:Linear", "3", "torch.nn:Linear() fails on the meta device: TypeError"),
+    "nothing to train": ("torch.nn:ReLU", "3", "no trainable parameter"),
+    "shape": ("test_profile_models:small", "5", "the model fails on (batch, 5) of torch.float32"),
+    "letters": ("test_profile_models:small", "a,b", "expected the shape of one sample"),
+    "zero": ("test_profile_models:small", "0", "expected the shape of one sample"),
+    "type": ("test_profile_models:small", "4:real", "expected one of PyTorch's"),
+    "values": ("test_profile_models:Choosy", "4", "needs values, which the meta device has not"),
+    "no gradient": ("test_profile_models:Detached", "4", "found no output with a gradient"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_say_what_to_do(
+    case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import types
+
+    class Choosy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            y = self.layer(x)
+            return y if y.sum().item() > 0 else -y
+
+    class Detached(Choosy):
+        def forward(self, x: Any) -> Any:
+            return self.layer(x).detach()
+
+    module: Any = types.ModuleType("test_profile_models")
+    module.small, module.Choosy, module.Detached = (lambda: nn.Linear(4, 4)), Choosy, Detached
+    monkeypatch.setitem(sys.modules, "test_profile_models", module)
+    name, shape, message = REFUSED[case]
+    assert main([name, "--input", shape]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_ready_model_is_taken_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    import types
+
+    module: Any = types.ModuleType("ready")
+    module.model = nn.Linear(4, 4)
+    monkeypatch.setitem(sys.modules, "ready", module)
+    assert load("ready:model") is module.model
