@@ -20,6 +20,15 @@ CASES: dict[str, tuple[Json, str]] = {
     "model twice": ({"model": {"name": "mlp", "hints": HINTS}, "trainer": {"command": ["a"]}}, "name (a built-in model)"),
     "hints without command": ({"model": {"hints": HINTS}}, "set trainer.command"),
     "hints with an empty command": ({"model": {"hints": HINTS}, "trainer": {"command": []}}, "set trainer.command"),
+    "hints like a known model": ({"model": {"hints": {"like": "BERT-base"}}, "trainer": {"command": ["a"]}}, ""),
+    "hints of two kinds": (
+        {"model": {"hints": {"like": "GPT-2", "parameters": 1}}, "trainer": {"command": ["a"]}},
+        "set either like (a known model) alone",
+    ),
+    "half of the hints": (
+        {"model": {"hints": {"parameters": 1}}, "trainer": {"command": ["a"]}},
+        "or parameters and flopsPerSample",
+    ),
     "own program": ({"model": {"hints": HINTS}, "trainer": {"command": ["python", "a.py"]}}, ""),
     "no dataset": ({"dataset": {}}, "either name (a built-in dataset) or uri"),
     "dataset twice": ({"dataset": {"name": "iris", "uri": "file:///a", "samples": 1}}, "name (a built-in dataset)"),

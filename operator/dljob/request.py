@@ -108,6 +108,7 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
         model=spec.model.name.value if spec.model.name else None,
         profile=profile_key(spec),
         dataset=spec.dataset.name.value if spec.dataset.name else None,
+        like=hints.like.value if hints and hints.like else None,
         parameters=hints.parameters if hints else None,
         flops_per_sample=hints.flops_per_sample if hints else None,
         activation_nbytes_per_sample=hints.activation_bytes_per_sample if hints else None,

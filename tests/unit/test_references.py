@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob import hardware
+from dljob.api.spec import BUILTIN_MODELS, ReferenceModel
 from dljob.perf.compute import catalogue_curve
 from dljob.perf.layers import Layer, Net
 from dljob.perf.references import IMAGENET, OPENWEBTEXT, REFERENCES, WIKIPEDIA, alexnet, bert_base, gpt2, vgg16
 from dljob.perf.workload import Workload, builtin, reference
+from dljob.planner import Request
+from dljob.planner.context import workload_of
 
 PUBLISHED = {  # parameters; forward multiply-adds of one sample of the given positions (None: the data's own)
     # torchvision's documentation of its weights ("num_params", "GFLOPS": multiply-adds of convolutions and products)
@@ -122,6 +125,19 @@ def test_pools_that_reach_over_the_edge(side: int, k: int, stride: int) -> None:
 def test_unknown_models_are_named(make: Callable[[], Workload]) -> None:
     with pytest.raises(ValueError, match="expected one of"):
         make()
+
+
+def test_a_program_like_a_reference_is_planned_as_it() -> None:
+    asked = Request(job="j", global_batch=8, total_steps=1, like="BERT-base", optimizer="AdamW", sample_nbytes=99)
+    workload = workload_of(asked)
+    assert (workload.layers, workload.sample_nbytes) == (reference("BERT-base").layers, 99)
+    assert workload.optimizer_slots == 2
+    assert workload_of(replace(asked, sample_nbytes=None)).sample_nbytes == WIKIPEDIA.sample_nbytes
+
+
+def test_the_api_offers_the_references_and_keeps_them_apart_from_what_the_trainer_runs() -> None:
+    assert [member.value for member in ReferenceModel] == list(REFERENCES)
+    assert not {name.lower() for name in REFERENCES} & set(BUILTIN_MODELS)
 
 
 def test_longer_contexts_cost_more_than_their_length() -> None:

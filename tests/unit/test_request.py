@@ -88,6 +88,8 @@ def test_fixed_groups_and_hints() -> None:
     asked = planner_request("job", spec(model={"hints": hints}, trainer={"command": ["python", "t.py"]}))
     assert (asked.model, asked.parameters, asked.flops_per_sample) == (None, 10, 1e6)
     assert asked.activation_nbytes_per_sample == 5
+    asked = planner_request("job", spec(model={"hints": {"like": "GPT-2-XL"}}, trainer={"command": ["python", "t.py"]}))
+    assert (asked.model, asked.like, asked.parameters, asked.flops_per_sample) == (None, "GPT-2-XL", None, None)
 
 
 def test_a_torchrun_script_gets_equal_shares_and_its_own_collective() -> None:

@@ -17,6 +17,20 @@ class BuiltinModel(StrEnum):
     GPT_MINI = "gpt-mini"
 
 
+class ReferenceModel(StrEnum):
+    """Models of the literature whose costs are known; a program of the user's trains them."""
+
+    ALEXNET = "AlexNet"
+    VGG_16 = "VGG-16"
+    GOOGLENET = "GoogLeNet"
+    RESNET_152 = "ResNet-152"
+    BERT_BASE = "BERT-base"
+    GPT_2 = "GPT-2"
+    GPT_2_MEDIUM = "GPT-2-medium"
+    GPT_2_LARGE = "GPT-2-large"
+    GPT_2_XL = "GPT-2-XL"
+
+
 class BuiltinDataset(StrEnum):
     DIGITS = "digits"
     BREAST_CANCER = "breast-cancer"
@@ -109,13 +123,36 @@ Toleration = Annotated[
 
 
 class ModelHints(ApiModel):
-    """Size of a model that dljob does not know, so that the planner can predict it."""
+    """Size of a model that the trainer does not carry, so that the planner can predict it."""
 
-    parameters: Annotated[int, Field(ge=1, description="Number of trainable parameters.")]
+    rules = (
+        Rule(
+            "like",
+            "has(self.like) ? !has(self.parameters) && !has(self.flopsPerSample) && "
+            "(!has(self.activationBytesPerSample) || self.activationBytesPerSample == 0) : "
+            "has(self.parameters) && has(self.flopsPerSample)",
+            "set either like (a known model) alone, or parameters and flopsPerSample, "
+            "as python -m dltrain.profile prints them",
+            lambda h: (
+                h.parameters is None and h.flops_per_sample is None and h.activation_bytes_per_sample == 0
+                if h.like
+                else h.parameters is not None and h.flops_per_sample is not None
+            ),
+        ),
+    )
+
+    like: Annotated[
+        ReferenceModel | None,
+        Field(
+            description="A known model that yours costs as much as, on samples of the usual size (images of 224 x 224; "
+            "sequences of 512 tokens, GPT-2 of 1024); instead of the figures."
+        ),
+    ] = None
+    parameters: Annotated[int | None, Field(ge=1, description="Number of trainable parameters.")] = None
     flops_per_sample: Annotated[
-        float,
+        float | None,
         Field(gt=0, description="Floating-point operations of one forward and backward pass of one sample."),
-    ]
+    ] = None
     activation_bytes_per_sample: Annotated[
         int, Field(ge=0, description="Bytes of activations kept for the backward pass, for one sample.")
     ] = 0

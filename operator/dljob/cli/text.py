@@ -80,7 +80,7 @@ def infeasible(found: Infeasible) -> list[str]:
 
 def recommendation(found: Recommendation) -> list[str]:
     request = found.request
-    what = request.model or "own program"
+    what = request.model or ("own program" + (f" like {request.like}" if request.like else ""))
     steps = f"{request.total_steps} steps of {request.global_batch} samples"
     goal = f"least {request.minimize.lower()}"
     if request.deadline_s is not None:

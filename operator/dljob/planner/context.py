@@ -4,7 +4,7 @@ Users: ``plan`` makes one; ``screen`` and ``evaluate`` read it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot
 
 from dljob import hardware
@@ -14,7 +14,7 @@ from dljob.perf.comm import Link
 from dljob.perf.compute import calibrated, catalogue_curve, scatter
 from dljob.perf.curve import Curve
 from dljob.perf.step import LINK_SPREAD, OVERLAP_EFFICIENCY, SPREAD
-from dljob.perf.workload import Workload, builtin, hinted
+from dljob.perf.workload import Workload, builtin, hinted, reference
 from dljob.planner.pools import Pool, cores_of_rank
 from dljob.planner.transfer import carried
 from dljob.planner.types import CollectiveName, Learned, Request
@@ -67,6 +67,9 @@ def workload_of(request: Request) -> Workload:
             request.optimizer,
             request.momentum,
         )
+    if request.like is not None:
+        known = reference(request.like, request.optimizer, request.momentum)
+        return replace(known, sample_nbytes=float(request.sample_nbytes or known.sample_nbytes))
     if request.model is None:
         raise ValueError("neither a model nor its size: expected spec.model.name or spec.model.hints")
     return builtin(request.model, request.dataset, request.optimizer, request.momentum)

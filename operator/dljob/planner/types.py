@@ -45,7 +45,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Request:
-    """What to plan. Exactly one of ``model`` and the three hints describes the workload."""
+    """What to plan. Exactly one of ``model``, ``like`` and the three hints describes the workload."""
 
     job: str
     global_batch: int
@@ -56,6 +56,8 @@ class Request:
     """Key of the learned constants: ``learned[profile, device]``; None: ``model``."""
     dataset: str | None = None
     """A built-in dataset: sizes the input of built-in models that adapt to it."""
+    like: str | None = None
+    """A model of ``perf.references`` that costs as much."""
     parameters: int | None = None
     flops_per_sample: float | None = None
     activation_nbytes_per_sample: int | None = None
