@@ -169,6 +169,7 @@ REFUSED = {
     "letters": ("test_profile_models:small", "a,b", "expected the shape of one sample"),
     "zero": ("test_profile_models:small", "0", "expected the shape of one sample"),
     "type": ("test_profile_models:small", "4:real", "expected one of PyTorch's"),
+    "assertion": ("test_profile_models:Strict", "4", "fails on (batch, 4) of torch.float32: AssertionError"),
     "values": ("test_profile_models:Choosy", "4", "needs values, which the meta device has not"),
     "no gradient": ("test_profile_models:Detached", "4", "found no output with a gradient"),
 }
@@ -193,8 +194,13 @@ def test_refusals_say_what_to_do(
         def forward(self, x: Any) -> Any:
             return self.layer(x).detach()
 
+    class Strict(Choosy):
+        def forward(self, x: Any) -> Any:
+            raise AssertionError
+
     module: Any = types.ModuleType("test_profile_models")
     module.small, module.Choosy, module.Detached = (lambda: nn.Linear(4, 4)), Choosy, Detached
+    module.Strict = Strict
     monkeypatch.setitem(sys.modules, "test_profile_models", module)
     name, shape, message = REFUSED[case]
     assert main([name, "--input", shape]) == 2

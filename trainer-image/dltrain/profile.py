@@ -72,7 +72,10 @@ class Profile:
 
 
 class _Fused(TorchFunctionMode):
-    """Attention by the kernel that GPUs use, which keeps no scores; the meta device would choose the plain formula."""
+    """Attention by a fused kernel, as GPUs do it, which keeps no scores; the meta device would choose the plain formula.
+
+    With a mask it does: then what is kept is more than a GPU would keep.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.scaled_dot_product_attention:
@@ -139,7 +142,7 @@ def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
     try:
         with torch.device("meta"):  # for what forward() makes
             low, high = (_pass(model, inputs, batch) for batch in BATCHES)
-    except (RuntimeError, TypeError, IndexError) as error:
+    except (RuntimeError, TypeError, LookupError, AttributeError, AssertionError) as error:
         if isinstance(error, NotImplementedError) or "meta tensors" in str(error):
             raise ValueError(
                 f"the model does what needs values, which the meta device has not ({_line(error)}): take that out of "

@@ -16,7 +16,7 @@ IMAGENET = Dataset(1_281_167, 50_000, (3, 224, 224), 1000, 3 * 224 * 224 * 4)
 """ILSVRC 2012 (Russakovsky et al. 2015), cropped, as the trainer would hold it."""
 WIKIPEDIA = Dataset(4_882_812, 0, (512,), 30_522, 512 * 8)
 """BERT's 2,500 million words of Wikipedia, one token a word, in sequences of 512; WordPiece vocabulary, uncased."""
-OPENWEBTEXT = Dataset(8_823_811, 4_333, (1024,), 50_257, 1024 * 8)
+OPENWEBTEXT = Dataset(8_823_810, 4_330, (1024,), 50_257, 1024 * 8)
 """Gokaslan and Cohen 2019: 9.04e9 tokens (9,035,582,198 and 4,434,897 held out) of GPT-2's vocabulary by 1024."""
 
 
