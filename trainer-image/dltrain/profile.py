@@ -72,7 +72,7 @@ class Profile:
 
 
 class _Fused(TorchFunctionMode):
-    """Attention by a fused kernel, as GPUs do it, which keeps no scores; the meta device would choose the plain formula.
+    """Attention by a fused kernel, as GPUs do it, which keeps no scores; the meta device takes the plain formula.
 
     With a mask it does: then what is kept is more than a GPU would keep.
     """
