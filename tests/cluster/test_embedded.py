@@ -69,7 +69,8 @@ class Cluster:
         self.state = State(cluster_dir(NAME), NAME)
 
     def hack(self, *words: str, check: bool = True) -> str:
-        return run(str(self.root / "hack" / "cluster"), *words, "--name", NAME, check=check)
+        # On an empty cache the first one builds Kubernetes: minutes on two cores, more on busy ones.
+        return run(str(self.root / "hack" / "cluster"), *words, "--name", NAME, check=check, timeout_s=1800)
 
     def kubectl(self, *words: str, text: str | None = None) -> str:
         return run("kubectl", "--kubeconfig", str(self.state.kubeconfig), *words, text=text, timeout_s=90)
