@@ -23,7 +23,7 @@ from dljob.perf.workload import builtin
 from dljob.planner import Learned, LearnedPoint
 
 STEADY_STEPS = 50
-"""Steps behind a rank's medians in a report."""
+"""Steps behind a rank's means in a report."""
 PROBE_STEPS = 5
 
 

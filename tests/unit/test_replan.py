@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from builders import DIGITS, Json, after, plan_of, report, settled
+from builders import DIGITS, Json, after, changed, plan_of, report, settled
 from dljob.contract import Mismatch, RunPhase
 from dljob.observed import Observed
 from dljob.planner import Learned, LearnedPoint
@@ -124,3 +124,17 @@ def test_three_times_is_enough() -> None:
     assert not needs_view(worn)
     desired = step(worn, 30)
     assert verdict(desired, "PlanContradicted") == ("True", "SlowerThanPredicted")
+
+
+@pytest.mark.parametrize("reason", ["SlowerThanPredicted", "Replanning", "NoBetterPlan"])
+def test_what_was_said_of_a_plan_does_not_outlive_its_spec(reason: str) -> None:
+    """A new spec's plan begins unjudged: it is neither replaced at once nor never asked about."""
+    observed = slow()
+    if reason == "Replanning":
+        observed = learned(observed)
+    if reason != "SlowerThanPredicted":
+        judged = step(observed, 30)
+        assert verdict(judged, "PlanContradicted") == ("True", reason)
+        observed = after(observed, judged)
+    edited = step(changed(observed, globalBatchSize=48), 31)
+    assert verdict(edited, "PlanContradicted") == ("False", "Replanned")

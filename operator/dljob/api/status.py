@@ -105,7 +105,7 @@ class PlanStatus(ApiModel):
 class Measured(ApiModel):
     """What the run shows, beside what was predicted."""
 
-    step_seconds: Annotated[float, Field(ge=0, description="Median time of one step.")]
+    step_seconds: Annotated[float, Field(ge=0, description="Mean time of one step, over the last ones.")]
     samples_per_second: Annotated[float, Field(ge=0)]
     step_error: Annotated[
         float | None,

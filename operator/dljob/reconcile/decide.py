@@ -68,6 +68,7 @@ def _plan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> tu
         draft.requeue_in(planning.RETRY_S if decision.transient else 4 * planning.RETRY_S)
         return known.accepted, None
     plan_only = known.spec.planning.mode is PlanningMode.PLAN_ONLY
+    replan.unjudged(known, draft, decision)
     draft.verdicts.append(planning.planned(decision, plan_only=plan_only))
     return (None, decision.status) if plan_only else (decision, None)
 

@@ -71,6 +71,14 @@ def replan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> A
     return accepted
 
 
+def unjudged(known: Known, draft: Draft, new: Accepted) -> None:
+    """A plan of another spec: what was said of the one before does not hold for it."""
+    found = find(known.before.conditions, CONDITION)
+    if found is not None and found.status is TRUE:
+        text = f"plan {new.plan.number} was made for the spec as it is now"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
+
+
 def _may(known: Known) -> bool:
     """Plans of people's own stay; so do those made for energy or cost, of which a run measures nothing."""
     spec, accepted = known.spec, known.accepted
