@@ -21,34 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jobs import applied
 
 PARTS = ("admissionSeconds", "podsSeconds", "rendezvousSeconds", "importSeconds", "firstStepSeconds", "totalSeconds")
 
 
-def kubectl(*args: str, stdin: str | None = None) -> str:
-    return subprocess.run(
-        ["kubectl", *args], input=stdin, capture_output=True, text=True, check=True, timeout=120
-    ).stdout
-
-
 def started(manifest: dict[str, Any], deadline_s: float) -> dict[str, float]:
     """Applies, waits for the first step, deletes. Seconds by part, and ``wallSeconds`` by this clock."""
-    name = manifest["metadata"]["name"]
     began = time.monotonic()
-    kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
-    try:
-        while time.monotonic() - began < deadline_s:
-            status = json.loads(kubectl("get", "dljob", name, "-o", "json")).get("status", {})
-            if (status.get("startup") or {}).get("totalSeconds") is not None:
-                return {**status["startup"], "wallSeconds": time.monotonic() - began}
-            if status.get("phase") == "Failed":
-                raise SystemExit(f"{name} failed: {status['conditions']}")
-            time.sleep(0.1)
-        raise SystemExit(f"{name}: no first step within {deadline_s:g} s")
-    finally:
-        kubectl("delete", "dljob", name, "--wait=true")
-        while kubectl("get", "pods", "-l", f"dljob.dev/job={name}", "-o", "name").strip():
-            time.sleep(0.2)
+    with applied(manifest, deadline_s, poll_s=0.1) as statuses:
+        status = next(status for status in statuses if (status.get("startup") or {}).get("totalSeconds") is not None)
+        return {**status["startup"], "wallSeconds": time.monotonic() - began}
 
 
 def imports_s(ranks: int) -> float:

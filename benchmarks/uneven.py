@@ -14,18 +14,10 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
-import time
 from typing import Any
 
-import yaml
-
-
-def kubectl(*args: str, stdin: str | None = None) -> str:
-    return subprocess.run(
-        ["kubectl", *args], input=stdin, capture_output=True, text=True, check=True, timeout=120
-    ).stdout
+from jobs import applied, kubectl
 
 
 def trained(name: str, uneven: bool, options: argparse.Namespace) -> dict[str, Any]:
@@ -42,22 +34,10 @@ def trained(name: str, uneven: bool, options: argparse.Namespace) -> dict[str, A
         "checkpoint": {"enabled": False},
     }
     job = {"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "metadata": {"name": name}, "spec": spec}
-    kubectl("apply", "-f", "-", stdin=yaml.safe_dump(job))
-    try:
-        deadline = time.monotonic() + options.deadline
-        while time.monotonic() < deadline:
-            status: dict[str, Any] = json.loads(kubectl("get", "dljob", name, "-o", "json")).get("status", {})
-            if status.get("phase") == "Complete":
-                report = json.loads(kubectl("get", "configmap", f"{name}-report", "-o", "json"))["data"]
-                return {**status, "ranks": json.loads(report["report.json"])["ranks"]}
-            if status.get("phase") == "Failed":
-                raise SystemExit(f"{name} failed: {status['conditions']}")
-            time.sleep(0.5)
-        raise SystemExit(f"{name}: not complete within {options.deadline:g} s")
-    finally:
-        kubectl("delete", "dljob", name, "--wait=true")
-        while kubectl("get", "pods", "-l", f"dljob.dev/job={name}", "-o", "name").strip():
-            time.sleep(0.2)
+    with applied(job, options.deadline, poll_s=0.5) as statuses:
+        status = next(status for status in statuses if status.get("phase") == "Complete")
+        report = json.loads(kubectl("get", "configmap", f"{name}-report", "-o", "json"))["data"]
+        return {**status, "ranks": json.loads(report["report.json"])["ranks"]}
 
 
 def main() -> None:
