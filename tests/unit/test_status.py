@@ -250,6 +250,17 @@ class TestReported:
         assert found is not None
         assert (found.step, found.percent) == (75, 100)
 
+    def test_progress_is_never_behind_the_checkpoint(self) -> None:
+        mark = CheckpointMark(step=57, unix_s=NOW.timestamp())
+        saved = self.reported(step=53, steps=75, last_checkpoint=mark)
+        found = status(step(saved)).progress
+        assert found is not None
+        assert (found.step, found.percent) == (57, 76)
+        resumed = replace(after(saved, step(saved)), report=report(saved, RunPhase.RUNNING, step=53, steps=75))
+        found = status(step(resumed)).progress
+        assert found is not None
+        assert found.step == 57, "also when the next launch has not saved yet"
+
     def test_restarts_by_cause(self) -> None:
         found = status(step(self.reported(restarts={"RankDied": 2, "NodeLost": 1})))
         assert (found.restarts, found.restarts_by_cause) == (3, {"NodeLost": 1, "RankDied": 2})

@@ -99,12 +99,15 @@ def _from_report(
         "eta": None,
         "remaining": None,
     }
+    saved = report.last_checkpoint or status.last_checkpoint
     if report.steps > 0:
+        # A checkpoint is proof of its step: the report before it, or of a launch that starts from it, may be behind.
+        step = min(max(report.step, saved.step if saved else 0), report.steps)
         changes["progress"] = Progress(
-            step=min(report.step, report.steps),
+            step=step,
             steps=report.steps,
             epoch=report.epoch,
-            percent=min(100, 100 * report.step // report.steps),
+            percent=100 * step // report.steps,
             loss=_rounded(report.loss, 6),
             accuracy=_rounded(report.accuracy, 6),
         )
