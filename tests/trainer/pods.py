@@ -314,6 +314,7 @@ def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod
         "DLJOB_POD": name, "DLJOB_POD_IP": address, "DLJOB_API": "off",
         "DLTRAIN_PLAN_FILE": str(made.plan_file), "DLTRAIN_REPORT_FILE": str(made.report_file),
         "DLTRAIN_TLS_DIR": str(made.authority.directory), "DLTRAIN_MEMORY_DIR": str(directory / "memory"),
+        "DLTRAIN_RETURN_AFTER_S": "3",
     }  # fmt: skip
     return Pod(name, address, namespace, directory, command, environ)
 

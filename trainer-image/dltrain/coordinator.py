@@ -38,8 +38,6 @@ GATHER_S = 1.0
 """Before an elastic job goes on without a pod: time for it to be back, as one is whose agent merely restarted."""
 SHRINK_S = 3.0
 """After the death of a rank: time for the others to say that they go on without it."""
-RETURN_AFTER_S = 10.0
-"""A rank that others go on without stays away for so long: one that dies again and again shall not cost much."""
 RELAUNCH_COST_S = 5.0
 """A relaunch that brings ranks back must gain more than this."""
 LEAVE_MARGIN_S = 3.0
@@ -161,7 +159,7 @@ class Coordinator(Procedure):
     def _may_return(self, world: World) -> bool:
         """Whether the ranks that others go on without should come back, at the price of a relaunch."""
         gain_s = self.ledger.gain_s(world.missing(self.plan), len(self.plan.ranks))
-        waited = time.monotonic() - world.shrunk_s > RETURN_AFTER_S
+        waited = time.monotonic() - world.shrunk_s > self.settings.return_after_s
         return waited and gain_s > RELAUNCH_COST_S and self._roll.complete and self.plan.checkpoint.enabled
 
     def _mourn(self, world: World) -> None:

@@ -5,16 +5,18 @@ import pwd
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from dljob.contract import AGENT_PORT, METRICS_PORT, TLS_DIR
 
 MAX_SOCKET_PATH = 107
+RETURN_AFTER_S = 10.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Set by the operator's pod template; the ports and directories differ from the contract's only in tests.
+    """Set by the operator's pod template; ports, directories and times differ from the defaults only in tests.
 
     Without a Kubernetes API (``DLJOB_API=off``) the plan is read from ``plan_file`` and the report written to
     ``report_file``; both are watched and written like the ConfigMaps.
@@ -34,6 +36,8 @@ class Settings:
     """In memory, and outliving the ranks: the newest training state is kept there."""
     agent_port: int
     metrics_port: int
+    return_after_s: float
+    """A rank that others go on without stays away for so long: one that dies again and again shall not cost much."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> "Settings":
@@ -49,6 +53,16 @@ class Settings:
             if not value.isdecimal() or not 0 < int(value) < 65536:
                 raise ValueError(f"{name}: found {value!r}, expected a TCP port")
             return int(value)
+
+        def seconds(name: str, default: float) -> float:
+            value = env.get(name) or str(default)
+            try:
+                found = float(value)
+            except ValueError:
+                found = -1.0
+            if not 0 <= found < inf:
+                raise ValueError(f"{name}: found {value!r}, expected seconds, 0 or more")
+            return found
 
         use_api = env.get("DLJOB_API", "on") != "off"
         plan_file = report_file = None
@@ -72,6 +86,7 @@ class Settings:
             memory_dir=Path(env.get("DLTRAIN_MEMORY_DIR") or "/dev/shm"),
             agent_port=port("DLTRAIN_AGENT_PORT", AGENT_PORT),
             metrics_port=port("DLTRAIN_METRICS_PORT", METRICS_PORT),
+            return_after_s=seconds("DLTRAIN_RETURN_AFTER_S", RETURN_AFTER_S),
         )
 
 

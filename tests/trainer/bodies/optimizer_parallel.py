@@ -17,7 +17,6 @@ from dltrain.checkpoint import MODEL, OPTIMIZER
 from dltrain.comm.halves import owned
 from dltrain.errors import BadInputError
 from dltrain.loop import Trainer
-from dltrain.models import InputShape, build
 from dltrain.sharded import OptimizerParallel
 from dltrain.world import World
 from trainer.bodies.harness import BOUND, MakeOptimizer, alone, distance, equal_on_all, flat, ranks, say, together
@@ -40,7 +39,8 @@ CASES: dict[str, MakeOptimizer] = {
 
 def model(dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
-    return build("digits-cnn", InputShape((1, 8, 8), 10)).to(dtype)
+    features = [nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*features, nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 10)).to(dtype)
 
 
 def step(net: nn.Module, batch: Any, trainer: Trainer | None) -> torch.Tensor:
