@@ -11,6 +11,7 @@ import pytest
 from kube import Kubectl, condition, example
 
 pytestmark = pytest.mark.unlike
+SLOW = ("digits-cnn", "cpu-slow")
 A100 = "NVIDIA-A100-SXM4-40GB"
 
 
@@ -48,6 +49,36 @@ def test_each_device_teaches_a_profile_and_the_next_plan_uses_them(mixed: dict[s
     kubectl.apply(again)
     plan = kubectl.wait_phase("again", "Planned", 30)["status"]["plan"]
     assert plan["predicted"]["basis"] == "profile"
+
+
+def test_a_plan_that_the_run_contradicts_is_replaced(mixed: dict[str, Any], kubectl: Kubectl) -> None:
+    """A profile says that the slow device is the fastest there is. It is believed for a hundred steps."""
+    believed = next(p for p in kubectl.list("dlprofiles") if (p["spec"]["model"], p["spec"]["device"]) == SLOW)
+    point = {"batch": 120, "seconds": 0.001, "observations": 1}
+    believed["status"] |= {"compute": [point], "scaling": []}
+    path = f"/apis/dljob.dev/v1alpha1/dlprofiles/{believed['metadata']['name']}/status"
+    kubectl.run("replace", "--raw", path, "-f", "-", stdin=json.dumps(believed))
+
+    job = example("digits.yaml", job="contradicted", devices=["cpu-fast", "cpu-slow"], nodes={"min": 1, "max": 1})
+    job["spec"] |= {"globalBatchSize": 120, "steps": 1000}
+    del job["spec"]["epochs"]
+    kubectl.apply(job)
+    kubectl.wait_phase("contradicted", "Running", 120)
+    (pod,) = kubectl.list("pods", "dljob.dev/job=contradicted")
+    assert pod["metadata"]["name"] == "contradicted-cpu-slow-0"
+
+    def reason(job: dict[str, Any]) -> str | None:
+        found = condition(job, "PlanContradicted")
+        return found["reason"] if found else None
+
+    moved = kubectl.wait_job("contradicted", "replanned", lambda job: reason(job) == "Replanned", 120)
+    assert [group["device"] for group in moved["status"]["plan"]["groups"]] == ["cpu-fast"]
+    told = {e["reason"]: e["type"] for e in kubectl.list("events") if e["involvedObject"]["name"] == "contradicted"}
+    assert told["SlowerThanPredicted"] == "Warning" and told.keys() >= {"Replanning", "Replanned"}
+    saved = moved["status"]["lastCheckpoint"]["step"]
+    done = kubectl.wait_phase("contradicted", "Complete", 240)
+    assert done["status"]["result"]["steps"] == 1000 and saved >= 100
+    assert done["status"]["result"]["accuracy"] >= 0.97
 
 
 def test_a_pretended_gpu_is_found_out_and_teaches_nothing(kubectl: Kubectl) -> None:
