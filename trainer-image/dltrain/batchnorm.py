@@ -136,3 +136,11 @@ def synchronized(model: Model, ranks: Ranks) -> Model:
 def local_layers(model: nn.Module) -> list[str]:
     """Names of the layers whose statistics would be those of one rank's samples."""
     return [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+
+
+def unsynchronized(layers: Sequence[str]) -> str:
+    """What to tell of a model whose ``layers`` normalize over the samples of one rank."""
+    return (
+        f"{len(layers)} BatchNorm layers ({layers[0]}, …) see the samples of one rank only: what is learned depends on "
+        "the split of the batch; set spec.model.syncBatchNorm, or wrap(…, sync_batch_norm=True)"
+    )

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from dltrain.layout import job_directory
 from dltrain.loader import Loader
-from dltrain.loop import Trainer, step_seed
-from dltrain.sampling import Sampler
+from dltrain.loop import Trainer
+from dltrain.sampling import Sampler, step_seed
 
 LOW, HIGH, STEPS = 1e-6, 10.0, 100
 BLOWN_UP = 4.0

@@ -4,6 +4,7 @@ Users: ``loop``. Laws, held by property tests: an epoch's steps take every sampl
 disjoint and make up the batch, for any shares.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,3 +66,8 @@ class Sampler:
         if not len(mine) and shares[rank]:
             mine = batch[:1]
         return Part(epoch, mine, parts[rank] / len(batch), len(batch), index == self.steps_per_epoch - 1)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Seed of torch's generator for one step of one rank."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=7).digest(), "big")

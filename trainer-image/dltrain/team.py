@@ -1,0 +1,138 @@
+"""The ranks that train together: their shares of the batch, buffers and strategy, through losses. Users: ``loop``."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dljob.contract import Plan, Role
+from dltrain.agreement import compare
+from dltrain.balance import Balance
+from dltrain.comm.choose import choose
+from dltrain.elastic import Elastic, inherit
+from dltrain.errors import PeerLostError
+from dltrain.messages import Resharded, Shrunk
+from dltrain.parallel import DataParallel
+from dltrain.report import Reporter
+from dltrain.sharded import optimizer_parallel
+from dltrain.tail import WITHIN, length
+from dltrain.world import World
+
+
+class Team:
+    """One for each rank, all alike. ``shares`` follow measurements and losses, and each change is told."""
+
+    def __init__(self, plan: Plan, world: World, reporter: Reporter, *, on_cpu: bool) -> None:
+        self.plan, self.world = plan, world
+        self.shares = self.planned_shares
+        computes = [rank.role is Role.WORKER for rank in plan.ranks]
+        self.among_workers = world.split(computes)
+        self.worker, self.workers = self.among_workers.rank, sum(computes)
+        """This rank's number among the ranks that compute (a server's among the servers), and how many compute."""
+        self.elastic = Elastic(plan, world, on_cpu=on_cpu)
+        self.whole: tuple[int, ...] | None = None
+        """Shares before ranks were lost, for when they are back."""
+        self._reporter, self._rank, self._size = reporter, world.rank, world.size
+        self._parallel: DataParallel | None = None
+        self._retired: list[DataParallel] = []
+        self._balance: Balance | None = None
+
+    @property
+    def planned_shares(self) -> tuple[int, ...]:
+        return tuple(rank.share for rank in self.plan.ranks)
+
+    @property
+    def parallel(self) -> DataParallel:
+        """Raises RuntimeError before ``take``."""
+        if self._parallel is None:
+            raise RuntimeError("found no model, expected t.wrap(model, optimizer) first")
+        return self._parallel
+
+    def take(self, model: nn.Module, optimizer: Optimizer, *, measures: bool) -> None:
+        """Train this from now on. ``measures``: tell the norm of each rank's own gradient too."""
+        self._model, self._optimizer, self._measures = model, optimizer, measures
+        self._rebuild()
+
+    def go_on(self, step: int) -> None:
+        """Ranks were lost: make the others ready to go on from ``step``. Raises PeerLostError where that cannot be."""
+        began = time.perf_counter()
+        if self._parallel is None:
+            raise PeerLostError("lost a peer before training began")
+        rebuilt = None
+        while rebuilt is None:  # again, when another one dies meanwhile
+            self.elastic.regroup(step)
+            rebuilt = self.elastic.attempt(self._rebuild, self.world.abandon)
+        self.worker, self.workers = self.world.rank, self.world.size
+        alive = self.elastic.alive
+        spent_s = time.perf_counter() - began
+        self._reporter.send(Shrunk(rank=self._rank, step=step, alive=alive, shrink_s=spent_s))
+        self.whole = self.whole or self.shares
+        lost = [rank for rank, share in enumerate(self.shares) if share and rank not in alive]
+        self.reshard(step, inherit(self.shares, alive), f"lost ranks {lost}")
+
+    def reshard(self, step: int, shares: Sequence[int], reason: str) -> None:
+        """Other shares from the next step on, the same ones on every rank."""
+        self.shares = tuple(shares)
+        self._reporter.send(Resharded(rank=self._rank, step=step, shares=self.shares, reason=reason))
+
+    def balance(self, step: int, computed_s: Sequence[float], exposed_s: Sequence[float]) -> None:
+        """Move shares by the times of the step before, which came with this one's gradients.
+
+        ``computed_s``: by rank. ``exposed_s``: of those that compute.
+        """
+        if not self.plan.rebalance or self.workers == 1 or not exposed_s:
+            return
+        if self._balance is None or self._balance.shares != self.shares:
+            # A GPU has shown in the probe that it holds twice its share; a CPU's memory is not what bounds it.
+            limits = [2 * rank.share if rank.gpu else self.plan.global_batch for rank in self.plan.ranks]
+            self._balance = Balance(self.shares, limits)
+        step_s = max(computed_s) + min(exposed_s)
+        if (shares := self._balance.add(computed_s, step_s)) is not None:
+            self.reshard(step, shares, "measured while training")
+
+    def agree_on_parameters(self, step: int) -> bool:
+        """True, on all ranks that compute. Raises ParametersDivergedError when theirs differ, PeerLostError."""
+        ranks = [self.plan.ranks[number] for number in self.elastic.alive]
+        kinds = {rank.rank: rank.device for rank in ranks if rank.role is Role.WORKER}
+        compare(self.among_workers, self._model.parameters(), kinds, step)
+        return True
+
+    def close(self) -> None:
+        """Free the collective."""
+        if self._parallel is not None:
+            self._parallel.close()
+            self._parallel = None
+
+    def abandon(self) -> None:
+        """Leave alone, so that no rank waits for this one. The process must exit next."""
+        if self._parallel is not None:
+            self._parallel.abandon()
+        self.among_workers.abandon()
+        self.world.abandon()
+
+    def _rebuild(self) -> DataParallel:
+        """Buffers and strategy for the ranks there are; what served others before is kept, but rests."""
+        if self._parallel is not None:
+            self._parallel.retire()
+            self._retired.append(self._parallel)
+        tail = length(self._size)
+        made: DataParallel
+        if self.plan.parallelism == "Optimizer" and self._size > 1:
+            made = optimizer_parallel(self.plan, self.world, self._model, self._optimizer, tail)
+        else:
+            made = DataParallel(self._model.parameters(), self._collective, self.plan.bucket_nbytes, tail)
+        made.square_at = WITHIN if self._measures else None
+        self._parallel = made
+        return made
+
+    def _collective(self, buffers: list[Tensor]) -> Any:
+        return choose(
+            self.plan.collective,
+            self.world.comm,
+            buffers,
+            segment_nbytes=self.plan.segment_nbytes,
+            servers=[rank.rank for rank in self.plan.ranks if rank.role is Role.SERVER],
+            host=self.plan.ranks[0].host,
+        )
