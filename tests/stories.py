@@ -12,7 +12,7 @@ from dljob.reconcile import Desired, Scale, reconcile
 from dljob.status import find
 
 DOWN = (Scale("digits-cpu", 0),)
-OUTCOME = Outcome(steps=75, seconds=37.5, loss=0.1, accuracy=0.9733, checkpoint="step-75")
+OUTCOME = Outcome(steps=75, seconds=37.5, loss=0.1, accuracy=0.9733, checkpoint="step-75", report="report.html")
 
 
 def step(observed: Observed, seconds: float = 0.0) -> Desired:

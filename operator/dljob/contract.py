@@ -271,6 +271,7 @@ class Outcome(Record):
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
     checkpoint: Annotated[str | None, Field(max_length=1024)] = None
+    report: Annotated[str | None, Field(max_length=1024, description="Path of the run's report, a page.")] = None
 
 
 class Mismatch(Record):

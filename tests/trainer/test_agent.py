@@ -4,16 +4,17 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dljob.contract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ModelRef, RunPhase
 from dltrain import layout
-from trainer.pods import KILL, STOP, TERM, UID, Job, Pod, job
+from dltrain.runreport import files
+from trainer.pods import KILL, STOP, TERM, UID, Job, Pod, job, leave
 
 pytestmark = [
     pytest.mark.mpi,
@@ -43,14 +44,6 @@ def rank_process(pod: Pod, rank: int) -> int:
     """The host's process number of the rank's present incarnation, by its own words."""
     numbers = re.findall(rf"rank {rank} of \d+ is process (\d+)", pod.text())
     return pod.process(int(numbers[-1]))
-
-
-def leave(made: Job, within_s: float = 5.0) -> list[int]:
-    """Tell all agents to stop, as the deletion of a job does; their exit codes."""
-    for pod in made.pods:
-        pod.signal(TERM)
-    deadline_s = time.monotonic() + within_s
-    return [pod.wait(deadline_s - time.monotonic()) for pod in made.pods]
 
 
 def test_three_pods_train_and_a_restarted_pod_remembers(three: Job) -> None:
@@ -90,6 +83,15 @@ def test_built_in_model_from_the_zygote(two: Job) -> None:
     report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED, within_s=40)
     assert report.step == 30 and report.last_checkpoint is not None and report.world_size == 2
     assert report.probes and report.mismatches == ()
+    assert report.outcome is not None and report.outcome.report is not None
+    document = files.read(two.plan())
+    assert document is not None and document.phase is RunPhase.SUCCEEDED and document.outcome is not None
+    assert document.outcome.accuracy == report.outcome.accuracy and document.totals.checkpoints == 1
+    assert document.points[-1].step == sum(point.steps for point in document.points) == 30
+    assert [(rank.place, rank.steps) for rank in document.ranks] == [("test-cpu-0/0", 30), ("test-cpu-1/0", 30)]
+    assert [world.size for world in document.worlds] == [2, 0] and document.faults == ()
+    page = ElementTree.parse(report.outcome.report)
+    assert len(page.findall(".//table[@id='series']/tbody/tr")) == len(document.points)
     assert not [line for pod in two.pods for line in pod.text().splitlines() if "Warning" in line]
 
 

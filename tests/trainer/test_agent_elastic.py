@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dljob.contract import ModelRef, RunPhase
-from trainer.pods import KILL, Job, Pod, job
+from dltrain.runreport import files
+from trainer.pods import KILL, Job, Pod, job, leave
 
 pytestmark = [
     pytest.mark.mpi,
@@ -59,6 +60,13 @@ def test_killed_rank_is_gone_on_without_and_comes_back(victim: int, three: Job) 
     assert back.restarts == {"RankKilled": 1} and back.failures == 0
     assert back.last_checkpoint is not None and back.last_checkpoint.step >= later.step, "nothing was computed twice"
     assert all(pod.starts == 1 for pod in three.pods)
+    assert leave(three, 20) == [143, 143, 143]
+    document = files.read(three.plan())
+    assert document is not None and document.phase is RunPhase.STOPPED
+    assert [world.size for world in document.worlds] == [3, 2, 0, 3, 0]
+    assert [fault.failure.reason for fault in document.faults] == ["RankKilled"] and document.faults[0].resumed_unix_s
+    assert document.totals.steps_repeated == 0 and sum(p.steps for p in document.points) <= document.step
+    assert any(f"lost ranks [{victim}]" == split.reason for split in document.splits)
 
 
 @pytest.mark.parametrize(("program", "at"), [("prterun", 0), ("prted", 1)])

@@ -150,6 +150,7 @@ class TestEnds:
         assert (found.phase, found.completion_time) == (Phase.COMPLETE, NOW)
         assert found.result is not None
         assert (found.result.accuracy, found.result.checkpoint) == (0.9733, "step-75")
+        assert found.result.report == "report.html" and "report.html" in told(desired, "Complete").message
         assert (found.eta, found.remaining) == (None, None)
         assert "accuracy 97.33 %" in told(desired, "Complete").message
         assert desired.lesson is not None and desired.lesson.model == "digits-cnn"

@@ -8,7 +8,6 @@ in ``_coordinate`` waits on conditions over what is known. Users: ``agent``.
 import asyncio
 import logging
 import time
-from collections import Counter
 
 from dljob.contract import Failure, Outcome, Plan, Report, RunPhase
 from dltrain import agentproto as proto
@@ -16,14 +15,14 @@ from dltrain import finished
 from dltrain.diagnosis import World, delay_s, diagnose, explained, obituary
 from dltrain.exchange import Reporter
 from dltrain.fewer import fewer
-from dltrain.layout import claimed_term
 from dltrain.ledger import Ledger
 from dltrain.links import Connected, Links, Lost, Said
 from dltrain.messages import Failed, Finished, Mark, Resharded, Shrunk, Step
-from dltrain.mpirun import Mpirun
+from dltrain.mpirun import Launcher
 from dltrain.procedure import Event, LeavingError, Procedure, ReplannedError
 from dltrain.processes import Exit, Reaper
-from dltrain.roll import Roll
+from dltrain.roll import Roll, term_after
+from dltrain.runreport import files as runreport
 from dltrain.settings import Settings
 from dltrain.tls import Identity
 
@@ -42,6 +41,7 @@ RELAUNCH_COST_S = 5.0
 """A relaunch that brings ranks back must gain more than this."""
 LEAVE_MARGIN_S = 3.0
 """Of a pod's grace period, kept for ending what did not end by itself."""
+COORDINATOR_LOST = Failure(reason="CoordinatorLost", message="another one has taken over", counts=False)
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 
@@ -65,11 +65,12 @@ class Coordinator(Procedure):
         self.settings, self.reaper, self.env, self.reporter = settings, reaper, env, reporter
         self.plan = plan
         self.ledger = Ledger(plan, previous)
+        self._account = runreport.Keeper(self.ledger, time.time())
         self.done = asyncio.Event()
         self.reporter.compose = lambda: self.ledger.report(time.time())
         self._previous = previous
         self._links = Links(identity.client, settings.agent_port, self._events.put_nowait)
-        self._roll = Roll(settings, self._links, plan, _term_after(plan, previous), acting=acting)
+        self._roll = Roll(settings, self._links, plan, term_after(plan, previous), acting=acting)
         self.ledger.term = self._roll.term
         self._prepared: set[str] = set()
         self._ending: set[str] = set()
@@ -78,16 +79,14 @@ class Coordinator(Procedure):
         self._trained = False
         """Whether ranks have made a step under this plan, by whichever coordinator they were launched."""
         self._fruitless = 0
-        self._mpirun: Mpirun | None = None
+        self._launcher = Launcher(settings, reaper, env, self._links)
         self._stopping = False
 
     # What others ask of it
 
     async def launch_daemon(self, host: str, command: str) -> tuple[int, str]:
         """In the place of ``ssh HOST COMMAND``: until the peer's MPI daemon ends; its exit code and last output."""
-        if self._mpirun is None:
-            return 1, "no world is being launched\n"
-        return await self._mpirun.launch_daemon(host, command)
+        return await self._launcher.launch_daemon(host, command)
 
     # The procedure
 
@@ -101,11 +100,14 @@ class Coordinator(Procedure):
                     await self._stop_world(self.plan.grace_s)
                     self._adopt()
         except LeavingError:
-            self._phase(self.ledger.phase if self.ledger.phase in TERMINAL else RunPhase.STOPPED)
+            over = self.ledger.phase in TERMINAL
+            self._phase(self.ledger.phase if over else RunPhase.STOPPED)
             await self._stop_world(max(1.0, self.plan.grace_s - LEAVE_MARGIN_S))
+            if not over:
+                await self._account.write(RunPhase.STOPPED, time.time())
             self.reporter.urge()
         finally:
-            self._end_mpirun()
+            self._launcher.end()
             await self._links.close()
             self.done.set()
 
@@ -121,7 +123,8 @@ class Coordinator(Procedure):
                 await self._idle(previous.phase)
             if previous.phase in (RunPhase.LAUNCHING, RunPhase.RUNNING, RunPhase.RELAUNCHING):
                 if not 0 < previous.world_size < len(self.plan.ranks):  # else this pod's loss was counted by who acted
-                    self._count("CoordinatorLost")
+                    self.ledger.count("CoordinatorLost")
+                    self._account.history.fault(COORDINATOR_LOST, time.time())
                 self._trained = previous.step > 0 and previous.plan_digest == self.plan.digest()
                 self._phase(RunPhase.RELAUNCHING)
         while True:
@@ -165,9 +168,10 @@ class Coordinator(Procedure):
     def _mourn(self, world: World) -> None:
         """Tell of ranks that were lost and that the others go on without. The job did not fail: nothing counts."""
         for end in world.losses:
-            failure = self.ledger.failure = obituary(world, end).model_copy(update={"counts": False})
+            failure = obituary(world, end).model_copy(update={"counts": False})
             log.warning("%s: %s; the others go on", failure.reason, failure.message)
-            self._count(failure.reason)
+            self._failed(failure)
+            self.ledger.count(failure.reason)
             world.mourned.add(end.rank)
         self.reporter.urge()
 
@@ -191,6 +195,7 @@ class Coordinator(Procedure):
         world = World(plan, f"{self.ledger.term}.{self._worlds}", now_s, shrunk_s=now_s)
         self._world, self._stopping = world, False
         self.ledger.begin_world(plan)
+        self._account.history.begin_world(self.plan, plan, time.time())
         self._prepared.clear()
         self._links.send_all(proto.Prepare(world=world.name, pods=plan.pods))
         await self._until(lambda: self._prepared >= set(plan.pods) or world.troubled)
@@ -212,7 +217,9 @@ class Coordinator(Procedure):
     async def _succeed(self, world: World) -> None:
         seconds = time.monotonic() - world.started_s
         step = self.ledger.report(time.time()).step
-        outcome = self.ledger.outcome = world.outcome or Outcome(steps=step, seconds=seconds)
+        outcome = world.outcome or Outcome(steps=step, seconds=seconds)
+        report = await self._account.write(RunPhase.SUCCEEDED, time.time(), outcome)
+        outcome = self.ledger.outcome = outcome.model_copy(update={"report": report})
         finished.write(self.plan, outcome)
         self.ledger.failure = None
         await self._end_world()
@@ -221,11 +228,12 @@ class Coordinator(Procedure):
     async def _after(self, failure: Failure, world: World) -> None:
         """Count, tell, and wait before the next launch; or give up."""
         log.warning("%s: %s", failure.reason, failure.message)
-        self.ledger.failure = failure
+        self._failed(failure)
         self.ledger.failures += failure.counts
         if not failure.retry or self.ledger.failures > self.plan.backoff_limit:
+            await self._account.write(RunPhase.FAILED, time.time())
             await self._idle(RunPhase.FAILED)
-        self._count(failure.reason)
+        self.ledger.count(failure.reason)
         self._fruitless = 0 if world.progressed or not failure.counts else self._fruitless + 1
         self._phase(RunPhase.RELAUNCHING)
         await self._until(lambda: False, delay_s(self._fruitless))
@@ -248,7 +256,8 @@ class Coordinator(Procedure):
     async def _end_world(self) -> None:
         """Nothing of the world is left on any pod that can be reached."""
         world, self._world = self._world, None
-        self._end_mpirun()
+        self._account.history.halted(time.time())
+        self._launcher.end()
         if world is None:
             return
         waiting = self._links.connected
@@ -262,6 +271,8 @@ class Coordinator(Procedure):
         world = self._world
         if world is not None and not self._stopping and world.outcome is None and world.hung is None:
             world.hung = self.ledger.silent_rank(time.monotonic())
+        if world is not None:
+            self._account.tick(time.time())
 
     def _take(self, event: Event) -> None:
         match event:
@@ -274,8 +285,7 @@ class Coordinator(Procedure):
                 self._roll.lost(pod)
                 if self._world is not None and pod in self._world.plan.pods:
                     self._world.lost.setdefault(pod, why)
-                if self._mpirun is not None:
-                    self._mpirun.daemon_ended(pod, 1, why)
+                self._launcher.daemon_ended(pod, 1, why)
             case Said(pod, line):
                 self._said(pod, line)
 
@@ -327,14 +337,15 @@ class Coordinator(Procedure):
             case proto.RankEnded():
                 world.ended[line.rank] = line
                 self.ledger.forget_rank(line.rank)
-            case proto.DaemonEnded() if self._mpirun is not None:
-                self._mpirun.daemon_ended(pod, line.exit_code, line.tail)
+            case proto.DaemonEnded():
+                self._launcher.daemon_ended(pod, line.exit_code, line.tail)
 
     def _news(self, line: proto.RankNews, world: World) -> None:
         news = line.news
         if news.rank in world.ended:
             return
         transition = self.ledger.hear(news, time.monotonic())
+        self._account.history.hear(news, self.ledger.leader, time.time())
         match news:
             case Step():
                 world.progressed = self._trained = True
@@ -367,19 +378,15 @@ class Coordinator(Procedure):
         def ended(end: Exit, tail: str) -> None:
             world.launcher, world.launcher_tail, world.launcher_runs = end, tail, False
 
-        self._mpirun = Mpirun(self.settings, self.reaper, self.env, world.plan, world.name, self._links, ended)
-
-    def _end_mpirun(self) -> None:
-        mpirun, self._mpirun = self._mpirun, None
-        if mpirun is not None:
-            mpirun.end()
+        self._launcher.start(world.plan, world.name, ended)
 
     def _running(self) -> None:
         if self.ledger.phase in (RunPhase.LAUNCHING, RunPhase.RELAUNCHING):
             self._phase(RunPhase.RUNNING)
 
-    def _count(self, cause: str) -> None:
-        self.ledger.restarts = dict(Counter(self.ledger.restarts) + Counter([cause]))
+    def _failed(self, failure: Failure) -> None:
+        self.ledger.failure = failure
+        self._account.history.fault(failure, time.time())
 
     def _phase(self, phase: RunPhase) -> None:
         if phase is not self.ledger.phase:
@@ -387,9 +394,3 @@ class Coordinator(Procedure):
         self.ledger.phase = phase
         self._roll.tell(phase)
         self.reporter.urge()
-
-
-def _term_after(plan: Plan, previous: Report | None) -> int:
-    """Above every term that left a trace: with all agents new, only the report and the volume remember."""
-    reported = previous.term if previous is not None and previous.uid == plan.uid else 0
-    return max(reported, claimed_term(plan) if plan.checkpoint.enabled else 0) + 1

@@ -3,6 +3,8 @@
 Users: ``coordinator``.
 """
 
+from collections import Counter
+
 from dljob.contract import (
     CheckpointMark,
     Failure,
@@ -124,6 +126,10 @@ class Ledger:
                 self.outcome = news.outcome
         self._deadlines[news.rank] = (now_s, limit_s)
         return transition
+
+    def count(self, cause: str) -> None:
+        """A relaunch, or a loss that the others go on without."""
+        self.restarts = dict(Counter(self.restarts) + Counter([cause]))
 
     def forget_rank(self, number: int) -> None:
         """A rank ended: nothing more is expected of it."""

@@ -1,4 +1,4 @@
-"""One mpirun under way, and the MPI daemons that the members run for it. Users: ``coordinator``."""
+"""mpirun, one at a time, and the MPI daemons that the members run for it. Users: ``coordinator``."""
 
 import asyncio
 import os
@@ -71,3 +71,32 @@ class Mpirun:
         end = await asyncio.shield(self._process.ended)
         await output.drained()
         ended(end, output.tail)
+
+
+class Launcher:
+    """The mpirun of the world that there is, if any."""
+
+    def __init__(self, settings: Settings, reaper: Reaper, env: dict[str, str], links: Links) -> None:
+        self._settings, self._reaper, self._env, self._links = settings, reaper, env, links
+        self._mpirun: Mpirun | None = None
+
+    def start(self, plan: Plan, world: str, ended: Callable[[Exit, str], None]) -> None:
+        """Raises what ``Mpirun`` raises."""
+        self._mpirun = Mpirun(self._settings, self._reaper, self._env, plan, world, self._links, ended)
+
+    async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
+        """As ``Mpirun.launch_daemon``."""
+        if self._mpirun is None:
+            return 1, "no world is being launched\n"
+        return await self._mpirun.launch_daemon(pod, command)
+
+    def daemon_ended(self, pod: str, code: int, tail: str) -> None:
+        """News of a pod's daemon."""
+        if self._mpirun is not None:
+            self._mpirun.daemon_ended(pod, code, tail)
+
+    def end(self) -> None:
+        """Kill mpirun, if it runs; its end is no news any more."""
+        mpirun, self._mpirun = self._mpirun, None
+        if mpirun is not None:
+            mpirun.end()

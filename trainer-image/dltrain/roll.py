@@ -6,8 +6,9 @@ that meets a higher term later has been superseded and must end, since there are
 
 import uuid
 
-from dljob.contract import Plan, RunPhase
+from dljob.contract import Plan, Report, RunPhase
 from dltrain import agentproto as proto
+from dltrain.layout import claimed_term
 from dltrain.links import Links
 from dltrain.settings import Settings
 
@@ -115,3 +116,9 @@ class Roll:
         )
         self._links.send(pod, assign)
         self._links.send(pod, proto.PhaseNow(phase=self._phase))
+
+
+def term_after(plan: Plan, previous: Report | None) -> int:
+    """Above every term that left a trace: with all agents new, only the report and the volume remember."""
+    reported = previous.term if previous is not None and previous.uid == plan.uid else 0
+    return max(reported, claimed_term(plan) if plan.checkpoint.enabled else 0) + 1

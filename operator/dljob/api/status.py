@@ -153,6 +153,10 @@ class Result(ApiModel):
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1, description="On held-out samples.")] = None
     checkpoint: Annotated[str | None, Field(description="Path of the last checkpoint on the volume.")] = None
+    report: Annotated[
+        str | None,
+        Field(description="Path of the run's report on the volume, a page with plots; the same as JSON is beside it."),
+    ] = None
 
 
 class DLJobStatus(ApiModel):

@@ -39,7 +39,8 @@ def _success(report: Report) -> str:
     out = report.outcome
     accuracy = f", accuracy {100 * out.accuracy:.2f} %" if out.accuracy is not None else ""
     checkpoint = f"; last checkpoint {out.checkpoint}" if out.checkpoint else ""
-    return f"trained {out.steps} steps in {out.seconds:.1f} s{accuracy}{checkpoint}"
+    page = f"; report {out.report}" if out.report else ""
+    return f"trained {out.steps} steps in {out.seconds:.1f} s{accuracy}{checkpoint}{page}"
 
 
 def _failed(report: Report) -> Verdict:

@@ -129,6 +129,7 @@ def _from_report(
             loss=_rounded(out.loss, 6),
             accuracy=_rounded(out.accuracy, 6),
             checkpoint=out.checkpoint,
+            report=out.report,
         )
     return changes
 
