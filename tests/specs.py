@@ -9,6 +9,7 @@ from typing import Any
 Json = dict[str, Any]
 MINIMAL: Json = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatchSize": 8, "epochs": 1}
 HINTS = {"parameters": 1, "flopsPerSample": 1}
+SHA256 = "0123456789abcdef" * 4
 
 # Changes to a minimal spec, and the words of the rule they break ("" for none).
 CASES: dict[str, tuple[Json, str]] = {
@@ -34,6 +35,19 @@ CASES: dict[str, tuple[Json, str]] = {
     "dataset twice": ({"dataset": {"name": "iris", "uri": "file:///a", "samples": 1}}, "name (a built-in dataset)"),
     "uri without samples": ({"dataset": {"uri": "pvc://a/b"}}, "samples is required with uri"),
     "uri": ({"dataset": {"uri": "pvc://a/b", "samples": 9}}, ""),
+    "all of fetching": (
+        {"dataset": {"uri": "s3://a/b", "samples": 9, "sha256": SHA256, "secretName": "s", "cacheClaimName": "c"}}, "",
+    ),
+    "fetching": ({"dataset": {"uri": "https://a.example/b.npz?c=d", "samples": 9, "size": "9Gi"}}, ""),
+    "checksum of a mounted file": ({"dataset": {"uri": "pvc://a/b", "samples": 9, "sha256": SHA256}}, ""),
+    "checksum of a built-in set": ({"dataset": {"name": "iris", "sha256": SHA256}}, "set uri, or remove sha256"),
+    "secret for what is mounted": (
+        {"dataset": {"uri": "pvc://a/b", "samples": 9, "secretName": "s"}}, "use them with an http, https or s3 uri",
+    ),
+    "room for a built-in set": ({"dataset": {"name": "iris", "size": "9Gi"}}, "are for data that is fetched"),
+    "cache and room": (
+        {"dataset": {"uri": "http://a/b", "samples": 9, "size": "9Gi", "cacheClaimName": "c"}}, "remove one of them",
+    ),
     "args without command": ({"trainer": {"args": ["-v"]}}, "args needs command"),
     "no args": ({"trainer": {"args": []}}, ""),
     "min above max": ({"nodes": {"min": 4, "max": 2}}, "lower min or raise max"),
@@ -103,6 +117,9 @@ BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "no quantity": ("resources.memory", "lots", ("resources.memory", "lots")),
     "min above max": ("nodes", {"min": 4, "max": 2}, ("nodes", "lower min or raise max")),
     "batch smaller than ranks": ("nodes.min", 9, ("globalBatchSize", "lower nodes.min")),
+    "a folder of a dataset": ("dataset", {"uri": "https://a/b/", "samples": 1}, ("dataset.uri", "https://a/b/")),
+    "a dataset above its folder": ("dataset", {"uri": "http://a/..", "samples": 1}, ("dataset.uri", "http://a/..")),
+    "no checksum": ("dataset", {"uri": "http://a/b", "samples": 1, "sha256": "A1"}, ("dataset.sha256", "A1")),
     "unknown scheme of a dataset": ("dataset", {"uri": "ftp://a/b", "samples": 1}, ("dataset.uri", "ftp://a/b")),
 }
 

@@ -29,10 +29,17 @@ TLS_DIR = "/etc/dljob/tls"
 CHECKPOINT_DIR = "/var/lib/dljob/checkpoints"
 """Where the checkpoint volume is mounted."""
 DATASET_DIR = "/var/lib/dljob/dataset"
-"""Where a pvc:// dataset's claim is mounted, read-only."""
+"""Where a pvc:// dataset's claim is mounted, read-only, and where fetched data is."""
 
 CPUS_VARIABLE = "DLTRAIN_CPUS_M"
 """Environment of a trainer pod: CPUs it requested, in thousandths."""
+DATASET_SUMS = "SHA256SUMS"
+"""Name of a file of checksums, as sha256sum writes it; a dataset's URI that ends in it means all files it lists."""
+DATASET_VARIABLE = "DLJOB_DATASET"
+"""Environment of a trainer pod: path of the data behind ``spec.dataset.uri``."""
+
+EXIT_BAD_INPUT = 64
+"""Exit code of ranks and of the dataset's init container: the job as written cannot succeed."""
 
 MAX_LOG_TAIL = 4096
 _Text = Annotated[str, Field(max_length=8192)]

@@ -16,6 +16,8 @@ JOB_LABEL = "dljob.dev/job"
 GROUP_LABEL = "dljob.dev/group"
 SPEC_ANNOTATION = "dljob.dev/spec"
 """On StatefulSets: digest of the part of the spec that the template came from."""
+DATASET_CONTAINER = "dataset"
+"""The init container that fetches and checks a job's data."""
 APPLIED_ANNOTATION = "dljob.dev/applied"
 """On every owned object: digest of the manifest that was applied, so that a restart applies nothing again."""
 
@@ -46,6 +48,16 @@ class Stuck:
 
 
 @dataclass(frozen=True)
+class Fetching:
+    """The dataset's init container, until it has ended well."""
+
+    exit_code: int | None = None
+    """Of its last run, where that failed."""
+    message: str = ""
+    """The last line that run said."""
+
+
+@dataclass(frozen=True)
 class PodSeen:
     name: str
     uid: str
@@ -56,6 +68,7 @@ class PodSeen:
     stuck: Stuck | None = None
     unschedulable: str | None = None
     """The scheduler's message, when it found no node."""
+    fetching: Fetching | None = None
     deleting: bool = False
 
 

@@ -204,13 +204,7 @@ def _ranks(job: str, groups: tuple[Group, ...], domain: str) -> tuple[contract.R
 def _dataset(spec: DLJobSpec) -> contract.DatasetRef:
     if spec.dataset.name is not None:
         return contract.DatasetRef(name=spec.dataset.name.value, samples=train_samples(spec))
-    assert spec.dataset.uri is not None, "a rule of the API requires name or uri"
-    scheme, _, rest = spec.dataset.uri.partition("://")
-    if scheme == "pvc":
-        path = f"{contract.DATASET_DIR}/{rest.partition('/')[2]}"
-    else:
-        path = rest
-    return contract.DatasetRef(path=path, samples=spec.dataset.samples)
+    return contract.DatasetRef(path=spec.dataset.path, samples=spec.dataset.samples)
 
 
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:

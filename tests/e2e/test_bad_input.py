@@ -34,6 +34,14 @@ AFTER_ADMISSION: dict[str, tuple[dict[str, Any], str, str, tuple[str, ...]]] = {
         {"dataset": {"uri": "file:///nowhere/data.npz", "samples": 1000}},
         "Failed", "BadInput", ("dataset.uri", "/nowhere/data.npz"),
     ),
+    "dataset on no host": (
+        {"dataset": {"uri": "http://no-such-host.invalid/a.npz", "samples": 1000}},
+        "PodsReady", "DatasetNotFetched", ("dataset.uri", "no-such-host.invalid"),
+    ),
+    "dataset without its Secret": (
+        {"dataset": {"uri": "s3://corpus/a.npz", "samples": 1000, "secretName": "no-such-secret"}},
+        "PodsReady", "ContainerNotStarted", ("no-such-secret", "dataset.secretName"),
+    ),
     "image that cannot be pulled": (
         {"trainer": {"image": "localhost/no-such-image:1", "imagePullPolicy": "IfNotPresent"}},
         "PodsReady", "ImagePullFailed", ("localhost/no-such-image:1",),

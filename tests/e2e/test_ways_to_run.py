@@ -1,9 +1,11 @@
 """The other ways to say what trains: own scripts, torchrun scripts, plans only, suspension; any UID."""
 
+from typing import Any
+
 import pytest
 import yaml
 
-from kube import ROOT, Kubectl, example, no_pods, step_of
+from kube import ROOT, Kubectl, condition, example, no_pods, step_of
 
 pytestmark = pytest.mark.e2e
 
@@ -14,6 +16,25 @@ def test_example_runs_to_completion(name: str, kubectl: Kubectl) -> None:
     kubectl.run("apply", "-f", str(path))
     job = next(d for d in yaml.safe_load_all(path.read_text()) if d["kind"] == "DLJob")["metadata"]["name"]
     kubectl.wait_phase(job, "Complete", 240)
+
+
+def test_data_is_fetched_from_a_server(admin: Kubectl, kubectl: Kubectl) -> None:
+    [operator] = Kubectl(admin.kubeconfig, "dljob-system").list("deployments", "app.kubernetes.io/name=dljob")
+    environment = operator["spec"]["template"]["spec"]["containers"][0]["env"]
+    image = next(item["value"] for item in environment if item["name"] == "DLJOB_TRAINER_IMAGE")
+    job, service, files = yaml.safe_load_all((ROOT / "examples" / "dataset-uri.yaml").read_text())
+    files["spec"]["containers"][0]["image"] = image
+    kubectl.apply(job, service, files)  # the job comes first: its pods wait for the server
+    done = kubectl.wait_phase("dataset-uri", "Complete", 240)
+    assert done["status"]["result"]["accuracy"] >= 0.95
+    wrong = example("digits.yaml", job="wrong-sum", dataset={**job["spec"]["dataset"], "sha256": "0" * 64})
+    kubectl.apply(wrong)
+
+    def told(found: dict[str, Any]) -> bool:
+        failed = condition(found, "Failed")
+        return failed is not None and failed["reason"] == "BadInput" and "spec.dataset.sha256" in failed["message"]
+
+    kubectl.wait_job("wrong-sum", "Failed/BadInput naming the checksum", told, 30)
 
 
 def test_plan_only_runs_nothing(kubectl: Kubectl) -> None:

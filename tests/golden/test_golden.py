@@ -105,6 +105,19 @@ CASES = {
         )
     ),
     "existing-claim": Case(on_nodes(2, checkpoint={"volume": {"claimName": "team-scratch"}})),
+    "dataset-fetched": Case(
+        on_nodes(
+            2,
+            dataset={
+                "uri": "s3://corpus/sets/train.npz",
+                "samples": 1437,
+                "sha256": "0123456789abcdef" * 4,
+                "size": "20Gi",
+                "secretName": "corpus-reader",
+            },
+            trainer={"env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}]},
+        )
+    ),
     "no-checkpoints": Case(on_nodes(1, checkpoint={"enabled": False})),
     "torchrun": Case(
         on_nodes(

@@ -1,6 +1,7 @@
 """Built-in models, datasets, optimizers and the learning rate."""
 
 import sys
+import sysconfig
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 import make_datasets
 from dljob.contract import DatasetRef, OptimizerRef
 from dljob.perf.datasets import DATASETS
-from dltrain.data import BUNDLED, SYNTHETIC, load
+from dltrain.data import NAMES, SYNTHETIC, load
+from dltrain.errors import BadInputError
 from dltrain.lr import WARM_UP, rate
 from dltrain.models import InputShape, build
 from dltrain.optimizers import make_optimizer
@@ -64,7 +66,7 @@ def test_a_token_sees_none_after_it() -> None:
     assert not torch.allclose(before[:, 100:], after[:, 100:])
 
 
-@pytest.mark.parametrize("name", [*BUNDLED, *SYNTHETIC])
+@pytest.mark.parametrize("name", NAMES)
 def test_datasets_are_as_the_operator_plans_them(name: str) -> None:
     data, planned = load(DatasetRef(name=name)), DATASETS[name]
     assert (data.train_samples, data.test_samples) == (planned.train_samples, planned.test_samples)
@@ -100,6 +102,42 @@ def test_a_file_of_bytes_is_scaled_and_tokens_stay(tmp_path: Path) -> None:
     data = load(DatasetRef(path=str(tmp_path / "images.npz")))
     assert float(data.train(np.array([0]))[0].max()) == 1.0 and data.shape == InputShape((1, 8, 8), 2)
     assert load(DatasetRef(path=str(tmp_path / "tokens.npz"))).shape == InputShape((3,), 10, tokens=True)
+
+
+def test_python_source_is_the_text_of_its_modules() -> None:
+    data = load(DatasetRef(name="python-source"))
+    x, y = data.train(np.array([0, 1]))
+    assert torch.equal(x[0, 1:], y[0, :-1]) and y[0, -1] == x[1, 0]
+    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    assert bytes(x.flatten().tolist()) == b"".join(path.read_bytes() for path in modules[:9])[:256]
+    assert torch.equal(data.test(np.array([0]))[0][:, 0], data.train(np.array([data.train_samples - 1]))[1][:, -1])
+
+
+TOKENS_1000 = np.arange(1000) % 300
+
+
+@pytest.mark.parametrize("name", ["t.npy", "t.bin", "t.uint32.bin"])
+def test_a_file_of_tokens_is_cut_into_sequences(name: str, tmp_path: Path) -> None:
+    tokens = TOKENS_1000.astype(np.uint32 if "32" in name else np.uint16)
+    if name.endswith(".npy"):
+        np.save(tmp_path / name, tokens)
+    else:
+        tokens.tofile(tmp_path / name)
+    data = load(DatasetRef(path=str(tmp_path / name)))
+    assert (data.train_samples, data.test_samples, data.shape) == (6, 1, InputShape((128,), 300, tokens=True))
+    (x, y), (held_out, _) = data.train(np.array([1])), data.test(np.array([0]))
+    assert (int(x[0, 0]), int(y[0, -1]), int(held_out[0, 0])) == (128, 256, 768 % 300)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [TOKENS_1000.astype(np.int64), TOKENS_1000.astype(np.uint16)[:256], np.zeros((9, 999), np.uint16)],
+    ids=["signed", "short", "table"],
+)
+def test_a_file_that_holds_no_tokens_is_named(tokens: np.ndarray, tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", tokens)
+    with pytest.raises(BadInputError, match=r"spec\.dataset\.uri: found .*t\.npy with .*, expected a one-dimensional"):
+        load(DatasetRef(path=str(tmp_path / "t.npy")))
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])

@@ -30,7 +30,7 @@ def test_layer_tables_are_the_models(name: str, dataset: str) -> None:
     from dltrain.models import InputShape, build
 
     data, batch = DATASETS[dataset], 2
-    tokens = dataset == "synthetic-tokens"
+    tokens = DATASETS[dataset].tokens
     model = build(name, InputShape(data.shape, data.classes, tokens))
     x = torch.randint(0, data.classes, (batch, *data.shape)) if tokens else torch.randn(batch, *data.shape)
     own = {p.data_ptr() for p in model.parameters()}
@@ -73,7 +73,7 @@ def test_the_planner_and_the_trainer_refuse_the_same(model: str, dataset: str) -
 
     data = DATASETS[dataset]
     try:
-        build(model, InputShape(data.shape, data.classes, dataset == "synthetic-tokens"))
+        build(model, InputShape(data.shape, data.classes, data.tokens))
     except BadInputError:
         assert misfit(model, dataset) is not None
     else:

@@ -1,5 +1,6 @@
 """Every example and every manifest in the documentation is what an API server and the operator accept."""
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 _BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 JOBS = {"digits.yaml", "minimal.yaml", "plan-only.yaml", "mixed-devices.yaml", "deadline-energy.yaml"}
-JOBS |= {"fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml"}
+JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml"}
 
 
 def documented() -> list[Any]:
@@ -87,6 +88,12 @@ def test_scripts_are_those_of_the_folder(name: str) -> None:
     assert job["spec"]["trainer"]["command"] == ["python", f"/scripts/{script}"]
     [override] = job["spec"]["podTemplateOverrides"]
     assert override["spec"]["volumes"][0]["configMap"]["name"] == config_map["metadata"]["name"]
+
+
+def test_the_checksum_of_the_example_is_that_of_the_file() -> None:
+    job, *_ = yaml.safe_load_all((ROOT / "examples/dataset-uri.yaml").read_text())
+    served = ROOT / "trainer-image/dltrain/data" / job["spec"]["dataset"]["uri"].rpartition("/")[2]
+    assert hashlib.sha256(served.read_bytes()).hexdigest() == job["spec"]["dataset"]["sha256"]
 
 
 def test_the_smallest_is_ten_lines_at_most() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dljob.kube import cluster_view, trim
 from dljob.kube.view import Promise, amount
+from dljob.observed import Fetching
 
 Json = dict[str, Any]
 A100 = "NVIDIA-A100-SXM4-40GB"
@@ -138,6 +139,29 @@ class TestTrim:
         found = trim.pod({"metadata": meta, "spec": {}, "status": {"containerStatuses": [container]}}).stuck
         assert (found.reason if found else None) == reason
         assert words in (found.message if found else "")
+
+    @pytest.mark.parametrize(
+        ("state", "last", "expected", "stuck"),
+        [
+            ({"waiting": {"reason": "PodInitializing"}}, {}, None, "PodInitializing"),
+            ({"running": {}}, {}, Fetching(), None),
+            ({"terminated": {"exitCode": 64, "message": "a\nno file\n"}}, {}, Fetching(64, "no file"), None),
+            ({"running": {}}, {"terminated": {"exitCode": 74, "message": "cut"}}, Fetching(74, "cut"), None),
+            (
+                {"waiting": {"reason": "CrashLoopBackOff"}},
+                {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, Fetching(137, "OOMKilled"), None,
+            ),
+            ({"waiting": {"reason": "CreateContainerConfigError"}}, {}, None, "CreateContainerConfigError"),
+            ({"terminated": {"exitCode": 0}}, {"terminated": {"exitCode": 74}}, None, None),
+        ],
+        ids=["not yet", "running", "failed", "tries again", "waits to try again", "no secret", "done"],
+    )  # fmt: skip
+    def test_how_the_data_fares(self, state: Json, last: Json, expected: Fetching | None, stuck: str | None) -> None:
+        container = {"name": "dataset", "state": state, "lastState": last}
+        body = {"metadata": {"name": "p", "uid": "u"}, "spec": {}, "status": {"initContainerStatuses": [container]}}
+        found = trim.pod(body)
+        assert found.fetching == expected
+        assert (found.stuck.reason if found.stuck else None) == stuck
 
     def test_an_unschedulable_pod(self) -> None:
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}

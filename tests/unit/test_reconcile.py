@@ -198,6 +198,22 @@ class TestVolumes:
         assert "'corpus'" in told(desired, "VolumeReady").message
         assert nothing_done(desired)
 
+    @pytest.mark.parametrize(
+        ("claims", "expected"),
+        [
+            ({}, ("False", "DatasetClaimNotFound")),
+            ({"cache": ClaimSeen("cache", "Bound", ("ReadOnlyMany",))}, ("False", "DatasetClaimNotShared")),
+            ({"cache": ClaimSeen("cache", "Bound", ("ReadWriteMany",))}, ("True", "NotNeeded")),
+        ],
+        ids=["missing", "read-only", "shared"],
+    )
+    def test_a_cache_for_the_dataset(self, claims: dict[str, ClaimSeen], expected: tuple[str, str]) -> None:
+        data = {"uri": "http://a/b.npz", "samples": 100, "cacheClaimName": "cache"}
+        spec = {**DIGITS, "dataset": data, "checkpoint": {"enabled": False}}
+        desired = step(seen(spec, claims=claims))
+        assert verdict(desired, "VolumeReady") == expected
+        assert expected[0] == "True" or "spec.dataset.cacheClaimName" in told(desired, "VolumeReady").message
+
     def test_a_class_that_comes_late_is_used(self) -> None:
         first = seen(classes=())
         waiting = after(first, step(first))

@@ -9,12 +9,48 @@ from typing import Any
 
 import pytest
 
-from builders import DIGITS, NOW, after, changed, plan_of, report, seen, settled
+from builders import DIGITS, NOW, Json, after, changed, plan_of, report, seen, settled
 from dljob.api import Phase
 from dljob.contract import Failure, Mismatch, RunPhase
-from dljob.observed import Observed, Refused
+from dljob.observed import Fetching, Observed, Refused
 from dljob.reconcile import Target, needs_view
 from stories import DOWN, OUTCOME, done, started, status, step, told, training, verdict
+
+FETCHED: Json = {**DIGITS, "dataset": {"uri": "http://a/b.npz", "samples": 1437}}
+
+
+def fetching(code: int, **more: Any) -> Observed:
+    """The second pod's init container has failed; no agent is up, and no report was written."""
+    first = seen(FETCHED)
+    found = settled(after(first, step(first)), ready=False)
+    pods = list(found.pods)
+    pods[1] = replace(pods[1], fetching=Fetching(code, "spec.dataset.uri: nothing at http://a/b.npz"), **more)
+    return replace(found, pods=tuple(pods))
+
+
+class TestData:
+    def test_data_that_cannot_be_had_end_the_job(self) -> None:
+        desired = step(fetching(64))
+        assert verdict(desired, "Failed") == ("True", "BadInput")
+        assert told(desired, "Failed").message == (
+            "pod digits-cpu-1: spec.dataset.uri: nothing at http://a/b.npz (exit code 64)"
+        )
+        assert desired.scales == DOWN
+        assert [event.reason for event in desired.events if event.type == "Warning"] == ["BadInput"]
+
+    def test_data_that_may_come_later_do_not(self) -> None:
+        desired = step(fetching(74))
+        assert verdict(desired, "PodsReady") == ("False", "DatasetNotFetched")
+        assert status(desired).phase is Phase.STARTING
+        assert desired.scales == ()
+        assert "DatasetNotFetched" in [event.reason for event in desired.events if event.type == "Warning"]
+
+    def test_a_pod_that_goes_says_nothing_any_more(self) -> None:
+        assert status(step(fetching(64, deleting=True))).phase is Phase.STARTING
+
+    def test_a_corrected_uri_is_given_its_chance(self) -> None:
+        corrected = changed(fetching(64), dataset={"uri": "http://a/c.npz", "samples": 1437})
+        assert status(step(corrected)).phase is not Phase.FAILED
 
 
 class TestRunning:

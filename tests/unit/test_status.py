@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from builders import CREATED, NOW, after, plan_of, report
 from dljob.api import Condition, ConditionStatus, Phase
 from dljob.contract import CheckpointMark, RunPhase, StartupMarks
-from dljob.observed import Observed, PodSeen, Stuck
+from dljob.observed import Fetching, Observed, PodSeen, Stuck
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict, events, merge_patch, pods_ready
 from dljob.status.build import people
 from dljob.status.conditions import MAX_MESSAGE, merge, phase
@@ -169,6 +169,17 @@ PODS: dict[str, tuple[Json, str, tuple[str, ...]]] = {
         {"stuck": Stuck("CreateContainerConfigError", "secret not found")},
         "ContainerNotStarted",
         ("secret not found", "spec.podTemplateOverrides"),
+    ),
+    "data on its way": ({"fetching": Fetching()}, "FetchingDataset", ("1 pods", "kubectl logs digits-cpu-0 -c dataset")),
+    "data cannot be had yet": (
+        {"fetching": Fetching(74, "spec.dataset.uri: http://a/b: cannot connect")},
+        "DatasetNotFetched",
+        ("spec.dataset.uri", "cannot connect (exit code 74)", "kubectl logs digits-cpu-0 -c dataset"),
+    ),
+    "no secret for the data": (
+        {"stuck": Stuck("CreateContainerConfigError", 'secret "s3" not found')},
+        "ContainerNotStarted",
+        ('secret "s3" not found', "spec.dataset.secretName"),
     ),
     "only creating": ({"stuck": Stuck("ContainerCreating", "")}, "Starting", ()),
     "no node": ({"unschedulable": "0/3 nodes: Insufficient cpu"}, "Unschedulable", ("Insufficient cpu", "spec.devices")),

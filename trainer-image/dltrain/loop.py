@@ -9,15 +9,16 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf, isfinite, sqrt
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dljob.contract import Outcome, Plan
+from dljob.contract import DATASET_VARIABLE, Outcome, Plan
 from dltrain.batchnorm import Ranks, local_layers, synchronized, unsynchronized
-from dltrain.errors import DivergedError, ParametersDivergedError
+from dltrain.errors import BadInputError, DivergedError, ParametersDivergedError
 from dltrain.loader import Loader
 from dltrain.measure import Times
 from dltrain.messages import EXIT_STOPPED, Compared
@@ -103,6 +104,14 @@ class Trainer:
     def loader(self, dataset: Any) -> Loader:
         """Batches of a dataset: a torch map-style ``Dataset``, or a tuple of tensors."""
         return Loader(dataset, self.device)
+
+    @property
+    def dataset_path(self) -> Path:
+        """The file or folder behind spec.dataset.uri; without a manifest what $DLJOB_DATASET names."""
+        if self.plan.dataset.path is None:
+            found = f"nothing, and ${DATASET_VARIABLE} unset"
+            raise BadInputError("spec.dataset.uri", found, "where the data is", "set one of them")
+        return Path(self.plan.dataset.path)
 
     def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None) -> None:
         """Show the mean loss of this rank's batch, best before ``backward()``; or an accuracy on held-out data."""

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from dljob.contract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
 from dljob.contract import CheckpointMark, Failure, Outcome, ProbePoint, RankMeasure, Record
 
 SOCKET_ENV = "DLTRAIN_SOCKET"
@@ -19,8 +20,8 @@ MEMORY_ENV = "DLTRAIN_MEMORY"
 EXIT_OK = 0
 EXIT_USER_ERROR = 1
 """Exception in training code."""
-EXIT_BAD_INPUT = 64
-"""Missing dataset, unknown model, checkpoint of another model: the same plan cannot succeed."""
+EXIT_NOT_FETCHED = 74
+"""The dataset could not be fetched for now: network, server or a full disk; the kubelet tries again."""
 EXIT_PEER_LOST = 75
 """Another rank died; relaunch."""
 EXIT_DIVERGED = 76

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dljob.contract import CheckpointRef, DatasetRef, ModelRef, Plan, Rank
+from dljob.contract import DATASET_VARIABLE, CheckpointRef, DatasetRef, ModelRef, Plan, Rank
 from dltrain.errors import BadInputError, failure
 from dltrain.loop import Trainer
 from dltrain.messages import EXIT_OK, PLAN_ENV, Failed, Finished, Hello
@@ -53,7 +53,7 @@ def local_plan(
         global_batch=batch,
         collective=collective,
         model=ModelRef(command=tuple(sys.argv)),
-        dataset=DatasetRef(),
+        dataset=DatasetRef(path=os.environ.get(DATASET_VARIABLE)),
         epochs=epochs,
         seed=seed,
         checkpoint=CheckpointRef(enabled=checkpoints is not None, directory=checkpoints or "."),

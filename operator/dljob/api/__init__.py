@@ -5,14 +5,13 @@ Users: ``crd`` generates the CustomResourceDefinitions from these types, ``plann
 """
 
 from dljob.api.base import API_VERSION, GROUP, VERSION, Rule, duration_s
+from dljob.api.dataset import BUILTIN_DATASETS, Dataset
 from dljob.api.profile import ComputePoint, DLProfile, DLProfileSpec, DLProfileStatus, ScalingConstants, ScalingPoint
 from dljob.api.spec import (
-    BUILTIN_DATASETS,
     BUILTIN_MODELS,
     Checkpoint,
     CheckpointVolume,
     Collective,
-    Dataset,
     DLJobSpec,
     EnvVar,
     FixedGroup,

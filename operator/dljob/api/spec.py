@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from dljob.api.base import ApiModel, DnsSubdomain, Duration, Quantity, Rule
+from dljob.api.dataset import Dataset
 
 
 class BuiltinModel(StrEnum):
@@ -31,17 +32,7 @@ class ReferenceModel(StrEnum):
     GPT_2_XL = "GPT-2-XL"
 
 
-class BuiltinDataset(StrEnum):
-    DIGITS = "digits"
-    BREAST_CANCER = "breast-cancer"
-    WINE = "wine"
-    IRIS = "iris"
-    SYNTHETIC_IMAGES = "synthetic-images"
-    SYNTHETIC_TOKENS = "synthetic-tokens"
-
-
 BUILTIN_MODELS = tuple(member.value for member in BuiltinModel)
-BUILTIN_DATASETS = tuple(member.value for member in BuiltinDataset)
 
 
 class Framework(StrEnum):
@@ -181,40 +172,6 @@ class ModelSpec(ApiModel):
             "The built-in models have none."
         ),
     ] = False
-
-
-class Dataset(ApiModel):
-    """The training data: a built-in set by name, or a URI."""
-
-    rules = (
-        Rule(
-            "name",
-            "has(self.name) != has(self.uri)",
-            "set either name (a built-in dataset) or uri (pvc://CLAIM/PATH or file:///PATH), not both and not neither",
-            lambda d: (d.name is not None) != (d.uri is not None),
-        ),
-        Rule(
-            "samples",
-            "!has(self.uri) || has(self.samples)",
-            "samples is required with uri: set the number of training samples, so that epochs can be planned",
-            lambda d: d.uri is None or d.samples is not None,
-        ),
-    )
-
-    name: Annotated[BuiltinDataset | None, Field(description="A built-in dataset, bundled with the trainer image.")] = (
-        None
-    )
-    uri: Annotated[
-        str | None,
-        Field(
-            pattern=r"^(pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/.+|file:///.+)$",
-            max_length=2048,
-            description="Where the data is: pvc://CLAIM/PATH (a claim in the job's namespace) or file:///PATH "
-            "(in the image). Built-in models read an .npz with x, y, x_test and y_test.",
-        ),
-    ] = None
-    samples: Annotated[int | None, Field(ge=1, description="Number of training samples behind uri.")] = None
-    sample_bytes: Annotated[int | None, Field(ge=1, description="Bytes of one sample on storage, for planning.")] = None
 
 
 class EnvVar(ApiModel):

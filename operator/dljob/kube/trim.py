@@ -8,10 +8,12 @@ from typing import Any
 from dljob.contract import PLAN_KEY, REPORT_KEY
 from dljob.observed import (
     APPLIED_ANNOTATION,
+    DATASET_CONTAINER,
     GROUP_LABEL,
     SPEC_ANNOTATION,
     ClaimSeen,
     ClassSeen,
+    Fetching,
     JobSeen,
     PodSeen,
     SetSeen,
@@ -77,6 +79,7 @@ def pod(body: Body) -> PodSeen:
     conditions = {item["type"]: item for item in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled", {})
     containers = status.get("containerStatuses") or ()
+    init = status.get("initContainerStatuses") or ()
     return PodSeen(
         name=meta["name"],
         uid=meta["uid"],
@@ -84,12 +87,23 @@ def pod(body: Body) -> PodSeen:
         node=spec.get("nodeName"),
         ready=conditions.get("Ready", {}).get("status") == "True",
         restarts=sum(item.get("restartCount", 0) for item in containers),
-        stuck=next((found for item in containers if (found := _stuck(item))), None),
+        stuck=next((found for item in (*init, *containers) if (found := _stuck(item))), None),
         unschedulable=scheduled.get("message") or scheduled.get("reason")
         if scheduled.get("status") == "False"
         else None,
         deleting="deletionTimestamp" in meta,
+        fetching=next((_fetching(item) for item in init if item["name"] == DATASET_CONTAINER), None),
     )
+
+
+def _fetching(container: Body) -> Fetching | None:
+    """None once it has ended well, and while it cannot start, which ``stuck`` explains."""
+    state = container.get("state") or {}
+    ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
+    if ended and ended.get("exitCode"):
+        lines = (ended.get("message") or ended.get("reason") or "").strip().splitlines()
+        return Fetching(ended["exitCode"], lines[-1][-1000:] if lines else "")
+    return Fetching() if "running" in state else None
 
 
 def _stuck(container: Body) -> Stuck | None:
@@ -99,6 +113,8 @@ def _stuck(container: Body) -> Stuck | None:
         return None
     reason, message = waiting.get("reason") or "Waiting", waiting.get("message") or ""
     ended = (container.get("lastState") or {}).get("terminated")
+    if reason == "CrashLoopBackOff" and container.get("name") == DATASET_CONTAINER:
+        return None
     if reason == "CrashLoopBackOff" and ended:
         reason = ended.get("reason") or reason
         message = f"exit code {ended.get('exitCode')}: {(ended.get('message') or '').strip()[-1000:]}"

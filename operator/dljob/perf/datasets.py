@@ -19,6 +19,8 @@ class Dataset:
     """Bytes of one sample as the trainer holds it."""
     making_s: float = 0.0
     """Time of one core to compute a sample that is not stored."""
+    tokens: bool = False
+    """Whether a sample is a sequence of tokens."""
 
 
 # scikit-learn's bundled sets, of which a fifth is held out; times of synthetic ones by benchmarks/compute_constants.py.
@@ -28,5 +30,6 @@ DATASETS = {
     "wine": Dataset(142, 36, (13,), 3, 13 * 4),
     "iris": Dataset(120, 30, (4,), 3, 4 * 4),
     "synthetic-images": Dataset(10_000, 1_000, (3, 32, 32), 10, 3 * 32 * 32 * 4, 50e-6),
-    "synthetic-tokens": Dataset(10_000, 1_000, (128,), 256, 129 * 8, 25e-6),
+    "synthetic-tokens": Dataset(10_000, 1_000, (128,), 256, 129 * 8, 25e-6, tokens=True),
+    "python-source": Dataset(10_000, 1_000, (128,), 256, 129 * 8, tokens=True),
 }

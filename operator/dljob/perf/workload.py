@@ -58,7 +58,7 @@ def _slots(optimizer: Optimizer, momentum: float) -> int:
 
 def misfit(model: str, dataset: str) -> str | None:
     """Why a built-in model cannot take a built-in dataset, as the trainer would say; None when it can."""
-    shape, tokens = DATASETS[dataset].shape, dataset == "synthetic-tokens"
+    shape, tokens = DATASETS[dataset].shape, DATASETS[dataset].tokens
     if tokens != (model == "gpt-mini"):
         return "found tokens, expected images or tables" if tokens else "found no tokens, expected some"
     if model in ("mlp", "gpt-mini") or (len(shape) == 3 and (model != "lenet" or shape[1:] in ((32, 32), (28, 28)))):

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from dljob.accepted import Accepted
 from dljob.api import DLJobSpec, DLJobStatus
 from dljob.calibrate import Place
-from dljob.contract import Failure, Report, RunPhase
+from dljob.contract import EXIT_BAD_INPUT, Failure, Report, RunPhase
 from dljob.reconcile.desired import Lesson
 from dljob.reconcile.known import Known
 from dljob.request import profile_key
@@ -30,7 +30,19 @@ def ending(known: Known, now: datetime) -> Verdict | None:
                 f"the program failed {report.failures} times, spec.runPolicy.backoffLimit is {limit}"
                 f"{_last(report.failure)}",
             )  # fmt: skip
-    return _overdue(known, now)
+    return _no_data(known) or _overdue(known, now)
+
+
+def _no_data(known: Known) -> Verdict | None:
+    """Failed, when a pod found that the data of this very spec cannot be had."""
+    if known.accepted is None or known.accepted.spec_digest != known.digest:
+        return None
+    for pod in known.observed.pods:
+        if not pod.deleting and pod.fetching is not None and pod.fetching.exit_code == EXIT_BAD_INPUT:
+            return Verdict(
+                "Failed", TRUE, "BadInput", f"pod {pod.name}: {pod.fetching.message} (exit code {EXIT_BAD_INPUT})"
+            )
+    return None
 
 
 def _success(report: Report) -> str:

@@ -6,7 +6,6 @@ from dljob.accepted import Accepted
 from dljob.api import DLJobSpec
 from dljob.observed import ClaimSeen, Observed
 from dljob.render import Names
-from dljob.render.pods import dataset_claim
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict
 
 _SHARED = ("ReadWriteMany",)
@@ -33,21 +32,22 @@ def _no(reason: str, message: str) -> Verdict:
 
 
 def _dataset(observed: Observed, spec: DLJobSpec, accepted: Accepted) -> Verdict | None:
-    name = dataset_claim(spec)
+    name, cache = spec.dataset.claim, spec.dataset.remote
     if name is None:
         return None
+    field, wanted = ("cacheClaimName", _SHARED) if cache else ("uri", _SHARED_READ)
     claim = observed.claims.get(name)
     if claim is None:
         return _no(
             "DatasetClaimNotFound",
-            f"spec.dataset.uri: found no PersistentVolumeClaim {name!r} in namespace {observed.job.namespace!r}; "
-            "create it, or correct the claim in pvc://CLAIM/PATH",
+            f"spec.dataset.{field}: found no PersistentVolumeClaim {name!r} in namespace "
+            f"{observed.job.namespace!r}; create it, or {'remove the field' if cache else 'correct the claim'}",
         )
-    if accepted.nodes > 1 and not _any(claim.access_modes, _SHARED_READ):
+    if accepted.nodes > 1 and not _any(claim.access_modes, wanted):
         return _no(
             "DatasetClaimNotShared",
-            f"spec.dataset.uri: claim {name!r} has access modes {_list(claim.access_modes)}, but the plan needs it on "
-            f"{accepted.nodes} nodes; use a claim with ReadOnlyMany or ReadWriteMany, or set spec.nodes.max: 1",
+            f"spec.dataset.{field}: claim {name!r} has access modes {_list(claim.access_modes)}, but the plan needs it "
+            f"on {accepted.nodes} nodes; use a claim with {' or '.join(reversed(wanted))}, or set spec.nodes.max: 1",
         )
     return None
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from dljob.accepted import Accepted, AcceptedGroup
 from dljob.api import DLJobSpec
-from dljob.contract import AGENT_PORT, CHECKPOINT_DIR, CPUS_VARIABLE, DATASET_DIR, METRICS_PORT, TLS_DIR
+from dljob.contract import AGENT_PORT, CHECKPOINT_DIR, CPUS_VARIABLE, DATASET_VARIABLE, METRICS_PORT, TLS_DIR
 from dljob.observed import JOB_LABEL, JobSeen
+from dljob.render import dataset
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, labels
 from dljob.render.overrides import merged
@@ -48,6 +49,10 @@ def pod_template(
         "containers": [_container(job, spec, accepted, group, config)],
         "volumes": _volumes(job, spec, group),
     }
+    if spec.dataset.remote or spec.dataset.checked:
+        environment = [item for item in _users_variables(spec) if item["name"] != "HOME"]
+        environment.append({"name": "HOME", "value": "/tmp"})
+        pod["initContainers"] = [dataset.init_container(spec, _image(spec, config), environment, _security())]
     if scheduling.node_selector:
         pod["nodeSelector"] = dict(scheduling.node_selector)
     if scheduling.tolerations:
@@ -97,11 +102,9 @@ def _device_terms(group: AcceptedGroup) -> list[Manifest]:
 def _container(
     job: JobSeen, spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup, config: RenderConfig
 ) -> Manifest:
-    trainer = spec.trainer
     container: Manifest = {
         "name": "trainer",
-        "image": trainer.image or config.trainer_image,
-        "imagePullPolicy": trainer.image_pull_policy.value if trainer.image_pull_policy else config.image_pull_policy,
+        **_image(spec, config),
         "env": _environment(job, spec, config),
         "ports": [
             {"name": "agent", "containerPort": AGENT_PORT, "protocol": "TCP"},
@@ -110,18 +113,30 @@ def _container(
         "readinessProbe": _probe("/readyz", period_s=1, failures=3),
         "livenessProbe": _probe("/healthz", period_s=10, failures=6),
         "resources": _resources(spec, accepted, group),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": _security(),
         "volumeMounts": _mounts(spec),
         # What a crashed agent last said shows in the pod's status, and from there in the job's.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    if trainer.image:  # built FROM the trainer image, with any entry point
+    if spec.trainer.image:  # built FROM the trainer image, with any entry point
         container["command"] = list(AGENT_COMMAND)
     return container
+
+
+def _image(spec: DLJobSpec, config: RenderConfig) -> Manifest:
+    trainer = spec.trainer
+    return {
+        "image": trainer.image or config.trainer_image,
+        "imagePullPolicy": trainer.image_pull_policy.value if trainer.image_pull_policy else config.image_pull_policy,
+    }
+
+
+def _security() -> Manifest:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
 
 
 def _probe(path: str, period_s: int, failures: int) -> Manifest:
@@ -148,8 +163,14 @@ def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Ma
         "HOME": {"value": "/tmp"},
         "TMPDIR": {"value": "/tmp"},
     }
-    variables: dict[str, Any] = {item.name: {"value": item.value} for item in spec.trainer.env}
-    return [{"name": name, **value} for name, value in (variables | ours).items()]
+    if spec.dataset.path:
+        ours[DATASET_VARIABLE] = {"value": spec.dataset.path}
+    variables = {item["name"]: item for item in _users_variables(spec)}
+    return list((variables | {name: {"name": name, **value} for name, value in ours.items()}).values())
+
+
+def _users_variables(spec: DLJobSpec) -> list[Manifest]:
+    return [{"name": item.name, "value": item.value} for item in spec.trainer.env]
 
 
 def _resources(spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup) -> Manifest:
@@ -177,15 +198,7 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
     ]
     if spec.checkpoint.enabled:
         mounts.append({"name": "checkpoints", "mountPath": CHECKPOINT_DIR})
-    if dataset_claim(spec):
-        mounts.append({"name": "dataset", "mountPath": DATASET_DIR, "readOnly": True})
-    return mounts
-
-
-def dataset_claim(spec: DLJobSpec) -> str | None:
-    """The claim that a pvc:// dataset is on."""
-    uri = spec.dataset.uri or ""
-    return uri.removeprefix("pvc://").partition("/")[0] if uri.startswith("pvc://") else None
+    return mounts + dataset.mount(spec)
 
 
 def _volumes(job: JobSeen, spec: DLJobSpec, group: AcceptedGroup) -> list[Manifest]:
@@ -199,6 +212,4 @@ def _volumes(job: JobSeen, spec: DLJobSpec, group: AcceptedGroup) -> list[Manife
     if spec.checkpoint.enabled:
         claim = spec.checkpoint.volume.claim_name or names.claim
         volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}})
-    if claim_name := dataset_claim(spec):
-        volumes.append({"name": "dataset", "persistentVolumeClaim": {"claimName": claim_name, "readOnly": True}})
-    return volumes
+    return volumes + dataset.volume(spec)

@@ -9,7 +9,10 @@ from dljob.api import Condition
 from dljob.status.conditions import FALSE, TRUE, find
 
 _BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted"}
-_QUIET = {"Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding"}
+_QUIET = {
+    "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
+    "FetchingDataset",
+}  # fmt: skip
 """Reasons of conditions that are not True which only say that something has not come yet or is over."""
 _QUIET_WHEN_TRUE = {"Accepted"}
 MAX_MESSAGE = 1000

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dljob.observed import Observed, PodSeen
+from dljob.observed import DATASET_CONTAINER, Observed, PodSeen
 from dljob.status.conditions import FALSE, TRUE, Verdict
 
 _IMAGE = {
@@ -28,7 +28,7 @@ def pods_ready(observed: Observed, wanted: int) -> Verdict:
     if ready >= wanted:
         return Verdict("PodsReady", TRUE, "AllReady", f"{ready} of {wanted} pods are ready")
     starting = Verdict("PodsReady", FALSE, "Starting", f"{ready} of {wanted} pods are ready")
-    return _stuck(pods) or _unschedulable(pods) or _not_made(observed) or starting
+    return _stuck(pods) or _fetching(pods) or _unschedulable(pods) or _not_made(observed) or starting
 
 
 def _others(pods: Sequence[PodSeen]) -> str:
@@ -58,9 +58,27 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
         return Verdict("PodsReady", FALSE, "AgentCrashing", text)
     text = (
         f"the container of pod {pod.name}{_others(stuck)} does not start: {why.reason}: {why.message}; "
-        "check spec.trainer and spec.podTemplateOverrides"
+        "check spec.trainer, spec.dataset.secretName and spec.podTemplateOverrides"
     )
     return Verdict("PodsReady", FALSE, "ContainerNotStarted", text)
+
+
+def _fetching(pods: Sequence[PodSeen]) -> Verdict | None:
+    """What cannot succeed ends the job (``reconcile.run``); here is what is tried again, or goes on."""
+    fetching = [pod for pod in pods if pod.fetching is not None]
+    failed = [pod for pod in fetching if pod.fetching and pod.fetching.exit_code is not None]
+    if failed:
+        pod, again = failed[0], failed[0].fetching
+        assert again is not None
+        text = (
+            f"spec.dataset.uri: pod {pod.name}{_others(failed)} could not get the data and tries again: "
+            f"{again.message} (exit code {again.exit_code}); see kubectl logs {pod.name} -c {DATASET_CONTAINER}"
+        )
+        return Verdict("PodsReady", FALSE, "DatasetNotFetched", text)
+    if fetching:
+        text = f"{len(fetching)} pods fetch the dataset; see kubectl logs {fetching[0].name} -c {DATASET_CONTAINER}"
+        return Verdict("PodsReady", FALSE, "FetchingDataset", text)
+    return None
 
 
 def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:

@@ -1,7 +1,8 @@
 """Datasets by name or path, split into a training and a held-out part. Users: ``rank``, user scripts.
 
 The bundled sets are small files beside this module (hack/make_datasets.py); synthetic ones are computed from the
-sample's number; a path names an ``.npz`` with x, y, x_test and y_test.
+sample's number; python-source is the text of Python's own modules; a path names an ``.npz`` with x, y, x_test and
+y_test, or a ``.npy`` or ``.bin`` of tokens.
 """
 
 import zipfile
@@ -15,12 +16,16 @@ from torch import Tensor
 
 from dljob.contract import DatasetRef
 from dltrain.data.synthetic import SyntheticImages, SyntheticTokens
+from dltrain.data.tokens import python_source, read_tokens
 from dltrain.errors import BadInputError
 from dltrain.models import InputShape
 
 FOLDER = Path(__file__).parent
 BUNDLED = ("digits", "breast-cancer", "wine", "iris")
 SYNTHETIC = {"synthetic-images": SyntheticImages, "synthetic-tokens": SyntheticTokens}
+PYTHON_SOURCE = "python-source"
+NAMES = (*BUNDLED, PYTHON_SOURCE, *SYNTHETIC)
+_TOKENS = (".npy", ".bin")
 _KEYS = ("x", "y", "x_test", "y_test")
 
 
@@ -69,10 +74,16 @@ def load(ref: DatasetRef, seed: int = 0) -> Dataset:
     if ref.name in BUNDLED:
         with np.load(FOLDER / f"{ref.name}.npz") as arrays:
             return ArrayDataset(dict(arrays), float(arrays["scale"]) if "scale" in arrays else 1.0)
+    if ref.name == PYTHON_SOURCE:
+        return python_source()
     if ref.path is None:
-        known = ", ".join((*BUNDLED, *SYNTHETIC))
+        known = ", ".join(NAMES)
         raise BadInputError("spec.dataset.name", f"'{ref.name}'", f"one of {known}", "choose one, or set uri")
-    return ArrayDataset(_read(Path(ref.path)))
+    path = Path(ref.path)
+    if path.suffix in _TOKENS:
+        return read_tokens(path)
+    arrays = _read(path)
+    return ArrayDataset(arrays, float(arrays["scale"])) if "scale" in arrays else ArrayDataset(arrays)
 
 
 def _read(path: Path) -> dict[str, NDArray[np.generic]]:

@@ -1,0 +1,54 @@
+"""The dataset in the pod: its volume, and the init container that fetches or checks it. Users: ``pods``."""
+
+from collections.abc import Sequence
+
+from dljob.api import DLJobSpec
+from dljob.cluster import quantity
+from dljob.contract import DATASET_DIR
+from dljob.observed import DATASET_CONTAINER
+from dljob.render.config import Manifest
+
+DEFAULT_SIZE = "2Gi"
+"""Room for fetched data on a node."""
+_COMMAND = ("python", "-m", "dltrain.fetch")
+
+
+def volume(spec: DLJobSpec) -> list[Manifest]:
+    """Volume ``dataset``: a claim, room on the node's disk, or none for a built-in set."""
+    data = spec.dataset
+    if data.claim:
+        claim = {"claimName": data.claim} if data.remote else {"claimName": data.claim, "readOnly": True}
+        return [{"name": "dataset", "persistentVolumeClaim": claim}]
+    return [{"name": "dataset", "emptyDir": {"sizeLimit": data.size or DEFAULT_SIZE}}] if data.remote else []
+
+
+def mount(spec: DLJobSpec, *, writable: bool = False) -> list[Manifest]:
+    if not volume(spec):
+        return []
+    return [{"name": "dataset", "mountPath": DATASET_DIR, **({} if writable else {"readOnly": True})}]
+
+
+def init_container(spec: DLJobSpec, image: Manifest, environment: Sequence[Manifest], security: Manifest) -> Manifest:
+    """Fetches data, and checks what has checksums; ``image``: the fields that say which one, and when to pull it."""
+    data = spec.dataset
+    arguments = [data.uri, "--to", data.file] if data.remote else [f"file://{data.file}"]
+    if data.sha256:
+        arguments += ["--sha256", data.sha256]
+    requests = {"cpu": "100m", "memory": "256Mi"}
+    if data.remote and not data.cache_claim_name:
+        size = data.size or DEFAULT_SIZE
+        arguments += ["--room", str(int(quantity(size)))]
+        requests["ephemeral-storage"] = size
+    secret = {"envFrom": [{"secretRef": {"name": data.secret_name}}]} if data.secret_name else {}
+    return {
+        "name": DATASET_CONTAINER,
+        **image,
+        "command": [*_COMMAND, *arguments],
+        **secret,
+        "env": list(environment),
+        "resources": {"requests": requests, "limits": {"memory": "512Mi"}},
+        "securityContext": security,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *mount(spec, writable=data.remote)],
+        # The last line of its log says why it failed; from the pod's status the operator takes it to the job's.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }

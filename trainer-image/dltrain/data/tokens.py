@@ -1,0 +1,76 @@
+"""Long texts of tokens, cut into sequences. Users: ``data.load``."""
+
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dltrain.errors import BadInputError
+from dltrain.models import InputShape
+
+POSITIONS = 128
+"""Tokens of a sequence."""
+_KINDS = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
+SOURCE_SEQUENCES = 11_000
+SOURCE_TEST_SEQUENCES = 1_000
+
+
+class TokenText:
+    """Sequence i is tokens i * 128 to i * 128 + 127, its targets the same one further; the last ones are held out."""
+
+    def __init__(self, tokens: NDArray[np.unsignedinteger], vocabulary: int, test_samples: int) -> None:
+        """``tokens``: one-dimensional, also mapped from a file: the ranks of a node then share its pages."""
+        self._tokens = tokens
+        self.test_samples = test_samples
+        self.train_samples = (len(tokens) - 1) // POSITIONS - test_samples
+        self.shape = InputShape((POSITIONS,), vocabulary, tokens=True)
+
+    def train(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        rows = self._tokens[indices[:, None] * POSITIONS + np.arange(POSITIONS + 1)].astype(np.int64)
+        return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+
+    def test(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        return self.train(indices + self.train_samples)
+
+
+def read_tokens(path: Path) -> TokenText:
+    """Tokens of a one-dimensional .npy of uint8, uint16 or uint32, or a .bin of uint16 (``.uint32.bin``: uint32).
+
+    A tenth is held out, at the end. Raises BadInputError.
+    """
+    expected = f"a one-dimensional .npy of uint8, uint16 or uint32, or a .bin of uint16, of over {2 * POSITIONS} tokens"
+    try:
+        if path.suffix == ".npy":
+            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            kind = np.dtype("<u4") if path.name.endswith(".uint32.bin") else np.dtype("<u2")
+            tokens = np.memmap(path, dtype=kind, mode="r")
+    except FileNotFoundError:
+        found = f"no file {path}"
+        raise BadInputError("spec.dataset.uri", found, expected, "correct the path, or put the file there") from None
+    except (OSError, ValueError) as error:
+        raise BadInputError("spec.dataset.uri", f"{path}: {error}", expected, "correct the file") from None
+    if tokens.ndim != 1 or tokens.dtype not in _KINDS or len(tokens) <= 2 * POSITIONS:
+        found = f"{path} with {tokens.dtype} of shape {tokens.shape}"
+        raise BadInputError("spec.dataset.uri", found, expected, "correct the file")
+    sequences = (len(tokens) - 1) // POSITIONS
+    return TokenText(tokens, int(tokens.max()) + 1, max(1, sequences // 10))
+
+
+def python_source() -> TokenText:
+    """The source of this Python's own standard library, byte by byte; what is held out are other modules.
+
+    Every Python brings the text, under its own licence: nothing is bundled. It differs a little between versions.
+    """
+    folder, wanted = Path(sysconfig.get_path("stdlib")), SOURCE_SEQUENCES * POSITIONS + 1
+    text = b""
+    for path in sorted(folder.glob("*.py")):
+        if len(text) < wanted:
+            text += path.read_bytes()
+    if len(text) < wanted:
+        found = f"{len(text)} bytes of modules in {folder}"
+        raise BadInputError("spec.dataset.name", found, f"{wanted}", "use an image with Python's standard library")
+    return TokenText(np.frombuffer(text[:wanted], np.uint8), 256, SOURCE_TEST_SEQUENCES)
