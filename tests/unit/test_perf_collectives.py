@@ -1,11 +1,13 @@
 """Collectives beside those that the planner chooses from: laws, and what they tend to."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.perf.comm import Link, double_tree_s, halving_doubling_s, hierarchical_s, ring_s
+from dljob.perf.comm import Link, allreduce_s, double_tree_s, halving_doubling_s, hierarchical_s, ring_s
 
 links = st.builds(Link, st.floats(0, 1e-2), st.floats(1e6, 1e12), st.floats(1e8, 1e12))
 sizes = st.floats(1.0, 1e11)
@@ -57,6 +59,34 @@ def test_two_levels_beat_one_ring_over_the_slow_link() -> None:
     """64 nodes of 8 over 100 Gbit with NVLink inside: fewer steps over the network, the same bytes."""
     inside, between = Link(5e-6, 150e9, 1e12), Link(20e-6, 12.5e9, 1e12)
     assert hierarchical_s(1e8, 64, 8, inside, between) < 0.7 * ring_s(1e8, 512, between)
+
+
+@given(sizes, st.integers(1, 64), st.integers(2, 8), links, st.floats(0, 1))
+def test_the_same_ranks_on_more_nodes_are_never_faster(v: float, nodes: int, g: int, link: Link, near: float) -> None:
+    """Every node more is a hop over the network more; where hops inside nodes are cheaper, it is felt."""
+    n, link = 8 * nodes * g, replace(link, near_latency_s=near * link.latency_s)
+    for cost in (ring_s, double_tree_s):
+        assert cost(v, n, link, n) == pytest.approx(cost(v, n, link)), "no nodes named: a rank each"
+    felt = 2 * (n - 1 - 8 * nodes) * (link.latency_s - link.inside_s)
+    assert ring_s(v, n, link, 8 * nodes) == pytest.approx(ring_s(v, n, link) - felt)
+    assert ring_s(v, n, link, 4 * nodes) <= ring_s(v, n, link, 8 * nodes) * (1 + 1e-12)
+
+
+def test_eight_ranks_on_two_nodes_and_on_four() -> None:
+    """Six hops of seven are not all alike: two (four) at 60 us, five (three) at 10 us, each way."""
+    link = Link(60e-6, 1e30, 1e30, near_latency_s=10e-6)
+    assert [float(ring_s(1.0, 8, link, m)) for m in (1, 2, 4, 8)] == pytest.approx([140e-6, 340e-6, 540e-6, 840e-6])
+
+
+@given(sizes, st.integers(1, 256), st.integers(1, 8), links)
+def test_nccl_is_the_faster_of_ring_and_double_tree(v: float, nodes: int, g: int, link: Link) -> None:
+    n = nodes * g
+    taken, ring = allreduce_s("NCCL", v, float(n), link, nodes=float(nodes)), ring_s(v, n, link, nodes)
+    assert taken <= ring
+    if nodes == 1 and n > 1:
+        assert taken == ring, "within a node there is no tree of nodes"
+    if nodes > 1:
+        assert taken == min(ring, double_tree_s(v, n, link, nodes))
 
 
 @given(sizes, st.lists(ranks, min_size=1, max_size=4), links)

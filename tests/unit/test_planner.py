@@ -1,6 +1,7 @@
 """What the planner decides, and laws of every decision."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -94,6 +95,19 @@ class TestDecisions:
         (group,) = chosen.groups
         assert (group.nodes, group.ranks_per_node, len(group.shares), group.is_gpu) == (1, 5, 5, True)
         assert group.name == "a100-sxm4-40gb"
+
+    @pytest.mark.parametrize("like", ["BERT-base", "GPT-2"])
+    def test_the_same_ranks_on_more_nodes_are_not_the_same_plan(self, like: str) -> None:
+        """Scaling rows of 2 and 4 nodes were equal: a ring's hops all cost as one over the network."""
+        request = Request(job="j", global_batch=64, total_steps=100, like=like)
+        cluster = view({"count": 8, "device": A100, "devices": 8, "cpu": 64, "bandwidth": "12.5G"})
+        found = [
+            decided(replace(request, fixed=(FixedChoice(A100, n, 8 // n),)), cluster).chosen.prediction
+            for n in (1, 2, 4, 8)
+        ]
+        for near, far in pairwise(found):
+            assert near.communication_s < far.communication_s
+            assert near.step_s < far.step_s
 
     @pytest.mark.parametrize("minimize", ["Energy", "Cost"])
     def test_less_energy_or_cost_takes_more_time(self, minimize: Any) -> None:

@@ -99,6 +99,7 @@ def scaling_curve(points: Sequence[tuple[int, Choice]], chosen: Choice) -> list[
     rows = [
         [
             ("* " if nodes == nodes_chosen else "  ") + str(nodes),
+            str(sum(len(g.shares) for g in choice.groups)),
             duration(choice.prediction.step_s),
             f"{100 * choice.prediction.efficiency:.0f} %",
             "#" * max(1, round(BAR * choice.prediction.samples_per_s / most))
@@ -106,8 +107,10 @@ def scaling_curve(points: Sequence[tuple[int, Choice]], chosen: Choice) -> list[
         ]
         for nodes, choice in points
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    widths = [max(w, len(h)) for w, h in zip(widths, ("  NODES", "STEP", "EFFICIENCY"), strict=True)]
-    lines = [f"{'  NODES':<{widths[0]}}  {'STEP':>{widths[1]}}  {'EFFICIENCY':>{widths[2]}}  SAMPLES/S"]
-    lines += [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}" for a, b, c, d in rows]
+    header = ["  NODES", "RANKS", "STEP", "EFFICIENCY", "SAMPLES/S"]
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(4)]
+    lines = [
+        "  ".join([a.ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True)), last])
+        for a, *cells, last in [header, *rows]
+    ]
     return ["", "Scaling: the best plan with so many nodes", *lines]

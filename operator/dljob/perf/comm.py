@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Collective = Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"]
+Collective = Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch", "NCCL"]
 Number = float | NDArray[np.float64]
 
 
@@ -23,10 +23,18 @@ class Link:
     reduce_Bps: float = 5e9
     """Speed of adding a received buffer to one's own, on the ranks' processors."""
     name: str = "link"
+    near_latency_s: float | None = None
+    """Latency of a message between ranks of one node, where ranks share nodes; None: as ``latency_s``."""
 
     def __post_init__(self) -> None:
-        if not (self.latency_s >= 0 and self.bandwidth_Bps > 0 and self.reduce_Bps > 0):
-            raise ValueError(f"{self}: expected a latency of 0 or more and bandwidths above 0")
+        near_s = 0.0 if self.near_latency_s is None else self.near_latency_s
+        if not (self.latency_s >= 0 and near_s >= 0 and self.bandwidth_Bps > 0 and self.reduce_Bps > 0):
+            raise ValueError(f"{self}: expected latencies of 0 or more and bandwidths above 0")
+
+    @property
+    def inside_s(self) -> float:
+        """Latency between ranks of one node."""
+        return self.latency_s if self.near_latency_s is None else self.near_latency_s
 
 
 ETHERNET_BANDWIDTH_Bps = 1.25e9
@@ -40,13 +48,17 @@ def _rounds(n: Number) -> Number:
     return np.ceil(np.log2(n))
 
 
-def ring_s(nbytes: float, n: Number, link: Link) -> Number:
+def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
     """Reduce-scatter and all-gather around a ring: 2 (n-1) messages of V/n each way (Patarasuk, Yuan 2009).
 
-    2 (n-1) alpha + 2 (n-1)/n V beta + (n-1)/n V gamma: the volume hardly grows with n, the latency does.
+    2 (n-1) alpha + 2 (n-1)/n V beta + (n-1)/n V gamma: the volume hardly grows with n, the latency does. A part goes
+    round once to be summed and once as the sum, n - 1 hops each time, so on ``nodes`` of several ranks in rank order it
+    meets alpha on the hops between nodes (one a node, if there are several) and the lower latency on the others.
     """
     part = (n - 1) / n * nbytes
-    return 2 * (n - 1) * link.latency_s + 2 * part / link.bandwidth_Bps + part / link.reduce_Bps
+    hops = n - 1 if nodes is None else np.minimum(np.where(np.asarray(nodes) > 1, nodes, 0), n - 1)
+    latency_s = hops * link.latency_s + (n - 1 - hops) * link.inside_s
+    return 2 * latency_s + 2 * part / link.bandwidth_Bps + part / link.reduce_Bps
 
 
 def tree_s(nbytes: float, n: Number, link: Link) -> Number:
@@ -91,14 +103,17 @@ def halving_doubling_s(nbytes: float, n: Number, link: Link) -> Number:
     return whole + np.where(_rounds(n) > rounds, fold, 0.0)
 
 
-def double_tree_s(nbytes: float, n: Number, link: Link) -> Number:
+def double_tree_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
     """Two binary trees, each for half of the message, a rank inner in one and leaf in the other (Sanders et al. 2009).
 
     Up and down in k chunks: 2 (h + k - 1) (alpha + V beta / k) of h = ceil(log2 n) levels; with the best k that is
     2 (sqrt((h - 1) alpha) + sqrt(V beta))^2, and at least alpha more; each sum costs V gamma, hidden but for the last.
+    On ``nodes`` of several ranks the trees span nodes and each node's ranks are a chain (NCCL 2.4; Jeaugey 2019): h =
+    ceil(log2 nodes), and n / nodes - 1 hops of the lower latency more.
     """
-    levels = _rounds(n)
-    pipelined = (np.sqrt((levels - 1) * link.latency_s) + np.sqrt(nbytes / link.bandwidth_Bps)) ** 2
+    over = n if nodes is None else nodes
+    levels_s = np.maximum(_rounds(over) - 1, 0) * link.latency_s + (np.ceil(n / over) - 1) * link.inside_s
+    pipelined = (np.sqrt(levels_s) + np.sqrt(nbytes / link.bandwidth_Bps)) ** 2
     return np.asarray(2 * (pipelined + link.latency_s) + nbytes / link.reduce_Bps)
 
 
@@ -115,16 +130,26 @@ def hierarchical_s(nbytes: float, nodes: Number, per_node: int, inside: Link, be
 
 
 def allreduce_s(
-    collective: Collective, nbytes: float, n: Number, link: Link, buckets: int = 1, servers: int = 1
+    collective: Collective,
+    nbytes: float,
+    n: Number,
+    link: Link,
+    buckets: int = 1,
+    servers: int = 1,
+    nodes: Number | None = None,
 ) -> Number:
     """Time to sum ``nbytes`` over ``n`` ranks in ``buckets`` equal parts, one after the other; 0 for one rank.
 
-    ``MPI`` lets the library choose: the best of what libraries have. ``Torch`` is a ring, as NCCL and Gloo use for
-    large buffers.
+    ``nodes``: that hold them, in rank order; None: a rank each. ``MPI`` lets the library choose: the best of what
+    libraries have. ``Torch`` is a ring, as Gloo's; ``NCCL`` takes the faster of a ring and, between nodes, a double
+    tree.
     """
     part = nbytes / buckets
     if collective in ("Ring", "Torch"):
-        one = ring_s(part, n, link)
+        one = ring_s(part, n, link, nodes)
+    elif collective == "NCCL":
+        ring, over = ring_s(part, n, link, nodes), np.asarray(n if nodes is None else nodes)
+        one = np.where(over > 1, np.minimum(ring, double_tree_s(part, n, link, nodes)), ring)
     elif collective == "Tree":
         one = tree_s(part, n, link)
     elif collective == "Butterfly":
@@ -133,5 +158,5 @@ def allreduce_s(
         one = parameter_server_s(part, n, link, servers)
     else:
         one = np.minimum(butterfly_s(part, n, link), halving_doubling_s(part, n, link))
-        one = np.minimum(one, ring_s(part, n, link))
+        one = np.minimum(one, ring_s(part, n, link, nodes))
     return np.where(np.asarray(n) > 1, buckets * one, 0.0)

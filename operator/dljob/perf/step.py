@@ -72,14 +72,15 @@ def step(
     compute_spread: float,
     link_spread: float,
     servers: int = 1,
+    nodes: int | None = None,
 ) -> Step:
-    """A step whose slowest rank computes for ``compute_s`` and waits ``data_s`` for data.
+    """A step whose slowest rank computes for ``compute_s`` and waits ``data_s`` for data; ``nodes`` hold the ranks.
 
     ``overlap``: of the backward pass, the part that can hide communication. Spreads are those of log(measured /
     predicted) of either part, independent of each other, so that the step's is their mean weighted by time.
     """
     parts = buckets(gradient_nbytes)
-    total = allreduce_s(collective, float(gradient_nbytes), float(ranks), link, parts, servers)
+    total = allreduce_s(collective, float(gradient_nbytes), float(ranks), link, parts, servers, nodes)
     communication_s = float(exposed_s(total, compute_s, parts, overlap))
     waiting_s = compute_s * (straggler_factor(ranks) - 1) + agreement_s(ranks, link.latency_s)
     whole = compute_s + communication_s + data_s + waiting_s

@@ -145,11 +145,11 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
     Within a node, device to device or shared memory; between nodes what was measured, else what nodes say, else 10
     Gbit Ethernet. In a ring in rank order every node has one flow in and one out, however many ranks it holds.
     """
+    near_s = near_latency_s(chosen[0].pool.is_gpu)
     if nodes == 1:
         (only,) = chosen
-        latency_s = GPU_LATENCY_S if only.pool.is_gpu else comm.SHARED_MEMORY_LATENCY_S
         bandwidth_Bps = only.device.peer_bandwidth_Bps
-        return Link(latency_s, bandwidth_Bps, _reduce_Bps(chosen), "the node's own links"), LINK_SPREAD["catalogue"]
+        return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "the node's own links"), LINK_SPREAD["catalogue"]
     latencies = [o.learned.link_latency_s for o in chosen if o.learned and o.learned.link_latency_s is not None]
     measured = [o.learned.link_bandwidth_Bps for o in chosen if o.learned and o.learned.link_bandwidth_Bps]
     stated = [o.pool.bandwidth_Bps for o in chosen if o.pool.bandwidth_Bps]
@@ -162,8 +162,18 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
     spread = LINK_SPREAD["profile" if measured and latencies else "catalogue"]
     learned = [o.learned.link_spread for o in chosen if o.learned and o.learned.link_spread is not None]
     spread = max(learned) if measured and len(learned) == len(chosen) else spread
-    link = Link(max(latencies, default=comm.TCP_LATENCY_S), bandwidth_Bps, _reduce_Bps(chosen), name)
-    return link, spread
+    latency_s = max(latencies, default=comm.TCP_LATENCY_S)
+    return Link(latency_s, bandwidth_Bps, _reduce_Bps(chosen), name, min(near_s, latency_s)), spread
+
+
+def near_latency_s(is_gpu: bool) -> float:
+    """Latency between ranks of one node."""
+    return GPU_LATENCY_S if is_gpu else comm.SHARED_MEMORY_LATENCY_S
+
+
+def priced(collective: CollectiveName, is_gpu: bool) -> comm.Collective:
+    """What a collective is on these devices: torch.distributed sums with NCCL on GPUs."""
+    return "NCCL" if is_gpu and collective == "Torch" else collective
 
 
 def _reduce_Bps(chosen: list[Option]) -> float:  # noqa: N802 - the unit is part of the name

@@ -8,7 +8,7 @@ from dljob.perf import energy, memory
 from dljob.perf.comm import Link
 from dljob.perf.step import P90, Step, step
 from dljob.perf.workload import Workload
-from dljob.planner.context import Option, link_of, overlap_of
+from dljob.planner.context import Option, link_of, overlap_of, priced
 from dljob.planner.names import gibibytes, group_names, rate, samples
 from dljob.planner.split import Kind, even, even_split, split
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
@@ -83,7 +83,7 @@ def evaluate(
     timing = step(
         compute_s=busy_s - data_s,
         data_s=data_s,
-        collective=collective,
+        collective=priced(collective, chosen[0].pool.is_gpu),
         gradient_nbytes=workload.gradient_nbytes,
         ranks=ranks,
         link=link,
@@ -91,6 +91,7 @@ def evaluate(
         compute_spread=max(o.compute_spread for o in chosen),
         link_spread=link_spread,
         servers=max(1, serving),
+        nodes=nodes,
     )
     sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"
     names = group_names([p.option.label for p in parts])

@@ -14,7 +14,7 @@ from dljob.perf.comm import Link, allreduce_s
 from dljob.perf.step import P90, buckets, exposed_s
 from dljob.perf.sync import straggler_factor
 from dljob.perf.workload import Workload
-from dljob.planner.context import AUTO, Option, link_of, overlap_of
+from dljob.planner.context import AUTO, Option, link_of, near_latency_s, overlap_of, priced
 from dljob.planner.types import CollectiveName, Request
 
 GRID = 160
@@ -125,14 +125,16 @@ class Screen:
         overlap = np.array([overlap_of([o]) for o in self.options])
         overlaps = np.where(used, overlap, 1.0).min(axis=1)
         nbytes, parts = float(self.workload.gradient_nbytes), buckets(self.workload.gradient_nbytes)
-        n = np.maximum(ranks, 1).astype(float)
+        n, nodes = np.maximum(ranks, 1).astype(float), np.maximum(counts.sum(axis=1), 1).astype(float)
+        is_gpu = self.options[0].pool.is_gpu
         groups = self._links(counts, used)
         best = np.full(len(counts), np.inf)
         choice = np.zeros(len(counts), dtype=np.int64)
         for i, collective in enumerate(self._collectives):
             total = np.zeros(len(counts))
             for link, rows in groups:
-                total[rows] = allreduce_s(collective, nbytes, n[rows], link, parts)
+                name = priced(collective, is_gpu)
+                total[rows] = allreduce_s(name, nbytes, n[rows], link, parts, nodes=nodes[rows])
             felt = np.asarray(exposed_s(total, np.where(np.isfinite(compute_s), compute_s, 0.0), parts, overlaps))
             better = felt < best
             best, choice = np.where(better, felt, best), np.where(better, i, choice)
@@ -152,5 +154,10 @@ class Screen:
         )
         keys, inverse = np.unique(table, axis=0, return_inverse=True)
         rows = [np.flatnonzero(inverse.ravel() == i) for i in range(len(keys))]
-        links = [self._own[int(k[0])] if k[0] >= 0 else Link(float(k[1]), float(k[2]), float(k[3])) for k in keys]
+        links = [self._own[int(k[0])] if k[0] >= 0 else self._between(k) for k in keys]
         return list(zip(links, rows, strict=True))
+
+    def _between(self, key: Floats) -> Link:
+        latency_s, bandwidth_Bps, reduce_Bps = map(float, key[1:])
+        near_s = min(latency_s, near_latency_s(self.options[0].pool.is_gpu))
+        return Link(latency_s, bandwidth_Bps, reduce_Bps, near_latency_s=near_s)
