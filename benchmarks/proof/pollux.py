@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dljob.calibrate import Predicted
+from proof import plans
 from proof import scaling_methods as methods
 from proof.decisions import candidates, missed
 from proof.pollux_data import Key, Measurements, load
@@ -62,7 +63,7 @@ def run(directory: Path, options: Options) -> list[Table]:
     tables: list[Table] = []
     for count in (3, 5):
         scored = [_probed(w, count) for w in workloads]
-        tables += _tables(f"{count} probes", scored, options)
+        tables += [*_tables(f"{count} probes", scored, options), plans.table(workloads, count, options)]
     return tables + _tables("A random tenth of the rows", [_sampled(w, options.seeds) for w in workloads], options)
 
 

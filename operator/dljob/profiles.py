@@ -12,7 +12,17 @@ from statistics import fmean
 
 from dljob import hardware
 from dljob.api import ComputePoint, DLProfileStatus, ScalingConstants, ScalingPoint
-from dljob.calibrate import Measured, Place, Scaling, StepPoint, learn, learn_scaling, remembered
+from dljob.calibrate import (
+    Learned,
+    LearnedPoint,
+    Measured,
+    Place,
+    Scaling,
+    StepPoint,
+    learn,
+    learn_scaling,
+    remembered,
+)
 from dljob.contract import Report
 from dljob.perf.compute import calibrated, catalogue_curve
 from dljob.perf.curve import Curve
@@ -20,7 +30,6 @@ from dljob.perf.datasets import DATASETS
 from dljob.perf.models import MODELS
 from dljob.perf.scaling import Contention
 from dljob.perf.workload import builtin
-from dljob.planner import Learned, LearnedPoint
 
 STEADY_STEPS = 50
 """Steps behind a rank's means in a report."""
@@ -39,6 +48,10 @@ def learned(status: DLProfileStatus) -> Learned:
     known = status.constants
     return Learned(
         points=tuple(LearnedPoint(p.batch, p.seconds, p.observations) for p in status.compute),
+        steps=tuple(
+            StepPoint(Place(p.nodes, p.node_devices, p.collective), p.batch, p.seconds, p.observations)
+            for p in status.scaling
+        ),
         link_latency_s=status.link_latency_seconds,
         link_bandwidth_Bps=status.link_bandwidth_bytes_per_second,
         contention=_contention(status),
@@ -111,8 +124,7 @@ def _scaled(
     curve = _curve(model, device, points)
     step_s = report.step_s - max(r.data_s for r in ranks)
     new = StepPoint(place, max(r.share for r in ranks), step_s)
-    known = [StepPoint(Place(p.nodes, p.node_devices), p.batch, p.seconds, p.observations) for p in before.scaling]
-    kept = remembered(known, new, curve.seconds)
+    kept = remembered(learned(before).steps, new, curve.seconds)
     reference_s = exp(fmean(log(p.compute_s) for p in points))
     return tuple(map(_scaling_point, kept)), _constants(learn_scaling(kept, curve.seconds, reference_s))
 
@@ -122,6 +134,7 @@ def _scaling_point(point: StepPoint) -> ScalingPoint:
         nodes=point.place.nodes,
         node_devices=point.place.node_devices,
         devices=point.place.devices,
+        collective=point.place.collective,
         batch=point.batch,
         seconds=point.step_s,
         observations=point.observations,

@@ -182,6 +182,11 @@ def test_the_whole_run(cluster: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert mean["dljob", "mean of all"] < min(mean["affine", "mean of all"], mean["no communication", "mean of all"])
     assert {"dljob", "simple", "affine", "no communication"} <= {row["model"] for row in five}
     assert "numpy" in found["machine"]
+    (plans,) = [rows for title, rows in tables.items() if title.startswith("5 probes: plans of the planner")]
+    regrets = {row["planned by"]: row["mean"]["value"] for row in plans}
+    errors = {row["planned by"]: row["error of the step, mean"]["value"] for row in plans}
+    assert regrets["measured steps, the p90 (what it does)"] < 5 < errors["data sheets' network, the median"]
+    assert errors["measured steps, the p90 (what it does)"] < 6
 
 
 def test_a_directory_that_is_none_ends_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ class ComputePoint(ApiModel):
     """Measured compute time of one step at one batch size."""
 
     batch: Annotated[int, Field(ge=1, description="Samples on the device.")]
-    seconds: Annotated[float, Field(gt=0, description="Median time of forward, backward and update.")]
+    seconds: Annotated[float, Field(gt=0, description="Mean time of forward, backward and update.")]
     observations: Annotated[int, Field(ge=1, description="Steps behind the figure.")] = 1
 
 
@@ -22,8 +22,9 @@ class ScalingPoint(ApiModel):
     nodes: Annotated[int, Field(ge=1)]
     node_devices: Annotated[int, Field(ge=1, description="Devices of the job on the node that holds most of them.")]
     devices: Annotated[int, Field(ge=2)]
+    collective: Annotated[str, Field(max_length=32, description="What summed the gradients.")] = "Ring"
     batch: Annotated[int, Field(ge=1, description="Samples on the busiest device.")]
-    seconds: Annotated[float, Field(gt=0, description="Median time of a step.")]
+    seconds: Annotated[float, Field(gt=0, description="Mean time of a step.")]
     observations: Annotated[int, Field(ge=1, description="Runs behind the figure.")] = 1
 
 

@@ -1,19 +1,22 @@
 """Measurements become the model's constants: robustly, bounded, and never worse for a bad measurement.
 
 ``compute``: times on one device, as DLProfile objects keep them. ``scaling``: the constants of a step on many devices,
-learned from ``prior``; ``probes``: which of them to measure next; ``several``: what a run adds. Users:
-``profiles``, benchmarks.
+learned from ``prior``; ``probes``: which of them to measure next; ``several``: what a run adds; ``learned``: all that
+was measured of a model on a device. Users: ``profiles``, ``planner``, benchmarks.
 """
 
 from dljob.calibrate.compute import MOST_POINTS, Measured, in_session, learn, without_outliers
+from dljob.calibrate.learned import Learned, LearnedPoint, Place, StepPoint
 from dljob.calibrate.prior import Prior
 from dljob.calibrate.probes import MOST_PROBES, next_probe
 from dljob.calibrate.scaling import Posterior, Predicted, fit
-from dljob.calibrate.several import Place, Scaling, StepPoint, learn_scaling, remembered
+from dljob.calibrate.several import Scaling, learn_scaling, remembered
 
 __all__ = [
     "MOST_POINTS",
     "MOST_PROBES",
+    "Learned",
+    "LearnedPoint",
     "Measured",
     "Place",
     "Posterior",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import exp, isfinite, log
 from statistics import median
 
+from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.perf.fitting import agreeing
-from dljob.planner.types import Learned, LearnedPoint
 
 MOST_POINTS = 64
 MEMORY = 200
@@ -21,7 +21,7 @@ _SHORTEST_S, _LONGEST_S = 1e-7, 1e5
 
 @dataclass(frozen=True)
 class Measured:
-    """Compute time of a step, the median over ``steps`` of them."""
+    """Compute time of a step, the mean over ``steps`` of them."""
 
     batch: int
     compute_s: float

@@ -8,6 +8,7 @@ heavy tails. Users: ``probes``, the planner's profiles, benchmarks.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil, log
 from statistics import NormalDist
 
@@ -55,12 +56,16 @@ class Posterior:
     _weights: Floats = field(repr=False)
     """Inverse covariance of effects and noise times ``residual``."""
 
+    @cached_property
+    def _there(self) -> Steps:
+        return steps(self.constants, self.given, self.reference_s)
+
     def predict(self, runs: Runs, level: float = 0.9) -> Predicted:
         """Medians of ``runs`` and central intervals that hold a new measurement with probability ``level``."""
         here = steps(self.constants, runs, self.reference_s)
         log_s, variance = here.log_s, prior_variance(self.prior, here)
         if len(self.given):
-            there = steps(self.constants, self.given, self.reference_s)
+            there = self._there
             effects = effects_of(self.prior, runs, here, self.given, there)
             cross = effects + of_constants(self.prior, here, there)
             log_s = log_s + effects @ self._weights
@@ -74,7 +79,7 @@ class Posterior:
         here = steps(self.constants, runs, self.reference_s)
         covariance = prior_covariance(self.prior, runs, here, runs, here)
         if len(self.given):
-            there = steps(self.constants, self.given, self.reference_s)
+            there = self._there
             cross = prior_covariance(self.prior, runs, here, self.given, there)
             covariance = covariance - cross @ self._inverse @ cross.T
         return covariance, noise_variance(self.prior, here)

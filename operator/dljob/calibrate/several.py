@@ -10,6 +10,7 @@ from math import exp, isfinite, log
 import numpy as np
 
 from dljob.calibrate.compute import ABSURD
+from dljob.calibrate.learned import StepPoint
 from dljob.calibrate.scaling import Posterior, fit
 from dljob.perf.scaling import Constants, Contention, Runs
 from dljob.perf.step import P90
@@ -19,28 +20,6 @@ MOST_RUNS = 20
 """Runs that a point remembers at most: later ones always weigh something."""
 _ALONE = 1e6
 """Computing or communication so many times longer than the other is all there is to a step."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a job ran: on devices of one kind, as many on each node."""
-
-    nodes: int
-    node_devices: int
-
-    @property
-    def devices(self) -> int:
-        return self.nodes * self.node_devices
-
-
-@dataclass(frozen=True)
-class StepPoint:
-    """Seconds of a step of ``batch`` samples on the busiest device, data at hand; the mean of so many runs."""
-
-    place: Place
-    batch: int
-    step_s: float
-    observations: int = 1
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Every term is a formula with a few constants that ``calibrate`` learns; they are
 that the same priors hold for a step of 10 ms and of 10 s. Users: ``calibrate.scaling``, ``planner``.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import exp, log
 
 import numpy as np
@@ -25,8 +25,12 @@ class Runs:
     """Samples on each device."""
     one_s: Floats
     """Seconds of a step of that batch on one device alone."""
+    talk: Floats = field(default_factory=lambda: np.ones(1))
+    """Communication by the run's collective over that by a ring at the same place; 1 for all unless it is said."""
 
     def __post_init__(self) -> None:
+        if len(self.talk) == 1 != len(self.nodes):
+            object.__setattr__(self, "talk", np.broadcast_to(self.talk, self.nodes.shape))
         assert len({len(getattr(self, f.name)) for f in fields(self)}) == 1, "an element of each for every run"
         possible = (self.nodes >= 1) & (self.busiest >= 1) & (self.devices >= self.busiest + self.nodes - 1)
         if not np.all(possible & (self.devices <= self.nodes * self.busiest) & (self.one_s > 0) & (self.batch > 0)):
@@ -100,6 +104,7 @@ def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
     (Patarasuk, Yuan 2009) through a network that a node's devices share, and its latency
     within a node = reference_s intra (k - 1)^intra_power
     step = (computing^gamma + communication^gamma)^(1/gamma): a soft maximum, as in Pollux (OSDI 2021), section 3.2
+    communication is that of a ring, times ``runs.talk`` where another collective sums
     """
     far, near = runs.nodes > 1, (runs.nodes == 1) & (runs.busiest > 1)
     log_k, log_mean, others = np.log(runs.busiest), np.log(runs.devices / runs.nodes), runs.devices - 1
@@ -110,7 +115,7 @@ def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
     log_further = np.log(np.maximum(runs.busiest - 1, 1))
     scale = np.log(reference_s)
     log_inter = scale + c.log_inter + np.log(np.where(far, volume + latency, 1.0))
-    log_communication = np.where(far, log_inter, scale + c.log_intra + c.intra_power * log_further)
+    log_communication = np.where(far, log_inter, scale + c.log_intra + c.intra_power * log_further) + np.log(runs.talk)
     gamma = 1 + np.exp(c.log_gamma)
     # One device sends nothing: its share is 0 and its time exactly that of computing.
     log_communication = np.where(far | near, log_communication, -np.inf)

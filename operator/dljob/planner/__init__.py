@@ -3,6 +3,7 @@
 Users: ``request`` asks on behalf of a DLJob; ``cli`` on behalf of a person.
 """
 
+from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.planner.plan import plan
 from dljob.planner.scaling import scaling
 from dljob.planner.types import (
@@ -11,8 +12,6 @@ from dljob.planner.types import (
     FixedChoice,
     Group,
     Infeasible,
-    Learned,
-    LearnedPoint,
     Prediction,
     Refusal,
     Request,

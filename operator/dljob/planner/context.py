@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from math import hypot
 
 from dljob import hardware
+from dljob.calibrate.learned import Learned
+from dljob.calibrate.scaling import Posterior
 from dljob.hardware import Device
 from dljob.perf import comm, data, memory
 from dljob.perf.comm import Link
@@ -15,9 +17,10 @@ from dljob.perf.compute import calibrated, catalogue_curve, scatter
 from dljob.perf.curve import Curve
 from dljob.perf.step import LINK_SPREAD, OVERLAP_EFFICIENCY, SPREAD
 from dljob.perf.workload import Workload, builtin, hinted, reference
+from dljob.planner.measured import posterior
 from dljob.planner.pools import Pool, cores_of_rank
 from dljob.planner.transfer import carried
-from dljob.planner.types import CollectiveName, Learned, Request
+from dljob.planner.types import CollectiveName, Request
 
 ASSUMED_SPREAD = 1.5
 """How much wider the interval is for a device that is not in the catalogue."""
@@ -50,6 +53,10 @@ class Option:
     """Memory of one rank."""
     compute_spread: float
     learned: Learned | None
+    slowdown: float = 1.0
+    """Of computing, by the other ranks of the node; in ``curve``."""
+    steps: Posterior | None = None
+    """What was measured of this device on several devices."""
 
     @property
     def label(self) -> str:
@@ -118,7 +125,7 @@ def options(
         if not points:
             spread = SPREAD["catalogue"] * (ASSUMED_SPREAD if device.assumed else 1.0)
     slowdown = known.contention.slowdown(ranks_per_node) if known else 1.0
-    result = []
+    alone, result = calibrated(curve, points), []
     for nodes, free_nbytes in _tiers(pool, ranks_per_node):
         free = request.memory_per_pod_nbytes or free_nbytes
         room = device.memory_nbytes or (free - memory.AGENT_NBYTES) / ranks_per_node
@@ -128,15 +135,20 @@ def options(
                 ranks_per_node=ranks_per_node,
                 nodes=nodes,
                 device=device,
-                curve=calibrated(curve, points).scaled(slowdown).plus(data_s),
+                curve=alone.scaled(slowdown).plus(data_s),
                 data_s=data_s,
                 largest_batch=memory.largest_batch(workload, room, pool.is_gpu),
                 memory_nbytes=room,
                 compute_spread=spread,
                 learned=known,
+                slowdown=slowdown,
             )
         )
-    return result
+    if known is None or not result:
+        return result
+    over = {nodes: link_of(result[:1], nodes)[0] for nodes in (1, 2)}
+    steps = posterior(known.points, known.steps, alone, workload.gradient_nbytes, lambda n: over[min(n, 2)])
+    return [replace(option, steps=steps) for option in result]
 
 
 def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:

@@ -4,11 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 
+import numpy as np
+
+from dljob.calibrate.scaling import Posterior
 from dljob.perf import energy, memory
 from dljob.perf.comm import Link
+from dljob.perf.scaling import Runs
 from dljob.perf.step import P90, Step, step
 from dljob.perf.workload import Workload
 from dljob.planner.context import Option, link_of, overlap_of, priced
+from dljob.planner.measured import predicted, talk
 from dljob.planner.names import gibibytes, group_names, rate, samples
 from dljob.planner.split import Kind, even, even_split, split
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
@@ -80,6 +85,8 @@ def evaluate(
     at_work = [(p, s[0]) for p, s in zip(parts, shares, strict=True) if s[0]]
     busy_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
     data_s = slowest.option.data_s * share
+    # What was measured on several devices prices the step; else formulas do.
+    known = [] if ranks == 1 else [o.steps for o in chosen if o.steps]
     timing = step(
         compute_s=busy_s - data_s,
         data_s=data_s,
@@ -93,6 +100,13 @@ def evaluate(
         servers=max(1, serving),
         nodes=nodes,
     )
+    measured = len(known) == len(chosen)
+    if measured:
+        busiest = max(o.ranks_per_node for o in chosen)
+        one_s = (busy_s - data_s) / slowest.option.slowdown
+        ratio = float(talk(collective, workload.gradient_nbytes, ranks, nodes, link))
+        at = (np.array([float(x)]) for x in (nodes, busiest, ranks, share, one_s, ratio))
+        timing = _as_measured(timing, known, Runs(*at))
     sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"
     names = group_names([p.option.label for p in parts])
     return Choice(
@@ -103,9 +117,21 @@ def evaluate(
         ),
         collective=collective,
         prediction=_prediction(
-            parts, shares, timing, request, workload, _bottleneck(timing, slowest, share, collective, link)
+            parts, shares, timing, request, workload, _bottleneck(timing, slowest, share, collective, link, measured)
         ),
     )
+
+
+def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
+    """The step as the profiles of its devices say: the slowest of what they say, fetching data besides.
+
+    Computing is what it takes on the node by itself; all that a step takes longer is communication.
+    """
+    said = [predicted(p, run) for p in known]
+    step_s, spread = max((float(median[0]), float(deviation[0])) for median, deviation in said)
+    compute_s = min(formulas.compute_s, step_s)
+    whole_s = step_s + formulas.data_s
+    return Step(compute_s, step_s - compute_s, formulas.data_s, 0.0, spread * step_s / whole_s)
 
 
 def _prediction(
@@ -142,11 +168,12 @@ def _prediction(
     )
 
 
-def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: Link) -> str:
+def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: Link, measured: bool) -> str:
     """What most of a step goes to, and what that is made of."""
     option = slowest.option
+    over = "as measured on several devices" if measured else f"over {link.name}, {rate(link.bandwidth_Bps)}"
     texts = {
-        timing.communication_s: f"communication {{}}: {collective} over {link.name}, {rate(link.bandwidth_Bps)}",
+        timing.communication_s: f"communication {{}}: {collective} {over}",
         timing.data_s: f"data {{}}: {samples(share)} for {option.label}",
         timing.waiting_s: "waiting {}: ranks for each other",
         timing.compute_s: f"computing {{}}: {samples(share)} on {option.label}",

@@ -67,9 +67,10 @@ def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple
         p, q = choice.prediction, chosen.prediction
         what = {
             "Time": f"slower: {duration(p.step_s)} a step against {duration(q.step_s)}",
+            "P90": f"slower: {duration(p.step_p90_s)} a step against {duration(q.step_p90_s)} (p90)",
             "Energy": f"more energy: {joules(p.energy_J or 0)} against {joules(q.energy_J or 0)}",
             "Cost": f"dearer: ${p.cost_usd or 0:.3g} against ${q.cost_usd or 0:.3g}",
-        }[request.minimize]
+        }["P90" if request.minimize == "Time" and objective.by_p90(request) else request.minimize]
         if not objective.meets(request, p.total_p90_s) and objective.meets(request, q.total_p90_s):
             what = f"misses the deadline: {duration(p.total_p90_s)} (p90)"
         lines[kind] = Refusal(choice.summary, f"{what}; {p.bottleneck}")

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+from dljob.calibrate.learned import Learned
 from dljob.perf.workload import Workload
 from dljob.planner.context import options
 from dljob.planner.evaluate import Part
 from dljob.planner.pools import Eligible, Pool, wanted
-from dljob.planner.types import FixedChoice, Infeasible, Learned, Request
+from dljob.planner.types import FixedChoice, Infeasible, Request
 
 
 def fixed_parts(

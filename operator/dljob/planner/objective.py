@@ -19,21 +19,27 @@ def meets(request: Request, total_p90_s: float) -> bool:
     return request.deadline_s is None or total_p90_s + STARTUP_S <= request.deadline_s
 
 
+def by_p90(request: Request) -> bool:
+    """Whether least time is that of the 90th percentile: under a deadline, and where steps were measured."""
+    return request.cautious or request.deadline_s is not None
+
+
 def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
     """Lower is better; infinite for what is no candidate."""
-    wanted = {"Time": screened.step_s, "Energy": screened.energy_J, "Cost": screened.usd}[request.minimize]
+    time_s = screened.step_p90_s if by_p90(request) else screened.step_s
+    wanted = {"Time": time_s, "Energy": screened.energy_J, "Cost": screened.usd}[request.minimize]
     if request.deadline_s is None or request.minimize == "Time":
         return np.where(np.isfinite(screened.step_s), wanted, np.inf)
     late = screened.step_p90_s * request.total_steps + STARTUP_S > request.deadline_s
-    return np.where(np.isfinite(screened.step_s), np.where(late, LATE * (1 + screened.step_s), wanted), np.inf)
+    return np.where(np.isfinite(screened.step_s), np.where(late, LATE * (1 + screened.step_p90_s), wanted), np.inf)
 
 
 def score(request: Request, prediction: Prediction) -> float:
     """The same for one prediction, over the whole training."""
     if request.minimize == "Time":
-        return prediction.total_s
+        return prediction.total_p90_s if by_p90(request) else prediction.total_s
     if not meets(request, prediction.total_p90_s):
-        return LATE * (1 + prediction.step_s)
+        return LATE * (1 + prediction.step_p90_s)
     return (prediction.energy_J if request.minimize == "Energy" else prediction.cost_usd) or 0.0
 
 

@@ -1,7 +1,9 @@
 """The planner's entry: pools → options → search → exact candidates → the best one, and why not the others."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
 from dljob.perf.workload import Workload
 from dljob.planner import objective
@@ -13,7 +15,7 @@ from dljob.planner.infeasible import no_such_device, nothing_fits, too_few
 from dljob.planner.pools import Eligible, eligible
 from dljob.planner.screen import Screen
 from dljob.planner.search import Search
-from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Learned, Refusal, Request
+from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request
 
 LOOKED_AT = 10
 """Rows of a search that are evaluated exactly: so many best ones, and so many best of their kind."""
@@ -34,6 +36,8 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
         return Infeasible("BadWorkload", "spec.model", str(error))
     if (wrong := no_such_device(request, view)) is not None:
         return wrong
+    key = request.profile or request.model or ""
+    request = replace(request, cautious=any(name == key and known.steps for (name, _), known in learned.items()))
     nodes = eligible(request, view)
     if request.fixed:
         parts = fixed_parts(request, nodes, workload, learned)
@@ -86,10 +90,11 @@ def _candidates(
             continue
         search = Search(ways, request, Screen(ways, request, workload))
         search.run()
-        for i, row in enumerate(search.best(LOOKED_AT, objective.INDISTINCT)):
+        rows = search.best(LOOKED_AT, objective.INDISTINCT)
+        for i, (row, best) in enumerate(zip(rows, search.collectives_of(rows), strict=True)):
             parts = ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
             # All collectives are tried on the best row, to tell how they compare; elsewhere the screen's best one is.
-            names = collectives(request, parts) if i == 0 else (search.collective_of(row),)
+            names = collectives(request, parts) if i == 0 else (best,)
             found += [evaluate(parts, name, request, workload) for name in names]
     return found, refusals
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
 from dljob.planner.plan import plan
 from dljob.planner.pools import eligible
 from dljob.planner.search import grid
-from dljob.planner.types import Choice, Decision, Learned, Request
+from dljob.planner.types import Choice, Decision, Request
 
 
 def scaling(

@@ -11,12 +11,16 @@ from numpy.typing import NDArray
 
 from dljob.perf import energy
 from dljob.perf.comm import Link, allreduce_s
+from dljob.perf.scaling import Runs
 from dljob.perf.step import P90, buckets, exposed_s
 from dljob.perf.sync import straggler_factor
 from dljob.perf.workload import Workload
 from dljob.planner.context import AUTO, Option, link_of, near_latency_s, overlap_of, priced
+from dljob.planner.measured import predicted, talk
 from dljob.planner.types import CollectiveName, Request
 
+WHOLE = 1e-3
+"""Of a sample: what a share that is nearly whole lacks by rounding."""
 GRID = 160
 """Finishing times looked at; between them the split is interpolated."""
 
@@ -71,6 +75,12 @@ class Screen:
         self._idle_W = np.array([energy.rank_watts(o.device, 0.0) * o.ranks_per_node for o in options])
         self._busy_W = np.array([energy.rank_watts(o.device, 1.0) * o.ranks_per_node for o in options])
         self._usd_per_s = np.array([energy.cost_usd(o.device, 1.0, o.ranks_per_node) for o in options])
+        self._told = np.array([o.steps is not None for o in options])
+        by_device: dict[str, list[int]] = {}
+        for i, option in enumerate(options):
+            if option.steps is not None:
+                by_device.setdefault(option.label, []).append(i)
+        self._known = [(o.steps, m) for m in by_device.values() if (o := options[m[0]]).steps is not None]
         self._collectives = (
             (request.collective,) if request.collective else AUTO[all(o.pool.is_gpu for o in options)][:3]
         )
@@ -91,8 +101,11 @@ class Screen:
         link_spread = np.where(used, self._link_spread, 0.0).max(axis=1)
         with np.errstate(invalid="ignore"):
             spread = np.hypot(compute_s * compute_spread, (step_s - compute_s) * link_spread) / step_s
+            step_s, spread, best_known = self._as_measured(counts, used, ranks, compute_s, step_s, spread)
+            choice = np.where(best_known >= 0, best_known, choice)
             p90 = step_s * np.exp(P90 * np.nan_to_num(spread))
-            energy_J = compute_s * (counts @ self._busy_W) + (step_s - compute_s) * (counts @ self._idle_W)
+            busy_s = np.minimum(compute_s, step_s)
+            energy_J = busy_s * (counts @ self._busy_W) + (step_s - busy_s) * (counts @ self._idle_W)
         return Screened(
             step_s, p90, energy_J, step_s * (counts @ self._usd_per_s), [self._collectives[i] for i in choice]
         )
@@ -139,6 +152,64 @@ class Screen:
             better = felt < best
             best, choice = np.where(better, felt, best), np.where(better, i, choice)
         return best, choice
+
+    def _as_measured(
+        self,
+        counts: Counts,
+        used: NDArray[np.bool_],
+        ranks: NDArray[np.int64],
+        compute_s: Floats,
+        step_s: Floats,
+        spread: Floats,
+    ) -> tuple[Floats, Floats, NDArray[np.int64]]:
+        """Steps, spreads and best collectives where all devices of a candidate were measured on several; else as given.
+
+        The collective is -1 where nothing was measured.
+        """
+        choice = np.full(len(counts), -1)
+        told = np.flatnonzero((ranks > 1) & np.isfinite(compute_s) & ~(used & ~self._told).any(axis=1))
+        if not self._known or not len(told):
+            return step_s, spread, choice
+        links = self._links(counts[told], used[told])
+        n, nodes = ranks[told].astype(float), counts[told].sum(axis=1).astype(float)
+        best_s, best_spread = np.full(len(told), np.inf), np.zeros(len(told))
+        for c, collective in enumerate(self._collectives):
+            ratio = np.ones(len(told))
+            for link, rows in links:
+                ratio[rows] = talk(collective, self.workload.gradient_nbytes, n[rows], nodes[rows], link)
+            found_s, of_it = self._slowest(used[told], n, nodes, compute_s[told], ratio)
+            better = found_s < best_s
+            best_s, best_spread = np.where(better, found_s, best_s), np.where(better, of_it, best_spread)
+            choice[told] = np.where(better, c, choice[told])
+        step_s, spread = step_s.copy(), spread.copy()
+        step_s[told], spread[told] = best_s, best_spread
+        return step_s, spread, choice
+
+    def _slowest(
+        self, used: NDArray[np.bool_], n: Floats, nodes: Floats, compute_s: Floats, ratio: Floats
+    ) -> tuple[Floats, Floats]:
+        """Of all devices of each candidate, the longest step by their profiles, data included, and its spread."""
+        busiest = np.where(used, self._per_node, 0).max(axis=1).astype(float)
+        slowest_s, spread = np.zeros(len(n)), np.zeros(len(n))
+        for known, members in self._known:
+            rows, which = np.nonzero(used[:, members])  # at most one option of a device is in a row
+            if not len(rows):
+                continue
+            share, data_s, one_s = np.zeros((3, len(rows)))
+            for i in np.unique(which):
+                option, mine = self.options[members[i]], which == i
+                share[mine] = np.ceil(option.curve.samples_array(compute_s[rows[mine]]) - WHOLE)
+                share[mine] = np.clip(share[mine], 1, min(option.largest_batch, self.request.global_batch))
+                data_s[mine] = option.data_s * share[mine]
+                one_s[mine] = compute_s[rows[mine]] - data_s[mine]
+                one_s[mine] = np.maximum(one_s[mine], option.curve.seconds(0) / 2) / option.slowdown
+            at = Runs(nodes[rows], busiest[rows], n[rows], share, one_s, ratio[rows])
+            median_s, deviation = predicted(known, at)
+            whole_s = median_s + data_s
+            worse = whole_s > slowest_s[rows]
+            slowest_s[rows] = np.where(worse, whole_s, slowest_s[rows])
+            spread[rows] = np.where(worse, deviation * median_s / whole_s, spread[rows])
+        return slowest_s, spread
 
     def _links(self, counts: Counts, used: NDArray[np.bool_]) -> list[tuple[Link, NDArray[np.intp]]]:
         """The distinct links of the candidates, each with the rows that use it."""

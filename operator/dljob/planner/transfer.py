@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from math import sqrt
 
 from dljob import hardware
+from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.hardware import Device
 from dljob.perf.compute import arithmetic_FLOPs
 from dljob.perf.newdevice import Point, Sheet, seconds
 from dljob.perf.workload import Workload
-from dljob.planner.types import Learned, LearnedPoint
 
 DEVICE_SPREAD = 0.2
 """Standard deviation of the logarithm of (measured / carried over), were all other devices known: devices left out of

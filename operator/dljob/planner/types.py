@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dljob.perf.scaling import Contention
-
 CollectiveName = Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"]
 
 
@@ -17,30 +15,6 @@ class FixedChoice:
     nodes: int
     ranks_per_node: int = 1
     batch_per_rank: int | None = None
-
-
-@dataclass(frozen=True)
-class LearnedPoint:
-    batch: int
-    """Samples on the device."""
-    compute_s: float
-    """Median time of forward, backward and update."""
-    observations: int = 1
-    """Steps behind the figure."""
-
-
-@dataclass(frozen=True)
-class Learned:
-    """Constants measured for one (model, device), from a DLProfile."""
-
-    points: tuple[LearnedPoint, ...] = ()
-    link_latency_s: float | None = None
-    link_bandwidth_Bps: float | None = None
-    contention: Contention = field(default_factory=Contention)
-    compute_spread: float | None = None
-    """Standard deviation of log(measured / predicted) computing time; None: nothing on several devices was measured."""
-    link_spread: float | None = None
-    """The same of communication."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +53,9 @@ class Request:
     """None: the planner chooses."""
     uneven: bool = True
     fixed: tuple[FixedChoice, ...] = ()
+    cautious: bool = False
+    """Time is compared by its 90th percentile. ``plan`` sets it once steps on several devices were measured: the least
+    median among predictions of unlike certainty is most often the one that is furthest off."""
     candidates_kept: int = 5
 
 

@@ -152,5 +152,6 @@ def lesson(spec: DLJobSpec, report: Report, accepted: Accepted | None) -> Lesson
     """What a run teaches. Its place is known on one kind of devices, as many on each node, without servers."""
     place = None
     if accepted is not None and len(accepted.groups) == 1 and accepted.plan.collective != "ParameterServer":
-        place = Place(accepted.groups[0].nodes, accepted.groups[0].ranks_per_node)
+        group = accepted.groups[0]
+        place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective)
     return Lesson(profile_key(spec), report, place)
