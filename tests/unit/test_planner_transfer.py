@@ -2,12 +2,12 @@
 
 import pytest
 
+from dljob.calibrate import LearnedPoint
 from dljob.hardware import gpu_or_assumed
 from dljob.perf.compute import catalogue_curve
 from dljob.perf.workload import builtin
 from dljob.planner import Learned
 from dljob.planner.transfer import MOST_BATCHES, carried
-from dljob.planner.types import LearnedPoint
 from planning import A100, RESNET, T4, decided, view
 
 V100 = "Tesla-V100-SXM2-16GB"
