@@ -2,7 +2,8 @@
 
     python benchmarks/literature.py [--alpha-us 50] [--bandwidth-GBps 1.25] [--reduce-GBps 5] [--servers 1 4 8] [--json]
 
-Communication of one step of AlexNet, GoogLeNet and ResNet-50 from their gradient sizes alone, whole or layer by layer.
+Communication of one step of AlexNet, GoogLeNet and ResNet-50 from their gradient sizes alone, whole or layer by layer;
+the layers are those that plans are made with (``perf.references``).
 Nothing is fitted to the published figures: alpha and beta are those of 10 Gbit Ethernet over TCP unless stated, and the
 table says where a ratio is off and why. The published ratios are known to us second hand, without the machines' alpha
 and beta; so their shape is to be met (rising with n, where they cross 1), not their digits.
@@ -16,52 +17,28 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dljob.perf.comm import Link, butterfly_s, parameter_server_s, ring_s
+from dljob.perf.layers import Net
+from dljob.perf.models import resnet50
+from dljob.perf.references import IMAGENET, alexnet, googlenet
 from dljob.perf.workload import REAL_NBYTES
 
 NODES = tuple(2**k for k in range(1, 10))
 
 
-def alexnet() -> list[int]:
-    """Parameters by layer (Krizhevsky et al. 2012; two groups in the second, fourth and fifth convolution)."""
-    convolutions = [(3, 96, 11, 1), (96, 256, 5, 2), (256, 384, 3, 1), (384, 384, 3, 2), (384, 256, 3, 2)]
-    dense = [(9216, 4096), (4096, 4096), (4096, 1000)]
-    return [c // g * f * k * k + f for c, f, k, g in convolutions] + [i * o + o for i, o in dense]
+def messages(net: Net) -> list[int]:
+    """Parameters of each layer that is sent by itself: a norm's go with those of the layer before."""
+    found: list[int] = []
+    for layer in net.layers:
+        if layer.kind == "norm" and found:
+            found[-1] += layer.parameters
+        elif layer.parameters:
+            found.append(layer.parameters)
+    return found
 
 
-def googlenet() -> list[int]:
-    """Parameters by layer, without the auxiliary heads (Szegedy et al. 2015, table 1)."""
-    blocks = [
-        (192, 64, 96, 128, 16, 32, 32),
-        (256, 128, 128, 192, 32, 96, 64),
-        (480, 192, 96, 208, 16, 48, 64),
-        (512, 160, 112, 224, 24, 64, 64),
-        (512, 128, 128, 256, 24, 64, 64),
-        (512, 112, 144, 288, 32, 64, 64),
-        (528, 256, 160, 320, 32, 128, 128),
-        (832, 256, 160, 320, 32, 128, 128),
-        (832, 384, 192, 384, 48, 128, 128),
-    ]
-    convolutions = [(3, 64, 7), (64, 64, 1), (64, 192, 3)]
-    for c, one, narrow3, three, narrow5, five, pooled in blocks:
-        convolutions += [(c, one, 1), (c, narrow3, 1), (narrow3, three, 3), (c, narrow5, 1), (narrow5, five, 5)]
-        convolutions.append((c, pooled, 1))
-    return [c * f * k * k + f for c, f, k in convolutions] + [1024 * 1000 + 1000]
-
-
-def resnet50() -> list[int]:
-    """Parameters by convolution with its norm's, and the classifier (He et al. 2015)."""
-    layers = [3 * 64 * 49 + 128]
-    channels = 64
-    for width, count in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(count):
-            wide = 4 * width
-            layers += [channels * width + 2 * width, 9 * width * width + 2 * width, width * wide + 2 * wide]
-            layers += [channels * wide + 2 * wide] if block == 0 else []
-            channels = wide
-    return [*layers, 2048 * 1000 + 1000]
-
-
-MODELS = {"AlexNet": alexnet(), "GoogLeNet": googlenet(), "ResNet-50": resnet50()}
+MODELS = {"AlexNet": messages(alexnet(IMAGENET)), "GoogLeNet": messages(googlenet(IMAGENET))} | {
+    "ResNet-50": messages(resnet50(IMAGENET))
+}
 
 
 @dataclass(frozen=True)
