@@ -64,6 +64,47 @@ CASES: dict[str, tuple[Json, str]] = {
     "sharded optimizer by a tree": (
         {"parallelism": {"strategy": "Optimizer"}, "collective": "Tree"}, "needs collective Ring or Torch",
     ),
+    "pipeline": ({"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 3}}, ""),
+    "pipeline without stages": ({"parallelism": {"strategy": "Pipeline"}}, "Pipeline needs stages"),
+    "stages of nothing": ({"parallelism": {"stages": 2}}, "stages need strategy Pipeline"),
+    "micro-batches of nothing": (
+        {"parallelism": {"strategy": "Tensor", "microBatches": 2}}, "microBatches are for strategy Pipeline",
+    ),
+    "more micro-batches than samples": (
+        {"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 99}, "globalBatchSize": 9},
+        "microBatches must have a sample each",
+    ),
+    "tensor": ({"parallelism": {"strategy": "Tensor"}, "collective": "Tree"}, ""),
+    "tensor without pairs": (
+        {"parallelism": {"strategy": "Tensor"}, "model": {"name": "resnet18"}}, "linear layers in pairs: choose mlp",
+    ),
+    "a part of a program": (
+        {"parallelism": {"strategy": "Tensor"}, "trainer": {"command": ["a"]}}, "are for built-in models",
+    ),
+    "pipeline by a ring": (
+        {"parallelism": {"strategy": "Pipeline", "stages": 2}, "collective": "Ring"}, "collective cannot be chosen",
+    ),
+    "tensor by a server": (
+        {"parallelism": {"strategy": "Tensor"}, "collective": "ParameterServer"}, "not ParameterServer with Tensor",
+    ),
+    "pipeline on a group": (
+        {
+            "parallelism": {"strategy": "Pipeline", "stages": 2},
+            "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 2}]},
+        },
+        "",
+    ),
+    "uneven pipeline": (
+        {
+            "parallelism": {"strategy": "Pipeline", "stages": 2},
+            "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 2, "batchPerRank": 1}]},
+        },
+        "one group without batchPerRank",
+    ),
+    "search for a part": (
+        {"parallelism": {"strategy": "Tensor"}, "optimizer": {"findLearningRate": True}},
+        "findLearningRate needs parallelism.strategy Data or Optimizer",
+    ),
     "measured scaling": ({"optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}}, ""),
     "measured scaling of a sharded optimizer": (
         {

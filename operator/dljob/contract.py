@@ -76,7 +76,14 @@ class Rank(Record):
     gpu: Annotated[bool, Field(description="Whether device is a GPU's product name; else a class of CPU nodes.")] = (
         False
     )
-    share: Annotated[int, Field(ge=0, description="Samples of the global batch; 0 for a parameter server.")]
+    share: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Samples of the global batch: its own, or all of them where it has a part of the model; 0 for "
+            "a parameter server.",
+        ),
+    ]
     role: Role = Role.WORKER
 
 
@@ -129,8 +136,8 @@ class Expectation(Record):
 class Plan(Record):
     """What the operator decided, complete: a trainer needs nothing else but the volume.
 
-    Laws: ranks are numbered 0..n-1 in order, shares sum to ``global_batch``, every worker has a share >= 1,
-    exactly one of ``epochs`` and ``steps`` is set.
+    Laws: ranks are numbered 0..n-1 in order, shares sum to ``global_batch`` (where ranks split the model, each is it),
+    every worker has a share >= 1, exactly one of ``epochs`` and ``steps`` is set.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -142,7 +149,8 @@ class Plan(Record):
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
     global_batch: Annotated[int, Field(ge=1)]
     collective: Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"] = "Ring"
-    parallelism: Literal["Data", "Optimizer"] = "Data"
+    parallelism: Literal["Data", "Optimizer", "Pipeline", "Tensor"] = "Data"
+    micro_batches: Annotated[int, Field(ge=1, description="Parts of a batch that follow each other, in Pipeline.")] = 1
     bucket_nbytes: Annotated[int, Field(ge=4096)] = 4 * 2**20
     segment_nbytes: Annotated[int, Field(ge=1024)] = 128 * 2**10
     model: ModelRef
@@ -167,7 +175,9 @@ class Plan(Record):
     def _laws_hold(self) -> Self:
         if [r.rank for r in self.ranks] != list(range(len(self.ranks))):
             raise ValueError(f"ranks: found {[r.rank for r in self.ranks]}, expected 0..{len(self.ranks) - 1} in order")
-        if (total := sum(r.share for r in self.ranks)) != self.global_batch:
+        if self.splits_model:
+            self._splits_lawfully()
+        elif (total := sum(r.share for r in self.ranks)) != self.global_batch:
             raise ValueError(f"ranks: shares sum to {total}, expected global_batch {self.global_batch}")
         for r in self.ranks:
             if (r.share == 0) != (r.role is Role.SERVER):
@@ -182,13 +192,35 @@ class Plan(Record):
             raise ValueError("ranks: none is a parameter server, expected at least one with collective ParameterServer")
         if self.parallelism == "Optimizer" and self.collective not in ("Ring", "Torch") and len(self.ranks) > 1:
             raise ValueError(f"collective: found {self.collective} with parallelism Optimizer, expected Ring or Torch")
-        if self.parallelism == "Optimizer" and self.optimizer.scaling == "AdaScale":
-            raise ValueError("optimizer.scaling: found AdaScale with parallelism Optimizer, expected Data")
+        if self.parallelism != "Data" and self.optimizer.scaling == "AdaScale":
+            raise ValueError(f"optimizer.scaling: found AdaScale with parallelism {self.parallelism}, expected Data")
+        if self.micro_batches > (self.global_batch if self.parallelism == "Pipeline" else 1):
+            raise ValueError(
+                f"micro_batches: found {self.micro_batches} with parallelism {self.parallelism}, expected at most "
+                f"global_batch {self.global_batch} with Pipeline, else 1"
+            )
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"epochs {self.epochs} and steps {self.steps}: expected exactly one of them")
         if self.min_ranks > len(self.ranks):
             raise ValueError(f"min_ranks {self.min_ranks}: expected at most the {len(self.ranks)} ranks of the plan")
         return self
+
+    def _splits_lawfully(self) -> None:
+        if any(r.share != self.global_batch for r in self.ranks):
+            found = sorted({r.share for r in self.ranks})
+            raise ValueError(f"ranks: shares {found} with parallelism {self.parallelism}, expected {self.global_batch}")
+        if self.model.command or self.optimizer.find_rate or self.rebalance or self.min_ranks < len(self.ranks):
+            raise ValueError(
+                f"parallelism: found {self.parallelism} with a command, find_rate, rebalance or min_ranks below "
+                f"{len(self.ranks)}, expected a built-in model on ranks that stay as they are"
+            )
+        if self.collective == "ParameterServer":
+            raise ValueError(f"collective: found ParameterServer with parallelism {self.parallelism}, expected another")
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether ranks hold parts of the model and each sees the whole batch."""
+        return self.parallelism in ("Pipeline", "Tensor")
 
     @property
     def pods(self) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ _COLLECTIVES: dict[Collective, CollectiveName | None] = {
     Collective.TORCH: "Torch",
 }
 
+MICRO_BATCHES_PER_STAGE = 4
+"""At most a fifth of the turns is idle then: p - 1 of 5 p - 1."""
 TCP_SEGMENT_NBYTES = 56 * 2**10
 """Below Open MPI's eager limit over TCP (64 KiB), so that a segment needs no handshake."""
 
@@ -97,8 +99,8 @@ def profile_key(spec: DLJobSpec) -> str:
 def planner_request(name: str, spec: DLJobSpec) -> Request:
     """The question that a job's spec asks of the planner."""
     hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
-    collective = _COLLECTIVES[spec.collective]
-    if spec.parallelism.strategy is ParallelismStrategy.OPTIMIZER and collective is None and not torchrun:
+    collective, strategy = _COLLECTIVES[spec.collective], spec.parallelism.strategy
+    if strategy is ParallelismStrategy.OPTIMIZER and collective is None and not torchrun:
         collective = "Ring"  # its two halves
     sample_nbytes = spec.dataset.sample_bytes
     return Request(
@@ -127,12 +129,21 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
         deadline_s=duration_s(spec.objective.deadline) if spec.objective.deadline else None,
         # A torchrun script sums with torch.distributed whatever the plan says, and knows nothing of shares.
         collective=collective or ("Torch" if torchrun else None),
+        strategy=strategy.value,
+        stages=spec.parallelism.stages,
+        micro_batches=micro_batches(spec),
         uneven=spec.planning.uneven and not torchrun,
         fixed=tuple(FixedChoice(g.device, g.nodes, g.ranks_per_node, g.batch_per_rank) for g in spec.planning.groups)
         if spec.planning.mode is PlanningMode.FIXED
         else (),
         candidates_kept=spec.planning.candidates,
     )
+
+
+def micro_batches(spec: DLJobSpec) -> int:
+    """Parts of a batch that pass a pipeline one after the other, each with a sample; 1 where there is no pipeline."""
+    default = MICRO_BATCHES_PER_STAGE * (spec.parallelism.stages or 0)
+    return min(spec.parallelism.micro_batches or max(1, default), spec.global_batch_size)
 
 
 def _figures(value: float) -> float:
@@ -208,7 +219,10 @@ def _dataset(spec: DLJobSpec) -> contract.DatasetRef:
 
 
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
-    """Fewest ranks the trainer may go on with: those of the smallest ``nodes.min`` nodes, and the servers."""
+    """Fewest ranks the trainer may go on with: those of the smallest ``nodes.min`` nodes, and the servers; all of them
+    where each has a part of the model."""
+    if spec.parallelism.strategy.splits_model:
+        return sum(len(g.shares) for g in choice.groups)
     servers = sum(share == 0 for g in choice.groups for share in g.shares)
     per_node = sorted(g.ranks_per_node for g in choice.groups for _ in range(g.nodes))
     return min(sum(per_node), max(1, sum(per_node[: spec.nodes.min]) + servers))
@@ -249,6 +263,7 @@ def contract_plan(
         global_batch=spec.global_batch_size,
         collective=chosen.collective,
         parallelism=spec.parallelism.strategy.value,
+        micro_batches=micro_batches(spec),
         **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
         model=contract.ModelRef(
             name=spec.model.name.value if spec.model.name else None,
@@ -272,7 +287,8 @@ def contract_plan(
         # Shares that the user dictates stay, and so do those of a torchrun script, which knows nothing of shares.
         rebalance=spec.planning.uneven
         and all(group.batch_per_rank is None for group in spec.planning.groups)
-        and spec.trainer.framework is not Framework.TORCHRUN,
+        and spec.trainer.framework is not Framework.TORCHRUN
+        and not spec.parallelism.strategy.splits_model,
         checkpoint=contract.CheckpointRef(
             enabled=spec.checkpoint.enabled,
             interval_s=duration_s(spec.checkpoint.interval),

@@ -144,9 +144,9 @@ def test_any_optimizer_goes_on_as_if_never_stopped(kind: type[torch.optim.Optimi
     model, optimizer = fresh()
     for seed in range(3):
         step(model, optimizer, seed)
-    kept = decode(encode(capture(3, model, optimizer.state_dict(), {})))
+    kept = decode(encode(capture(3, model.state_dict(), optimizer.state_dict(), {})))
     again, optimizer_again = fresh()
-    restore(kept, again, optimizer_again.load_state_dict)
+    restore(kept, again.load_state_dict, optimizer_again.load_state_dict)
     for seed in range(3, 6):
         step(model, optimizer, seed)
         step(again, optimizer_again, seed)

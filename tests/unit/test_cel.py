@@ -68,16 +68,23 @@ specs = st.fixed_dictionaries(
         "nodes": some(min=small, max=small),
         "planning": some(
             mode=st.sampled_from(["Auto", "PlanOnly", "Fixed"]),
-            groups=st.lists(st.just({"device": "cpu", "nodes": 1}), max_size=2),
+            groups=st.lists(
+                st.sampled_from([{"device": "cpu", "nodes": 1}, {"device": "cpu", "nodes": 1, "batchPerRank": 1}]),
+                max_size=2,
+            ),
         ),
-        "collective": st.sampled_from(["Auto", "Ring", "Tree"]),
+        "collective": st.sampled_from(["Auto", "Ring", "Tree", "ParameterServer"]),
         "optimizer": some(
             findLearningRate=st.booleans(),
             learningRateScaling=st.fixed_dictionaries(
                 {"rule": st.sampled_from(["Linear", "AdaScale"]), "baseBatchSize": small}
             ),
         ),
-        "parallelism": some(strategy=st.sampled_from(["Data", "Optimizer"])),
+        "parallelism": some(
+            strategy=st.sampled_from(["Data", "Optimizer", "Pipeline", "Tensor"]),
+            stages=st.integers(2, 3),
+            microBatches=small,
+        ),
         "checkpoint": some(volume=some(claimName=st.just("a"), storageClassName=st.just("b"))),
     },
 )

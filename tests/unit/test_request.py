@@ -106,6 +106,15 @@ def test_options_of_training_reach_the_plan() -> None:
     todo = planned(spec(model={"hints": hints, "syncBatchNorm": True}, trainer={"command": ["python", "t.py"]}))
     assert planned(spec(parallelism={"strategy": "Optimizer"})).parallelism == "Optimizer"
     assert planner_request("job", spec(parallelism={"strategy": "Optimizer"})).collective == "Ring"
+    staged = {"strategy": "Pipeline", "stages": 2}
+    pipeline = planned(spec(parallelism=staged))
+    assert (pipeline.parallelism, pipeline.micro_batches, pipeline.collective) == ("Pipeline", 8, "MPI")
+    assert ([rank.share for rank in pipeline.ranks], pipeline.min_ranks) == ([96, 96], 2)
+    assert not pipeline.rebalance
+    assert planned(spec(parallelism=staged | {"microBatches": 3})).micro_batches == 3
+    assert planned(spec(parallelism=staged, globalBatchSize=5)).micro_batches == 5
+    tensor = planned(spec(model={"name": "mlp"}, parallelism={"strategy": "Tensor"}, collective="Tree"))
+    assert (tensor.parallelism, tensor.collective, tensor.ranks[-1].share) == ("Tensor", "Tree", 96)
     scaling = {"rule": "AdaScale", "baseBatchSize": 16}
     optimizer = planned(spec(optimizer={"learningRateScaling": scaling})).optimizer
     assert (optimizer.scaling, optimizer.base_batch) == ("AdaScale", 16)

@@ -79,20 +79,25 @@ class Trainer:
 
     # What a script calls.
 
-    def wrap(self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None) -> tuple[Model, Opt]:
+    def wrap(
+        self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None, sample: Tensor | None = None
+    ) -> tuple[Model, Opt]:
         """Put the model on this rank's device, equal on all ranks, and sum its gradients in ``optimizer.step()``.
 
         Continues from the newest checkpoint when there is one. The loss must be the mean over the batch given.
         ``sync_batch_norm``: BatchNorm over the whole batch instead of this rank's part; default: as the plan says.
+        ``sample``: the input of a batch of one, for ranks that split the model by what its layers cost.
         """
         model = self._normalized(model, self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm)
         self.model: nn.Module = model.to(self.device)
         self.optimizer: Optimizer = optimizer
         replicate(self.model, self.world.broadcast)
-        self._team.take(self.model, optimizer, measures=self._scaling.measures)
+        self._team.take(self.model, optimizer, sample, measures=self._scaling.measures)
         optimizer.register_step_pre_hook(lambda *_: self._before_update())
         optimizer.register_step_post_hook(lambda *_: self._after_update())
-        if (snapshot := self._keeper.resume(self.model, partial(self.parallel.load_optimizer, optimizer))) is not None:
+        shapes, load_model = self.parallel.shape_of(self.model), partial(self.parallel.load_weights, self.model)
+        load_optimizer = partial(self.parallel.load_optimizer, optimizer)
+        if (snapshot := self._keeper.resume(shapes, load_model, load_optimizer)) is not None:
             self.step = self._first = snapshot.step
             self._scaling.load(snapshot.state.get("scaling", self._scaling.state()))
             self._progress.accuracy, self._progress.loss = snapshot.state["accuracy"], snapshot.state["loss"]
@@ -162,7 +167,7 @@ class Trainer:
         sampler = Sampler(loader.samples, min(self.plan.global_batch, loader.samples), self.plan.seed)
         self.total_steps = self.plan.steps or (self.plan.epochs or 0) * sampler.steps_per_epoch
         while self.step < self.total_steps:
-            part = sampler.part(self.step, self.shares, self.rank)
+            part = self.parallel.part(sampler, self.step, self.shares, self.rank)
             self._weight = self._part_weight = part.weight
             self.epoch, self.end_of_epoch = part.epoch, part.last
             # Randomness of a step (dropout) is a function of (seed, step, rank): nothing to save, equal on resume.
@@ -293,7 +298,7 @@ class Trainer:
             return  # a step outside of the loop is the script's own business
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()  # else backward would count as communication
-        self._computed_s = time.perf_counter() - self._fetched
+        self._computed_s = time.perf_counter() - self._fetched - self.parallel.waited_s
         if self._again:  # ranks were lost in a sum of the script's own
             self._give_up_step()
             return
@@ -373,7 +378,7 @@ class Trainer:
 
     def _compare(self) -> None:
         """All ranks hold the same parameters; before each checkpoint too, so that none is made of wrong ones."""
-        if self.workers == 1 or not self.shares[self.rank]:
+        if self.workers == 1 or not self.shares[self.rank] or not self.parallel.replicated(self.model):
             return
         told = partial(Compared, rank=self.rank, step=self.step)
         try:
@@ -402,4 +407,4 @@ class Trainer:
             "loss": self._progress.loss,
         }
         optimizer = self.parallel.optimizer_state(self.optimizer)
-        self._keeper.save(self.step, self.model, optimizer, state, durable=durable)
+        self._keeper.save(self.step, self.parallel.weights(self.model), optimizer, state, durable=durable)

@@ -6,7 +6,7 @@ tokens, with tokens in the place of samples; their total is known only after the
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from dltrain.buffers import GradientBuffer
 from dltrain.comm.base import Collective, Work
 from dltrain.errors import PeerLostError
+from dltrain.sampling import Part, Sampler
 
 
 class DataParallel:
@@ -36,6 +37,8 @@ class DataParallel:
         self.collective = collective(self.buffer.slices)
         self.exposed_s = 0.0
         """Time of the last step spent waiting for the sum, not hidden behind backward."""
+        self.waited_s = 0.0
+        """Of the step under way, time within forward and backward that was spent on other ranks."""
         self.square = 0.0
         """Squared norm of this rank's part of the last gradient, where it holds but a part of it."""
         self.square_at: int | None = None
@@ -51,6 +54,24 @@ class DataParallel:
             p.register_post_accumulate_grad_hook(self._hook(i))  # type: ignore[no-untyped-call]
             for i, p in enumerate(self.buffer.parameters)
         ]
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether every rank sees every sample."""
+        return False
+
+    def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
+        """What of a step's batch ``rank`` sees when ranks hold ``shares``."""
+        return sampler.part(step, shares, rank)
+
+    def predict(self, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+        """The model's outputs; None on a rank that has not got them."""
+        outputs: torch.Tensor = model(x)
+        return outputs
+
+    def replicated(self, model: torch.nn.Module) -> list[torch.Tensor]:
+        """The parameters that must be equal on all ranks."""
+        return list(model.parameters())
 
     def begin(self, weight: float, shared: list[float]) -> None:
         """Zero the gradients and open a step; ``weight``: b_r / B. ``shared``: this rank's part of the tail."""
@@ -85,6 +106,18 @@ class DataParallel:
     def gradient_norm(self) -> float:
         """Euclidean norm of the gradient that this rank holds."""
         return float(torch.linalg.vector_norm(self.buffer.gradient))
+
+    def shape_of(self, model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
+        """Names, shapes and dtypes of the whole model's tensors."""
+        return model.state_dict()
+
+    def weights(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """The whole model's tensors, at least on rank 0; all ranks call it together."""
+        return model.state_dict()
+
+    def load_weights(self, model: torch.nn.Module, whole: dict[str, torch.Tensor]) -> None:
+        """Take from the whole model's tensors what this rank holds."""
+        model.load_state_dict(whole)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The whole ``optimizer.state_dict()``; all ranks call it together."""

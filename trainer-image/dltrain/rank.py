@@ -17,6 +17,7 @@ from dltrain.lr import rate
 from dltrain.messages import PLAN_ENV
 from dltrain.models import build
 from dltrain.optimizers import make_optimizer
+from dltrain.pipeline import Pipeline
 from dltrain.probe import settle
 from dltrain.rangetest import find_rate
 
@@ -36,7 +37,8 @@ def train(trainer: Trainer) -> None:
         raise BadInputError("spec.model", f"no built-in model in ${PLAN_ENV}", "a name", "set spec.trainer.command")
     torch.manual_seed(plan.seed)
     network = build(plan.model.name, data.shape)
-    model, optimizer = trainer.wrap(network, make_optimizer(plan.optimizer, network))
+    (x, _), optimizer = data.train(np.arange(1)), make_optimizer(plan.optimizer, network)
+    model, optimizer = trainer.wrap(network, optimizer, sample=x.to(trainer.device))
     _settle(trainer, data)
     loader, peak = trainer.loader(data), plan.optimizer.learning_rate
     if plan.optimizer.find_rate:
@@ -45,18 +47,29 @@ def train(trainer: Trainer) -> None:
         for group in optimizer.param_groups:
             base = peak * trainer.learning_rate_factor
             group["lr"] = rate(base, trainer.step, trainer.total_steps)
-        loss = mean_loss(model(x), y)
-        trainer.log(loss=loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        _differentiate(trainer, model, x, y)
         optimizer.step()
         if trainer.end_of_epoch:
             trainer.log(accuracy=evaluate(trainer, model, data))
+
+
+def _differentiate(trainer: Trainer, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Forward and backward, and the loss told by a rank that knows it."""
+    if isinstance(trainer.parallel, Pipeline):
+        if (mean := trainer.parallel.run(x, y, mean_loss)) is not None:
+            trainer.log(loss=mean)
+        return
+    loss = mean_loss(model(x), y)
+    trainer.log(loss=loss)
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def _settle(trainer: Trainer, data: Dataset) -> None:
     """Probe with training samples, in any order and as often as needed."""
     if trainer.settled and trainer.step:
         return  # a resumed run has been probed before
+    if trainer.parallel.whole_batch:
+        return  # a part of a model is no model whose time could be learned
 
     def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
         x, y = (part.to(trainer.device) for part in data.train(np.arange(samples) % data.train_samples))
@@ -74,14 +87,17 @@ def mean_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
-    """Part of the held-out samples (tokens: positions) told right; every worker looks at as many of them."""
+    """Part of the held-out samples (tokens: positions) told right; every worker looks at as many of them, or all
+    look at all together."""
     model.eval()
     right = seen = 0
-    mine = np.arange(trainer.worker, data.test_samples, trainer.workers)
+    together = trainer.parallel.whole_batch
+    mine = np.arange(0 if together else trainer.worker, data.test_samples, 1 if together else trainer.workers)
     for begin in range(0, len(mine), _EVALUATION_BATCH):
         x, y = (part.to(trainer.device) for part in data.test(mine[begin : begin + _EVALUATION_BATCH]))
-        right += int((model(x).argmax(-1) == y).sum())
-        seen += y.numel()
+        if (logits := trainer.parallel.predict(model, x)) is not None:
+            right += int((logits.argmax(-1) == y).sum())
+            seen += y.numel()
     model.train()
     right_of_all, seen_of_all = trainer.sum([right, seen])
     return right_of_all / seen_of_all

@@ -1,6 +1,6 @@
 """Training state as named tensors and JSON, and back: any torch model and optimizer. Users: ``loop``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from dltrain.checkpoint import Snapshot
 
 
-def capture(step: int, model: nn.Module, optimizer: dict[str, Any], state: dict[str, Any]) -> Snapshot:
+def capture(step: int, model: Mapping[str, Tensor], optimizer: dict[str, Any], state: dict[str, Any]) -> Snapshot:
     """A copy in main memory, which training may not touch any more.
 
-    ``optimizer``: an optimizer's ``state_dict()``. ``state``: JSON to keep beside it.
+    ``model``, ``optimizer``: their ``state_dict()``. ``state``: JSON to keep beside them.
     """
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
@@ -24,15 +24,19 @@ def capture(step: int, model: nn.Module, optimizer: dict[str, Any], state: dict[
                 scalars.setdefault(str(index), {})[key] = value
     return Snapshot(
         step,
-        {name: _copy(tensor) for name, tensor in model.state_dict().items()},
+        {name: _copy(tensor) for name, tensor in model.items()},
         tensors,
         state | {"optimizer": {"groups": optimizer["param_groups"], "scalars": scalars}},
     )
 
 
-def restore(snapshot: Snapshot, model: nn.Module, load_optimizer: Callable[[dict[str, Any]], object]) -> None:
+def restore(
+    snapshot: Snapshot,
+    load_model: Callable[[dict[str, Tensor]], object],
+    load_optimizer: Callable[[dict[str, Any]], object],
+) -> None:
     """Load a snapshot into a model and an optimizer made the same way. Raises what torch raises when they are not."""
-    model.load_state_dict(snapshot.model)
+    load_model(snapshot.model)
     kept = snapshot.state["optimizer"]
     entries: dict[int, dict[str, Any]] = {}
     for name, tensor in snapshot.optimizer.items():

@@ -15,9 +15,11 @@ from dltrain.elastic import Elastic, inherit
 from dltrain.errors import PeerLostError
 from dltrain.messages import Resharded, Shrunk
 from dltrain.parallel import DataParallel
+from dltrain.pipeline import Pipeline
 from dltrain.report import Reporter
 from dltrain.sharded import optimizer_parallel
 from dltrain.tail import WITHIN, length
+from dltrain.tensor import TensorParallel
 from dltrain.world import World
 
 
@@ -50,9 +52,12 @@ class Team:
             raise RuntimeError("found no model, expected t.wrap(model, optimizer) first")
         return self._parallel
 
-    def take(self, model: nn.Module, optimizer: Optimizer, *, measures: bool) -> None:
-        """Train this from now on. ``measures``: tell the norm of each rank's own gradient too."""
-        self._model, self._optimizer, self._measures = model, optimizer, measures
+    def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None, *, measures: bool) -> None:
+        """Train this from now on. ``sample``: the input of a batch of one, where ranks split the model.
+
+        ``measures``: tell the norm of each rank's own gradient too.
+        """
+        self._model, self._optimizer, self._sample, self._measures = model, optimizer, sample, measures
         self._rebuild()
 
     def go_on(self, step: int) -> None:
@@ -96,7 +101,7 @@ class Team:
         """True, on all ranks that compute. Raises ParametersDivergedError when theirs differ, PeerLostError."""
         ranks = [self.plan.ranks[number] for number in self.elastic.alive]
         kinds = {rank.rank: rank.device for rank in ranks if rank.role is Role.WORKER}
-        compare(self.among_workers, self._model.parameters(), kinds, step)
+        compare(self.among_workers, self.parallel.replicated(self._model), kinds, step)
         return True
 
     def close(self) -> None:
@@ -121,6 +126,11 @@ class Team:
         made: DataParallel
         if self.plan.parallelism == "Optimizer" and self._size > 1:
             made = optimizer_parallel(self.plan, self.world, self._model, self._optimizer, tail)
+        elif self.plan.parallelism == "Pipeline" and self._size > 1:
+            assert self._sample is not None, "only the built-in trainer gets such a plan"
+            made = Pipeline(self.plan, self.world, self._model, self._optimizer, self._sample, tail)
+        elif self.plan.parallelism == "Tensor" and self._size > 1:
+            made = TensorParallel(self.plan, self.world, self._model, self._optimizer, tail)
         else:
             made = DataParallel(self._model.parameters(), self._collective, self.plan.bucket_nbytes, tail)
         made.square_at = WITHIN if self._measures else None

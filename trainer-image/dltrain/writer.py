@@ -7,12 +7,12 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
 from typing import Any
 
-from torch import nn
+from torch import Tensor
 
 from dljob.contract import CheckpointMark, Plan
 from dltrain import memory
@@ -96,16 +96,23 @@ class Keeper:
     @property
     def memory_due(self) -> bool:
         """Whether the pods should keep the state after this step in memory. Only rank 0 ever says so."""
-        return self._writer is not None and self._pace.due
+        return self._writer is not None and not self.plan.splits_model and self._pace.due
 
-    def resume(self, model: nn.Module, load_optimizer: Callable[[dict[str, Any]], object]) -> Snapshot | None:
+    def resume(
+        self,
+        shapes: Mapping[str, Tensor],
+        load_model: Callable[[dict[str, Tensor]], object],
+        load_optimizer: Callable[[dict[str, Any]], object],
+    ) -> Snapshot | None:
         """Restore the newest state, of a pod's memory or of the volume, on every rank; None when there is none.
+
+        ``shapes``: the whole model's tensors, of which names, shapes and dtypes matter.
 
         One rank alone reads it, so that all take the same. Raises BadInputError when it is another job's.
         """
         if not self.plan.checkpoint.enabled:
             return None
-        self._identity = identity(self.plan.model.name or "script", model.state_dict())
+        self._identity = identity(self.plan.model.name or "script", shapes)
         self._memory = self._open_memory()
         files = held(self._memory.checkpoints) if self._memory is not None else {}
         steps = [row[0] for row in self.world.gather([step_of(files)])]
@@ -122,7 +129,7 @@ class Keeper:
             return None
         snapshot = decode(files)
         self._check(snapshot.state)
-        restore(snapshot, model, load_optimizer)
+        restore(snapshot, load_model, load_optimizer)
         if folder is not None and self._writer is not None:
             self._writer.last = CheckpointMark(step=snapshot.step, unix_s=folder.stat().st_mtime, path=str(folder))
             self._begun = snapshot.step
@@ -133,6 +140,8 @@ class Keeper:
 
     def _open_memory(self) -> Writer | None:
         """None on ranks that keep nothing, and where there is no such place."""
+        if self.plan.splits_model:
+            return None  # the whole state, gathered for each pod, every few seconds
         try:
             place = memory.directory(self.world)
             return Writer(Checkpoints(place, self._identity, keep=1), None) if place is not None else None
@@ -161,7 +170,13 @@ class Keeper:
                 raise BadInputError(field, str(here), expected, "set it back, or use another volume")
 
     def save(
-        self, step: int, model: nn.Module, optimizer: dict[str, Any], state: dict[str, Any], *, durable: bool = True
+        self,
+        step: int,
+        model: Mapping[str, Tensor],
+        optimizer: dict[str, Any],
+        state: dict[str, Any],
+        *,
+        durable: bool = True,
     ) -> None:
         """Begin a checkpoint of the state after ``step`` steps, unless it is there; all ranks call it.
 

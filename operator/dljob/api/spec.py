@@ -55,6 +55,17 @@ class Collective(StrEnum):
 class ParallelismStrategy(StrEnum):
     DATA = "Data"
     OPTIMIZER = "Optimizer"
+    PIPELINE = "Pipeline"
+    TENSOR = "Tensor"
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether ranks hold parts of the model and each sees the whole batch."""
+        return self in (ParallelismStrategy.PIPELINE, ParallelismStrategy.TENSOR)
+
+
+PAIRED_MODELS = ("mlp", "lenet", "gpt-mini")
+"""Built-in models with linear layers in pairs, which Tensor cuts through."""
 
 
 class PlanningMode(StrEnum):
@@ -353,13 +364,42 @@ class CheckpointVolume(ApiModel):
 
 
 class Parallelism(ApiModel):
+    rules = (
+        Rule(
+            "stages",
+            "(has(self.strategy) && self.strategy == 'Pipeline') == has(self.stages)",
+            "strategy Pipeline needs stages, and stages need strategy Pipeline: set both or neither",
+            lambda p: (p.strategy is ParallelismStrategy.PIPELINE) == (p.stages is not None),
+        ),
+        Rule(
+            "microBatches",
+            "!has(self.microBatches) || (has(self.strategy) && self.strategy == 'Pipeline')",
+            "microBatches are for strategy Pipeline: choose it, or remove them",
+            lambda p: p.micro_batches is None or p.strategy is ParallelismStrategy.PIPELINE,
+        ),
+    )
+
     strategy: Annotated[
         ParallelismStrategy,
         Field(
             description="Data: every rank updates all parameters. Optimizer: each updates a part and keeps optimizer "
-            "state for it alone; the result is the same."
+            "state for it alone. Pipeline: each holds some of the layers, one stage. Tensor: each holds a part of the "
+            "linear layers. The result is the same."
         ),
     ] = ParallelismStrategy.DATA
+    stages: Annotated[
+        int | None,
+        Field(ge=2, le=64, description="Stages of a Pipeline: the job has as many ranks."),
+    ] = None
+    micro_batches: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=4096,
+            description="Parts of the batch that follow each other through a Pipeline; default: four times the stages. "
+            "Of p stages and k parts, p-1 of k+p-1 turns are idle.",
+        ),
+    ] = None
 
 
 class Checkpoint(ApiModel):
@@ -446,6 +486,11 @@ class PodTemplateOverride(ApiModel):
     ] = {}
 
 
+_SPLITS = (
+    "(has(self.parallelism) && has(self.parallelism.strategy) && self.parallelism.strategy in ['Pipeline', 'Tensor'])"
+)
+
+
 class DLJobSpec(ApiModel):
     """What to train, by when, and within which bounds."""
 
@@ -474,6 +519,66 @@ class DLJobSpec(ApiModel):
             ),
         ),
         Rule(
+            "parallelism.strategy",
+            f"!{_SPLITS} || has(self.model.name) && "
+            "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
+            "parallelism.strategy Pipeline and Tensor are for built-in models: remove trainer.command, or choose "
+            "another strategy",
+            lambda s: not s.parallelism.strategy.splits_model or (s.model.name is not None and not s.trainer.command),
+        ),
+        Rule(
+            "parallelism.strategy",
+            "!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy != 'Tensor' "
+            f"|| !has(self.model.name) || self.model.name in {list(PAIRED_MODELS)}",
+            "parallelism.strategy Tensor needs a model with linear layers in pairs: choose "
+            f"{', '.join(PAIRED_MODELS)}, or another strategy",
+            lambda s: (
+                s.parallelism.strategy is not ParallelismStrategy.TENSOR
+                or s.model.name is None
+                or s.model.name in PAIRED_MODELS
+            ),
+        ),
+        Rule(
+            "collective",
+            f"!{_SPLITS} || !has(self.collective) || self.collective == 'Auto' || "
+            "(self.parallelism.strategy == 'Tensor' && self.collective != 'ParameterServer')",
+            "collective cannot be chosen with parallelism.strategy Pipeline, and not ParameterServer with Tensor: "
+            "remove it",
+            lambda s: (
+                not s.parallelism.strategy.splits_model
+                or s.collective is Collective.AUTO
+                or (
+                    s.parallelism.strategy is ParallelismStrategy.TENSOR
+                    and s.collective is not Collective.PARAMETER_SERVER
+                )
+            ),
+        ),
+        Rule(
+            "planning.groups",
+            f"!{_SPLITS} || !has(self.planning) || !has(self.planning.groups) || "
+            "(size(self.planning.groups) <= 1 && self.planning.groups.all(g, !has(g.batchPerRank)))",
+            "with parallelism.strategy Pipeline or Tensor every rank sees the whole batch, on one device type: give "
+            "one group without batchPerRank",
+            lambda s: (
+                not s.parallelism.strategy.splits_model
+                or (len(s.planning.groups) <= 1 and all(g.batch_per_rank is None for g in s.planning.groups))
+            ),
+        ),
+        Rule(
+            "parallelism.microBatches",
+            "!has(self.parallelism) || !has(self.parallelism.microBatches) || "
+            "self.parallelism.microBatches <= self.globalBatchSize",
+            "parallelism.microBatches must have a sample each: lower it or raise globalBatchSize",
+            lambda s: s.parallelism.micro_batches is None or s.parallelism.micro_batches <= s.global_batch_size,
+        ),
+        Rule(
+            "optimizer.findLearningRate",
+            f"!{_SPLITS} || !has(self.optimizer) || !has(self.optimizer.findLearningRate) || "
+            "!self.optimizer.findLearningRate",
+            "optimizer.findLearningRate needs parallelism.strategy Data or Optimizer: remove one of the two",
+            lambda s: not s.parallelism.strategy.splits_model or not s.optimizer.find_learning_rate,
+        ),
+        Rule(
             "optimizer.findLearningRate",
             "!has(self.optimizer) || !has(self.optimizer.findLearningRate) || !self.optimizer.findLearningRate || "
             "!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0",
@@ -486,7 +591,7 @@ class DLJobSpec(ApiModel):
             "self.optimizer.learningRateScaling.rule != 'AdaScale' || !has(self.parallelism) || "
             "!has(self.parallelism.strategy) || self.parallelism.strategy == 'Data'",
             "optimizer.learningRateScaling.rule AdaScale needs parallelism.strategy Data: choose that, or another "
-            "rule, for with Optimizer no rank has the whole gradient",
+            "rule, for with the others no rank has the whole gradient",
             lambda s: (
                 s.optimizer.learning_rate_scaling is None
                 or s.optimizer.learning_rate_scaling.rule is not ScalingRule.ADA_SCALE

@@ -24,6 +24,7 @@ class Layer:
     backward_FLOPs: float
     moved_elements: float
     """Elements read and written by the forward and the backward pass, parameters apart."""
+    output_elements: float = 0.0
     is_conv: bool = False
 
 
@@ -74,7 +75,7 @@ class Net:
         # Forward reads and writes once; backward reads the output's gradient and what was kept, writes the input's.
         moved = prod(self.shape) * (2 + (keep == "input")) + 2 * prod(out)
         backward = forward_FLOPs * (2 if has_weights and not first else 1)
-        self.layers.append(Layer(kind, parameters, tensors, forward_FLOPs, backward, moved, kind == "conv"))
+        self.layers.append(Layer(kind, parameters, tensors, forward_FLOPs, backward, moved, prod(out), kind == "conv"))
         self._tensors += 1
         self.shape, self._tensor = out, self._tensors
         self.largest_elements = max(self.largest_elements, prod(out))

@@ -134,6 +134,7 @@ def hinted(
             forward_FLOPs=flops_per_sample / 3 / n,
             backward_FLOPs=flops_per_sample * 2 / 3 / n,
             moved_elements=5 * elements,
+            output_elements=elements,
         )
         for i in range(n)
     )

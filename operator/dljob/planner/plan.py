@@ -6,7 +6,7 @@ from dataclasses import replace
 from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
 from dljob.perf.workload import Workload
-from dljob.planner import objective
+from dljob.planner import modelsplit, objective
 from dljob.planner.context import AUTO, options, ranks_per_node_choices, workload_of
 from dljob.planner.evaluate import Part, evaluate
 from dljob.planner.explain import memory_refusals, shown, slower, warning
@@ -39,12 +39,18 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     key = request.profile or request.model or ""
     request = replace(request, cautious=any(name == key and known.steps for (name, _), known in learned.items()))
     nodes = eligible(request, view)
-    if request.fixed:
-        parts = fixed_parts(request, nodes, workload, learned)
-        if isinstance(parts, Infeasible):
-            return parts
+    parts = fixed_parts(request, nodes, workload, learned) if request.fixed else []
+    if isinstance(parts, Infeasible):
+        return parts
+    refusals: list[Refusal]
+    if request.strategy in ("Pipeline", "Tensor"):
+        split = modelsplit.candidates(request, nodes, workload, learned, parts)
+        if isinstance(split, Infeasible):
+            return split
+        found, refusals = split
+    elif parts:
         found = [evaluate(parts, name, request, workload) for name in collectives(request, parts)]
-        refusals: list[Refusal] = list(nodes.refusals)
+        refusals = list(nodes.refusals)
     else:
         if (short := too_few(request, nodes)) is not None:
             return short

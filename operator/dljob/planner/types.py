@@ -51,6 +51,10 @@ class Request:
     deadline_s: float | None = None
     collective: CollectiveName | None = None
     """None: the planner chooses."""
+    strategy: Literal["Data", "Optimizer", "Pipeline", "Tensor"] = "Data"
+    stages: int | None = None
+    """Of a pipeline."""
+    micro_batches: int = 1
     uneven: bool = True
     fixed: tuple[FixedChoice, ...] = ()
     cautious: bool = False
@@ -94,7 +98,8 @@ class Group:
     nodes: int
     ranks_per_node: int
     shares: tuple[int, ...]
-    """Samples per step of each rank of the group, ``nodes * ranks_per_node`` of them; 0 for a parameter server."""
+    """Samples per step of each rank of the group, ``nodes * ranks_per_node`` of them; 0 for a parameter server. Where
+    ranks split the model, each has all."""
 
 
 @dataclass(frozen=True)

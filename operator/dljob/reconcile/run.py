@@ -148,8 +148,13 @@ def mentions(known: Known) -> Iterator[Verdict]:
         yield Verdict("DeviceMismatch", FALSE, "DevicesAsPlanned", "every rank runs on the device that was planned")
 
 
-def lesson(spec: DLJobSpec, report: Report, accepted: Accepted | None) -> Lesson:
-    """What a run teaches. Its place is known on one kind of devices, as many on each node, without servers."""
+def lesson(spec: DLJobSpec, report: Report, accepted: Accepted | None) -> Lesson | None:
+    """What a run teaches; nothing where ranks computed parts of the model.
+
+    Its place is known on one kind of devices, as many on each node, without servers.
+    """
+    if spec.parallelism.strategy.splits_model:
+        return None
     place = None
     if accepted is not None and len(accepted.groups) == 1 and accepted.plan.collective != "ParameterServer":
         group = accepted.groups[0]

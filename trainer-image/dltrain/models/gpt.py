@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
+from dltrain.models.layers import Layer, Pair
+
 LAYERS, HEADS, WIDTH = 4, 4, 128
 
 
@@ -24,9 +26,10 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``x``: (samples, positions, width)."""
         samples, positions, _ = x.shape
-        heads = self.qkv(self.norm1(x)).view(samples, positions, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        # As many heads as the layers have here: tensor parallel ranks hold some of them.
+        heads = self.qkv(self.norm1(x)).view(samples, positions, 3, -1, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(samples, positions, WIDTH))
+        x = x + self.out(attended.transpose(1, 2).reshape(samples, positions, -1))
         y: Tensor = self.down(gelu(self.up(self.norm2(x)), approximate="tanh"))
         return x + y
 
@@ -47,8 +50,29 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / sqrt(2 * LAYERS) if deep else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
-        return linear(self.norm(self.blocks(x)), self.token.weight)
+        x: Tensor = self.blocks(self.embed(tokens))
+        return self.head(x)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(samples, positions) to (samples, positions, width)."""
+        x: Tensor = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        return x
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits, by the weights of the token embedding."""
+        return linear(self.norm(x), self.token.weight)
+
+    def layers(self) -> list[Layer]:
+        """As ``layers.layers_of`` wants them; the first and the last share the token embedding."""
+        first = Layer(self.embed, (self.token.weight, self.position.weight))
+        last = Layer(self.head, (*self.norm.parameters(), self.token.weight))
+        return [first, *(Layer(block, tuple(block.parameters())) for block in self.blocks), last]
+
+    def pairs(self) -> list[Pair]:
+        """As ``layers.pairs_of`` wants them: attention by heads, the mlp by features."""
+        names = [f"blocks.{index}" for index in range(len(self.blocks))]
+        attention = [Pair(f"{name}.qkv", f"{name}.out", units=HEADS, blocks=3) for name in names]
+        return attention + [Pair(f"{name}.up", f"{name}.down", units=4 * WIDTH) for name in names]
 
 
 def gpt_mini(shape: tuple[int, ...], classes: int) -> nn.Module:
