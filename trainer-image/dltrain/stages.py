@@ -23,14 +23,18 @@ class Cost:
     """Of one layer."""
 
     operations: float
-    """Of one sample's forward pass: matrix products, convolutions and attention."""
+    """Of one sample forward and backward: matrix products, convolutions and attention."""
     parameters: int
     output: tuple[int, ...]
     """Shape of what it returns for one sample."""
 
 
 def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
-    """Of each layer, counted on PyTorch's meta device: nothing is computed. ``sample``: a batch of one."""
+    """Of each layer, counted on PyTorch's meta device: nothing is computed. ``sample``: a batch of one.
+
+    Backward does twice what forward does, for the weights and for the input; the first layer needs no gradient of the
+    data.
+    """
     twin = copy.deepcopy(model).to("meta")
     x, found = sample.to("meta"), list[Cost]()
     with torch.device("meta"), torch.no_grad():  # the device: for what forward() makes
@@ -38,7 +42,8 @@ def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
             with FlopCounterMode(display=False) as counter:
                 x = layer.run(x)
             parameters = sum(parameter.numel() for parameter in layer.parameters)
-            found.append(Cost(float(counter.get_total_flops()), parameters, tuple(x.shape[1:])))
+            passes = 3 if any(cost.parameters for cost in found) else 2
+            found.append(Cost(float(passes * counter.get_total_flops()), parameters, tuple(x.shape[1:])))
     return found
 
 
