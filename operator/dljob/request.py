@@ -100,8 +100,8 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
     """The question that a job's spec asks of the planner."""
     hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
     collective, strategy = _COLLECTIVES[spec.collective], spec.parallelism.strategy
-    if strategy is ParallelismStrategy.OPTIMIZER and collective is None and not torchrun:
-        collective = "Ring"  # its two halves
+    if strategy is ParallelismStrategy.AUTO and spec.trainer.command:
+        strategy = ParallelismStrategy.DATA  # whether a program's optimizer can be shared out is not known
     sample_nbytes = spec.dataset.sample_bytes
     return Request(
         job=name,
@@ -262,7 +262,9 @@ def contract_plan(
         ranks=_ranks(name, chosen.groups, f"{service}.{namespace}.svc.{cluster_domain}"),
         global_batch=spec.global_batch_size,
         collective=chosen.collective,
-        parallelism=spec.parallelism.strategy.value,
+        parallelism=chosen.strategy
+        if spec.parallelism.strategy is ParallelismStrategy.AUTO
+        else spec.parallelism.strategy.value,
         micro_batches=micro_batches(spec),
         **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
         model=contract.ModelRef(

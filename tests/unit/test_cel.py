@@ -81,7 +81,7 @@ specs = st.fixed_dictionaries(
             ),
         ),
         "parallelism": some(
-            strategy=st.sampled_from(["Data", "Optimizer", "Pipeline", "Tensor"]),
+            strategy=st.sampled_from(["Data", "Optimizer", "Pipeline", "Tensor", "Auto"]),
             stages=st.integers(2, 3),
             microBatches=small,
         ),

@@ -105,7 +105,10 @@ def test_options_of_training_reach_the_plan() -> None:
     hints = {"parameters": 10, "flopsPerSample": 1e6}
     todo = planned(spec(model={"hints": hints, "syncBatchNorm": True}, trainer={"command": ["python", "t.py"]}))
     assert planned(spec(parallelism={"strategy": "Optimizer"})).parallelism == "Optimizer"
-    assert planner_request("job", spec(parallelism={"strategy": "Optimizer"})).collective == "Ring"
+    assert planned(spec(parallelism={"strategy": "Optimizer"})).collective == "Ring"
+    assert planner_request("job", spec(parallelism={"strategy": "Auto"})).strategy == "Auto"
+    own = spec(parallelism={"strategy": "Auto"}, model={"hints": hints}, trainer={"command": ["python", "t.py"]})
+    assert planner_request("job", own).strategy == "Data", "whether its optimizer can be shared out is not known"
     staged = {"strategy": "Pipeline", "stages": 2}
     pipeline = planned(spec(parallelism=staged))
     assert (pipeline.parallelism, pipeline.micro_batches, pipeline.collective) == ("Pipeline", 8, "MPI")

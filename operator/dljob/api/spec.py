@@ -57,6 +57,7 @@ class ParallelismStrategy(StrEnum):
     OPTIMIZER = "Optimizer"
     PIPELINE = "Pipeline"
     TENSOR = "Tensor"
+    AUTO = "Auto"
 
     @property
     def splits_model(self) -> bool:
@@ -384,7 +385,7 @@ class Parallelism(ApiModel):
         Field(
             description="Data: every rank updates all parameters. Optimizer: each updates a part and keeps optimizer "
             "state for it alone. Pipeline: each holds some of the layers, one stage. Tensor: each holds a part of the "
-            "linear layers. The result is the same."
+            "linear layers. The result is the same. Auto: the better one of Data and Optimizer, for built-in models."
         ),
     ] = ParallelismStrategy.DATA
     stages: Annotated[

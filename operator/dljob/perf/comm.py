@@ -61,6 +61,18 @@ def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) ->
     return 2 * latency_s + 2 * part / link.bandwidth_Bps + part / link.reduce_Bps
 
 
+def scatter_gather_s(
+    nbytes: float, n: Number, link: Link, buckets: int = 1, nodes: Number | None = None
+) -> tuple[Number, Number]:
+    """The halves of a ring as two steps, sums to their owners and values from them: (reduce-scatter, all-gather).
+
+    (n-1) alpha + (n-1)/n V beta each, the first (n-1)/n V gamma more (Rajbhandari et al. 2020, section 7.1).
+    """
+    adding_s = np.where(np.asarray(n) > 1, (n - 1) / n * nbytes / link.reduce_Bps, 0.0)
+    half = np.where(np.asarray(n) > 1, (buckets * ring_s(nbytes / buckets, n, link, nodes) - adding_s) / 2, 0.0)
+    return half + adding_s, half
+
+
 def tree_s(nbytes: float, n: Number, link: Link) -> Number:
     """A binomial tree sums up to the root and sends down again: ceil(log2 n) (2 alpha + 2 V beta + V gamma)."""
     return _rounds(n) * (2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps)

@@ -1,5 +1,7 @@
 """Memory of one rank: what is there whatever the batch, and what each sample adds. Users: ``planner``."""
 
+from dataclasses import replace
+
 from dljob.perf.workload import REAL_NBYTES, Workload
 
 PROCESS_NBYTES = 320 * 2**20
@@ -20,6 +22,11 @@ MOST_SAMPLES = 2**31 - 1
 def fixed_nbytes(workload: Workload) -> float:
     """Parameters, gradients (one contiguous buffer) and optimizer state."""
     return (2 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
+
+
+def sharded(workload: Workload, ranks: int) -> Workload:
+    """The workload as each of ``ranks`` holds it that share out optimizer state (Rajbhandari et al. 2020, stage 1)."""
+    return replace(workload, optimizer_slots=workload.optimizer_slots / ranks)
 
 
 def sample_nbytes(workload: Workload) -> float:

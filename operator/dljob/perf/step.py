@@ -8,7 +8,7 @@ from math import ceil, exp, hypot
 
 import numpy as np
 
-from dljob.perf.comm import Collective, Link, Number, allreduce_s
+from dljob.perf.comm import Collective, Link, Number, allreduce_s, scatter_gather_s
 from dljob.perf.sync import agreement_s, straggler_factor
 
 BACKWARD_PART = 2 / 3
@@ -73,8 +73,12 @@ def step(
     link_spread: float,
     servers: int = 1,
     nodes: int | None = None,
+    sharded: bool = False,
 ) -> Step:
     """A step whose slowest rank computes for ``compute_s`` and waits ``data_s`` for data; ``nodes`` hold the ranks.
+
+    ``sharded``: ranks share out the update. Gradients go to their owners beside the backward pass, and new parameters
+    come from them after the update, when nothing hides them.
 
     ``overlap``: of the backward pass, the part that can hide communication. Spreads are those of log(measured /
     predicted) of either part, independent of each other, so that the step's is their mean weighted by time.
@@ -82,6 +86,9 @@ def step(
     parts = buckets(gradient_nbytes)
     total = allreduce_s(collective, float(gradient_nbytes), float(ranks), link, parts, servers, nodes)
     communication_s = float(exposed_s(total, compute_s, parts, overlap))
+    if sharded:
+        to_owners, from_owners = scatter_gather_s(float(gradient_nbytes), float(ranks), link, parts, nodes)
+        communication_s = float(exposed_s(to_owners, compute_s, parts, overlap) + from_owners)
     waiting_s = compute_s * (straggler_factor(ranks) - 1) + agreement_s(ranks, link.latency_s)
     whole = compute_s + communication_s + data_s + waiting_s
     known = compute_s + data_s

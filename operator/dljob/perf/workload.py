@@ -29,8 +29,9 @@ class Workload:
     transient_nbytes: float
     """The largest activation and its gradient, per sample: alive for a moment beside what is kept."""
     sample_nbytes: float
-    optimizer_slots: int
-    """Tensors of the parameters' size that the optimizer keeps: 0 (SGD), 1 (with momentum), 2 (Adam)."""
+    optimizer_slots: float
+    """Tensors of the parameters' size that the optimizer keeps: 0 (SGD), 1 (with momentum), 2 (Adam); a rank's part of
+    them where ranks share them out."""
     making_s: float = 0.0
     """Time of one core to compute a sample of synthetic data."""
 

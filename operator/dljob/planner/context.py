@@ -13,14 +13,14 @@ from dljob.calibrate.scaling import Posterior
 from dljob.hardware import Device
 from dljob.perf import comm, data, memory
 from dljob.perf.comm import Link
-from dljob.perf.compute import calibrated, catalogue_curve, scatter
+from dljob.perf.compute import calibrated, catalogue_curve, scatter, update_s
 from dljob.perf.curve import Curve
 from dljob.perf.step import LINK_SPREAD, OVERLAP_EFFICIENCY, SPREAD
 from dljob.perf.workload import Workload, builtin, hinted, reference
 from dljob.planner.measured import posterior
 from dljob.planner.pools import Pool, cores_of_rank
 from dljob.planner.transfer import carried
-from dljob.planner.types import CollectiveName, Request
+from dljob.planner.types import CollectiveName, Request, Strategy
 
 ASSUMED_SPREAD = 1.5
 """How much wider the interval is for a device that is not in the catalogue."""
@@ -32,6 +32,10 @@ AUTO: dict[bool, tuple[CollectiveName, ...]] = {
     True: ("Torch",),
 }
 """What the planner chooses from, by whether ranks are on GPUs: there the trainer always sums with NCCL."""
+
+
+HALVES: tuple[CollectiveName, ...] = ("Ring", "Torch")
+"""Made of a reduce-scatter and an all-gather, between which ranks can update their parts."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,11 @@ class Option:
     """Of computing, by the other ranks of the node; in ``curve``."""
     steps: Posterior | None = None
     """What was measured of this device on several devices."""
+    strategy: Strategy = "Data"
+    least_ranks: int = 1
+    """Of a candidate with this option: its memory holds where at least so many share out the optimizer's state."""
+    update_s: float = 0.0
+    """Of ``curve``, updating all parameters; 0 where that is not known."""
 
     @property
     def label(self) -> str:
@@ -108,6 +117,8 @@ def options(
     workload: Workload,
     request: Request,
     learned: Mapping[tuple[str, str], Learned],
+    strategy: Strategy = "Data",
+    least_ranks: int = 1,
 ) -> list[Option]:
     """The ways to put ``ranks_per_node`` ranks on nodes of the pool: all nodes, or those with much memory."""
     known = learned.get((request.profile or request.model or "", pool.device))
@@ -126,6 +137,7 @@ def options(
             spread = SPREAD["catalogue"] * (ASSUMED_SPREAD if device.assumed else 1.0)
     slowdown = known.contention.slowdown(ranks_per_node) if known else 1.0
     alone, result = calibrated(curve, points), []
+    held = memory.sharded(workload, least_ranks) if strategy == "Optimizer" else workload
     for nodes, free_nbytes in _tiers(pool, ranks_per_node):
         free = request.memory_per_pod_nbytes or free_nbytes
         room = device.memory_nbytes or (free - memory.AGENT_NBYTES) / ranks_per_node
@@ -137,11 +149,14 @@ def options(
                 device=device,
                 curve=alone.scaled(slowdown).plus(data_s),
                 data_s=data_s,
-                largest_batch=memory.largest_batch(workload, room, pool.is_gpu),
+                largest_batch=memory.largest_batch(held, room, pool.is_gpu),
                 memory_nbytes=room,
                 compute_spread=spread,
                 learned=known,
                 slowdown=slowdown,
+                strategy=strategy,
+                least_ranks=least_ranks,
+                update_s=0.0 if points else update_s(workload, device),
             )
         )
     if known is None or not result:
@@ -149,6 +164,27 @@ def options(
     over = {nodes: link_of(result[:1], nodes)[0] for nodes in (1, 2)}
     steps = posterior(known.points, known.steps, alone, workload.gradient_nbytes, lambda n: over[min(n, 2)])
     return [replace(option, steps=steps) for option in result]
+
+
+def sharing_options(
+    pool: Pool,
+    ranks_per_node: int,
+    workload: Workload,
+    request: Request,
+    learned: Mapping[tuple[str, str], Learned],
+    most_ranks: int,
+) -> list[Option]:
+    """The same where ranks share out the optimizer's state: the more ranks, the larger a batch each can hold.
+
+    Beside those that hold for any number of ranks ones for at least 2, 4, 8 and 16, if they let a rank hold more.
+    """
+    found = options(pool, ranks_per_node, workload, request, learned, "Optimizer")
+    for least in (2, 4, 8, 16):
+        if least > most_ranks or all(o.largest_batch >= request.global_batch for o in found[-1:]):
+            break
+        more = options(pool, ranks_per_node, workload, request, learned, "Optimizer", least)
+        found += [o for o in more if o.largest_batch > max(f.largest_batch for f in found if f.nodes == o.nodes)]
+    return found
 
 
 def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
@@ -181,6 +217,12 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
 def near_latency_s(is_gpu: bool) -> float:
     """Latency between ranks of one node."""
     return GPU_LATENCY_S if is_gpu else comm.SHARED_MEMORY_LATENCY_S
+
+
+def summing(option: Option) -> tuple[CollectiveName, ...]:
+    """What may sum gradients where the user leaves it open; where ranks share out the update, what has two halves."""
+    names = AUTO[option.pool.is_gpu]
+    return tuple(n for n in names if n in HALVES) if option.strategy == "Optimizer" else names
 
 
 def priced(collective: CollectiveName, is_gpu: bool) -> comm.Collective:

@@ -64,11 +64,24 @@ def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -
         return Refusal(describe(parts), f"{ranks} ranks but only {request.global_batch} samples in a step")
     worst = min(parts, key=lambda p: p.option.largest_batch)
     share = worst.batch_per_rank or even(request.global_batch, ranks)[0]
-    needed = memory.rank_nbytes(workload, share, worst.option.pool.is_gpu)
-    return Refusal(
-        describe(parts),
-        f"does not fit: {samples(share)} need {gibibytes(needed)} of {gibibytes(worst.option.memory_nbytes)}",
-    )
+    held = held_by(parts, workload)
+    return Refusal(describe(parts), too_large(held, share, worst.option, samples(share)))
+
+
+def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
+    """The workload as each rank holds it."""
+    ranks = sum(p.ranks for p in parts)
+    return memory.sharded(workload, ranks) if parts[0].option.strategy == "Optimizer" else workload
+
+
+def too_large(held: Workload, share: int, option: Option, what: str) -> str:
+    """Such as 'does not fit: 64 samples need 23.4 GiB of 16 GiB, 21 GiB of it activations'."""
+    needed = memory.rank_nbytes(held, share, option.pool.is_gpu)
+    activations = needed - memory.rank_nbytes(held, 0, option.pool.is_gpu)
+    mostly = f"{gibibytes(activations)} of it activations"
+    if activations < needed / 2:
+        mostly = f"{gibibytes(needed - activations)} of it whatever the batch"
+    return f"does not fit: {what} need {gibibytes(needed)} of {gibibytes(option.memory_nbytes)}, {mostly}"
 
 
 def evaluate(
@@ -85,10 +98,13 @@ def evaluate(
     at_work = [(p, s[0]) for p, s in zip(parts, shares, strict=True) if s[0]]
     busy_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
     data_s = slowest.option.data_s * share
+    strategy = chosen[0].strategy
+    sharded = strategy == "Optimizer" and ranks > 1
+    saved_s = slowest.option.update_s * (1 - 1 / ranks) if sharded else 0.0
     # What was measured on several devices prices the step; else formulas do.
     known = [] if ranks == 1 else [o.steps for o in chosen if o.steps]
     timing = step(
-        compute_s=busy_s - data_s,
+        compute_s=busy_s - data_s - saved_s,
         data_s=data_s,
         collective=priced(collective, chosen[0].pool.is_gpu),
         gradient_nbytes=workload.gradient_nbytes,
@@ -99,6 +115,7 @@ def evaluate(
         link_spread=link_spread,
         servers=max(1, serving),
         nodes=nodes,
+        sharded=sharded,
     )
     measured = len(known) == len(chosen)
     if measured:
@@ -109,16 +126,23 @@ def evaluate(
         timing = _as_measured(timing, known, Runs(*at))
     sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"
     names = group_names([p.option.label for p in parts])
+    how = f"{collective}{', sharded optimizer' if sharded else ''}" if ranks > 1 else "alone"
     return Choice(
-        summary=f"{describe(parts)}, {collective if ranks > 1 else 'alone'}, {sizes}",
+        summary=f"{describe(parts)}, {how}, {sizes}",
         groups=tuple(
             Group(name, p.option.label, p.option.pool.is_gpu, p.nodes, p.option.ranks_per_node, tuple(s))
             for name, p, s in zip(names, parts, shares, strict=True)
         ),
         collective=collective,
         prediction=_prediction(
-            parts, shares, timing, request, workload, _bottleneck(timing, slowest, share, collective, link, measured)
+            parts,
+            shares,
+            timing,
+            request,
+            held_by(parts, workload),
+            _bottleneck(timing, slowest, share, collective, link, measured),
         ),
+        strategy="Optimizer" if sharded else "Data",
     )
 
 

@@ -6,7 +6,8 @@ from dljob.perf import memory
 from dljob.perf.workload import Workload
 from dljob.planner import objective
 from dljob.planner.context import Option
-from dljob.planner.names import duration, gibibytes, joules, samples
+from dljob.planner.evaluate import too_large
+from dljob.planner.names import duration, joules, samples
 from dljob.planner.pools import Eligible
 from dljob.planner.types import Choice, Refusal, Request
 
@@ -18,25 +19,37 @@ def memory_refusals(ways: list[Option], request: Request, workload: Workload) ->
     """A line for each device of which so many do not hold the batch: 'up to 3 x t4: does not fit: 21 GiB of 16'."""
     lines = []
     for label in dict.fromkeys(option.label for option in ways):
-        option = max((o for o in ways if o.label == label), key=lambda o: o.largest_batch)
+        option = max((o for o in ways if o.label == label), key=lambda o: (o.least_ranks == 1, o.memory_nbytes))
         ranks = max(o.nodes * o.ranks_per_node for o in ways if o.label == label)
-        fewest = ceil(request.global_batch / option.largest_batch) if option.largest_batch else ranks + 1
+        fewest = _fewest(option, request, workload, ranks)
         if fewest <= max(1, request.nodes_min):
             continue
         most = min(fewest - 1, ranks)
-        share = ceil(request.global_batch / most) if option.largest_batch else 1
-        needed = memory.rank_nbytes(workload, share, option.pool.is_gpu)
-        lines.append(
-            Refusal(
-                f"{'up to ' if most > 1 else ''}{most} x {label}",
-                f"does not fit: {samples(share)} a rank need {gibibytes(needed)} of {gibibytes(option.memory_nbytes)}",
-            )
-        )
+        share = ceil(request.global_batch / most)
+        why = too_large(_held(option, workload, most), share, option, f"{samples(share)} a rank")
+        lines.append(Refusal(f"{'up to ' if most > 1 else ''}{most} x {label}", why))
     return lines
 
 
+def _held(option: Option, workload: Workload, ranks: int) -> Workload:
+    return memory.sharded(workload, ranks) if option.strategy == "Optimizer" else workload
+
+
+def _fewest(option: Option, request: Request, workload: Workload, ranks: int) -> int:
+    """Ranks of which the batch fits on, at least; one more than there can be when it never does."""
+    low, high = 1, min(ranks, request.global_batch) + 1
+    while low < high:
+        middle = (low + high) // 2
+        held = _held(option, workload, middle)
+        if middle * memory.largest_batch(held, option.memory_nbytes, option.pool.is_gpu) >= request.global_batch:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
 def _kind(choice: Choice) -> tuple[str, ...]:
-    return tuple(sorted(g.device for g in choice.groups))
+    return (choice.strategy, *sorted(g.device for g in choice.groups))
 
 
 def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choice, ...]:

@@ -7,16 +7,21 @@ from dljob.perf.workload import Workload
 from dljob.planner.context import options
 from dljob.planner.evaluate import Part
 from dljob.planner.pools import Eligible, Pool, wanted
-from dljob.planner.types import FixedChoice, Infeasible, Request
+from dljob.planner.types import FixedChoice, Infeasible, Request, Strategy
 
 
 def fixed_parts(
-    request: Request, nodes: Eligible, workload: Workload, learned: Mapping[tuple[str, str], Learned]
+    request: Request,
+    nodes: Eligible,
+    workload: Workload,
+    learned: Mapping[tuple[str, str], Learned],
+    strategy: Strategy = "Data",
 ) -> list[Part] | Infeasible:
     """The user's groups as parts of a candidate, or what is wrong with them."""
     if (wrong := _batch(request)) is not None:
         return wrong
     parts = []
+    ranks = sum(choice.nodes * choice.ranks_per_node for choice in request.fixed)
     taken: dict[str, int] = {}
     for i, choice in enumerate(request.fixed):
         field = f"spec.planning.groups[{i}]"
@@ -33,7 +38,7 @@ def fixed_parts(
                 refusals=nodes.refusals,
             )
         taken[choice.device] = before + choice.nodes
-        found = options(pool, choice.ranks_per_node, workload, request, learned)
+        found = options(pool, choice.ranks_per_node, workload, request, learned, strategy, ranks)
         # The pods go where there is room for them: the option with most memory that has nodes enough.
         option = max((o for o in found if o.nodes >= choice.nodes), key=lambda o: o.memory_nbytes)
         parts.append(Part(option, choice.nodes, choice.batch_per_rank))

@@ -6,6 +6,7 @@ A pipeline has as many ranks as the user's stages; tensor parallel ranks are as 
 from collections.abc import Mapping, Sequence
 from math import ceil, exp, hypot
 
+from dljob.calibrate.learned import Learned
 from dljob.perf import energy, memory
 from dljob.perf import modelsplit as split
 from dljob.perf.comm import allreduce_s
@@ -18,7 +19,7 @@ from dljob.planner.evaluate import Part, describe
 from dljob.planner.names import gibibytes, group_names, rate
 from dljob.planner.pools import Eligible
 from dljob.planner.search import grid
-from dljob.planner.types import Choice, CollectiveName, Group, Infeasible, Learned, Prediction, Refusal, Request
+from dljob.planner.types import Choice, CollectiveName, Group, Infeasible, Prediction, Refusal, Request
 
 Found = tuple[list[Choice | Refusal], list[Refusal]]
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
 from dljob.perf.workload import Workload
-from dljob.planner import modelsplit, objective
-from dljob.planner.context import AUTO, options, ranks_per_node_choices, workload_of
+from dljob.planner import kinds, modelsplit, objective
+from dljob.planner.context import HALVES, options, ranks_per_node_choices, sharing_options, summing, workload_of
 from dljob.planner.evaluate import Part, evaluate
 from dljob.planner.explain import memory_refusals, shown, slower, warning
 from dljob.planner.fixed import fixed_parts
@@ -15,7 +16,7 @@ from dljob.planner.infeasible import no_such_device, nothing_fits, too_few
 from dljob.planner.pools import Eligible, eligible
 from dljob.planner.screen import Screen
 from dljob.planner.search import Search
-from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request
+from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request, Strategy
 
 LOOKED_AT = 10
 """Rows of a search that are evaluated exactly: so many best ones, and so many best of their kind."""
@@ -23,6 +24,7 @@ MOST_REFUSALS = 20
 
 Constants = Mapping[tuple[str, str], Learned]
 """Learned constants by (model or program, device)."""
+Found = tuple[list[Part], Choice | Refusal]
 
 
 def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
@@ -39,38 +41,51 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     key = request.profile or request.model or ""
     request = replace(request, cautious=any(name == key and known.steps for (name, _), known in learned.items()))
     nodes = eligible(request, view)
-    parts = fixed_parts(request, nodes, workload, learned) if request.fixed else []
-    if isinstance(parts, Infeasible):
-        return parts
-    refusals: list[Refusal]
+    found: list[Found] = []
+    refusals: list[Refusal] = list(nodes.refusals)
     if request.strategy in ("Pipeline", "Tensor"):
-        split = modelsplit.candidates(request, nodes, workload, learned, parts)
+        fixed = fixed_parts(request, nodes, workload, learned) if request.fixed else []
+        split = (
+            fixed if isinstance(fixed, Infeasible) else modelsplit.candidates(request, nodes, workload, learned, fixed)
+        )
         if isinstance(split, Infeasible):
             return split
-        found, refusals = split
-    elif parts:
-        found = [evaluate(parts, name, request, workload) for name in collectives(request, parts)]
-        refusals = list(nodes.refusals)
+        found, refusals = [([], choice) for choice in split[0]], split[1]
+    elif request.fixed:
+        for strategy in strategies(request):
+            parts = fixed_parts(request, nodes, workload, learned, strategy)
+            if isinstance(parts, Infeasible):
+                return parts
+            found += [(parts, evaluate(parts, name, request, workload)) for name in collectives(request, parts)]
     else:
         if (short := too_few(request, nodes)) is not None:
             return short
         found, refusals = _candidates(request, nodes, workload, learned)
-    choices = [c for c in found if isinstance(c, Choice)]
-    refusals += [c for c in found if isinstance(c, Refusal)]
+    choices = [c for _, c in found if isinstance(c, Choice)]
+    refusals += [c for _, c in found if isinstance(c, Refusal)]
     if not choices:
         return nothing_fits(request, tuple(refusals))
     chosen = objective.best(request, choices)
     candidates = shown(request, chosen, choices)
     refusals += slower(request, chosen, choices, candidates)
+    if parts := next(parts for parts, c in found if c is chosen):
+        refusals += kinds.others(request, chosen, parts, workload)
     unique = tuple(dict.fromkeys(refusals))
     return Decision(chosen, candidates, unique[:MOST_REFUSALS], warning(request, chosen, nodes))
+
+
+def strategies(request: Request) -> tuple[Strategy, ...]:
+    """What ranks may share out besides the batch: the user's choice, or both where the collective allows it."""
+    if request.strategy == "Auto":
+        return ("Data", "Optimizer") if request.collective in (None, *HALVES) else ("Data",)
+    return ("Optimizer",) if request.strategy == "Optimizer" else ("Data",)
 
 
 def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName, ...]:
     """What may sum the gradients of these parts: the user's choice, or those worth comparing."""
     if request.collective:
         return (request.collective,)
-    names, ranks = AUTO[all(p.option.pool.is_gpu for p in parts)], sum(p.ranks for p in parts)
+    names, ranks = summing(parts[0].option), sum(p.ranks for p in parts)
     if ranks == 1:
         return names[:1]  # nothing to sum
     return names if ranks > 2 else tuple(n for n in names if n != "ParameterServer")  # one worker needs no server
@@ -78,19 +93,25 @@ def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName
 
 def _candidates(
     request: Request, nodes: Eligible, workload: Workload, learned: Constants
-) -> tuple[list[Choice | Refusal], list[Refusal]]:
+) -> tuple[list[Found], list[Refusal]]:
     """Candidates worth a look, exactly, and what was ruled out. GPUs and CPUs never share a job: NCCL spans neither."""
-    found: list[Choice | Refusal] = []
+    found: list[Found] = []
     refusals = list(nodes.refusals)
-    for is_gpu in (True, False):
+    for is_gpu, strategy in product((True, False), strategies(request)):
+        pools = [pool for pool in nodes.pools if pool.is_gpu == is_gpu]
+        most = sum(sum(pool.free) if is_gpu else pool.nodes for pool in pools)
         ways = [
             option
-            for pool in nodes.pools
-            if pool.is_gpu == is_gpu
+            for pool in pools
             for g in ranks_per_node_choices(pool)
-            for option in options(pool, g, workload, request, learned)
+            for option in (
+                sharing_options(pool, g, workload, request, learned, most)
+                if strategy == "Optimizer"
+                else options(pool, g, workload, request, learned)
+            )
         ]
-        refusals += memory_refusals(ways, request, workload)
+        if strategy == strategies(request)[-1]:  # the one that needs least memory
+            refusals += memory_refusals(ways, request, workload)
         ways = [o for o in ways if o.largest_batch >= 1]
         if not ways:
             continue
@@ -101,7 +122,7 @@ def _candidates(
             parts = ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
             # All collectives are tried on the best row, to tell how they compare; elsewhere the screen's best one is.
             names = collectives(request, parts) if i == 0 else (best,)
-            found += [evaluate(parts, name, request, workload) for name in names]
+            found += [(parts, evaluate(parts, name, request, workload)) for name in names]
     return found, refusals
 
 

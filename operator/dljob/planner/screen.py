@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dljob.perf import energy
-from dljob.perf.comm import Link, allreduce_s
+from dljob.perf.comm import Link, allreduce_s, scatter_gather_s
 from dljob.perf.scaling import Runs
 from dljob.perf.step import P90, buckets, exposed_s
 from dljob.perf.sync import straggler_factor
 from dljob.perf.workload import Workload
-from dljob.planner.context import AUTO, Option, link_of, near_latency_s, overlap_of, priced
+from dljob.planner.context import Option, link_of, near_latency_s, overlap_of, priced, summing
 from dljob.planner.measured import predicted, talk
 from dljob.planner.types import CollectiveName, Request
 
@@ -75,21 +75,23 @@ class Screen:
         self._idle_W = np.array([energy.rank_watts(o.device, 0.0) * o.ranks_per_node for o in options])
         self._busy_W = np.array([energy.rank_watts(o.device, 1.0) * o.ranks_per_node for o in options])
         self._usd_per_s = np.array([energy.cost_usd(o.device, 1.0, o.ranks_per_node) for o in options])
+        self._least_ranks = np.array([o.least_ranks for o in options])
+        self._sharded = options[0].strategy == "Optimizer"
+        self._update_s = np.array([o.update_s if self._sharded else 0.0 for o in options])
         self._told = np.array([o.steps is not None for o in options])
         by_device: dict[str, list[int]] = {}
         for i, option in enumerate(options):
             if option.steps is not None:
                 by_device.setdefault(option.label, []).append(i)
         self._known = [(o.steps, m) for m in by_device.values() if (o := options[m[0]]).steps is not None]
-        self._collectives = (
-            (request.collective,) if request.collective else AUTO[all(o.pool.is_gpu for o in options)][:3]
-        )
+        self._collectives = (request.collective,) if request.collective else summing(options[0])[:3]
 
     def screen(self, counts: Counts) -> Screened:
         """Predictions for candidates of one or more nodes each."""
         used = counts > 0
         ranks = counts @ self._per_node
         compute_s = self._compute_s(counts, used, ranks)
+        compute_s = compute_s - np.where(used, self._update_s, np.inf).min(axis=1) * (1 - 1 / np.maximum(ranks, 1))
         best, choice = self._communication_s(counts, used, ranks, compute_s)
         latency_s = np.where(used, self._latency_s, 0.0).max(axis=1)
         stragglers = {n: straggler_factor(n) - 1 for n in set(ranks.tolist())}
@@ -129,6 +131,7 @@ class Screen:
                 part = np.clip(np.nan_to_num((batch - d0) / (d1 - d0)), 0.0, 1.0)
             result = np.maximum(t0 + part * (t1 - t0), floor_s)
             fits = done[:, -1] >= batch
+        fits &= ranks >= np.where(used, self._least_ranks, 0).max(axis=1)
         return np.where(fits & (ranks <= batch) & (ranks > 0), result, np.inf)
 
     def _communication_s(
@@ -148,7 +151,11 @@ class Screen:
             for link, rows in groups:
                 name = priced(collective, is_gpu)
                 total[rows] = allreduce_s(name, nbytes, n[rows], link, parts, nodes=nodes[rows])
-            felt = np.asarray(exposed_s(total, np.where(np.isfinite(compute_s), compute_s, 0.0), parts, overlaps))
+            after_s = np.zeros(len(counts))
+            for link, rows in groups if self._sharded else ():
+                total[rows], after_s[rows] = scatter_gather_s(nbytes, n[rows], link, parts, nodes[rows])
+            hiding_s = np.where(np.isfinite(compute_s), compute_s, 0.0)
+            felt = np.asarray(exposed_s(total, hiding_s, parts, overlaps)) + after_s
             better = felt < best
             best, choice = np.where(better, felt, best), np.where(better, i, choice)
         return best, choice

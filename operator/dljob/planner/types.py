@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+Strategy = Literal["Data", "Optimizer"]
+"""What ranks share out besides the batch: nothing, or the update with the optimizer's state."""
 CollectiveName = Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"]
 
 
@@ -51,7 +53,8 @@ class Request:
     deadline_s: float | None = None
     collective: CollectiveName | None = None
     """None: the planner chooses."""
-    strategy: Literal["Data", "Optimizer", "Pipeline", "Tensor"] = "Data"
+    strategy: Literal["Data", "Optimizer", "Pipeline", "Tensor", "Auto"] = "Data"
+    """Auto: the planner chooses between the first two."""
     stages: int | None = None
     """Of a pipeline."""
     micro_batches: int = 1
@@ -111,6 +114,7 @@ class Choice:
     groups: tuple[Group, ...]
     collective: CollectiveName
     prediction: Prediction
+    strategy: Strategy = "Data"
 
 
 @dataclass(frozen=True)

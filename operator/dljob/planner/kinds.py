@@ -1,0 +1,63 @@
+"""Kinds of candidates beside the chosen plan's, each with its price and why it is none. Users: ``plan``.
+
+Sharing out the update where that was not asked for, and looser ways to keep ranks in step, which the trainer has not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dljob.perf.sync import stale_factor, staleness, straggler_factor
+from dljob.perf.workload import Workload
+from dljob.planner import objective
+from dljob.planner.context import HALVES, summing
+from dljob.planner.evaluate import Part, evaluate
+from dljob.planner.names import duration, gibibytes
+from dljob.planner.types import Choice, Refusal, Request
+
+BOUND = 3
+"""Steps that stale-synchronous ranks are taken to be apart at most: a usual choice (Ho et al. 2013)."""
+
+
+def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
+    """A line for each kind that the chosen plan could have been of; none for one rank, which shares nothing."""
+    if objective.size(chosen) < 2:
+        return []
+    return [*_sharded(request, chosen, parts, workload), *_synchronization(chosen)]
+
+
+def _sharded(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
+    allowed = request.strategy == "Data" and request.collective in (None, *HALVES)
+    if not allowed or not workload.optimizer_slots:
+        return []
+    sharing = [replace(part, option=replace(part.option, strategy="Optimizer")) for part in parts]
+    name = request.collective or summing(sharing[0].option)[0]
+    found = evaluate(sharing, name, request, workload)
+    if isinstance(found, Refusal):
+        return []
+    p, q = found.prediction, chosen.prediction
+    return [
+        Refusal(
+            found.summary,
+            f"not asked for (parallelism.strategy Optimizer or Auto): {duration(p.step_s)} a step against "
+            f"{duration(q.step_s)}, {gibibytes(p.memory_nbytes)} a rank against {gibibytes(q.memory_nbytes)}",
+        )
+    ]
+
+
+def _synchronization(chosen: Choice) -> list[Refusal]:
+    ranks, p = objective.size(chosen), chosen.prediction
+    waiting_s = p.compute_s * (straggler_factor(ranks) - 1)
+    left_s = p.compute_s * (stale_factor(ranks, BOUND) - 1)
+    step = f"of a step's {duration(p.step_s)}"
+    return [
+        Refusal(
+            f"ranks up to {BOUND} steps apart (stale-synchronous)",
+            f"not in the trainer, which counts every sample once in every update: {duration(waiting_s - left_s)} less "
+            f"waiting {step}",
+        ),
+        Refusal(
+            "ranks on their own (asynchronous)",
+            f"not in the trainer: {duration(waiting_s)} less waiting {step}, by gradients {staleness(ranks):.0f} "
+            f"update{'s' if ranks > 2 else ''} old",
+        ),
+    ]
