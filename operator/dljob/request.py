@@ -28,6 +28,7 @@ from dljob.cluster import quantity
 from dljob.perf.datasets import DATASETS
 from dljob.perf.models import MODELS
 from dljob.planner import Choice, Decision, FixedChoice, Group, Prediction, Request
+from dljob.planner.kinds import MICRO_BATCHES_PER_STAGE
 from dljob.planner.types import CollectiveName
 
 _COLLECTIVES: dict[Collective, CollectiveName | None] = {
@@ -40,8 +41,6 @@ _COLLECTIVES: dict[Collective, CollectiveName | None] = {
     Collective.TORCH: "Torch",
 }
 
-MICRO_BATCHES_PER_STAGE = 4
-"""At most a fifth of the turns is idle then: p - 1 of 5 p - 1."""
 TCP_SEGMENT_NBYTES = 56 * 2**10
 """Below Open MPI's eager limit over TCP (64 KiB), so that a segment needs no handshake."""
 

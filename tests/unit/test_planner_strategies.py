@@ -127,6 +127,19 @@ class TestKinds:
         assert "not in the trainer" in lines["ranks up to 3 steps apart (stale-synchronous)"]
         assert "gradients 2 updates old" in lines["ranks on their own (asynchronous)"]
 
+    def test_models_in_parts_are_priced_where_the_trainer_can_cut_them(self) -> None:
+        lines = {r.summary: r.reason for r in decided(replace(DIGITS, nodes_min=3), THREE).refusals}
+        (pipeline,) = [reason for summary, reason in lines.items() if "Pipeline of 3 stages, 12 micro" in summary]
+        assert pipeline.startswith("not asked for (parallelism.strategy Pipeline): ")
+        assert lines["3 x cpu, Tensor"] == "no such parts: the model has no linear layers in pairs"
+        request = replace(DIGITS, model="mlp", nodes_min=3)
+        (tensor,) = [r.reason for r in decided(request, THREE).refusals if "x cpu, Tensor, " in r.summary]
+        assert tensor.startswith("not asked for (parallelism.strategy Tensor): ")
+        own = replace(large(1e6), optimizer="SGD", fixed=(FixedChoice("t4", 2, 2),))
+        assert not any("Pipeline" in r.summary for r in decided(own, T4S).refusals), "programs are not cut"
+        many = view({"count": 17, "cpu": 2})
+        assert not any("Pipeline" in r.summary for r in decided(replace(DIGITS, nodes_min=17), many).refusals)
+
     @pytest.mark.parametrize(
         "request_",
         [
@@ -137,7 +150,7 @@ class TestKinds:
         ],
     )
     def test_no_line_about_what_makes_no_difference(self, request_: Request) -> None:
-        assert not any("not asked for" in r.reason for r in decided(request_, THREE).refusals)
+        assert not any("sharded" in r.summary for r in decided(request_, THREE).refusals)
 
     def test_too_large_says_of_what(self) -> None:
         few = view({"device": T4, "devices": 1, "cpu": 16, "memory": "256Gi"})

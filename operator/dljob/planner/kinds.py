@@ -8,12 +8,16 @@ from dataclasses import replace
 
 from dljob.perf.sync import stale_factor, staleness, straggler_factor
 from dljob.perf.workload import Workload
-from dljob.planner import objective
+from dljob.planner import modelsplit, objective
 from dljob.planner.context import HALVES, summing
-from dljob.planner.evaluate import Part, evaluate
+from dljob.planner.evaluate import Part, describe, evaluate
 from dljob.planner.names import duration, gibibytes
 from dljob.planner.types import Choice, Refusal, Request
 
+MOST_STAGES = 8
+"""With more ranks a pipeline or a split of layers is not priced: cutting the model would take longer than the plan."""
+MICRO_BATCHES_PER_STAGE = 4
+"""At most a fifth of the turns is idle then: p - 1 of 5 p - 1."""
 BOUND = 3
 """Steps that stale-synchronous ranks are taken to be apart at most: a usual choice (Ho et al. 2013)."""
 
@@ -22,7 +26,11 @@ def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Wo
     """A line for each kind that the chosen plan could have been of; none for one rank, which shares nothing."""
     if objective.size(chosen) < 2:
         return []
-    return [*_sharded(request, chosen, parts, workload), *_synchronization(chosen)]
+    return [
+        *_sharded(request, chosen, parts, workload),
+        *_in_parts(request, chosen, parts, workload),
+        *_synchronization(chosen),
+    ]
 
 
 def _sharded(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
@@ -34,14 +42,36 @@ def _sharded(request: Request, chosen: Choice, parts: Sequence[Part], workload: 
     found = evaluate(sharing, name, request, workload)
     if isinstance(found, Refusal):
         return []
+    return [_not_asked_for("Optimizer or Auto", found, chosen)]
+
+
+def _not_asked_for(strategy: str, found: Choice, chosen: Choice) -> Refusal:
     p, q = found.prediction, chosen.prediction
-    return [
-        Refusal(
-            found.summary,
-            f"not asked for (parallelism.strategy Optimizer or Auto): {duration(p.step_s)} a step against "
-            f"{duration(q.step_s)}, {gibibytes(p.memory_nbytes)} a rank against {gibibytes(q.memory_nbytes)}",
-        )
-    ]
+    return Refusal(
+        found.summary,
+        f"not asked for (parallelism.strategy {strategy}): {duration(p.step_s)} a step against "
+        f"{duration(q.step_s)}, {gibibytes(p.memory_nbytes)} a rank against {gibibytes(q.memory_nbytes)}",
+    )
+
+
+def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
+    """The same ranks with parts of the model, where the trainer can cut it: built-in models on one kind of device."""
+    ranks = objective.size(chosen)
+    if request.model is None or len(parts) > 1 or ranks > MOST_STAGES or request.strategy not in ("Data", "Auto"):
+        return []
+    lines = []
+    micro_batches = min(MICRO_BATCHES_PER_STAGE * ranks, request.global_batch)
+    pipeline = replace(request, strategy="Pipeline", stages=ranks, micro_batches=micro_batches, collective=None)
+    tensor = replace(request, strategy="Tensor", collective=None)
+    for asked in (pipeline, tensor):
+        found = modelsplit.like(parts[0], asked, workload)
+        if isinstance(found, str):
+            lines.append(Refusal(f"{describe(parts)}, {asked.strategy}", found))
+        elif isinstance(found, Refusal):
+            lines.append(Refusal(f"{found.summary}, {asked.strategy}", found.reason))
+        else:
+            lines.append(_not_asked_for(asked.strategy, found, chosen))
+    return lines
 
 
 def _synchronization(chosen: Choice) -> list[Refusal]:

@@ -59,6 +59,21 @@ def candidates(
     )
 
 
+def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
+    """The best candidate with these very ranks, a line against it, or why the model has no such parts."""
+    pairs = split.pairs_of(workload)
+    if request.strategy == "Tensor" and pairs is None:
+        return "no such parts: the model has no linear layers in pairs"
+    if request.strategy == "Tensor" and pairs is not None and part.ranks > pairs.units:
+        return f"no such parts: its linear layers have {pairs.units} units to share out"
+    try:
+        found = [evaluate(part, name, request, workload) for name in _collectives(request, part)]
+    except ValueError as error:
+        return f"no such parts: {error}"
+    fitting = [choice for choice in found if isinstance(choice, Choice)]
+    return min(fitting, key=lambda choice: choice.prediction.step_s) if fitting else found[0]
+
+
 def _parts(
     request: Request, nodes: Eligible, workload: Workload, learned: Mapping[tuple[str, str], Learned]
 ) -> list[Part]:
