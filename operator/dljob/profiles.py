@@ -11,7 +11,7 @@ from math import exp, log
 from statistics import fmean
 
 from dljob import hardware
-from dljob.api import ComputePoint, DLProfileStatus, ScalingConstants, ScalingPoint
+from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, ScalingConstants, ScalingPoint
 from dljob.calibrate import (
     Learned,
     LearnedPoint,
@@ -21,6 +21,7 @@ from dljob.calibrate import (
     StepPoint,
     learn,
     learn_scaling,
+    next_place,
     remembered,
 )
 from dljob.contract import Report
@@ -93,13 +94,14 @@ def taught(
         link_bandwidth_Bps=report.link_bandwidth_Bps,
         expected_s=_expected(model, device),
     )
-    scaling, constants = _scaled(before, model, device, report, place, after.points)
+    scaling, constants, measure = _scaled(before, model, device, report, place, after.points)
     return DLProfileStatus(
         compute=tuple(
             ComputePoint(batch=p.batch, seconds=p.compute_s, observations=p.observations) for p in after.points
         ),
         scaling=scaling,
         constants=constants,
+        next_measurement=measure,
         link_latency_seconds=after.link_latency_s,
         link_bandwidth_bytes_per_second=after.link_bandwidth_Bps,
         observed_jobs=before.observed_jobs + 1,
@@ -114,19 +116,24 @@ def _scaled(
     report: Report,
     place: Place | None,
     points: Sequence[LearnedPoint],
-) -> tuple[tuple[ScalingPoint, ...], ScalingConstants | None]:
-    """Steps on several devices and their constants, with this run's if it ran on equal devices as planned."""
+) -> tuple[tuple[ScalingPoint, ...], ScalingConstants | None, NextMeasurement | None]:
+    """Steps on several devices, their constants and what to measure next, with this run's if it ran as planned.
+
+    That is on equal devices, as many on each node.
+    """
     ranks = [r for r in report.ranks if r.share > 0]
     if not points or place is None or not ranks or not report.step_s or {r.device for r in ranks} != {device}:
-        return before.scaling, before.constants
+        return before.scaling, before.constants, before.next_measurement
     if len(ranks) != place.devices:
-        return before.scaling, before.constants
+        return before.scaling, before.constants, before.next_measurement
     curve = _curve(model, device, points)
     step_s = report.step_s - max(r.data_s for r in ranks)
     new = StepPoint(place, max(r.share for r in ranks), step_s)
     kept = remembered(learned(before).steps, new, curve.seconds)
     reference_s = exp(fmean(log(p.compute_s) for p in points))
-    return tuple(map(_scaling_point, kept)), _constants(learn_scaling(kept, curve.seconds, reference_s))
+    found = next_place(kept, curve.seconds, reference_s)
+    measure = found and NextMeasurement(nodes=found[0].nodes, node_devices=found[0].node_devices, batch=found[1])
+    return tuple(map(_scaling_point, kept)), _constants(learn_scaling(kept, curve.seconds, reference_s)), measure
 
 
 def _scaling_point(point: StepPoint) -> ScalingPoint:

@@ -185,6 +185,7 @@ def plan_status(decision: Decision, number: int, digest: str) -> PlanStatus:
             Candidate(summary=c.summary, chosen=c == chosen, predicted=predicted(c.prediction))
             for c in decision.candidates
         ),
+        next_measurement=decision.next_measurement or "",
         rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
     )
 

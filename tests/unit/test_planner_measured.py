@@ -1,6 +1,9 @@
 """Plans priced by steps that were measured on several devices: what they take over from formulas, and where."""
 
+import re
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from dljob.api import ComputePoint, DLProfileStatus, ScalingPoint
 from dljob.calibrate import Learned, LearnedPoint, Place, StepPoint
 from dljob.cluster import ClusterView
+from dljob.contract import RankMeasure, Report, RunPhase
 from dljob.perf.comm import Link
 from dljob.perf.scaling import Constants, Runs, steps
 from dljob.planner import Choice, FixedChoice, Request, objective
@@ -18,13 +22,14 @@ from dljob.planner.evaluate import Part, evaluate
 from dljob.planner.measured import talk
 from dljob.planner.pools import eligible
 from dljob.planner.screen import Screen
-from dljob.profiles import learned
-from planning import A100, DIGITS, RESNET, T4, decided, view
+from dljob.profiles import learned, taught
+from planning import A100, DIGITS, RESNET, T4, THREE, decided, view
 
 TRUE = Constants(0.2, 0.1, 0.2, -5.0, 0.2, 0.02, 0.05, 0.03, -2.0, 0.6)
 REFERENCE_S = 0.1
 CLUSTER = view({"count": 8, "device": T4, "devices": 4, "cpu": 16})
 KEY = ("digits-cnn", T4)
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def one_s(batch: int) -> float:
@@ -169,6 +174,64 @@ class TestChoice:
             assert (chosen.step_p90_s if cautious else chosen.step_s) <= best * (1 + objective.INDISTINCT)
             if cautious and decision.refusals:
                 assert not any("slower" in r.reason and "(p90)" not in r.reason for r in decision.refusals)
+
+
+class TestNextMeasurement:
+    REQUEST = replace(DIGITS, global_batch=256)
+
+    def suggestion(self, known: Learned, **changes: Any) -> str | None:
+        return decided(replace(self.REQUEST, **changes), CLUSTER, {KEY: known}).next_measurement
+
+    def test_until_five_are_known(self) -> None:
+        for count in range(5):
+            found = self.suggestion(profile(*FEW[:count]))
+            assert found is not None and "less variance" in found
+            for nodes, per_node, _ in FEW[:count]:
+                each = f" ({per_node} ranks each)" if per_node > 1 else ""
+                assert not found.startswith(f"{nodes} x {T4}{each},"), "never what was measured already"
+        assert self.suggestion(profile(*FEW)) is None
+
+    def test_it_is_worth_less_the_more_is_known(self) -> None:
+        texts = [self.suggestion(profile(*FEW[:count])) for count in (0, 4)]
+        first, last = (float(re.search(r"(\d+) % less", text or "")[1]) for text in texts)  # type: ignore[index]
+        assert first > last
+
+    def test_following_it_teaches_more_than_staying_put(self) -> None:
+        """The planner's own next places, measured one after the other, beat as many runs of one device a node."""
+
+        def off(known: Learned) -> float:
+            places = [(n, k) for n in (1, 2, 4, 8) for k in (1, 2, 4) if n * k > 1]
+            return float(np.mean([abs(fixed(n, k, known).prediction.step_s / truth(n, k, 16) - 1) for n, k in places]))
+
+        taken: list[tuple[int, int, int]] = []
+        for _ in range(3):
+            text = self.suggestion(profile(*taken))
+            assert text is not None
+            found = re.match(r"(\d+) x \S+?(?: \((\d+) ranks each\))?, (\d+) sample", text)
+            assert found, text
+            taken.append((int(found[1]), int(found[2] or 1), int(found[3])))
+        assert off(profile(*taken)) < off(profile((2, 1, 128), (3, 1, 85), (4, 1, 64)))
+
+    def test_where_there_is_nothing_to_choose(self) -> None:
+        assert self.suggestion(profile(), nodes_max=1, fixed=()) is not None, "a node of four devices"
+        assert decided(replace(DIGITS, nodes_max=1), THREE).next_measurement is None
+        assert self.suggestion(profile(), fixed=(FixedChoice("t4", 2, 1),)) is None
+
+    def test_a_profile_says_it_too(self) -> None:
+        status = DLProfileStatus()
+        for i, nodes in enumerate((2, 3, 4, 5, 6)):
+            ranks = tuple(RankMeasure(rank=r, device="t4", share=32, compute_s=0.010) for r in range(nodes))
+            told = Report(
+                uid="u", plan_number=1, plan_digest="d", term=1, phase=RunPhase.SUCCEEDED, unix_s=1.0,
+                ranks=ranks, step_s=0.017,
+            )  # fmt: skip
+            status = taught(status, "mlp", "t4", told, NOW, Place(nodes, 1, "Torch"))
+            found = DLProfileStatus.model_validate(status.manifest()).next_measurement
+            if i == 4:
+                assert found is None, "five are enough"
+            else:
+                assert found is not None and found.node_devices == 1 and found.nodes <= 2 * nodes
+                assert (found.nodes, found.batch) not in {(p.nodes, p.batch) for p in status.scaling}
 
 
 def test_a_profile_keeps_what_summed_the_gradients() -> None:

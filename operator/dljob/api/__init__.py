@@ -6,7 +6,15 @@ Users: ``crd`` generates the CustomResourceDefinitions from these types, ``plann
 
 from dljob.api.base import API_VERSION, GROUP, VERSION, Rule, duration_s
 from dljob.api.dataset import BUILTIN_DATASETS, Dataset
-from dljob.api.profile import ComputePoint, DLProfile, DLProfileSpec, DLProfileStatus, ScalingConstants, ScalingPoint
+from dljob.api.profile import (
+    ComputePoint,
+    DLProfile,
+    DLProfileSpec,
+    DLProfileStatus,
+    NextMeasurement,
+    ScalingConstants,
+    ScalingPoint,
+)
 from dljob.api.spec import (
     BUILTIN_MODELS,
     Checkpoint,
@@ -80,6 +88,7 @@ __all__ = [
     "Minimize",
     "ModelHints",
     "ModelSpec",
+    "NextMeasurement",
     "NodeRange",
     "Objective",
     "Optimizer",

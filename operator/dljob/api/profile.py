@@ -47,6 +47,14 @@ class ScalingConstants(ApiModel):
     communication_deviation: Annotated[float, Field(gt=0, description="The same of communication.")]
 
 
+class NextMeasurement(ApiModel):
+    """Where to run next: what it takes there would say most about all places."""
+
+    nodes: Annotated[int, Field(ge=1)]
+    node_devices: Annotated[int, Field(ge=1, description="Devices on each node.")]
+    batch: Annotated[int, Field(ge=1, description="Samples on each device.")]
+
+
 class DLProfileSpec(ApiModel):
     model: Annotated[str, Field(description="Model, as spec.model.name or a digest of the user's program.")]
     device: Annotated[str, Field(description="Device type.")]
@@ -58,6 +66,13 @@ class DLProfileStatus(ApiModel):
         tuple[ScalingPoint, ...], Field(max_length=64, description="Measured steps on several devices.")
     ] = ()
     constants: ScalingConstants | None = None
+    next_measurement: Annotated[
+        NextMeasurement | None,
+        Field(
+            description="What to measure next on several devices to know all places of up to twice as many nodes best; "
+            "none once five are known."
+        ),
+    ] = None
     link_latency_seconds: Annotated[float | None, Field(ge=0, description="Latency (alpha) of a message.")] = None
     link_bandwidth_bytes_per_second: Annotated[
         float | None, Field(gt=0, description="Effective bandwidth (1/beta) between ranks.")

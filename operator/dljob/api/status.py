@@ -100,6 +100,10 @@ class PlanStatus(ApiModel):
     predicted: Predicted
     candidates: tuple[Candidate, ...] = ()
     rejected: tuple[Rejected, ...] = ()
+    next_measurement: Annotated[
+        str,
+        Field(description="The run that would teach most about this job's places; empty when enough is known."),
+    ] = ""
 
 
 class Measured(ApiModel):

@@ -10,7 +10,7 @@ from dljob.calibrate.learned import Learned, LearnedPoint, Place, StepPoint
 from dljob.calibrate.prior import Prior
 from dljob.calibrate.probes import MOST_PROBES, next_probe
 from dljob.calibrate.scaling import Posterior, Predicted, fit
-from dljob.calibrate.several import Scaling, learn_scaling, remembered
+from dljob.calibrate.several import Scaling, learn_scaling, next_place, remembered
 
 __all__ = [
     "MOST_POINTS",
@@ -28,6 +28,7 @@ __all__ = [
     "in_session",
     "learn",
     "learn_scaling",
+    "next_place",
     "next_probe",
     "remembered",
     "without_outliers",

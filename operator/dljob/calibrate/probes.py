@@ -1,6 +1,6 @@
 """Which run to measure next: the one after which the runs to be predicted are known best.
 
-Users: benchmarks; the operator's probe plans.
+Users: benchmarks, the planner's suggestions, profiles.
 """
 
 from collections.abc import Collection
@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 
 from dljob.calibrate.scaling import Posterior
-from dljob.perf.scaling import Runs
+from dljob.perf.scaling import Floats, Runs
 
 MOST_PROBES = 5
 """Measured on several devices before the first plan."""
@@ -24,6 +24,12 @@ def next_probe(posterior: Posterior, runs: Runs, measured: Collection[int] = ())
     left = [i for i in range(len(runs)) if i not in measured]
     if not left or len(measured) >= MOST_PROBES:
         return None
+    told = information(posterior, runs)
+    return max(left, key=lambda i: float(told[i]))
+
+
+def information(posterior: Posterior, runs: Runs) -> Floats:
+    """Of the summed variance of the logarithms of all ``runs``' steps, the part that measuring each takes off."""
     covariance, noise = posterior.covariance(runs)
     gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + noise)
-    return max(left, key=lambda i: float(gain[i]))
+    return np.asarray(gain / max(float(np.trace(covariance)), 1e-300))

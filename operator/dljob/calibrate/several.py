@@ -10,7 +10,8 @@ from math import exp, isfinite, log
 import numpy as np
 
 from dljob.calibrate.compute import ABSURD
-from dljob.calibrate.learned import StepPoint
+from dljob.calibrate.learned import Place, StepPoint
+from dljob.calibrate.probes import MOST_PROBES, next_probe
 from dljob.calibrate.scaling import Posterior, fit
 from dljob.perf.scaling import Constants, Contention, Runs
 from dljob.perf.step import P90
@@ -72,6 +73,33 @@ def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], re
         compute_deviation=_deviation(posterior, _runs(at, lambda batch: _ALONE * one_s(batch))),
         communication_deviation=_deviation(posterior, _runs(at, lambda batch: one_s(batch) / _ALONE)),
     )
+
+
+def next_place(
+    points: Sequence[StepPoint], one_s: Callable[[int], float], reference_s: float
+) -> tuple[Place, int] | None:
+    """Where to measure next, and with which batch on each device, after these; None of none or of enough.
+
+    Of places with powers of two of nodes, up to twice those seen, and of devices on each, up to those seen, at the
+    batches seen. Three batches are enough to choose from.
+    """
+    if not points or len(points) >= MOST_PROBES:
+        return None
+    nodes = _powers(2 * max(p.place.nodes for p in points))
+    each = _powers(max(p.place.node_devices for p in points))
+    batches = sorted({p.batch for p in points})
+    batches = sorted({batches[0], batches[len(batches) // 2], batches[-1]})
+    name = points[-1].place.collective
+    asked = [StepPoint(Place(n, k, name), b, 1.0) for n in nodes for k in each for b in batches if n * k > 1]
+    posterior = fit(reference_s, _runs(points, one_s), np.array([p.step_s for p in points]))
+    seen = {(p.place, p.batch) for p in points}
+    known = [i for i, p in enumerate(asked) if (p.place, p.batch) in seen]
+    at = next_probe(posterior, _runs(asked, one_s), known)
+    return None if at is None else (asked[at].place, asked[at].batch)
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << i for i in range(most.bit_length())]
 
 
 def _runs(points: Sequence[StepPoint], one_s: Callable[[int], float]) -> Runs:

@@ -7,7 +7,7 @@ from itertools import product
 from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
 from dljob.perf.workload import Workload
-from dljob.planner import kinds, modelsplit, objective
+from dljob.planner import kinds, modelsplit, objective, probing
 from dljob.planner.context import HALVES, options, ranks_per_node_choices, sharing_options, summing, workload_of
 from dljob.planner.evaluate import Part, evaluate
 from dljob.planner.explain import memory_refusals, shown, slower, warning
@@ -68,10 +68,12 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     chosen = objective.best(request, choices)
     candidates = shown(request, chosen, choices)
     refusals += slower(request, chosen, choices, candidates)
+    measure = None
     if parts := next(parts for parts, c in found if c is chosen):
         refusals += kinds.others(request, chosen, parts, workload)
+        measure = None if request.fixed else probing.suggested(request, parts[0].option)
     unique = tuple(dict.fromkeys(refusals))
-    return Decision(chosen, candidates, unique[:MOST_REFUSALS], warning(request, chosen, nodes))
+    return Decision(chosen, candidates, unique[:MOST_REFUSALS], warning(request, chosen, nodes), measure)
 
 
 def strategies(request: Request) -> tuple[Strategy, ...]:

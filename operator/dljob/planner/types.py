@@ -133,6 +133,8 @@ class Decision:
     refusals: tuple[Refusal, ...] = ()
     warning: str | None = None
     """Such as a deadline that no candidate meets: by how much the chosen one misses it."""
+    next_measurement: str | None = None
+    """The run that would teach most about this job's places, and how much; None when enough is known."""
 
 
 @dataclass(frozen=True)
