@@ -114,6 +114,7 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
         flops_per_sample=hints.flops_per_sample if hints else None,
         activation_nbytes_per_sample=hints.activation_bytes_per_sample if hints else None,
         sample_nbytes=sample_nbytes,
+        dataset_samples=spec.dataset.samples if spec.dataset.uri else None,
         optimizer=spec.optimizer.name.value,
         momentum=spec.optimizer.momentum,
         nodes_min=spec.nodes.min,
@@ -185,7 +186,7 @@ def plan_status(decision: Decision, number: int, digest: str) -> PlanStatus:
             Candidate(summary=c.summary, chosen=c == chosen, predicted=predicted(c.prediction))
             for c in decision.candidates
         ),
-        next_measurement=decision.next_measurement or "",
+        next_measurement=decision.next_measurement,
         rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
     )
 

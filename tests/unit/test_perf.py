@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import log2
+from typing import Any
 
 import numpy as np
 import pytest
@@ -258,13 +259,34 @@ class TestStep:
 
     def test_data(self) -> None:
         """Made by one thread, which a quota slows; moved to a GPU over its link."""
+
+        def total_s(*at: Any) -> float:
+            return data.per_sample(*at).total_s
+
         images, digits = builtin("resnet18", None), builtin("digits-cnn", None)
         one, fifth = hardware.cpu("cpu", 1.0), hardware.cpu("cpu", 0.2)
-        assert data.sample_s(images, one) == pytest.approx(50e-6 + 2 * 12288 / 10e9)
-        assert data.sample_s(images, fifth, 0.2) == pytest.approx(5 * data.sample_s(images, one))
-        assert data.sample_s(digits, one) < 1e-6
+        assert total_s(images, one) == pytest.approx(50e-6 + 2 * 12288 / 10e9)
+        assert total_s(images, fifth, 0.2) == pytest.approx(5 * total_s(images, one))
+        assert total_s(digits, one) < 1e-6
         gpu = hardware.gpu_or_assumed("t4")
-        assert data.sample_s(images, gpu) == pytest.approx(data.sample_s(images, one) + 12288 / 16e9)
+        assert total_s(images, gpu) == pytest.approx(total_s(images, one) + 12288 / 16e9)
+
+    @given(st.integers(1, 10**7), st.integers(1, 10**7), st.floats(0.1, 1000), st.floats(0, 1e14), st.floats(0, 1e14))
+    def test_what_comes_from_disk(self, count: int, nbytes: int, epochs: float, a: float, b: float) -> None:
+        """Every sample once, all of them where the cache holds none; never more, never less with a larger cache."""
+        stored, (small, large) = data.Stored(count, nbytes, epochs), sorted((a, b))
+        assert 0 < data.cold_part(stored, large) <= data.cold_part(stored, small) <= data.cold_part(stored, 0) == 1
+        assert data.cold_part(stored, 2.0 * count * nbytes) == pytest.approx(min(1.0, 1 / epochs))
+
+    def test_a_disk_is_shared_by_a_nodes_ranks(self) -> None:
+        gpu, stored = hardware.gpu_or_assumed("t4"), data.Stored(10**6, 10**5, 10.0)
+        workload = builtin("digits-cnn", None)
+        one, four = (data.per_sample(workload, gpu, 1.0, stored, 0.0, n) for n in (1, 4))
+        assert (one.disk_s, four.disk_s) == pytest.approx((2e-4, 8e-4))
+        assert data.per_sample(workload, gpu, 1.0, stored, 1e12).disk_s == pytest.approx(2e-5)
+        assert one.mostly == "reading from disk"
+        assert data.per_sample(builtin("resnet18", None), gpu).mostly == "making samples"
+        assert one.total_s == pytest.approx(one.disk_s + one.making_s + one.memory_s + one.device_s)
 
 
 class TestMemory:

@@ -203,6 +203,19 @@ class TestDecisions:
         chosen = decided(own, view({"device": T4, "devices": 4, "cpu": 16})).chosen
         assert chosen.prediction.compute_s == pytest.approx(16 * 6e11 / (8.1e12 * 0.55), rel=0.1)
 
+    def test_files_larger_than_memory_make_the_disk_the_bottleneck(self) -> None:
+        own = Request(
+            job="j", global_batch=64, total_steps=10**5, profile="program-1", parameters=10**6, flops_per_sample=1e8,
+            activation_nbytes_per_sample=10**5, sample_nbytes=10**6, dataset_samples=10**5,
+        )  # fmt: skip
+        cluster = view({"device": T4, "devices": 1, "cpu": 16, "memory": "512Gi"})
+        found = decided(own, cluster).chosen.prediction
+        assert found.data_s == pytest.approx(64 * (1e6 / 5e8 + 2 * 1e6 / 1e10 + 1e6 / 16e9), rel=0.01)
+        assert found.bottleneck.startswith("data ") and found.bottleneck.endswith("most of it reading from disk")
+        cached = decided(replace(own, memory_per_pod_nbytes=200 * 2**30), cluster).chosen.prediction
+        assert cached.data_s < 0.2 * found.data_s, "the page cache of a pod with much memory holds it"
+        assert "disk" not in decided(replace(own, dataset_samples=None), cluster).chosen.prediction.bottleneck
+
     def test_scaling_shows_the_best_plan_of_every_size(self) -> None:
         points = scaling(RESNET, view({"count": 12, "cpu": 8, "memory": "64Gi"}), {})
         assert [n for n, _ in points] == [1, 2, 3, 4, 6, 8, 12]

@@ -101,9 +101,9 @@ class PlanStatus(ApiModel):
     candidates: tuple[Candidate, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     next_measurement: Annotated[
-        str,
-        Field(description="The run that would teach most about this job's places; empty when enough is known."),
-    ] = ""
+        str | None,
+        Field(description="The run that would teach most about this job's places; none once enough is known."),
+    ] = None
 
 
 class Measured(ApiModel):

@@ -15,6 +15,7 @@ from dljob.perf import comm, data, memory
 from dljob.perf.comm import Link
 from dljob.perf.compute import calibrated, catalogue_curve, scatter, update_s
 from dljob.perf.curve import Curve
+from dljob.perf.memory import PROCESS_NBYTES
 from dljob.perf.step import LINK_SPREAD, OVERLAP_EFFICIENCY, SPREAD
 from dljob.perf.workload import Workload, builtin, hinted, reference
 from dljob.planner.measured import posterior
@@ -51,6 +52,8 @@ class Option:
     """Computing and fetching data, over a rank's batch."""
     data_s: float
     """Of it fetching, per sample."""
+    data_mostly: str
+    """What most of that goes to."""
     largest_batch: int
     """Samples that fit in a rank's memory."""
     memory_nbytes: float
@@ -91,6 +94,18 @@ def workload_of(request: Request) -> Workload:
     return builtin(request.model, request.dataset, request.optimizer, request.momentum)
 
 
+def stored_of(request: Request) -> data.Stored | None:
+    """What the job reads from files as it trains: programs do, and built-in models where samples are tokens.
+
+    Others hold their data in memory from the start on. None where the spec does not say how large it is.
+    """
+    in_files = request.model is None or request.model == "gpt-mini"
+    if not (in_files and request.dataset_samples and request.sample_nbytes):
+        return None
+    epochs = request.total_steps * request.global_batch / request.dataset_samples
+    return data.Stored(request.dataset_samples, request.sample_nbytes, epochs)
+
+
 def _tiers(pool: Pool, ranks_per_node: int) -> list[tuple[int, int]]:
     """(nodes, their smallest free memory): all nodes that have the devices, and only those with the most memory."""
     sizes = sorted(
@@ -125,7 +140,6 @@ def options(
     cores = cores_of_rank(pool.cpu, ranks_per_node, request)
     device = hardware.gpu_or_assumed(pool.device) if pool.is_gpu else hardware.cpu(pool.device, cores)
     curve = catalogue_curve(workload, device, cores)
-    data_s = data.sample_s(workload, device, cores)
     points = [(p.batch, p.compute_s) for p in known.points] if known else []
     if known is not None and known.compute_spread is not None:
         spread = known.compute_spread
@@ -140,6 +154,9 @@ def options(
     held = memory.sharded(workload, least_ranks) if strategy == "Optimizer" else workload
     for nodes, free_nbytes in _tiers(pool, ranks_per_node):
         free = request.memory_per_pod_nbytes or free_nbytes
+        # A pod's limit bounds its page cache, too; by default it is what the ranks need, and leaves nothing.
+        cache_nbytes = (request.memory_per_pod_nbytes or 0) - memory.AGENT_NBYTES - ranks_per_node * PROCESS_NBYTES
+        fetching = data.per_sample(workload, device, cores, stored_of(request), cache_nbytes, ranks_per_node)
         room = device.memory_nbytes or (free - memory.AGENT_NBYTES) / ranks_per_node
         result.append(
             Option(
@@ -147,8 +164,9 @@ def options(
                 ranks_per_node=ranks_per_node,
                 nodes=nodes,
                 device=device,
-                curve=alone.scaled(slowdown).plus(data_s),
-                data_s=data_s,
+                curve=alone.scaled(slowdown).plus(fetching.total_s),
+                data_s=fetching.total_s,
+                data_mostly=fetching.mostly,
                 largest_batch=memory.largest_batch(held, room, pool.is_gpu),
                 memory_nbytes=room,
                 compute_spread=spread,

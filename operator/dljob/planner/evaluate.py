@@ -198,7 +198,7 @@ def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: 
     over = "as measured on several devices" if measured else f"over {link.name}, {rate(link.bandwidth_Bps)}"
     texts = {
         timing.communication_s: f"communication {{}}: {collective} {over}",
-        timing.data_s: f"data {{}}: {samples(share)} for {option.label}",
+        timing.data_s: f"data {{}}: {samples(share)} for {option.label}, most of it {option.data_mostly}",
         timing.waiting_s: "waiting {}: ranks for each other",
         timing.compute_s: f"computing {{}}: {samples(share)} on {option.label}",
     }

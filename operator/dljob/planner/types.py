@@ -38,6 +38,8 @@ class Request:
     flops_per_sample: float | None = None
     activation_nbytes_per_sample: int | None = None
     sample_nbytes: int | None = None
+    dataset_samples: int | None = None
+    """Of data in files; None: built in."""
     optimizer: Literal["SGD", "Adam", "AdamW"] = "SGD"
     momentum: float = 0.9
     nodes_min: int = 1
