@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import shutil
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -183,18 +182,3 @@ def test_five_lines_run_as_they_are(ranks: int, tmp_path: Path) -> None:
     assert ended.code == 0, ended.output
     finished = re.search(r"finished 120 steps in .* s, accuracy (0\.\d+)", ended.output)
     assert finished is not None and float(finished[1]) > 0.9, ended.output
-
-
-def test_an_unmodified_torchrun_script_runs() -> None:
-    """As the agent's zygote runs it, with the variables that torchrun sets; it ends with 0, threads of gloo or not."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    become = "import os, sys; from dltrain.zygote import *; run(Order((sys.argv[1],), dict(os.environ), os.getcwd()))"
-    arguments = [sys.executable, "-c", become, str(SCRIPTS / "train_torchrun.py")]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    processes = [start(arguments, RANK=str(r), LOCAL_RANK=str(r), **common) for r in range(2)]
-    first, second = (end(process, 60) for process in processes)
-    assert (first.code, second.code) == (0, 0), first.output + second.output
-    found = re.search(r"world size 2, accuracy (\d\.\d+)", first.output)
-    assert found is not None and float(found[1]) > 0.95, first.output

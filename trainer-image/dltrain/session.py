@@ -6,10 +6,11 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
-from dljob.contract import DATASET_VARIABLE, CheckpointRef, DatasetRef, ModelRef, Plan, Rank
+from dljob.contract import DATASET_VARIABLE, CheckpointRef, DatasetRef, ModelRef, OptimizerRef, Plan, Rank
 from dltrain.errors import BadInputError, failure
 from dltrain.loop import Trainer
 from dltrain.messages import EXIT_OK, PLAN_ENV, Failed, Finished, Hello
@@ -32,9 +33,18 @@ def read_plan() -> Plan | None:
 
 
 def local_plan(
-    world_size: int, *, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None
+    world_size: int,
+    *,
+    batch: int,
+    epochs: int,
+    seed: int,
+    collective: str,
+    checkpoints: str | None,
+    model: ModelRef | None = None,
+    dataset: DatasetRef | None = None,
+    optimizer: OptimizerRef | None = None,
 ) -> Plan:
-    """A plan for a run without an operator: equal ranks on this machine."""
+    """A plan for a run without an operator: equal ranks on this machine. ``model``: default: this very script."""
     if batch < world_size:
         raise BadInputError("batch", str(batch), f"at least {world_size}, a sample for each rank", "raise it")
     shares = apportion(batch, [1] * world_size)
@@ -52,8 +62,9 @@ def local_plan(
         ),
         global_batch=batch,
         collective=collective,
-        model=ModelRef(command=tuple(sys.argv)),
-        dataset=DatasetRef(path=os.environ.get(DATASET_VARIABLE)),
+        model=model or ModelRef(command=tuple(sys.argv)),
+        dataset=dataset or DatasetRef(path=os.environ.get(DATASET_VARIABLE)),
+        optimizer=optimizer or OptimizerRef(),
         epochs=epochs,
         seed=seed,
         checkpoint=CheckpointRef(enabled=checkpoints is not None, directory=checkpoints or "."),
@@ -114,12 +125,12 @@ def fail(error: BaseException, reporter: Reporter) -> int:
     return news.exit_code
 
 
-def run(body: Callable[[Trainer], None]) -> int:
-    """Start, run ``body``, end; returns the exit code. The process must exit with it next."""
+def run(body: Callable[[Trainer], None], make_plan: Callable[[int], Plan] | None = None) -> int:
+    """Start, run ``body``, end; returns the exit code, with which the process must exit next. See ``start``."""
     reporter = Reporter.open()
     trainer: Trainer | None = None
     try:
-        trainer = start(reporter)
+        trainer = start(reporter, make_plan)
         body(trainer)
         finish(trainer)
         return EXIT_OK
@@ -134,7 +145,7 @@ def run(body: Callable[[Trainer], None]) -> int:
         return code
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End the process now: no destructor may wait for a rank that is gone."""
     sys.stdout.flush()
     sys.stderr.flush()
