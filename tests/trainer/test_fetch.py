@@ -186,6 +186,12 @@ def test_a_full_disk(server: FileServer, target: Path, capsys: pytest.CaptureFix
     assert "is full: No space left on device" in last and "spec.dataset.size" in last
 
 
+def test_a_folder_that_cannot_be_made(server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert run(server, tmp_path / "file" / "train.npz") == EXIT_NOT_FETCHED
+    assert "Not a directory" in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_what_is_here_is_not_fetched_again(server: FileServer, target: Path) -> None:
     assert run(server, target, "--sha256", SUM) == EXIT_OK
     server.gets.clear()

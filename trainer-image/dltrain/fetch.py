@@ -22,7 +22,7 @@ from dljob.contract import DATASET_SUMS
 from dltrain.download import SAY_EVERY_S, Download, in_units, say, sha256_of, size_of
 from dltrain.errors import BadInputError
 from dltrain.messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXIT_OK, EXIT_STOPPED
-from dltrain.sources import Source, TransientError
+from dltrain.sources import Source
 
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _FIELD = "spec.dataset.uri"
@@ -47,7 +47,12 @@ def main(arguments: list[str] | None = None) -> int:
     except BadInputError as error:
         say(str(error))
         return EXIT_BAD_INPUT
-    except TransientError as error:
+    except PermissionError as error:
+        found = f"a claim where uid {os.getuid()} may not write {error.filename}"
+        remedy = "give its root folder the group 65532 and its write permission, or use another claim"
+        say(str(BadInputError("spec.dataset.cacheClaimName", found, "one that it may write to", remedy)))
+        return EXIT_BAD_INPUT
+    except OSError as error:  # TransientError, and a disk that fails
         say(f"{_FIELD}: {error}")
         return EXIT_NOT_FETCHED
     return EXIT_OK
@@ -60,13 +65,7 @@ def fetch(uri: str, target: Path, sha256: str | None = None, room_nbytes: int | 
     """
     folder = target.parent
     notes = folder / ".dljob"
-    try:
-        notes.mkdir(parents=True, exist_ok=True)
-    except PermissionError as error:
-        raise BadInputError(
-            "spec.dataset.cacheClaimName", f"a claim that uid {os.getuid()} cannot write to ({error.filename})",
-            "one it can", "give its root folder the group 65532 or mode 1777, or use another claim",
-        ) from None  # fmt: skip
+    notes.mkdir(parents=True, exist_ok=True)
     with _alone(notes / "lock"):
         source = Source(uri)
         nbytes = Download(source, target, notes, sha256, room_nbytes).run()
