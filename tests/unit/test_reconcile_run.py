@@ -48,6 +48,13 @@ class TestData:
     def test_a_pod_that_goes_says_nothing_any_more(self) -> None:
         assert status(step(fetching(64, deleting=True))).phase is Phase.STARTING
 
+    @pytest.mark.parametrize(("fewest", "expected"), [(2, Phase.RUNNING), (3, Phase.FAILED)], ids=["elastic", "fixed"])
+    def test_a_pod_that_comes_back_to_no_data(self, fewest: int, expected: Phase) -> None:
+        found = training({**FETCHED, "nodes": {"min": fewest, "max": 3}})
+        first, *others = found.pods
+        replaced = replace(first, ready=False, fetching=Fetching(64, "nothing there"))
+        assert status(step(replace(found, pods=(replaced, *others)))).phase is expected
+
     def test_a_corrected_uri_is_given_its_chance(self) -> None:
         corrected = changed(fetching(64), dataset={"uri": "http://a/c.npz", "samples": 1437})
         assert status(step(corrected)).phase is not Phase.FAILED

@@ -34,8 +34,14 @@ def ending(known: Known, now: datetime) -> Verdict | None:
 
 
 def _no_data(known: Known) -> Verdict | None:
-    """Failed, when a pod found that the data of this very spec cannot be had."""
+    """Failed, when a pod found that the data of this very spec cannot be had.
+
+    Not when a pod is replaced in an elastic job that has trained: the others have their data, and go on.
+    """
     if known.accepted is None or known.accepted.spec_digest != known.digest:
+        return None
+    plan, report = known.accepted.plan, known.report
+    if report is not None and report.step > 0 and plan.min_ranks < len(plan.ranks):
         return None
     for pod in known.observed.pods:
         if not pod.deleting and pod.fetching is not None and pod.fetching.exit_code == EXIT_BAD_INPUT:
