@@ -49,7 +49,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
         return [low]
     rough = (high - low) / count
     unit = 10.0 ** floor(log10(rough))
-    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= 0.999 * rough)
+    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= 0.7 * rough)
     first = -floor(-low / step + 1e-9)
     found, index = list[float](), first
     while index * step <= high + 1e-9 * step:
