@@ -1,5 +1,6 @@
 """Checkpoints: all or nothing, verified, with a fall-back, and never another model's."""
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -7,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from dltrain.checkpoint import MANIFEST, MODEL, Checkpoints, Snapshot, decode, encode, identity
+from dltrain import tensorfile
+from dltrain.checkpoint import MANIFEST, MODEL, Checkpoints, Snapshot, decode, identity
 from dltrain.errors import BadInputError, FencedError
-from dltrain.state import capture, restore
+from dltrain.state import Staging, capture, restore
 from trainer.ranks import BODIES, run
 
 
@@ -51,6 +54,36 @@ def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:
     back = newest(checkpoints)
     assert back.step == 7 and back.state == {"epoch": 2}
     assert back.model["w"].tolist() == [0.25] * 3 and back.optimizer["0.momentum_buffer"].tolist() == [1.0] * 3
+
+
+def test_tensors_of_any_kind_are_what_the_format_says(tmp_path: Path) -> None:
+    tensors = {
+        str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in tensorfile.NAMES if not dtype.is_complex
+    }
+    tensors |= {"none": torch.empty(0, 3), "scalar": torch.tensor(2.5), "complex": torch.tensor([1 + 2j])}
+    written = tensorfile.write(tmp_path / "t", tensors)
+    content = (tmp_path / "t").read_bytes()
+    assert written == tensorfile.Written(len(content), hashlib.sha256(content).hexdigest())
+    back = load_file(tmp_path / "t")  # the library's own reader, which checks offsets and alignment
+    assert back.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype and back[name].shape == tensor.shape, name
+        assert back[name].reshape(-1).view(torch.uint8).tolist() == tensor.reshape(-1).view(torch.uint8).tolist(), name
+    with pytest.raises(ValueError, match=r"found tensor a of torch\.complex128"):
+        tensorfile.write(tmp_path / "t", {"a": torch.zeros(1, dtype=torch.complex128)})
+
+
+def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
+    """Also while one is being written, and when the next is captured in the same memory."""
+    model, staging = nn.Linear(2, 2), Staging()
+    first = capture(1, model.state_dict(), {"state": {}, "param_groups": []}, {}, staging)
+    before = first.model["weight"].clone()
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert torch.equal(first.model["weight"], before)
+    second = capture(2, model.state_dict(), {"state": {}, "param_groups": []}, {}, staging)
+    assert torch.equal(second.model["weight"], model.weight)
+    assert second.model["weight"].data_ptr() == first.model["weight"].data_ptr()
 
 
 def test_no_file_is_a_pickle(checkpoints: Checkpoints) -> None:
@@ -127,7 +160,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
-def test_any_optimizer_goes_on_as_if_never_stopped(kind: type[torch.optim.Optimizer]) -> None:
+def test_any_optimizer_goes_on_as_if_never_stopped(kind: type[torch.optim.Optimizer], tmp_path: Path) -> None:
     extra: dict[str, Any] = {"momentum": 0.9} if kind is torch.optim.SGD else {}
 
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -144,7 +177,10 @@ def test_any_optimizer_goes_on_as_if_never_stopped(kind: type[torch.optim.Optimi
     model, optimizer = fresh()
     for seed in range(3):
         step(model, optimizer, seed)
-    kept = decode(encode(capture(3, model.state_dict(), optimizer.state_dict(), {})))
+    checkpoints, staging = Checkpoints(tmp_path, "x", keep=1), Staging()
+    capture(2, model.state_dict(), optimizer.state_dict(), {}, staging)  # whose memory the next one takes
+    checkpoints.save(capture(3, model.state_dict(), optimizer.state_dict(), {}, staging))
+    kept = newest(checkpoints)
     again, optimizer_again = fresh()
     restore(kept, again.load_state_dict, optimizer_again.load_state_dict)
     for seed in range(3, 6):

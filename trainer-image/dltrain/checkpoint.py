@@ -11,12 +11,13 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from dltrain import tensorfile
 from dltrain.errors import BadInputError, FencedError
 from dltrain.layout import TERM, step_name
 
@@ -39,17 +40,6 @@ def identity(name: str, model: Mapping[str, Tensor]) -> str:
     """Hash of a model's name and its tensors' names, shapes and dtypes: which weights fit which model."""
     rows = [name, *(f"{key} {tuple(tensor.shape)} {tensor.dtype}" for key, tensor in sorted(model.items()))]
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
-
-
-def encode(snapshot: Snapshot) -> dict[str, bytes]:
-    """The content of a checkpoint's files, but the manifest."""
-    from safetensors.torch import save
-
-    return {
-        MODEL: save(snapshot.model),
-        OPTIMIZER: save(snapshot.optimizer),
-        STATE: json.dumps({"step": snapshot.step} | snapshot.state, indent=1).encode(),
-    }
 
 
 def decode(files: Mapping[str, bytes]) -> Snapshot:
@@ -101,24 +91,26 @@ class Checkpoints:
 
     def save(self, snapshot: Snapshot) -> tuple[Path, int]:
         """Write a checkpoint; returns its folder and size in bytes once it is durable. Raises OSError, FencedError."""
-        files = encode(snapshot)
-        manifest = {
-            "format": FORMAT,
-            "identity": self.identity,
-            "step": snapshot.step,
-            "unix_s": time.time(),
-            "files": {
-                name: {"nbytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-                for name, content in files.items()
-            },
-        }
-        files[MANIFEST] = json.dumps(manifest, indent=1).encode()
         final = self.directory / step_name(snapshot.step)
         temporary = self.directory / f".{final.name}.{os.getpid()}"
         _remove(temporary)
         temporary.mkdir()
-        for name, content in files.items():
-            _write(temporary / name, content)
+        state = json.dumps({"step": snapshot.step} | snapshot.state, indent=1).encode()
+        _write(temporary / STATE, state)
+        files = {
+            MODEL: tensorfile.write(temporary / MODEL, snapshot.model),
+            OPTIMIZER: tensorfile.write(temporary / OPTIMIZER, snapshot.optimizer),
+            STATE: tensorfile.Written(len(state), hashlib.sha256(state).hexdigest()),
+        }
+        content = {
+            "format": FORMAT,
+            "identity": self.identity,
+            "step": snapshot.step,
+            "unix_s": time.time(),
+            "files": {name: asdict(written) for name, written in files.items()},
+        }
+        manifest = json.dumps(content, indent=1).encode()
+        _write(temporary / MANIFEST, manifest)
         _sync(temporary)
         self._claim()
         stale = self.directory / f".{final.name}.stale"
@@ -128,7 +120,7 @@ class Checkpoints:
         temporary.rename(final)
         _sync(self.directory)
         self._prune(snapshot.step)
-        return final, sum(map(len, files.values()))
+        return final, len(manifest) + sum(written.nbytes for written in files.values())
 
     def load(self) -> tuple[Path, dict[str, bytes]] | None:
         """Folder and files of the newest checkpoint whose hashes hold, None when there is none.

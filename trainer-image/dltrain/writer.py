@@ -22,7 +22,7 @@ from dltrain.layout import job_directory
 from dltrain.memory import NOTHING, held, step_of
 from dltrain.messages import Checkpointed
 from dltrain.report import Reporter
-from dltrain.state import capture, restore
+from dltrain.state import Staging, capture, restore
 from dltrain.world import World
 
 
@@ -33,7 +33,7 @@ class Writer:
         self.checkpoints = checkpoints
         self._reporter = reporter
         self._thread: threading.Thread | None = None
-        self._error: OSError | FencedError | None = None
+        self._error: OSError | FencedError | ValueError | None = None
         self.last: CheckpointMark | None = None
 
     @property
@@ -47,7 +47,7 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until what was begun is durable. Raises OSError when it could not be written."""
+        """Until what was begun is durable. Raises OSError when it could not be written, ValueError for its dtypes."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -59,7 +59,7 @@ class Writer:
         began = time.perf_counter()
         try:
             path, nbytes = self.checkpoints.save(snapshot)
-        except (OSError, FencedError) as error:
+        except (OSError, FencedError, ValueError) as error:
             self._error = error
             return
         self.last = CheckpointMark(step=snapshot.step, unix_s=time.time(), path=str(path))
@@ -81,6 +81,7 @@ class Keeper:
         self._identity = ""
         self._memory: Writer | None = None
         self._pace = memory.Pace()
+        self._staging = Staging()
 
     @property
     def last(self) -> CheckpointMark | None:
@@ -193,7 +194,9 @@ class Keeper:
         began = time.monotonic()
         if writers:
             agreed = {"global_batch": self.plan.global_batch, "seed": self.plan.seed}
-            snapshot = capture(step, model, optimizer, state | agreed)
+            # What is still being written lies in the staging memory.
+            free = not any(writer is not None and writer.busy for writer in (self._writer, self._memory))
+            snapshot = capture(step, model, optimizer, state | agreed, self._staging if free else None)
             for writer in writers:
                 self._begin(writer, snapshot)
         self._pace.kept(time.monotonic() - began)
