@@ -153,6 +153,26 @@ def test_the_next_coordinator_goes_on_and_a_fenced_one_writes_nothing(keeper_pla
     assert sorted(path.name for path in folder.iterdir()) == [files.HTML, files.JSON, TERM]
 
 
+def test_it_is_written_while_the_job_trains_and_a_fault_at_once(keeper_plan: Plan) -> None:
+    async def written(keeper: files.Keeper, unix_s: float) -> float | None:
+        """When the report on the volume is of, once a tick at ``unix_s`` is over."""
+        keeper.tick(unix_s)
+        await keeper.idle()
+        document = files.read(keeper_plan)
+        return document.updated_unix_s if document is not None else None
+
+    async def story() -> None:
+        keeper = files.Keeper(ledger(keeper_plan, 1), 100.0)
+        assert await written(keeper, 100.5) is None
+        assert await written(keeper, 131.0) == 131.0
+        assert await written(keeper, 132.0) == 131.0
+        keeper.history.fault(KILLED, 133.0)
+        assert await written(keeper, 133.5) == 133.5
+        assert await written(keeper, 134.0) == 133.5
+
+    asyncio.run(story())
+
+
 def test_a_volume_that_cannot_be_written_does_not_fail_the_job(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     plan = make_plan(1, checkpoint=saving(tmp_path / "file"))

@@ -70,6 +70,11 @@ class Keeper:
             return
         self._begin(self.history.document(self._ledger.phase, self._ledger.term, unix_s))
 
+    async def idle(self) -> None:
+        """Until nothing is being written."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+
     async def write(self, phase: RunPhase, unix_s: float, outcome: Outcome | None = None) -> str | None:
         """Ranks have stopped: write now. The page's path; None where it could not be written, or not in time."""
         self.history.halted(unix_s)
@@ -78,8 +83,7 @@ class Keeper:
             return None
         try:
             async with asyncio.timeout(LIMIT_S):
-                if self._writing is not None:
-                    await asyncio.shield(self._writing)
+                await self.idle()
                 await asyncio.shield(self._begin(self.history.document(phase, self._ledger.term, unix_s, outcome)))
         except TimeoutError:
             log.warning("report not written within %.0f s", LIMIT_S)
