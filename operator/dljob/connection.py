@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import kopf
+import yaml
 
 log = logging.getLogger("dljob")
 
@@ -47,8 +48,9 @@ def connect() -> Connection:
             info = kopf.login_with_kubeconfig(settings=settings)
             if info is not None and not (info.token or info.username or info.certificate_path or info.certificate_data):
                 info = kopf.login_via_client(logger=log, settings=settings) or info
-    except (kopf.LoginError, KeyError, OSError) as error:
-        raise ValueError(f"kubeconfig: found an unusable one: {error!r}; check KUBECONFIG") from error
+    except (kopf.LoginError, KeyError, TypeError, OSError, yaml.YAMLError) as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"kubeconfig: found an unusable one ({what}); set KUBECONFIG to one that works") from error
     if info is None:
         raise ValueError("credentials: found none, expected a pod's service account or a kubeconfig; set KUBECONFIG")
     if TOKEN.exists() and (host := os.environ.get("KUBERNETES_SERVICE_HOST")):

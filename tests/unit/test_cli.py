@@ -104,6 +104,8 @@ WRONG = {
     "run of something wrong": (["run", "wrong.yaml"], "wrong.yaml: spec.globalBatchSize: found 0"),
     "run of no job": (["run", "other.yaml"], "other.yaml: found 0 DLJobs and ConfigMap, expected one DLJob"),
     "top without a cluster": (["top", "-A"], "kubeconfig: found an unusable one"),
+    "top of a namespace that no kubeconfig names": (["top"], "kubeconfig: found an unusable one"),
+    "run into a namespace that no kubeconfig names": (["run", "job.yaml"], "kubeconfig: found an unusable one"),
     "top too often": (["top", "-A", "--interval", "0"], "--interval: found 0, expected more than 0"),
     "port too large": (["serve", "--port", "99999"], "--host 127.0.0.1 --port 99999: "),
     "no such address": (["serve", "--host", "192.0.2.1"], "--host 192.0.2.1 --port 8470: "),

@@ -63,10 +63,13 @@ async def _api() -> AsyncIterator[Any]:
 
 
 def default_namespace() -> str:
-    """The namespace of the kubeconfig's current context."""
+    """The namespace of the kubeconfig's current context. Raises BadInputError where there is no usable one."""
     from dljob.connection import connect
 
-    return connect().info.default_namespace or "default"
+    try:
+        return connect().info.default_namespace or "default"
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
 
 
 async def observe(api: Any) -> tuple[ClusterView, dict[tuple[str, str], Any]]:
