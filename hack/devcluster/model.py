@@ -44,6 +44,19 @@ class NodeSpec:
             labels["nvidia.com/gpu.count"] = str(self.gpus)
         return labels
 
+    @property
+    def option(self) -> str:
+        """As `--node` takes it."""
+        mib, rest = divmod(self.memory_nbytes or 0, 1 << 20)
+        parts = {
+            "name": self.name,
+            "device": self.device,
+            "cpu": self.cpus,
+            "memory": self.memory_nbytes and (self.memory_nbytes if rest else f"{mib}Mi"),
+            "gpu": self.gpu_product and f"{self.gpu_product}:{self.gpus}",
+        }
+        return ",".join(f"{key}={value}" for key, value in parts.items() if value is not None)
+
 
 @dataclass(frozen=True)
 class ClusterSpec:

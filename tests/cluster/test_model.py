@@ -16,6 +16,7 @@ from devcluster.model import ClusterSpec, NodeSpec, parse_cluster, parse_memory,
 )
 def test_node(text: str, expected: NodeSpec) -> None:
     assert parse_node(text, "n1") == expected
+    assert parse_node(expected.option, "other") == expected
 
 
 @pytest.mark.parametrize(

@@ -285,4 +285,4 @@ def _all(action: Callable[[NodeSpec], None], wanted: Sequence[NodeSpec]) -> None
 
 
 def _describe(spec: ClusterSpec) -> str:
-    return "; ".join(f"{node.name} {vars(node)}" for node in spec.nodes)
+    return " ".join(f"--node {node.option}" for node in spec.nodes)
