@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from builders import DIGITS, Json, after, changed, plan_of, report, settled
+from builders import DIGITS, Json, after, changed, plan_of, report, seen, settled
+from dljob.api import DLJobSpec
 from dljob.contract import Mismatch, RunPhase
 from dljob.observed import Observed
 from dljob.planner import Learned, LearnedPoint
@@ -15,6 +16,8 @@ from dljob.request import profile_key
 from stories import DOWN, kinds, status, step, told, training, verdict
 
 LONG: Json = {**DIGITS, "epochs": None, "steps": 100_000, "nodes": {"min": 1, "max": 3}}
+WARM_S = 20.0
+"""Long enough for MIN_STEPS steps as predicted."""
 LONG = {key: value for key, value in LONG.items() if value is not None}
 ALONE_IS_BETTER = Learned(
     (LearnedPoint(32, 0.01, 50), LearnedPoint(96, 0.03, 50)), link_latency_s=0.05, link_bandwidth_Bps=1e6
@@ -26,19 +29,23 @@ def slow(spec: Json = LONG, **news: Any) -> Observed:
     fields: Json = {"step": 500, "steps": 100_000, "step_s": 2.0, **news}
     found = training(spec, **fields)
     assert plan_of(found).nodes == 3, "the case wants a plan of three nodes"
-    return found
+    return after(found, step(found, WARM_S))
+
+
+def understood(observed: Observed) -> DLJobSpec:
+    spec = understand(observed).spec
+    assert spec is not None
+    return spec
 
 
 def learned(observed: Observed) -> Observed:
     """The lesson has come back from the API server as a profile by which one node is better."""
-    spec = understand(observed).spec
-    assert spec is not None
-    return replace(observed, learned={(profile_key(spec), "cpu"): ALONE_IS_BETTER})
+    return replace(observed, learned={(profile_key(understood(observed)), "cpu"): ALONE_IS_BETTER})
 
 
 def test_within_the_interval_nothing_is_said() -> None:
     observed = training(LONG, step=500, steps=100_000, step_s=1e-6)
-    desired = step(observed)
+    desired = step(observed, WARM_S)
     assert "PlanContradicted" not in {c.type for c in status(desired).conditions}
     assert desired.lesson is None and not needs_view(observed)
 
@@ -46,11 +53,11 @@ def test_within_the_interval_nothing_is_said() -> None:
 def test_first_it_learns_and_only_once() -> None:
     observed = training(LONG)
     observed = replace(observed, report=report(observed, step=500, steps=100_000, step_s=2.0))
-    first = step(observed)
+    first = step(observed, WARM_S)
     assert first.lesson is not None and verdict(first, "PlanContradicted") == ("True", "SlowerThanPredicted")
     assert "predicted were at most" in told(first, "PlanContradicted").message
     assert any(event.reason == "SlowerThanPredicted" and event.type == "Warning" for event in first.events)
-    again = step(after(observed, first), 1)
+    again = step(after(observed, first), WARM_S + 1)
     assert again.lesson is None and again.scales == ()
 
 
@@ -96,7 +103,7 @@ def test_a_restart_that_costs_more_than_it_gains_is_not_made() -> None:
 def test_steps_that_come_right_again_are_told() -> None:
     observed = slow()
     mended = replace(observed, report=report(observed, step=900, steps=100_000, step_s=1e-4))
-    assert verdict(step(mended, 3), "PlanContradicted") == ("False", "AsPredicted")
+    assert verdict(step(mended, WARM_S + 3), "PlanContradicted") == ("False", "AsPredicted")
 
 
 @pytest.mark.parametrize(
@@ -112,9 +119,54 @@ def test_steps_that_come_right_again_are_told() -> None:
 )
 def test_when_nothing_is_judged(spec: Json, news: Json) -> None:
     observed = training(spec, **{"step": 500, "steps": 100_000, "step_s": 2.0, **news})
-    desired = step(observed)
+    desired = step(observed, WARM_S)
     assert "PlanContradicted" not in {c.type for c in status(desired).conditions}
     assert desired.lesson is None
+
+
+def test_ranks_that_were_just_launched_again_are_not_judged() -> None:
+    """A job that goes on from a checkpoint is beyond its first steps, and its processes are as cold as at first."""
+    suspended = changed(training(LONG, step=500, steps=100_000, step_s=1e-3), suspend=True)
+    empty = settled(after(suspended, step(suspended, 100)))
+    resumed = changed(after(empty, step(empty, 110)), suspend=False)
+    starting = settled(after(resumed, step(resumed, 120)))
+    running = replace(starting, report=report(starting, step=501, steps=100_000, step_s=2.0))
+    assert verdict(step(running, 130), "Running") == ("True", "Running")
+    cold = after(running, step(running, 130))
+    assert "PlanContradicted" not in {c.type for c in status(step(cold, 131)).conditions}
+    assert verdict(step(cold, 130 + WARM_S), "PlanContradicted") == ("True", "SlowerThanPredicted")
+
+
+def test_a_plan_that_the_volume_cannot_serve_is_not_better() -> None:
+    """The claim of a job on one node is ReadWriteOnce: pods that left for a plan of three would never come back."""
+    alone = Learned(
+        (LearnedPoint(32, 0.02, 50), LearnedPoint(96, 0.02, 50)), link_latency_s=1.0, link_bandwidth_Bps=1e5
+    )
+    spec = {**LONG, "nodes": {"min": 1, "max": 3}}
+    first = seen(spec)
+    first = replace(first, learned={(profile_key(understood(first)), "cpu"): alone})
+    observed = settled(after(first, step(first)))
+    assert plan_of(observed).nodes == 1
+    [(name, claim)] = observed.claims.items()
+    assert claim.access_modes == ("ReadWriteOnce",)
+    apart = Learned(
+        (LearnedPoint(32, 0.01, 50), LearnedPoint(96, 2.0, 50)), link_latency_s=1e-4, link_bandwidth_Bps=1e9
+    )
+    observed = replace(observed, learned={(profile_key(understood(first)), "cpu"): apart})
+    for modes, expected in ((("ReadWriteOnce",), "NoBetterPlan"), (("ReadWriteMany",), "Replanning")):
+        running = replace(observed, claims={name: replace(claim, access_modes=modes)})
+        running = replace(running, report=report(running, step=500, steps=100_000, step_s=2.0))
+        running = after(running, step(running))
+        running = after(running, step(running, WARM_S))
+        judged = step(running, WARM_S + 10)
+        assert verdict(judged, "PlanContradicted") == ("True", expected)
+        assert judged.scales == ()
+    # Decided while the claim could serve; when the pods are to leave it no longer can.
+    moving = replace(after(running, judged), claims=observed.claims)
+    stays = step(moving, WARM_S + 11)
+    assert verdict(stays, "PlanContradicted") == ("True", "NoBetterPlan")
+    assert "ReadWriteMany" in told(stays, "PlanContradicted").message
+    assert stays.scales == ()
 
 
 def test_three_times_is_enough() -> None:

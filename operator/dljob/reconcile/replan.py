@@ -15,6 +15,7 @@ from dljob.reconcile import planning, run
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.known import Known
 from dljob.reconcile.rollout import quiet
+from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
 from dljob.status import FALSE, TRUE, Verdict, find
 
@@ -49,7 +50,7 @@ def replan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> A
     reason = found.reason if found is not None and found.status is TRUE else None
     if reason == "Replanning":
         return _move(known, draft, config)
-    text = _contradiction(accepted, report)
+    text = _contradiction(known, accepted, report, now)
     if text is None:
         told = reason == "SlowerThanPredicted"  # NoBetterPlan stays: asked once for each plan
         if told and report.phase is RunPhase.RUNNING and report.plan_number == accepted.plan.number:
@@ -93,8 +94,12 @@ def _may(known: Known) -> bool:
     )
 
 
-def _contradiction(accepted: Accepted, report: Report) -> str | None:
+def _contradiction(known: Known, accepted: Accepted, report: Report, now: datetime) -> str | None:
     """What a step takes and should take, where that is beyond the plan's interval."""
+    launched = find(known.before.conditions, "Running")
+    running_s = 0.0
+    if launched is not None and launched.status is TRUE:
+        running_s = (now - launched.last_transition_time).total_seconds()
     p90_s = accepted.plan.expected.step_p90_s
     if (
         report.phase is not RunPhase.RUNNING
@@ -103,6 +108,7 @@ def _contradiction(accepted: Accepted, report: Report) -> str | None:
         or report.step < MIN_STEPS
         or report.step_s is None
         or not 0 < p90_s < report.step_s
+        or running_s < MIN_STEPS * p90_s  # ranks that have just been launched again are cold, too
     ):
         return None
     return f"plan {accepted.plan.number}: steps take {report.step_s:.3g} s, predicted were at most {p90_s:.3g} s (p90)"
@@ -133,6 +139,10 @@ def _other(known: Known, accepted: Accepted, config: RenderConfig) -> Accepted |
         return f"no plan is possible now: {found.message}"
     if (found.groups, found.plan.collective) == (accepted.groups, accepted.plan.collective):
         return "with what was measured it is still the best plan"
+    assert known.spec is not None
+    volume = volume_ready(known.observed, known.spec, found)
+    if blocks(volume):
+        return f"{found.status.summary} would be better, but {volume.message}"
     replans = accepted.replans + 1
     return found.model_copy(update={"replans": replans})
 
