@@ -90,6 +90,17 @@ class TestRunning:
     def test_no_pod_ready_is_recovering_whatever_the_report_says(self) -> None:
         assert status(step(settled(training(), ready=False))).phase is Phase.RECOVERING
 
+    @pytest.mark.parametrize("phase", [RunPhase.WAITING, RunPhase.RELAUNCHING])
+    def test_pods_that_are_not_ready_yet_are_not_lost(self, phase: RunPhase) -> None:
+        """Ranks run a second before a probe says so; and a program that fails at once may never be ready."""
+        observed = settled(started(), ready=False)
+        observed = replace(observed, report=report(observed, phase, failure=FAILURE))
+        first = step(observed)
+        launched = after(observed, first)
+        second = step(replace(launched, report=report(launched)))
+        assert verdict(second, "Running") == verdict(first, "Running")
+        assert "PodsLost" not in [event.reason for event in second.events]
+
     def test_a_refused_object_is_told(self) -> None:
         desired = step(replace(seen(), refused=Refused("StatefulSet", "digits-cpu", "exceeded quota: pods")))
         assert verdict(desired, "PodsReady") == ("False", "ObjectRefused")
@@ -222,6 +233,35 @@ class TestEnds:
         assert message == "rank 2 on digits-cpu-2: the program ended (exit code 1); log: KeyError: 'x'"
         assert ("Warning", "ProgramFailed") in [(event.type, event.reason) for event in desired.events]
         assert desired.lesson is None
+
+    @pytest.mark.parametrize(
+        ("command", "reason", "said", "log", "expected"),
+        [
+            (
+                ["python", "a.py"], "RankFailed", "rank 0 in pod digits-cpu-0 ended with exit code 1", "bye",
+                "spec.trainer.command: rank 0 in pod digits-cpu-0 ended with exit code 1; "
+                "the program failed 4 times, spec.runPolicy.backoffLimit is 3; log: bye",
+            ),
+            (
+                None, "BadInput", "spec.dataset.uri: found no file /a", "dltrain: BadInput: spec.dataset.uri: found no file /a",
+                "rank 0 on digits-cpu-0: spec.dataset.uri: found no file /a (exit code 1); "
+                "the program failed 4 times, spec.runPolicy.backoffLimit is 3",
+            ),
+            (
+                None, "TrainingError", "KeyError: 'x'", "Traceback:\n  a.py\nKeyError: 'x'",
+                "rank 0 on digits-cpu-0: KeyError: 'x' (exit code 1); "
+                "the program failed 4 times, spec.runPolicy.backoffLimit is 3; log: Traceback:\n  a.py\nKeyError: 'x'",
+            ),
+        ],
+        ids=["a program of the user's", "the log says no more", "a traceback"],
+    )  # fmt: skip
+    def test_a_failure_says_nothing_twice(
+        self, command: list[str] | None, reason: str, said: str, log: str, expected: str
+    ) -> None:
+        spec = {**DIGITS, "trainer": {"command": command}} if command else DIGITS
+        failure = Failure(reason=reason, message=said, rank=0, host="digits-cpu-0", exit_code=1, log_tail=log)
+        desired = step(done(RunPhase.FAILED, spec, failure=failure, failures=4))
+        assert told(desired, "Failed").message == expected
 
     @pytest.mark.parametrize(("failures", "failed"), [(0, False), (2, False), (3, True)])
     def test_backoff_limit(self, failures: int, failed: bool) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from dljob.accepted import Accepted
-from dljob.api import DLJobSpec, DLJobStatus
+from dljob.api import Condition, DLJobSpec, DLJobStatus
 from dljob.calibrate import Place
 from dljob.contract import EXIT_BAD_INPUT, Failure, Report, RunPhase
 from dljob.reconcile.desired import Lesson
@@ -13,6 +13,8 @@ from dljob.request import profile_key
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
 
 REPORTING = "ReportValid"
+_OF_PROGRAM = ("CommandNotFound", "RankFailed", "RankCrashed", "RankStopped", "NoResult", "TrainingError")
+"""Failures that a program of the user's answers for."""
 
 
 def ending(known: Known, now: datetime) -> Verdict | None:
@@ -21,15 +23,12 @@ def ending(known: Known, now: datetime) -> Verdict | None:
     if report is not None and accepted is not None and report.plan_number == accepted.plan.number:
         if report.phase is RunPhase.SUCCEEDED:
             return Verdict("Complete", TRUE, "Complete", _success(report))
-        if report.phase is RunPhase.FAILED:
-            return _failed(report)
         limit = accepted.plan.backoff_limit
+        if report.phase is RunPhase.FAILED:
+            return _failed(known, report, limit)
         if report.failures > limit:
-            return Verdict(
-                "Failed", TRUE, "BackoffLimitExceeded",
-                f"the program failed {report.failures} times, spec.runPolicy.backoffLimit is {limit}"
-                f"{_last(report.failure)}",
-            )  # fmt: skip
+            text = f"{_tries(report.failures, limit)}{_last(report.failure)}"
+            return Verdict("Failed", TRUE, "BackoffLimitExceeded", text)
     return _no_data(known) or _overdue(known, now)
 
 
@@ -61,19 +60,35 @@ def _success(report: Report) -> str:
     return f"trained {out.steps} steps in {out.seconds:.1f} s{accuracy}{checkpoint}{page}"
 
 
-def _failed(report: Report) -> Verdict:
+def _failed(known: Known, report: Report, limit: int) -> Verdict:
     failure = report.failure
     if failure is None:
         return Verdict("Failed", TRUE, "Unknown", "the coordinator reported a failure without a reason; see its log")
-    return Verdict("Failed", TRUE, failure.reason, _told(failure))
+    own = failure.reason in _OF_PROGRAM and known.spec is not None and known.spec.trainer.command
+    field = "spec.trainer.command: " if own else ""
+    tries = f"; {_tries(report.failures, limit)}" if 0 < limit < report.failures else ""
+    return Verdict("Failed", TRUE, failure.reason, f"{field}{_told(failure, tries)}")
 
 
-def _told(failure: Failure) -> str:
-    where = f"rank {failure.rank}" if failure.rank is not None else ""
-    where = " on ".join(part for part in (where, failure.host) if part)
-    code = f" (exit code {failure.exit_code})" if failure.exit_code is not None else ""
-    log = f"; log: {failure.log_tail.strip()}" if failure.log_tail.strip() else ""
-    return f"{f'{where}: ' if where else ''}{failure.message}{code}{log}"
+def _tries(failures: int, limit: int) -> str:
+    return f"the program failed {failures} times, spec.runPolicy.backoffLimit is {limit}"
+
+
+def _told(failure: Failure, more: str = "") -> str:
+    """Where, what, with which exit code and last words; nothing of it twice, as the trainer's words may have it."""
+    message, log = failure.message, failure.log_tail.strip()
+    where = f"rank {failure.rank}" if failure.rank is not None and f"rank {failure.rank} " not in message else ""
+    where = " on ".join(part for part in (where, failure.host if failure.host not in message else "") if part)
+    code = failure.exit_code if "exit code" not in message else None
+    return "".join(
+        (
+            f"{where}: " if where else "",
+            message,
+            f" (exit code {code})" if code is not None else "",
+            more,
+            f"; log: {log}" if log and ("\n" in log or message not in log) else "",
+        )
+    )
 
 
 def _last(failure: Failure | None) -> str:
@@ -123,7 +138,7 @@ def running(known: Known, accepted: Accepted) -> Verdict:
         return Verdict("Running", FALSE, "Starting", f"{ready} of {accepted.nodes} pods are ready")
     if report.phase is RunPhase.RUNNING:
         if ready == 0:
-            return Verdict("Running", FALSE, "PodsLost", "no pod is ready; training goes on when they are back")
+            return _unready(find(known.before.conditions, "Running"), accepted)
         steps = f" of {report.steps}" if report.steps else ""
         on = f" on {report.world_size} ranks" if report.world_size else ""
         return Verdict("Running", TRUE, "Running", f"step {report.step}{steps}{on}")
@@ -131,6 +146,15 @@ def running(known: Known, accepted: Accepted) -> Verdict:
         return Verdict("Running", FALSE, "Relaunching", f"the ranks are being started again{_last(report.failure)}")
     words = {RunPhase.WAITING: "agents wait for each other", RunPhase.LAUNCHING: "ranks are being started"}
     return Verdict("Running", FALSE, "Starting", words.get(report.phase, "pods are starting"))
+
+
+def _unready(was: Condition | None, accepted: Accepted) -> Verdict:
+    """Ranks run, by the report, and no pod is ready: pods that were are lost; others need a moment more."""
+    if was is None or (was.status is FALSE and was.reason not in RECOVERING):
+        return Verdict("Running", FALSE, "Starting", f"0 of {accepted.nodes} pods are ready")
+    if was.reason == "Relaunching":
+        return Verdict("Running", FALSE, was.reason, was.message)
+    return Verdict("Running", FALSE, "PodsLost", "no pod is ready; training goes on when they are back")
 
 
 def mentions(known: Known) -> Iterator[Verdict]:
