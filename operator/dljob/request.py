@@ -5,6 +5,8 @@ Pure. Users: ``reconcile`` for jobs in the cluster; ``service`` and ``cli`` for 
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from math import ceil
 
 from pydantic import ValidationError
@@ -54,13 +56,28 @@ def _in_words(error: ErrorDetails) -> str:
     where = ".".join(["spec", *(str(part) for part in error["loc"])])
     if error["type"] == "value_error":  # a rule, which names its own field
         rule = error["msg"].removeprefix("Value error, ")
-        return f"{where}.{rule}"
+        return f"{where}.{rule}{_found(rule, error['input'])}"
     if error["type"] == "missing":
         return f"{where}: found nothing, expected a value; add it"
     if error["type"] == "extra_forbidden":
         return f"{where}: found an unknown field; remove it, or see kubectl explain dljob.spec"
     message = error["msg"]
     return f"{where}: found {error['input']!r:.200}, expected otherwise: {message[:1].lower()}{message[1:]}"
+
+
+def _found(rule: str, given: object) -> str:
+    """What stands in the fields that a rule speaks of, of the object that breaks it."""
+    found = {name: _at(given, name) for name in re.findall(r"[A-Za-z][A-Za-z.]*[A-Za-z]", rule)}
+    known = [name for name, value in found.items() if value is not None]
+    inner = [name for name in known if not any(other.startswith(f"{name}.") for other in known)]
+    texts = [f"{name}: {json.dumps(found[name], default=str):.100}" for name in inner]
+    return f" (found {', '.join(texts)})" if texts else " (found none of them)"
+
+
+def _at(given: object, path: str) -> object:
+    for name in path.split("."):
+        given = given.get(name) if isinstance(given, Mapping) else None
+    return given
 
 
 def train_samples(spec: DLJobSpec) -> int:

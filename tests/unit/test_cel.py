@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from admission import broken_rules, defaulted, schema_of
 from dljob.api import DLJobSpec
+from dljob.request import in_words
 from specs import CASES, HINTS, spec_of
 
 Json = dict[str, Any]
@@ -36,6 +37,22 @@ def test_table(case: str, with_defaults: bool) -> None:
     spec = defaulted(SPEC, spec_of(changes)) if with_defaults else spec_of(changes)
     for said in (said_by_cel(spec), said_by_python(spec)):
         assert bool(said) == bool(words) and all(words in text for text in said), said
+
+
+@pytest.mark.parametrize(
+    ("case", "found"),
+    [
+        ("min above max", "spec.nodes.min must not be larger than max: lower min or raise max (found min: 4, max: 2)"),
+        ("batch smaller than ranks", "raise it or lower nodes.min (found globalBatchSize: 2, nodes.min: 3)"),
+        ("neither epochs nor steps", "spec.epochs: set exactly one of epochs and steps (found none of them)"),
+        ("search for a program", '(found optimizer.findLearningRate: true, trainer.command: ["a"])'),
+        ("hints without command", '(found model.hints: {"parameters": 1, "flopsPerSample": 1})'),
+    ],
+)
+def test_the_operator_also_says_what_it_found(case: str, found: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        DLJobSpec.model_validate(spec_of(CASES[case][0]))
+    assert in_words(refusal.value).endswith(found)
 
 
 def test_the_table_breaks_every_rule() -> None:
