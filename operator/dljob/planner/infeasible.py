@@ -1,5 +1,7 @@
 """Why there is no plan: what was found, what was expected, what to do. Users: ``plan``."""
 
+from collections.abc import Mapping
+
 from dljob.cluster import ClusterView
 from dljob.planner.pools import Eligible, wanted
 from dljob.planner.types import Infeasible, Refusal, Request
@@ -23,7 +25,7 @@ def no_such_device(request: Request, view: ClusterView) -> Infeasible | None:
     return None
 
 
-def too_few(request: Request, nodes: Eligible) -> Infeasible | None:
+def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible | None:
     available = sum(pool.nodes for pool in nodes.pools)
     reasons = "; ".join(f"{r.summary}: {r.reason}" for r in nodes.refusals[:5])
     if request.global_batch < request.nodes_min:
@@ -36,6 +38,15 @@ def too_few(request: Request, nodes: Eligible) -> Infeasible | None:
     needed = max(1, request.nodes_min)
     if available >= needed:
         return None
+    if request.node_selector and not any(_selected(node.labels, request) for node in view.nodes) and view.nodes:
+        wanted_labels = ", ".join(f"{key}={value}" for key, value in request.node_selector.items())
+        return Infeasible(
+            "TooFewNodes",
+            "spec.scheduling.nodeSelector",
+            f"found no node with {wanted_labels}, expected at least {needed}: correct the labels, or label nodes",
+            transient=True,
+            refusals=nodes.refusals,
+        )
     busy = available + nodes.busy >= needed
     return Infeasible(
         "DeviceBusy" if busy else "TooFewNodes",
@@ -50,6 +61,10 @@ def too_few(request: Request, nodes: Eligible) -> Infeasible | None:
         transient=True,
         refusals=nodes.refusals,
     )
+
+
+def _selected(labels: Mapping[str, str], request: Request) -> bool:
+    return all(labels.get(key) == value for key, value in request.node_selector.items())
 
 
 def nothing_fits(request: Request, refusals: tuple[Refusal, ...]) -> Infeasible:

@@ -58,7 +58,7 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
                 return parts
             found += [(parts, evaluate(parts, name, request, workload)) for name in collectives(request, parts)]
     else:
-        if (short := too_few(request, nodes)) is not None:
+        if (short := too_few(request, nodes, view)) is not None:
             return short
         found, refusals = _candidates(request, nodes, workload, learned)
     choices = [c for _, c in found if isinstance(c, Choice)]
