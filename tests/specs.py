@@ -156,6 +156,8 @@ BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "momentum of one": ("optimizer.momentum", 1, ("optimizer.momentum", "1")),
     "no duration": ("objective.deadline", "soon", ("objective.deadline", "soon")),
     "no quantity": ("resources.memory", "lots", ("resources.memory", "lots")),
+    "thousandths of bytes": ("resources.memory", "512m", ("resources.memory", "512m")),
+    "thousandths of bytes on a volume": ("checkpoint.volume.size", "512m", ("checkpoint.volume.size", "512m")),
     "min above max": ("nodes", {"min": 4, "max": 2}, ("nodes", "lower min or raise max")),
     "batch smaller than ranks": ("nodes.min", 9, ("globalBatchSize", "lower nodes.min")),
     "a folder of a dataset": ("dataset", {"uri": "https://a/b/", "samples": 1}, ("dataset.uri", "https://a/b/")),

@@ -25,6 +25,9 @@ Duration = Annotated[str, Field(pattern=_DURATION_PATTERN, max_length=32)]
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$", max_length=32)]
 """A Kubernetes quantity: ``500m``, ``4Gi``."""
 
+Bytes = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$", max_length=32)]
+"""A Kubernetes quantity of bytes: ``512Mi``, ``4Gi``. Thousandths (``512m``, Docker's megabytes) are none of these."""
+
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 DnsSubdomain = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from dljob.api.base import ApiModel, DnsSubdomain, Duration, Quantity, Rule
+from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Duration, Quantity, Rule
 from dljob.api.dataset import Dataset
 
 
@@ -187,8 +187,8 @@ class ModelSpec(ApiModel):
 
 
 class EnvVar(ApiModel):
-    name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256)]
-    value: Annotated[str, Field(max_length=32768)] = ""
+    name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256, description="Its name.")]
+    value: Annotated[str, Field(max_length=32768, description="Its value, as it is: nothing is expanded.")] = ""
 
 
 class Trainer(ApiModel):
@@ -211,7 +211,9 @@ class Trainer(ApiModel):
             description="Image of the pods; default: the operator's trainer image.",
         ),
     ] = None
-    image_pull_policy: Annotated[PullPolicy | None, Field(description="When the image is pulled.")] = None
+    image_pull_policy: Annotated[
+        PullPolicy | None, Field(description="When the image is pulled; default: as the operator is set, IfNotPresent.")
+    ] = None
     image_pull_secrets: Annotated[
         tuple[DnsSubdomain, ...],
         Field(max_length=16, description="Names of Secrets with registry credentials."),
@@ -301,7 +303,9 @@ class NodeRange(ApiModel):
 
 
 class Objective(ApiModel):
-    minimize: Annotated[Minimize, Field(description="What the plan minimizes: Time, Energy or Cost.")] = Minimize.TIME
+    minimize: Annotated[
+        Minimize, Field(description="What the plan minimizes: Time, Energy (J) or Cost (US dollars).")
+    ] = Minimize.TIME
     deadline: Annotated[
         Duration | None,
         Field(description="Training must end within this time, such as 2h; the plan meets it with its p90 prediction."),
@@ -358,7 +362,7 @@ class CheckpointVolume(ApiModel):
         DnsSubdomain | None,
         Field(description="Class of the claim that dljob creates; default: the cluster's."),
     ] = None
-    size: Annotated[Quantity, Field(description="Size of the claim that dljob creates.")] = "1Gi"
+    size: Annotated[Bytes, Field(description="Size of the claim that dljob creates, such as 10Gi.")] = "1Gi"
     reclaim_policy: Annotated[
         ReclaimPolicy, Field(description="Whether the claim that dljob created goes when the job is deleted.")
     ] = ReclaimPolicy.RETAIN
@@ -406,7 +410,7 @@ class Parallelism(ApiModel):
 class Checkpoint(ApiModel):
     enabled: Annotated[bool, Field(description="Whether to write checkpoints; false also needs no volume.")] = True
     volume: Annotated[CheckpointVolume, Field(description="Where checkpoints are kept.")] = CheckpointVolume()
-    interval: Annotated[Duration, Field(description="Time between checkpoints.")] = "60s"
+    interval: Annotated[Duration, Field(description="Time between checkpoints, such as 90s or 1h30m.")] = "60s"
     keep: Annotated[int, Field(ge=1, le=100, description="How many checkpoints are kept.")] = 3
 
 
@@ -429,22 +433,24 @@ class RunPolicy(ApiModel):
         ),
     ] = 100
     active_deadline_seconds: Annotated[
-        int | None, Field(ge=1, description="The job fails when it has been active for so long.")
+        int | None, Field(ge=1, description="The job fails when it has been active (not suspended) for so long.")
     ] = None
     ttl_seconds_after_finished: Annotated[
         int | None,
         Field(ge=0, description="A finished job is deleted after so many seconds; default: never."),
     ] = None
     termination_grace_period_seconds: Annotated[
-        int, Field(ge=1, le=3600, description="Time a pod has for its last checkpoint.")
+        int, Field(ge=1, le=3600, description="Seconds a pod has for its last checkpoint when it must go.")
     ] = 60
     node_lost_seconds: Annotated[
-        int, Field(ge=10, le=3600, description="A pod on a node that has been lost for so long is replaced.")
+        int, Field(ge=10, le=3600, description="A pod on a node that has been lost for so many seconds is replaced.")
     ] = 60
 
 
 class Scheduling(ApiModel):
-    node_selector: Annotated[dict[str, str], Field(description="Labels that every node must have.")] = {}
+    node_selector: Annotated[
+        dict[str, str], Field(description="Labels that every node must have, such as zone: eu-1.")
+    ] = {}
     tolerations: Annotated[
         tuple[Toleration, ...],
         Field(max_length=64, description="Taints the pods tolerate, as in a pod spec."),
@@ -463,9 +469,17 @@ class Scheduling(ApiModel):
 class Resources(ApiModel):
     """Resources of one trainer pod; what is unset is sized from the plan."""
 
-    cpu: Annotated[Quantity | None, Field(description="CPUs requested.")] = None
-    cpu_limit: Annotated[Quantity | None, Field(description="CPU limit; default: none.")] = None
-    memory: Annotated[Quantity | None, Field(description="Memory requested and limit; default: predicted.")] = None
+    cpu: Annotated[
+        Quantity | None,
+        Field(
+            description="CPUs requested, such as 2 or 500m; default: one a rank, at most half of what a node has free."
+        ),
+    ] = None
+    cpu_limit: Annotated[Quantity | None, Field(description="CPU limit, such as 2 or 500m; default: none.")] = None
+    memory: Annotated[
+        Bytes | None,
+        Field(description="Memory requested, and limit, such as 4Gi; default: what the plan predicts."),
+    ] = None
 
 
 class Metadata(ApiModel):
@@ -481,7 +495,7 @@ class PodTemplateOverride(ApiModel):
     spec: Annotated[
         dict[str, Any],
         Field(
-            description="Part of a pod spec: maps are merged, lists whose items have a name are merged by name, "
+            description="Part of a pod spec, such as volumes: maps are merged, lists whose items have a name are merged by name, "
             "other values replace ours. The trainer's container is called trainer."
         ),
     ] = {}
@@ -618,11 +632,17 @@ class DLJobSpec(ApiModel):
     nodes: Annotated[NodeRange, Field(description="How many nodes the job may use.")] = NodeRange()
     devices: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
-        Field(max_length=32, description="Device types the plan may use; default: all the cluster has."),
+        Field(
+            max_length=32,
+            description="Device types the plan may use, as nodes are labelled: nvidia.com/gpu.product, or dljob.dev/device "
+            "for nodes without GPUs (no label: cpu). Default: all the cluster has.",
+        ),
     ] = ()
     objective: Annotated[Objective, Field(description="What the plan is to achieve.")] = Objective()
     planning: Annotated[Planning, Field(description="Who plans.")] = Planning()
-    collective: Annotated[Collective, Field(description="How gradients are summed over ranks.")] = Collective.AUTO
+    collective: Annotated[
+        Collective, Field(description="How gradients are summed over ranks; Auto: the planner chooses.")
+    ] = Collective.AUTO
     parallelism: Annotated[Parallelism, Field(description="What ranks share out besides the batch.")] = Parallelism()
     checkpoint: Annotated[Checkpoint, Field(description="How training state is kept.")] = Checkpoint()
     suspend: Annotated[bool, Field(description="true: checkpoint and remove the pods; false: run or resume.")] = False
