@@ -495,8 +495,8 @@ class PodTemplateOverride(ApiModel):
     spec: Annotated[
         dict[str, Any],
         Field(
-            description="Part of a pod spec, such as volumes: maps are merged, lists whose items have a name are merged by name, "
-            "other values replace ours. The trainer's container is called trainer."
+            description="Part of a pod spec, such as volumes: maps are merged, lists whose items have a name are "
+            "merged by name, other values replace ours. The trainer's container is called trainer."
         ),
     ] = {}
 
@@ -634,8 +634,8 @@ class DLJobSpec(ApiModel):
         tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
         Field(
             max_length=32,
-            description="Device types the plan may use, as nodes are labelled: nvidia.com/gpu.product, or dljob.dev/device "
-            "for nodes without GPUs (no label: cpu). Default: all the cluster has.",
+            description="Device types the plan may use, as nodes are labelled: nvidia.com/gpu.product, or "
+            "dljob.dev/device for nodes without GPUs (no label: cpu). Default: all the cluster has.",
         ),
     ] = ()
     objective: Annotated[Objective, Field(description="What the plan is to achieve.")] = Objective()
