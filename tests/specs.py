@@ -162,6 +162,11 @@ BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "batch smaller than ranks": ("nodes.min", 9, ("globalBatchSize", "lower nodes.min")),
     "a folder of a dataset": ("dataset", {"uri": "https://a/b/", "samples": 1}, ("dataset.uri", "https://a/b/")),
     "a dataset above its folder": ("dataset", {"uri": "http://a/..", "samples": 1}, ("dataset.uri", "http://a/..")),
+    "thousandths of a byte of data": (
+        "dataset",
+        {"uri": "http://a/b", "samples": 1, "size": "5m"},
+        ("dataset.size", "5m"),
+    ),
     "no checksum": ("dataset", {"uri": "http://a/b", "samples": 1, "sha256": "A1"}, ("dataset.sha256", "A1")),
     "unknown scheme of a dataset": ("dataset", {"uri": "ftp://a/b", "samples": 1}, ("dataset.uri", "ftp://a/b")),
 }

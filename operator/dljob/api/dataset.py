@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dljob.api.base import ApiModel, DnsSubdomain, Quantity, Rule
+from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Rule
 from dljob.contract import DATASET_DIR, DATASET_SUMS
 
 _LOCAL = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/.+|file:///.+"
@@ -93,8 +93,10 @@ class Dataset(ApiModel):
         ),
     ] = None
     size: Annotated[
-        Quantity | None,
-        Field(description="Room for fetched data on each node, requested as ephemeral storage; default: 2Gi."),
+        Bytes | None,
+        Field(
+            description="Room for fetched data on each node, requested as ephemeral storage, such as 20Gi; default: 2Gi."
+        ),
     ] = None
     secret_name: Annotated[
         DnsSubdomain | None,
