@@ -95,7 +95,8 @@ class Dataset(ApiModel):
     size: Annotated[
         Bytes | None,
         Field(
-            description="Room for fetched data on each node, requested as ephemeral storage, such as 20Gi; default: 2Gi."
+            description="Room for fetched data on each node, requested as ephemeral storage, such as 20Gi; "
+            "default: 2Gi."
         ),
     ] = None
     secret_name: Annotated[
