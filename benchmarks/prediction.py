@@ -4,7 +4,7 @@
 
 Runs the built-in trainer as real MPI ranks over TCP, each planned as a node with its part of this machine's cores, and
 compares the median step with the plan's. The second plan reads the profile that the first run taught, and is compared
-with a second run.
+with a second run. Beside both: what the runs on fewer ranks let the planner say of the first one before it was made.
 """
 
 import argparse
@@ -22,9 +22,10 @@ from pathlib import Path
 from statistics import median
 
 from dljob.api import DLJobSpec, DLProfileStatus
+from dljob.calibrate import Place
 from dljob.cluster import ClusterView, cluster_view
 from dljob.contract import CPUS_VARIABLE, Plan, ProbePoint, RankMeasure, Report, RunPhase
-from dljob.planner import Infeasible, Learned, plan
+from dljob.planner import Decision, Infeasible, Learned, Prediction, plan
 from dljob.profiles import learned, taught
 from dljob.request import contract_plan, planner_request, profile_key
 from dltrain.messages import PLAN_ENV, SOCKET_ENV
@@ -109,10 +110,18 @@ def report(todo: Plan, news: News) -> Report:
         probes=tuple(news.probes),
         link_latency_s=latency_s,
         link_bandwidth_Bps=bandwidth_Bps,
+        step_s=steady_s(news),
     )
 
 
-def one(model: str, dataset: str, batch: int, ranks: int, view: ClusterView) -> dict[str, object]:
+def steady_s(news: News) -> float:
+    return median(news.steps_s[len(news.steps_s) // 3 :])
+
+
+def one(
+    model: str, dataset: str, batch: int, ranks: int, view: ClusterView, fewer: DLProfileStatus
+) -> tuple[dict[str, object], DLProfileStatus]:
+    """Predictions and measurements, and ``fewer``, what runs on fewer ranks taught, with what the first run taught."""
     spec = DLJobSpec.model_validate(
         {
             "model": {"name": model},
@@ -125,28 +134,38 @@ def one(model: str, dataset: str, batch: int, ranks: int, view: ClusterView) -> 
         }
     )
     row: dict[str, object] = {"model": model, "batch": batch, "ranks": ranks}
-    profile = DLProfileStatus()
+    profile, key, place = DLProfileStatus(), profile_key(spec), Place(ranks, 1)
     for basis in ("catalogue", "profile"):
-        known = (
-            {(profile_key(spec), "cpu"): learned(profile)}
-            if profile.observed_jobs
-            else dict[tuple[str, str], Learned]()
-        )
-        decision = plan(planner_request("benchmark", spec), view, known)
-        if isinstance(decision, Infeasible):
-            raise SystemExit(f"{decision.field}: {decision.message}")
+        decision = decided(spec, view, profile)
         todo = contract_plan("benchmark", "default", "0", spec, decision, 1, 1, "benchmark", "cluster.local")
         news = train(todo, 300)
         prediction = decision.chosen.prediction
-        measured_s = median(news.steps_s[len(news.steps_s) // 3 :])
-        row[basis] = {
-            "predicted_s": prediction.step_s,
-            "p90_s": prediction.step_p90_s,
-            "measured_s": measured_s,
-            "error": prediction.step_s / measured_s - 1,
-        }
-        profile = taught(profile, profile_key(spec), "cpu", report(todo, news), datetime.now(UTC))
-    return row
+        row[basis] = compared(prediction, steady_s(news))
+        profile = taught(profile, key, "cpu", report(todo, news), datetime.now(UTC), place)
+        if basis == "catalogue":
+            if fewer.scaling:
+                row["fewer ranks"] = compared(decided(spec, view, fewer).chosen.prediction, steady_s(news))
+            fewer = taught(fewer, key, "cpu", report(todo, news), datetime.now(UTC), place)
+    return row, fewer
+
+
+def decided(spec: DLJobSpec, view: ClusterView, profile: DLProfileStatus) -> Decision:
+    known = (
+        {(profile_key(spec), "cpu"): learned(profile)} if profile.observed_jobs else dict[tuple[str, str], Learned]()
+    )
+    decision = plan(planner_request("benchmark", spec), view, known)
+    if isinstance(decision, Infeasible):
+        raise SystemExit(f"{decision.field}: {decision.message}")
+    return decision
+
+
+def compared(prediction: Prediction, measured_s: float) -> dict[str, float]:
+    return {
+        "predicted_s": prediction.step_s,
+        "p90_s": prediction.step_p90_s,
+        "measured_s": measured_s,
+        "error": prediction.step_s / measured_s - 1,
+    }
 
 
 def main() -> None:
@@ -161,13 +180,17 @@ def main() -> None:
     for model, dataset, batch in CASES:
         if args.model not in (None, model):
             continue
+        fewer = DLProfileStatus()
         for ranks in args.ranks:
             nodes = [{"name": f"n{i}", "cpu": f"{min(1000, 1000 * cores // ranks)}m"} for i in range(ranks)]
-            rows.append(one(model, dataset, args.batch or batch, ranks, cluster_view({"nodes": nodes})))
+            row, fewer = one(model, dataset, args.batch or batch, ranks, cluster_view({"nodes": nodes}), fewer)
+            rows.append(row)
             if not args.json:
                 text = [f"{model:12} batch {rows[-1]['batch']} on {ranks} ranks:"]
-                for basis in ("catalogue", "profile"):
-                    figures = rows[-1][basis]
+                for basis in ("catalogue", "profile", "fewer ranks"):
+                    figures = rows[-1].get(basis)
+                    if figures is None:
+                        continue
                     assert isinstance(figures, dict)
                     text.append(
                         f"{basis} {1e3 * figures['predicted_s']:.2f} ms (p90 {1e3 * figures['p90_s']:.2f}), "
