@@ -1,11 +1,18 @@
 """Time and energy under power limits."""
 
+import re
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.perf.power import LimitPoint, best_limit, under_limits
+from dljob import hardware
+from dljob.perf import power
+from dljob.perf.power import LOWEST_PART, LimitPoint, best_limit, under_limits
+from planning import A100, RESNET, decided, view
 
 seconds, watts = st.floats(0.1, 1e4), st.floats(20.0, 400.0)
 
@@ -52,6 +59,36 @@ def test_a_limit_that_nothing_reaches_changes_nothing() -> None:
     time_s, power_W = under_limits(LimitPoint(100, 10.0, 41.0), LimitPoint(250, 10.2, 40.0), np.array([125.0, 200.0]))
     assert time_s == pytest.approx([(10.0 * 10.2) ** 0.5] * 2)
     assert power_W == pytest.approx([(41.0 * 40.0) ** 0.5] * 2)
+
+
+@given(st.sampled_from(["a100", "v100", "t4", "h100-sxm5-80gb", "p100"]), st.floats(1.001, 3.0), st.floats(1.001, 3.0))
+def test_advice_saves_energy_within_the_slowdown_and_more_with_more_of_it(label: str, a: float, b: float) -> None:
+    device = hardware.gpu_or_assumed(label)
+    few, many = (power.advised(device, s) for s in sorted((a, b)))
+    for found, slowdown in zip((few, many), sorted((a, b)), strict=True):
+        if found is not None:
+            assert found.seconds_ratio <= slowdown and found.energy_ratio < 1
+            assert LOWEST_PART * device.peak_power_W <= found.limit_W < device.peak_power_W
+    assert (few.energy_ratio if few else 1.0) >= (many.energy_ratio if many else 1.0) - 1e-9
+    assert power.advised(device, 1.0) is None, "no time to lose"
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "minimize", "said"),
+    [
+        pytest.param(None, "Energy", True, id="least energy"),
+        pytest.param(None, "Time", False, id="least time"),
+        pytest.param(1e6, "Energy", True, id="time enough"),
+        pytest.param(60.0, "Energy", False, id="none left until the deadline"),
+    ],
+)
+def test_a_plan_of_least_energy_advises_a_limit(deadline_s: float | None, minimize: Any, said: bool) -> None:
+    cluster = view({"device": A100, "devices": 1, "cpu": 16, "memory": "256Gi"})
+    request = replace(RESNET, minimize=minimize, deadline_s=deadline_s, total_steps=10**4)
+    advice = decided(request, cluster).power_advice
+    assert (advice is not None) == said
+    if advice is not None:
+        assert re.fullmatch(rf"\d+ W on {A100} \(of 400\): typically \d+ % less energy for 1?\d % more .*", advice)
 
 
 def test_the_best_limit_saves_energy_within_the_slowdown_allowed() -> None:

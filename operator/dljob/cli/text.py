@@ -58,6 +58,8 @@ def decision(found: Decision) -> list[str]:
         f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} a pod"
     )
     lines.append(f"Based on:   {BASIS[p.basis]}")
+    if found.power_advice:
+        lines.append(f"Power:      {found.power_advice}")
     if found.next_measurement:
         lines.append(f"Next most informative measurement: {found.next_measurement}")
     if found.warning:

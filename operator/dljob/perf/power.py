@@ -1,4 +1,6 @@
-"""Power limits: time, power and energy over a device's limit, from two measured limits. Users: the benchmarks.
+"""Power limits: time, power and energy over a device's limit, from two measured limits or from what is typical.
+
+Users: ``planner``, whose plans of least energy advise a limit; the benchmarks.
 
 Power is not the limit. A device that would draw less than its limit is untouched; one that would draw more lowers its
 clock until it does not (DVFS). Between two measured limits, lowest (0) and highest (1):
@@ -14,12 +16,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dljob.hardware import Device
+from dljob.perf.energy import COMPUTING_PART
 from dljob.perf.fitting import Floats, checked
 
 STATIC_PART = 0.7
 """s over the power at the lowest limit. Fixed on Zeus' V100 table, where 0.85 costs half a point, 0.5 one and a half;
 its P100 table, seen beside it, hardly depends on it (2.7 to 3.2 %)."""
 ROUNDING = 0.5
+
+LOWEST_PART = 0.4
+"""Of the highest limit, the lowest that a data-centre GPU takes: V100, P100 and A100 0.4 to 0.5."""
+CLOCKED_PART = 0.2
+"""k of a job that was not measured: 0.16 to 0.23 for what keeps a V100 busy, 0.08 on a P100 (Zeus' tables)."""
 
 
 @dataclass(frozen=True)
@@ -63,3 +72,36 @@ def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: fl
     seconds, power = under_limits(low, high, limits_W)
     energy = np.where(seconds <= slowdown * seconds.min(), seconds * power, np.inf)
     return float(np.asarray(limits_W)[int(np.argmin(energy))])
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A limit, with time and energy of computing over those at the highest one."""
+
+    limit_W: float
+    seconds_ratio: float
+    energy_ratio: float
+
+
+def typical(device: Device) -> tuple[LimitPoint, LimitPoint]:
+    """A second's work at the lowest and the highest limit, of a job that keeps the device busy.
+
+    It demands what ``energy`` says of computing. At the lowest limit it draws that, and t0 = 1 + k (1/f - 1).
+    """
+    demand_W = device.idle_power_W + COMPUTING_PART * (device.peak_power_W - device.idle_power_W)
+    limit_W = LOWEST_PART * device.peak_power_W
+    power_W = min(limit_W, demand_W)
+    static_W = STATIC_PART * power_W
+    clock = (power_W - static_W) / (demand_W - static_W)
+    slowest = LimitPoint(limit_W, 1 + CLOCKED_PART * (1 / clock - 1), power_W)
+    return slowest, LimitPoint(device.peak_power_W, 1.0, demand_W)
+
+
+def advised(device: Device, slowdown: float) -> Advice | None:
+    """The limit of least energy that slows a typical job down to at most ``slowdown``; None where none saves energy."""
+    low, high = typical(device)
+    limits_W = np.linspace(low.limit_W, high.limit_W, 61).round()
+    limit_W = best_limit(low, high, limits_W, slowdown)
+    seconds, power = under_limits(low, high, np.array([limit_W]))
+    found = Advice(limit_W, float(seconds[0]), float(seconds[0] * power[0] / (high.seconds * high.power_W)))
+    return found if limit_W < high.limit_W and found.energy_ratio < 1 else None

@@ -10,7 +10,7 @@ from dljob.perf.workload import Workload
 from dljob.planner import kinds, modelsplit, objective, probing
 from dljob.planner.context import HALVES, options, ranks_per_node_choices, sharing_options, summing, workload_of
 from dljob.planner.evaluate import Part, evaluate
-from dljob.planner.explain import memory_refusals, shown, slower, warning
+from dljob.planner.explain import memory_refusals, power_advice, shown, slower, warning
 from dljob.planner.fixed import fixed_parts
 from dljob.planner.infeasible import no_such_device, nothing_fits, too_few
 from dljob.planner.pools import Eligible, eligible
@@ -73,7 +73,14 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
         refusals += kinds.others(request, chosen, parts, workload)
         measure = None if request.fixed else probing.suggested(request, parts[0].option)
     unique = tuple(dict.fromkeys(refusals))
-    return Decision(chosen, candidates, unique[:MOST_REFUSALS], warning(request, chosen, nodes), measure)
+    return Decision(
+        chosen,
+        candidates,
+        unique[:MOST_REFUSALS],
+        warning(request, chosen, nodes),
+        measure,
+        power_advice(request, chosen),
+    )
 
 
 def strategies(request: Request) -> tuple[Strategy, ...]:

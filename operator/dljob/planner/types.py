@@ -137,6 +137,8 @@ class Decision:
     """Such as a deadline that no candidate meets: by how much the chosen one misses it."""
     next_measurement: str | None = None
     """The run that would teach most about this job's places, and how much; None when enough is known."""
+    power_advice: str | None = None
+    """Of plans for least energy: power limits that would save some."""
 
 
 @dataclass(frozen=True)
