@@ -31,11 +31,8 @@ from dltrain.state import replicate
 from dltrain.tail import WEIGHED, Shared, pack, unpack
 from dltrain.team import Team
 from dltrain.world import World
-from dltrain.writer import Keeper
+from dltrain.writer import Keeper, patience_s
 
-CHECKPOINT_S = 60.0
-CHECKPOINT_BPS = 10e6
-"""Slowest volume that is waited for: this time, and this many bytes a second."""
 Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
 T = TypeVar("T")
@@ -309,7 +306,7 @@ class Trainer:
         self._summed = time.perf_counter()
         self._agreed, self._computed_by_rank, exposed = unpack(total, self.size)
         if self._agreed.weighed:
-            self._divide(self._agreed)
+            self._team.divide(self._agreed, self.step)
         if self._scaling.measures and self._full:
             within = self._agreed.within / (self._agreed.weight or 1.0)
             self._scaling.observe(within, self.parallel.gradient_norm() ** 2, self.workers)
@@ -326,14 +323,6 @@ class Trainer:
                 raise DivergedError(f"gradient is not finite at step {self.step}: lower the learning rate")
             if 0 < self._agreed.square < inf:
                 self._gradient_norm = sqrt(self._agreed.square)
-
-    def _divide(self, agreed: Shared) -> None:
-        """From the sum of gradients times tokens to the mean over tokens."""
-        if agreed.weighed != self.workers:
-            raise RuntimeError(f"found t.weigh() on {agreed.weighed:g} of {self.workers} ranks, expected all or none")
-        if not agreed.weight:
-            raise RuntimeError(f"found no token in the whole batch at step {self.step}, expected some")
-        self.parallel.buffer.gradient.div_(agreed.weight)
 
     def _after_update(self) -> None:
         """Hook of ``optimizer.step()``: the step's time ends here; what the body does next is not the step's."""
@@ -392,7 +381,7 @@ class Trainer:
         """All ranks end together, so all wait for rank 0's volume."""
         if self.plan.checkpoint.enabled:
             nbytes = 4 * self.parallel.buffer.flat.nbytes  # parameters and up to three values of the optimizer for each
-            self.busy("checkpoint", CHECKPOINT_S + nbytes / CHECKPOINT_BPS)
+            self.busy("checkpoint", patience_s(nbytes))
             self._keeper.wait()
 
     def _save(self, *, durable: bool = True) -> None:

@@ -18,7 +18,7 @@ from dltrain.parallel import DataParallel
 from dltrain.pipeline import Pipeline
 from dltrain.report import Reporter
 from dltrain.sharded import optimizer_parallel
-from dltrain.tail import WITHIN, length
+from dltrain.tail import WITHIN, Shared, length
 from dltrain.tensor import TensorParallel
 from dltrain.world import World
 
@@ -96,6 +96,14 @@ class Team:
         step_s = max(computed_s) + min(exposed_s)
         if (shares := self._balance.add(computed_s, step_s)) is not None:
             self.reshard(step, shares, "measured while training")
+
+    def divide(self, agreed: Shared, step: int) -> None:
+        """From the sum of gradients times tokens to the mean over tokens."""
+        if agreed.weighed != self.workers:
+            raise RuntimeError(f"found t.weigh() on {agreed.weighed:g} of {self.workers} ranks, expected all or none")
+        if not agreed.weight:
+            raise RuntimeError(f"found no token in the whole batch at step {step}, expected some")
+        self.parallel.buffer.gradient.div_(agreed.weight)
 
     def agree_on_parameters(self, step: int) -> bool:
         """True, on all ranks that compute. Raises ParametersDivergedError when theirs differ, PeerLostError."""

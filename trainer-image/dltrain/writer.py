@@ -25,6 +25,14 @@ from dltrain.report import Reporter
 from dltrain.state import Staging, capture, restore
 from dltrain.world import World
 
+SLOWEST_S, SLOWEST_BPS = 60.0, 10e6
+"""The slowest volume that is waited for: this time, and this many bytes a second."""
+
+
+def patience_s(nbytes: int) -> float:
+    """How long a checkpoint of this size may take."""
+    return SLOWEST_S + nbytes / SLOWEST_BPS
+
 
 class Writer:
     """One checkpoint at a time, each announced to the agent (if there is a ``reporter``) once it is durable."""
