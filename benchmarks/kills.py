@@ -79,6 +79,7 @@ def strike(made: Job, fault: str, chance: random.Random) -> str:
             os.kill(rank_process(pod), STOP)
         case "kill mpirun":
             os.kill(process(made.pods[0], "prterun"), KILL)
+            return "of pod 0"
         case "kill daemon":
             os.kill(process(made.pods[1], "prted"), KILL)
             return "of pod 1"

@@ -14,6 +14,7 @@ from torch import nn
 from dltrain import tensorfile
 from dltrain.checkpoint import MANIFEST, MODEL, Checkpoints, Snapshot, decode, identity
 from dltrain.errors import BadInputError, FencedError
+from dltrain.layout import TERM, term_in
 from dltrain.state import Staging, capture, restore
 from trainer.ranks import BODIES, run
 
@@ -45,6 +46,14 @@ def test_a_run_that_was_taken_over_commits_nothing(tmp_path: Path) -> None:
     with pytest.raises(FencedError):
         opened(1)
     assert before.steps() == [1, 5] and newest(opened(2)).step == 5
+
+
+def test_a_damaged_term_is_claimed_anew(tmp_path: Path) -> None:
+    opened = Checkpoints(tmp_path, "x", keep=3, term=4)
+    for damage in (b"q", b"", b"\xff"):
+        (tmp_path / TERM).write_bytes(damage)
+        opened.save(snapshot(1))
+        assert term_in(tmp_path) == 4
 
 
 def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:
@@ -122,6 +131,17 @@ def test_a_corrupt_one_falls_back_to_the_one_before(checkpoints: Checkpoints, da
     assert checkpoints.steps() == [1, 2]
 
 
+def test_a_flipped_bit_anywhere_in_the_manifest_is_damage_and_not_another_model(checkpoints: Checkpoints) -> None:
+    checkpoints.save(snapshot(1, 0.5))
+    path, _ = checkpoints.save(snapshot(2))
+    content = (path / MANIFEST).read_bytes()
+    for at in range(len(content)):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << at % 8
+        (path / MANIFEST).write_bytes(flipped)
+        assert newest(checkpoints).step in (1, 2), f"bit {at % 8} of byte {at}"
+
+
 def test_a_corrupt_newer_one_does_not_push_out_good_ones(checkpoints: Checkpoints) -> None:
     for step in (1, 9):
         path, _ = checkpoints.save(snapshot(step))
@@ -143,6 +163,7 @@ def test_another_models_checkpoint_is_refused_and_left_alone(checkpoints: Checkp
 def test_a_newer_format_is_refused(checkpoints: Checkpoints) -> None:
     path, _ = checkpoints.save(snapshot(1))
     manifest = json.loads((path / MANIFEST).read_text())
+    del manifest["sha256"]
     (path / MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
     with pytest.raises(BadInputError, match="format 2, expected format 1"):
         checkpoints.load()

@@ -1,5 +1,6 @@
 """What the curve of a range test says."""
 
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dltrain.rangetest import HIGH, LOW, STEPS, interval, plot
+from dltrain.rangetest import HIGH, LOW, STEPS, interval, known_rate, plot
 
 RATES = [float(rate) for rate in np.geomspace(LOW, HIGH, STEPS)]
 
@@ -40,3 +41,14 @@ def test_any_curve_gives_an_ordered_interval_or_none(losses: list[float]) -> Non
     found = interval(RATES[: len(losses)], losses)
     assert found is None or LOW / 1.01 <= found.low <= found.rate <= found.high <= HIGH * 1.01
     ElementTree.fromstring(plot(RATES[: len(losses)], losses, found))
+
+
+@pytest.mark.parametrize(
+    ("content", "rate"),
+    [(b'{"rate": 0.25}', 0.25), (b'{"rate": NaN}', None), (b'{"rate": -1}', None), (b'{"rate"', None), (b"", None),
+     (b"\xff", None), (b"[]", None)],
+)  # fmt: skip
+def test_a_damaged_file_is_as_good_as_none(content: bytes, rate: float | None, tmp_path: Path) -> None:
+    assert known_rate(tmp_path / "rate.json") is None
+    (tmp_path / "rate.json").write_bytes(content)
+    assert known_rate(tmp_path / "rate.json") == rate

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dltrain import tensorfile
 from dltrain.errors import BadInputError, FencedError
-from dltrain.layout import TERM, step_name
+from dltrain.layout import TERM, step_name, term_in
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -74,8 +74,7 @@ class Checkpoints:
 
     def _claim(self) -> None:
         """Raises FencedError when the directory is claimed under a higher term, OSError."""
-        path = self.directory / TERM
-        found = int(path.read_text() or 0) if path.exists() else 0
+        path, found = self.directory / TERM, term_in(self.directory)
         if found > self.term > 0:
             why = f"found term {found} in {self.directory}, this run has {self.term}: another one has taken over"
             raise FencedError(why)
@@ -109,7 +108,7 @@ class Checkpoints:
             "unix_s": time.time(),
             "files": {name: asdict(written) for name, written in files.items()},
         }
-        manifest = json.dumps(content, indent=1).encode()
+        manifest = json.dumps(content | {"sha256": _digest(content)}, indent=1).encode()
         _write(temporary / MANIFEST, manifest)
         _sync(temporary)
         self._claim()
@@ -131,12 +130,23 @@ class Checkpoints:
             folder = self.directory / step_name(step)
             try:
                 return folder, self._read(folder)
-            except (OSError, KeyError, TypeError, json.JSONDecodeError, _CorruptError):
+            except (
+                OSError,
+                KeyError,
+                TypeError,
+                AttributeError,
+                UnicodeDecodeError,
+                json.JSONDecodeError,
+                _CorruptError,
+            ):
                 continue
         return None
 
     def _read(self, folder: Path) -> dict[str, bytes]:
         manifest = json.loads((folder / MANIFEST).read_bytes())
+        claimed = manifest.pop("sha256", None)
+        if claimed not in (None, _digest(manifest)):  # None: written before manifests had a hash of their own
+            raise _CorruptError(f"{folder / MANIFEST}: its hash differs from its content's")
         if manifest["format"] != FORMAT:
             found = f"{folder} of format {manifest['format']}"
             raise BadInputError(_FIELD, found, f"format {FORMAT}", "use the trainer image that wrote it")
@@ -165,6 +175,11 @@ _REMEDY = "check the volume's claim, its access mode and its owner"
 
 class _CorruptError(Exception):
     pass
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """Of a manifest without its own hash: a flipped bit in it must not pass for another model's checkpoint."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -24,6 +24,14 @@ def step_name(step: int) -> str:
 def claimed_term(plan: Plan) -> int:
     """The highest term that anyone wrote checkpoints under; 0 if none did, or the folder cannot be read."""
     try:
-        return int((job_directory(plan) / TERM).read_text())
-    except (OSError, ValueError):
+        return term_in(job_directory(plan))
+    except OSError:
+        return 0
+
+
+def term_in(folder: Path) -> int:
+    """The highest term that anyone wrote under; 0 if none did, or the file is damaged. Raises OSError."""
+    try:
+        return int((folder / TERM).read_text() or 0)
+    except (FileNotFoundError, ValueError):
         return 0

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, isfinite, log
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,11 +120,9 @@ def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, An
     Rank 0 writes the curve, as JSON and as a plot, beside the checkpoints.
     """
     plan, folder = trainer.plan, job_directory(trainer.plan)
-    known = b""
-    if trainer.rank == 0 and plan.checkpoint.enabled and (folder / JSON).exists():
-        known = (folder / JSON).read_bytes()
-    if known := trainer.world.broadcast(known):
-        return float(json.loads(known)["rate"])
+    known = known_rate(folder / JSON) if trainer.rank == 0 and plan.checkpoint.enabled else None
+    if told := trainer.world.broadcast(b"" if known is None else repr(known).encode()):
+        return float(told)
     trainer.busy("learning rate range test", LIMIT_S)
     rates, losses = ramp(trainer, loader, loss_of)
     found = interval(rates, losses)
@@ -135,6 +134,15 @@ def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, An
         temporary.write_text(json.dumps(curve, indent=1), encoding="utf-8")
         temporary.rename(folder / JSON)
     return rate
+
+
+def known_rate(path: Path) -> float | None:
+    """What an earlier start of the job found; None if there was none, or its file is damaged. Raises OSError."""
+    try:
+        rate = float(json.loads(path.read_bytes())["rate"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return rate if isfinite(rate) and rate > 0 else None
 
 
 def plot(rates: Sequence[float], losses: Sequence[float], found: Found | None) -> str:
