@@ -33,7 +33,9 @@ from safetensors.torch import load_file
 
 from dljob.contract import CheckpointRef, ModelRef, Plan, Report, RunPhase
 from dltrain.checkpoint import MODEL, OPTIMIZER
+from dltrain.layout import TERM as TERM_FILE
 from dltrain.layout import job_directory, step_name
+from dltrain.runreport.files import JSON
 from trainer.pods import KILL, STOP, TERM, Job, Pod, job
 from trainer.test_agent_elastic import process, rank_process
 
@@ -45,11 +47,14 @@ START_S, RESUME_S = 120.0, 90.0
 
 
 def damage(folders: list[Path], chance: random.Random) -> str:
-    """Flip a bit of, cut short or remove a file of the newest checkpoint in some folders; what was done."""
+    """Flip a bit of, cut short or remove a file of the newest checkpoint, or beside it, in some folders; what was done."""
     done = []
     for folder in folders:
         newest = max(folder.glob("**/step-*"), default=None)
-        files = sorted(newest.iterdir()) if newest is not None else []
+        if newest is None:
+            continue
+        beside = [path for path in (newest.parent / TERM_FILE, newest.parent / JSON) if path.exists()]
+        files = [*sorted(newest.iterdir()), *beside] if newest.exists() else beside
         if not files or chance.random() < 0.4:
             continue
         file, how = chance.choice(files), chance.choice(["flip", "cut", "remove"])
