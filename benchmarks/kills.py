@@ -47,7 +47,7 @@ START_S, RESUME_S = 120.0, 90.0
 
 
 def damage(folders: list[Path], chance: random.Random) -> str:
-    """Flip a bit of, cut short or remove a file of the newest checkpoint, or beside it, in some folders; what was done."""
+    """Flip a bit of, cut or remove a file of the newest checkpoint or beside it, in some folders; what was done."""
     done = []
     for folder in folders:
         newest = max(folder.glob("**/step-*"), default=None)
