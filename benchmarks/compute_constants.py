@@ -3,8 +3,8 @@
     python benchmarks/compute_constants.py [--json]
 
 Prints what ``dljob.perf.compute`` and ``dljob.perf.memory`` assume: operations per second of a core, overhead per layer
-and per step, memory of a process; then step times of the built-in models over batches, one thread, measured and
-predicted from the catalogue (no fit).
+and per step of a GPU's host, memory of a process; then step times of the built-in models over batches, one thread,
+measured and predicted as for CPU ranks (``dljob.perf.structure``; these models are in no fit).
 """
 
 import argparse

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dljob.hardware import gpu
+from dljob.hardware import gpu, vendor
 from dljob.perf.growth import Pair, on_devices
 from dljob.perf.newdevice import Sheet
 from proof import newdevice, onedevice, splits
@@ -39,7 +39,9 @@ def run(directory: Path, options: Options) -> list[Table]:
 def _sheets(devices: set[str]) -> tuple[dict[str, Sheet], str]:
     """Data sheets of the devices that the catalogue knows, and a note on the others."""
     found = {name: gpu(name) for name in sorted(devices)}
-    sheets = {name: Sheet(d.fp32_FLOPs, d.memory_bandwidth_Bps) for name, d in found.items() if d is not None}
+    sheets = {
+        name: Sheet(d.fp32_FLOPs, d.memory_bandwidth_Bps, vendor(name)) for name, d in found.items() if d is not None
+    }
     missing = sorted(set(found) - set(sheets))
     return sheets, f"not in the catalogue: {', '.join(missing)}" if missing else ""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dljob.hardware import vendor
 from dljob.perf.newdevice import Sheet
 from proof import newdevice
 from proof.compare import dropped
@@ -38,7 +39,7 @@ def _sheets(directory: Path, complaints: list[str]) -> dict[str, Sheet]:
         try:
             facts = json.loads(path.read_text(encoding="utf-8"))
             peak = float(facts.get("SingleFLOPs") or facts["SingleFLOPsMM"])
-            sheets[path.stem] = Sheet(1e9 * peak, 1e9 * float(facts["Mem_Bw"]))
+            sheets[path.stem] = Sheet(1e9 * peak, 1e9 * float(facts["Mem_Bw"]), vendor(path.stem))
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             complaints.append(f"{path.name}: no data sheet ({type(e).__name__}: {e})")
     return sheets

@@ -1,10 +1,12 @@
 """Task: leave one device type out; its times from the other types, with no probe and with two. Users: gavel, neusight.
 
 Two probes: of each workload with at least four batches on the device the second smallest and the second largest
-(the ends of three); where no workload has three batches, the two rows that leave the least variance on the others.
+(the ends of three); where no workload has three batches, the two rows that tell the most of the others, and beside
+them every pair of rows: a choice of two is partly luck.
 """
 
 from collections.abc import Mapping
+from itertools import combinations
 
 import numpy as np
 
@@ -26,7 +28,7 @@ def tables(sheets: Mapping[str, Sheet], rows: Rows, options: Options, note: str 
     if len(devices) < 3:
         return []
     without: dict[str, dict[str, Floats]] = {"model": {}, "peak-FLOP ratio": {}, "bandwidth ratio": {}}
-    probed: dict[str, dict[str, Floats]] = {"model": {}, "line or ratio": {}}
+    probed: dict[str, dict[str, Floats]] = {"model": {}, "model, every pair": {}, "line or ratio": {}}
     for device in devices:
         others = {p: s for p, s in points.items() if p.device != device}
         shared = {(p.workload, p.batch) for p in others}
@@ -38,11 +40,11 @@ def tables(sheets: Mapping[str, Sheet], rows: Rows, options: Options, note: str 
         for name, ratio in (("peak-FLOP ratio", _peak_ratio), ("bandwidth ratio", _bandwidth_ratio)):
             without[name][device] = ape(measured, np.array([ratio(sheets, others, p) for p in asked]))
         for name, errors in _with_two(sheets, others, own).items():
-            if len(errors):
-                probed[name][device] = errors
+            probed[name][device] = errors
     found = [compared("A device type left out, no probe on it", without, options, note)]
     if probed["model"]:
-        found.append(compared("A device type left out, two probe batches on it", probed, options, note))
+        drawn = {name: errors for name, errors in probed.items() if errors}
+        found.append(compared("A device type left out, two probe batches on it", drawn, options, note))
     return found
 
 
@@ -78,8 +80,18 @@ def _with_two(sheets: Mapping[str, Sheet], others: Times, own: Times) -> dict[st
         measured = np.array([own[p] for p in rest])
         model.append(ape(measured, with_probes(sheets, others, probes, rest)))
         simple.append(ape(measured, _simple(sheets, others, probes, rest, bool(curves))))
-    empty = np.array([])
-    return {"model": np.concatenate(model or [empty]), "line or ratio": np.concatenate(simple or [empty])}
+    every = [] if curves or not draws else _every_pair(sheets, others, own)
+    errors = {"model": model, "model, every pair": every, "line or ratio": simple}
+    return {name: np.concatenate(e) for name, e in errors.items() if e}
+
+
+def _every_pair(sheets: Mapping[str, Sheet], others: Times, own: Times) -> list[Floats]:
+    found = []
+    for pair in combinations(own, 2):
+        rest = [p for p in own if p not in pair]
+        predicted = with_probes(sheets, others, {p: own[p] for p in pair}, rest)
+        found.append(ape(np.array([own[p] for p in rest]), predicted))
+    return found
 
 
 def _informative(sheets: Mapping[str, Sheet], others: Times, own: list[Point]) -> tuple[Point, ...]:

@@ -44,6 +44,14 @@ VENDORS = ("nvidia", "amd", "geforce", "tesla", "quadro", "instinct", "rtx")
 """Words before a product's name that do not tell devices apart."""
 
 
+AMD = re.compile(r"\b(amd|instinct|radeon|mi\d{2,3}[a-z]?)\b")
+
+
+def vendor(label: str) -> str:
+    """Whose device a GPU's product name means; NVIDIA's own names often leave it out."""
+    return "amd" if AMD.search(re.sub(r"[-_ ]+", " ", label.lower())) else "nvidia"
+
+
 def canonical(label: str) -> str:
     """A product name without vendor and punctuation: ``NVIDIA-A100-SXM4-40GB`` and ``A100 SXM4 40`` are one."""
     text = re.sub(rf"^({'|'.join(VENDORS)}|[-_ ])+", "", label.lower())

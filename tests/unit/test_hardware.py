@@ -120,3 +120,18 @@ def test_a_wrong_cluster_file_is_named(document: Any, message: str) -> None:
     with pytest.raises(ValueError, match="cluster: ") as error:
         cluster_view(document)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "label, vendor",
+    [
+        ("NVIDIA-A100-SXM4-80GB", "nvidia"),
+        ("Tesla_T4", "nvidia"),
+        ("h100", "nvidia"),
+        ("AMD_Instinct_MI100", "amd"),
+        ("mi300x", "amd"),
+        ("Radeon-RX-7900", "amd"),
+    ],
+)
+def test_vendors(label: str, vendor: str) -> None:
+    assert hardware.vendor(label) == vendor

@@ -97,3 +97,18 @@ def test_what_is_wrong_is_named(known: dict[Point, float], asked: list[Point], m
 def test_a_sheet_without_bandwidth_is_named() -> None:
     with pytest.raises(ValueError, match="bandwidth 0 B/s"):
         replace(SHEETS["old"], bandwidth_Bps=0.0)
+
+
+def test_what_one_device_of_a_vendor_makes_of_a_workload_is_expected_of_its_others() -> None:
+    """The libraries of "x" are four times slower on workload b, on a device unlike the one that is asked for."""
+    vendors = {"old": "x", "mid": "y", "new": "y"}
+    known = {p: s * (4 if p.workload == "b" and p.device == "old" else 1) for p, s in table(*vendors).items()}
+    probes = {p: s for p, s in table("big").items() if p.workload == "a"}
+    asked = [Point("big", "b", b) for b in BATCHES]
+
+    def ratio(vendor: str) -> float:
+        sheets = {d: replace(s, vendor=(vendors | {"big": vendor})[d]) for d, s in SHEETS.items()}
+        return float(np.median(with_probes(sheets, known, probes, asked) / [true_s(p) for p in asked]))
+
+    assert ratio("x") > 2.5
+    assert ratio("y") < 1.3

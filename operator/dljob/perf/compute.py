@@ -1,8 +1,9 @@
 """Compute: the time of forward, backward and update on one device, over its batch.
 
-From the catalogue, a roofline per layer (Williams et al. 2009): a layer takes the longer of its arithmetic and its
-memory traffic; plus what the framework costs per layer whatever the batch. From measured points, the curve goes
-through them and keeps the catalogue's shape elsewhere. Users: ``planner``.
+From the catalogue, on a GPU a roofline per layer (Williams et al. 2009): a layer takes the longer of its arithmetic and
+its memory traffic; plus what the framework costs per layer whatever the batch. On CPUs ``structure``'s terms, whose
+coefficients were measured. From measured points, the curve goes through them and keeps the catalogue's shape elsewhere.
+Users: ``planner``.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dljob.hardware import Device
+from dljob.perf import structure
 from dljob.perf.curve import Curve, nondecreasing
 from dljob.perf.fewpoints import knots_through
 from dljob.perf.layers import Layer
@@ -37,12 +39,36 @@ def host_overhead_s(workload: Workload, cores: float = 1.0) -> float:
 
 def update_s(workload: Workload, device: Device) -> float:
     """Update of the parameters: gradients zeroed and read, parameters and optimizer state read and written."""
+    if device.kind == "cpu":  # of what ``structure`` has for weights: three more accesses are those of both passes
+        accesses = 4 + 2 * workload.optimizer_slots
+        weights = structure.total(structure.time_terms(workload, 0), structure.TIME_S)
+        return weights * accesses / (accesses + 3) * structure.CORE_FLOPs / device.fp32_FLOPs
+    return _sheet_update_s(workload, device)
+
+
+def _sheet_update_s(workload: Workload, device: Device) -> float:
     accesses = 4 + 2 * workload.optimizer_slots
     return accesses * workload.gradient_nbytes / (device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY)
 
 
 def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Step time over batch, in seconds, from data sheets.
+    """Step time over batch, in seconds, before anything was measured of this workload on this device.
+
+    ``cores``: CPUs that the rank's framework threads may use.
+    """
+    return regressed(workload, device, cores) if device.kind == "cpu" else roofline(workload, device, cores)
+
+
+def regressed(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
+    """A line: ``structure``'s terms, the host's on one thread, the others as much faster as the device's peak is."""
+    speed = device.fp32_FLOPs / structure.CORE_FLOPs
+    host = structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, cores)
+    fixed, one = (structure.total(structure.time_terms(workload, b), structure.TIME_S) / speed for b in (0, 1))
+    return Curve((0.0,), (host + fixed,), max(one - fixed, 1e-12))
+
+
+def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
+    """Step time over batch, in seconds, from data sheets alone.
 
     Per layer max((F + B) b / peak, (moved b + 3 parameters) / bandwidth), so the sum is piecewise linear in b with a
     knot where a layer turns from memory- to compute-bound. A GPU computes while the host runs ahead: the longer of
@@ -53,7 +79,7 @@ def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> C
         np.array(column) for column in zip(*(_line(layer, device, bandwidth) for layer in workload.layers), strict=True)
     )
     host = host_overhead_s(workload, cores)
-    fixed = update_s(workload, device) + (host if device.kind == "cpu" else 0.0)
+    fixed = _sheet_update_s(workload, device) + (host if device.kind == "cpu" else 0.0)
     crosses = (arithmetic > traffic) & (weights > 0)
     crossings = np.unique(weights[crosses] / (arithmetic - traffic)[crosses])
     batches = np.concatenate([[0.0], crossings])[:, None]

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from dljob.perf import structure
 from dljob.perf.workload import REAL_NBYTES, Workload
 
 PROCESS_NBYTES = 320 * 2**20
-"""Main memory of a rank before it trains: Python, PyTorch (230 MiB imported, benchmarks/compute_constants.py), MPI, and
-the scratch memory of kernels."""
+"""Main memory of a rank before it trains: Python, PyTorch with its optimizers, MPI (312 MiB after their imports)."""
 AGENT_NBYTES = 128 * 2**20
 """Main memory of a pod beside its ranks: the agent, its preloaded interpreter and MPI's daemon. A pod that trains
 digits-cnn was seen to peak at 226 MiB, for most of the interpreter is shared; a script of the user's shares nothing."""
@@ -14,6 +14,9 @@ GPU_CONTEXT_NBYTES = 600 * 2**20
 """Device memory that CUDA, cuBLAS and cuDNN take."""
 MARGIN = 1.1
 """Allocators round up and fragment."""
+GROWTH_MARGIN = 1.25
+"""On CPUs, over what is predicted: a pod that needs more is killed. Of generated networks 98 of 100 stay below
+(benchmarks/structure_regression.py)."""
 PREFETCHED_BATCHES = 2
 MOST_SAMPLES = 2**31 - 1
 """Of a batch, by the API; what a sample of no size is limited by."""
@@ -34,19 +37,37 @@ def sample_nbytes(workload: Workload) -> float:
     return workload.activation_nbytes + workload.transient_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
 
 
+def held_nbytes(parameter_nbytes: float, kept_nbytes: float, largest_nbytes: float, is_gpu: bool) -> float:
+    """Memory of a rank: its process or context, ``parameter_nbytes`` of parameters, gradients and optimizer state, kept
+    activations with the samples, and the largest transient ones.
+
+    A GPU holds just that. A CPU's kernels lay tensors out anew besides: by ``structure``'s regression.
+    """
+    if is_gpu:
+        return GPU_CONTEXT_NBYTES + MARGIN * (parameter_nbytes + kept_nbytes + largest_nbytes)
+    terms = {"process": 1.0, "parameter_B": parameter_nbytes, "kept_B": kept_nbytes, "largest_B": largest_nbytes}
+    return PROCESS_NBYTES + GROWTH_MARGIN * structure.total(terms, structure.GROWTH)
+
+
+def _line(workload: Workload, is_gpu: bool) -> tuple[float, float]:
+    """Memory of a rank whatever the batch, and what each sample adds."""
+    kept = workload.activation_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
+    fixed = held_nbytes(fixed_nbytes(workload), 0.0, 0.0, is_gpu)
+    return fixed, held_nbytes(0.0, kept, workload.transient_nbytes, is_gpu) - held_nbytes(0.0, 0.0, 0.0, is_gpu)
+
+
 def rank_nbytes(workload: Workload, batch: int, is_gpu: bool) -> int:
     """Memory that a rank needs where it computes: on its GPU, or in main memory. Rises with the batch."""
-    base = GPU_CONTEXT_NBYTES if is_gpu else PROCESS_NBYTES
-    return int(base + MARGIN * (fixed_nbytes(workload) + batch * sample_nbytes(workload)))
+    fixed, each = _line(workload, is_gpu)
+    return int(fixed + batch * each)
 
 
 def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool) -> int:
     """The most samples a rank can hold in ``memory_nbytes``; 0 when the model alone does not fit."""
-    base = GPU_CONTEXT_NBYTES if is_gpu else PROCESS_NBYTES
-    room = (memory_nbytes - base) / MARGIN - fixed_nbytes(workload)
-    if room <= 0:
+    fixed, each = _line(workload, is_gpu)
+    if memory_nbytes <= fixed:
         return 0
-    return int(min(MOST_SAMPLES, room / max(sample_nbytes(workload), 1.0)))
+    return int(min(MOST_SAMPLES, (memory_nbytes - fixed) / max(each, MARGIN)))
 
 
 def pod_nbytes(workload: Workload, batch: int, ranks: int, is_gpu: bool) -> int:

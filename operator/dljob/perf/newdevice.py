@@ -8,7 +8,8 @@ log t(workload, batch, device) is a sum of normal effects, so the best predictio
   (``DIFFERENCE_SPREAD``);
 - a slope of its own for each workload, alike for near batches: a small batch waits for its host on every device;
 - the device (its architecture), the device with the workload, and with the workload near a batch. Devices with alike
-  sheets share nine tenths of these: what two of a family say is one opinion, not two.
+  sheets share nine tenths of these: what two of a family say is one opinion, not two;
+- the vendor with the workload, and near a batch: what a vendor's libraries make of a workload all its devices share.
 
 Probes on the new device are observations like any other.
 """
@@ -23,18 +24,20 @@ from dljob.perf.fitting import Floats, checked
 
 PEAK_PART, BANDWIDTH_PART = 0.4, 0.6
 SUM_SPREAD, DIFFERENCE_SPREAD = 0.1, 0.25
-SLOPE_SPREAD, SLOPE_DOUBLINGS = 0.25, 4.0
-DEVICE_SPREAD, PAIR_SPREAD = 0.25, 0.2
-NEAR_SPREAD, NEAR_DOUBLINGS = 0.15, 1.0
+SLOPE_SPREAD, SLOPE_DOUBLINGS = 0.1, 4.0
+DEVICE_SPREAD, PAIR_SPREAD = 0.4, 0.1
+NEAR_SPREAD, NEAR_DOUBLINGS = 0.1, 1.0
+VENDOR_SPREAD, VENDOR_NEAR_SPREAD = 0.5, 0.2
 LIKENESS, OWN_PART = 0.5, 0.1
 """Distance of two sheets' logarithms at which devices are hardly alike, and what is a device's own in any case."""
 REPEAT_NOISE, TAIL = 0.05, 4.0
 FLAT = 5.0
 """Standard deviation of what is not known at all, in the logarithm.
 
-The spreads above are round numbers; halving or doubling one moves the mean error by two points at most. The parts of
-peak and bandwidth were 0.5 each; Gavel's devices moved them, NeuSight's agree. Likeness of 0.3 to 0.5 is the best on
-NeuSight, 0.8 on Gavel."""
+The spreads above are round numbers. Those of device and vendor are what leaving NeuSight's devices out one by one
+chooses nearly always, whichever further device is kept away from the choice (docs/design/0013); the parts of peak and
+bandwidth were 0.5 each, Gavel's devices moved them, NeuSight's agree. Likeness of 0.3 to 0.5 is the best on NeuSight,
+0.8 on Gavel."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,12 @@ class Sheet:
 
     peak_FLOPs: float
     bandwidth_Bps: float
+    vendor: str = ""
+    """Whose libraries it runs; devices without one are of the same."""
 
     def __post_init__(self) -> None:
-        checked(f"peak {self.peak_FLOPs:g} FLOP/s, bandwidth {self.bandwidth_Bps:g} B/s", list(vars(self).values()))
+        figures = self.peak_FLOPs, self.bandwidth_Bps
+        checked(f"peak {self.peak_FLOPs:g} FLOP/s, bandwidth {self.bandwidth_Bps:g} B/s", figures)
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def seconds(sheets: Mapping[str, Sheet], known: Mapping[Point, float], asked: Se
     logs = _logs(sheets, points)
     prior = -logs @ np.array([PEAK_PART, BANDWIDTH_PART])
     prior += np.median(np.log(times) - prior[: len(known)])
-    covariance = _covariance(points, logs)
+    covariance = _covariance(points, logs, _vendors(sheets, points))
     n = len(known)
     residuals = np.log(times) - prior[:n]
     inner = covariance[:n, :n] + np.diag(_noise(covariance[:n, :n], residuals))
@@ -92,22 +98,20 @@ def _noise(covariance: Floats, residuals: Floats) -> Floats:
 
 
 def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates: Sequence[Point]) -> Point:
-    """Which of the ``candidates`` to measure: the one that leaves the least variance on the others. Errors as above.
+    """Which of the ``candidates`` to measure: the one that tells the most of the others. Errors as above.
 
+    That is, the one that explains the largest part of each other candidate's variance, on average: cov(i, j)² / (var(i)
+    (var(j) + noise)). Parts rather than variances, so that a few of which next to nothing is known do not decide alone.
     Variances do not depend on measured values, so that a series of probes can be chosen before the first is taken.
     """
     points = _points(sheets, known, candidates)
-    covariance = _covariance(points, _logs(sheets, points))
+    covariance = _covariance(points, _logs(sheets, points), _vendors(sheets, points))
     n = len(known)
-
-    def left(candidate: int) -> float:
-        measured = [*range(n), n + candidate]
-        others = [i for i in range(n, len(points)) if i != n + candidate]
-        inner = covariance[np.ix_(measured, measured)] + REPEAT_NOISE**2 * np.eye(n + 1)
-        cross = covariance[np.ix_(others, measured)]
-        return float(np.trace(covariance[np.ix_(others, others)]) - np.sum(cross * np.linalg.solve(inner, cross.T).T))
-
-    return candidates[min(range(len(candidates)), key=left)]
+    inner = covariance[:n, :n] + REPEAT_NOISE**2 * np.eye(n)
+    left = covariance[n:, n:] - covariance[n:, :n] @ np.linalg.solve(inner, covariance[:n, n:])
+    variance = np.diag(left)
+    explained = left**2 / variance[:, None] / (variance + REPEAT_NOISE**2)[None, :]
+    return candidates[int(np.argmax(explained.sum(axis=0) - np.diag(explained)))]
 
 
 def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequence[Point]) -> list[Point]:
@@ -132,6 +136,10 @@ def _logs(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> Floats:
     return np.asarray(logs - logs.mean(axis=0))
 
 
+def _vendors(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> list[str]:
+    return [sheets[p.device].vendor for p in points]
+
+
 def with_probes(
     sheets: Mapping[str, Sheet], known: Mapping[Point, float], probes: Mapping[Point, float], asked: Sequence[Point]
 ) -> Floats:
@@ -150,22 +158,23 @@ def with_probes(
     return found
 
 
-def _covariance(points: Sequence[Point], logs: Floats) -> Floats:
+def _covariance(points: Sequence[Point], logs: Floats, vendors: Sequence[str]) -> Floats:
     """Of the logarithm of every two points' times."""
     device, workload = (np.array([getattr(p, name) for p in points]) for name in ("device", "workload"))
-    doublings = np.log2(checked("batch", [p.batch for p in points]))
-    apart = np.abs(doublings[:, None] - doublings[None, :])
+    batch = np.log2(checked("batch", [p.batch for p in points]))
+    apart = np.abs(batch[:, None] - batch[None, :])
     same_device, same_workload = device[:, None] == device[None, :], workload[:, None] == workload[None, :]
+    same_vendor = np.array(vendors)[:, None] == np.array(vendors)[None, :]
     total, difference = logs.sum(axis=1) / np.sqrt(2), (logs[:, 0] - logs[:, 1]) / np.sqrt(2)
     sheets_apart = ((logs[:, None, :] - logs[None, :, :]) ** 2).sum(axis=2)
     kin = OWN_PART * same_device + (1 - OWN_PART) * np.exp(-0.5 * sheets_apart / LIKENESS**2)
-    alike = np.exp(-0.5 * (apart / SLOPE_DOUBLINGS) ** 2)
+    alike, near = (np.exp(-0.5 * (apart / doublings) ** 2) for doublings in (SLOPE_DOUBLINGS, NEAR_DOUBLINGS))
     return np.asarray(
         FLAT**2 * (1.0 + same_workload + (same_workload & (apart == 0)))
         + SUM_SPREAD**2 * np.outer(total, total)
         + DIFFERENCE_SPREAD**2 * np.outer(difference, difference)
         + SLOPE_SPREAD**2 * same_workload * alike * (logs @ logs.T)
         + DEVICE_SPREAD**2 * kin
-        + PAIR_SPREAD**2 * same_workload * kin * alike
-        + NEAR_SPREAD**2 * same_workload * kin * np.exp(-0.5 * (apart / NEAR_DOUBLINGS) ** 2)
+        + same_workload * kin * (PAIR_SPREAD**2 * alike + NEAR_SPREAD**2 * near)
+        + same_workload * same_vendor * (VENDOR_SPREAD**2 * alike + VENDOR_NEAR_SPREAD**2 * near)
     )

@@ -79,7 +79,7 @@ def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momen
     data = DATASETS[dataset or default]
     if (problem := misfit(model, dataset or default)) is not None:
         raise ValueError(f"model {model} does not fit dataset {dataset}: {problem}")
-    return _of(model, build(data), data, optimizer, momentum)
+    return of_layers(model, build(data), data, optimizer, momentum)
 
 
 @cache
@@ -88,12 +88,13 @@ def reference(model: str, optimizer: Optimizer = "SGD", momentum: float = 0.9) -
     if model not in REFERENCES:
         raise ValueError(f"model {model!r}: expected one of {', '.join(REFERENCES)}")
     build, data = REFERENCES[model]
-    return _of(model, build(data), data, optimizer, momentum)
+    return of_layers(model, build(data), data, optimizer, momentum)
 
 
-def _of(model: str, net: Net, data: Dataset, optimizer: Optimizer, momentum: float) -> Workload:
+def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
+    """The workload of any network that ``net`` followed, on samples of ``data``."""
     return Workload(
-        name=model,
+        name=name,
         layers=tuple(net.layers),
         activation_nbytes=REAL_NBYTES * net.kept_elements,
         transient_nbytes=REAL_NBYTES * 2.0 * net.largest_elements,

@@ -60,6 +60,8 @@ class Option:
     """Memory of one rank."""
     compute_spread: float
     learned: Learned | None
+    cores: float
+    """CPUs that each rank computes with."""
     slowdown: float = 1.0
     """Of computing, by the other ranks of the node; in ``curve``."""
     steps: Posterior | None = None
@@ -172,6 +174,7 @@ def options(
                 compute_spread=spread,
                 learned=known,
                 slowdown=slowdown,
+                cores=cores,
                 strategy=strategy,
                 least_ranks=least_ranks,
                 update_s=0.0 if points else update_s(workload, device),

@@ -18,6 +18,9 @@ from dljob.planner.names import gibibytes, group_names, rate, samples
 from dljob.planner.split import Kind, even, even_split, split
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
 
+LEAST_BUSY = 0.25
+"""Of its CPUs, what a rank is given in any case: it also starts, evaluates and writes checkpoints."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -130,7 +133,15 @@ def evaluate(
     return Choice(
         summary=f"{describe(parts)}, {how}, {sizes}",
         groups=tuple(
-            Group(name, p.option.label, p.option.pool.is_gpu, p.nodes, p.option.ranks_per_node, tuple(s))
+            Group(
+                name,
+                p.option.label,
+                p.option.pool.is_gpu,
+                p.nodes,
+                p.option.ranks_per_node,
+                tuple(s),
+                p.option.ranks_per_node * _cpus(p.option, s[0], timing, link),
+            )
             for name, p, s in zip(names, parts, shares, strict=True)
         ),
         collective=collective,
@@ -156,6 +167,22 @@ def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
     compute_s = min(formulas.compute_s, step_s)
     whole_s = step_s + formulas.data_s
     return Step(compute_s, step_s - compute_s, formulas.data_s, 0.0, spread * step_s / whole_s)
+
+
+def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
+    """CPUs that one rank keeps busy: what it has, times the part of a step in which it uses them.
+
+    It computes and fetches its samples, for as long as nine of ten such ranks need at most; while it waits for the
+    network it uses as much of a core as copying at the link's speed takes. That MPI spins while it waits is no need. A
+    GPU's rank has a CPU of its own, for what launches kernels must never wait.
+    """
+    if option.pool.is_gpu:
+        return 1.0
+    own_s = option.curve.seconds(share) * exp(P90 * option.compute_spread) if share else 0.0
+    copying = min(1.0, link.bandwidth_Bps / option.device.peer_bandwidth_Bps)
+    whole_s = max(own_s, timing.compute_s + timing.data_s) + timing.communication_s
+    busy = (own_s + copying * timing.communication_s) / whole_s
+    return option.cores * max(LEAST_BUSY, busy)
 
 
 def _prediction(

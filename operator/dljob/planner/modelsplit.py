@@ -133,7 +133,7 @@ def evaluate(part: Part, collective: CollectiveName, request: Request, workload:
         groups=(
             Group(
                 group_names([option.label])[0], option.label, option.pool.is_gpu, part.nodes, option.ranks_per_node,
-                (batch,) * ranks,
+                (batch,) * ranks, option.ranks_per_node * (1.0 if option.pool.is_gpu else option.cores),
             ),
         ),
         collective=collective,
@@ -200,17 +200,17 @@ def _memory_nbytes(part: Part, request: Request, workload: Workload) -> int:
         stages = split.stages_of(workload, ranks, request.micro_batches)
         samples = ceil(batch / request.micro_batches)
         held = split.held_nbytes(workload, stages.parameters)
-        kept = samples * (stages.activations * workload.activation_nbytes + workload.transient_nbytes)
+        kept = samples * stages.activations * workload.activation_nbytes
     else:
         pairs = split.pairs_of(workload)
         assert pairs is not None, "checked before"
         share = split.kept_part(pairs.parameters / workload.parameters, pairs.units, ranks)
         held = split.held_nbytes(workload, share * workload.parameters)
         outputs = split.kept_part(pairs.outputs, pairs.units, ranks)
-        kept = batch * (outputs * workload.activation_nbytes + workload.transient_nbytes)
+        samples, kept = batch, batch * outputs * workload.activation_nbytes
     kept += memory.PREFETCHED_BATCHES * batch * workload.sample_nbytes
-    base = memory.GPU_CONTEXT_NBYTES if is_gpu else memory.PROCESS_NBYTES + split.state_nbytes(workload)
-    return int(base + memory.MARGIN * (held + kept))
+    state = 0.0 if is_gpu else split.state_nbytes(workload)
+    return int(state + memory.held_nbytes(held, kept, samples * workload.transient_nbytes, is_gpu))
 
 
 def _host_nbytes(part: Part, request: Request, workload: Workload, held: int) -> int:

@@ -105,6 +105,8 @@ class Group:
     shares: tuple[int, ...]
     """Samples per step of each rank of the group, ``nodes * ranks_per_node`` of them; 0 for a parameter server. Where
     ranks split the model, each has all."""
+    cpu_per_pod: float
+    """CPUs that a pod's ranks keep busy: what its container should request."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """From spec and cluster to an accepted plan, or to the reason why there is none."""
 
 from dataclasses import replace
+from math import ceil
 
 from dljob.accepted import Accepted, AcceptedGroup
 from dljob.api import PlanningMode
@@ -69,16 +70,17 @@ def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
 
 
 def _group(group: Group, view: ClusterView) -> AcceptedGroup:
-    """CPU to request: a CPU a rank, but at most half of what is free, so that the plan fits where it was made for."""
+    """CPU to request: what the plan needs, but at most half of what is free, so that it fits where it was made for."""
     free = sorted((node.free_cpu for node in view.nodes if node.device == group.device), reverse=True)[: group.nodes]
     half_m = int(500 * min(free, default=0.0))
+    needed_m = ceil(100 * group.cpu_per_pod) * 10
     return AcceptedGroup(
         name=group.name,
         device=group.device,
         is_gpu=group.is_gpu,
         nodes=group.nodes,
         ranks_per_node=group.ranks_per_node,
-        cpu_m=max(50, min(1000 * group.ranks_per_node, half_m // 10 * 10)),
+        cpu_m=max(50, min(needed_m, half_m // 10 * 10)),
     )
 
 
