@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--create-namespace", action="store_true")
         if name == "upgrade":
             command.add_argument("-i", "--install", action="store_true", help="install when there is no release yet")
+            command.add_argument("--reuse-values", action="store_true", help="start from the last release's values")
         if name == "uninstall":
             command.add_argument("--ignore-not-found", action="store_true")
     return parser
@@ -112,7 +113,7 @@ def _upgrade(config: Any, args: argparse.Namespace, given: dict[str, Any], commo
             return dict(
                 config.install(args.chart, args.release, given, **common, create_namespace=args.create_namespace)
             )
-    return dict(config.upgrade(args.chart, args.release, given, **common))
+    return dict(config.upgrade(args.chart, args.release, given, **common, reuse_values=args.reuse_values))
 
 
 def _run(args: argparse.Namespace) -> int:
