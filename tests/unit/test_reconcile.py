@@ -275,6 +275,29 @@ class TestChanges:
         assert not needs_view(settled_again)
         assert step(settled_again).scales == ()
 
+    @pytest.mark.parametrize(
+        ("changes", "field"),
+        [
+            (
+                {"globalBatchSize": 192},
+                "spec.globalBatchSize: found 192, expected 96, as in the job's checkpoint of step 7",
+            ),
+            ({"seed": 3}, "spec.seed: found 3, expected 0"),
+            ({"model": {"name": "mlp"}}, "spec.model.name: found mlp, expected digits-cnn"),
+        ],
+    )
+    def test_what_a_checkpoint_contradicts_is_refused_and_the_job_goes_on(self, changes: Json, field: str) -> None:
+        running = training(last_checkpoint={"step": 7, "unix_s": 1.0})
+        observed = changed(running, **changes)
+        desired = step(observed)
+        assert verdict(desired, "Planned") == ("False", "CheckpointContradicted")
+        assert told(desired, "Planned").message.startswith(field)
+        assert "plan 1 stays in force" in told(desired, "Planned").message
+        assert status(desired).phase is Phase.RUNNING
+        assert (desired.scales, desired.deletes) == ((), ())
+        back = changed(after(observed, desired), **{key: running.job.spec.get(key, 0) for key in changes})
+        assert verdict(step(back), "Planned") == ("True", "Planned")
+
     def test_an_old_report_does_not_end_the_new_plan(self) -> None:
         observed = changed(training(), globalBatchSize=192)
         empty = settled(after(observed, step(observed)))

@@ -6,6 +6,7 @@ from math import ceil
 from dljob.accepted import Accepted, AcceptedGroup
 from dljob.api import PlanningMode
 from dljob.cluster import ClusterView
+from dljob.contract import Plan
 from dljob.planner import Decision, Group, Infeasible
 from dljob.planner.plan import plan
 from dljob.reconcile.known import Known
@@ -54,6 +55,8 @@ def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
     proposed = contract_plan(
         job.name, job.namespace, job.uid, spec, decision, last + 1, term, service, config.cluster_domain
     )
+    if current is not None and (contradicted := _by_checkpoint(known, current.plan, proposed)):
+        return contradicted
     if current is not None and current.plan.digest() == proposed.digest():
         proposed = current.plan
     elif shown is not None and shown.digest == proposed.digest():  # its ConfigMap was deleted; all else stands
@@ -67,6 +70,28 @@ def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
         spec_digest=known.digest,
         warning=decision.warning,
     )
+
+
+def _by_checkpoint(known: Known, current: Plan, proposed: Plan) -> Infeasible | None:
+    """Why training cannot go on by the proposed plan from the checkpoint that there is.
+
+    The trainer would refuse it, and the job fail for good; so the plan in force stays, and the job goes on.
+    """
+    saved = known.before.last_checkpoint
+    if saved is None or not (current.checkpoint.enabled and proposed.checkpoint.enabled):
+        return None
+    for field, was, wanted in (
+        ("spec.globalBatchSize", current.global_batch, proposed.global_batch),
+        ("spec.seed", current.seed, proposed.seed),
+        ("spec.model.name", current.model.name, proposed.model.name),
+    ):
+        if was != wanted:
+            text = (
+                f"found {wanted}, expected {was}, as in the job's checkpoint of step {saved.step}: set it back, or "
+                "delete the job and create it anew, to train from the beginning"
+            )
+            return Infeasible("CheckpointContradicted", field, text)
+    return None
 
 
 def _group(group: Group, view: ClusterView) -> AcceptedGroup:
