@@ -14,7 +14,7 @@ _QUIET = {
     "FetchingDataset",
 }  # fmt: skip
 """Reasons of conditions that are not True which only say that something has not come yet or is over."""
-_QUIET_WHEN_TRUE = {"Accepted"}
+_QUIET_WHEN_TRUE = {"Accepted", "NotNeeded"}
 MAX_MESSAGE = 1000
 """The API server refuses longer ones (1024)."""
 
