@@ -1,130 +1,189 @@
-"""Our all-reduce against Open MPI's and gloo's, by size: ``python benchmarks/allreduce.py [--ranks 2] [--rounds 15]``.
+"""Our all-reduce (``auto``) against Open MPI's and gloo's, by size and transport: ``python benchmarks/allreduce.py``.
 
-All candidates run in the same processes, taking turns within every round, so that a noisy machine disturbs them
-alike. A figure is the median over rounds of the slowest rank's time; a ratio is the median of the rounds' ratios with
-its 95 % interval (bootstrap), above 1 where our ring is faster. GB/s are bytes of the buffer per second.
+    memory   2 ranks that share a machine
+    tcp      2 ranks on two machines (network namespaces), a link as fast as the kernel is; needs root
+    shaped   2, 4 and 8 ranks on machines of their own, links of --rate MB/s each way; needs root
+    servers  a synchronous parameter server against the ring over the rank count, on shaped links; needs root
+
+Name some of them to run only those. All candidates run in the same processes, taking turns within every round, so
+that a noisy machine disturbs them alike. A figure is the median over rounds of the slowest rank's time; ratios are
+medians of the rounds' ratios with their 95 % interval. A bar is missed when the whole interval is on its wrong side.
+MB/s are bytes of the buffer per second; a ring's bound is the link's rate times n / (2 (n - 1)).
+
+Bars: auto at least 0.95 of the best other one at every size and 1.0 on the geometric mean over sizes; on shaped links
+at least 0.90 of the bound with 2 ranks and 0.85 with 4.
 """
 
 import argparse
+import contextlib
 import json
 import os
-import platform
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import namespaces
 import numpy as np
+from allreduce_ranks import GLOO, OPEN_MPI, OURS, RING, SEGMENTED, SERVER
+from figures import Times, geometric_mean, least, machine, ratio, text
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES = [2**16, 2**18, 2**20, 2**22, 2**24, 2**26]
-TURN_S = 0.02
-"""A turn repeats its sum for about so long."""
-OURS = "ring"
+MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
+SMALLEST = 2**16
+OF_THE_BOUND = {2: 0.90, 4: 0.85}
+VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
 
 
-def worker(rounds: int, segment_nbytes: int) -> None:
-    import torch
-    from mpi4py import MPI
+@dataclass(frozen=True)
+class Case:
+    transport: str
+    ranks: int
+    rate_Bps: float | None
+    sizes: list[int]
 
-    from dltrain.comm.choose import choose
-    from dltrain.world import World
-
-    torch.set_num_threads(1)
-    world = World.start()
-    rows = []
-    for nbytes in SIZES:
-        buffers = {name: torch.zeros(nbytes // 4) for name in (OURS, "open mpi", "open mpi, ours", "gloo")}
-        ring = choose("Ring", world.comm, [buffers[OURS]], segment_nbytes=segment_nbytes)
-        wrapped = choose("MPI", world.comm, [buffers["open mpi, ours"]])
-        gloo = choose("Torch", world.comm, [buffers["gloo"]])
-        plain = buffers["open mpi"].numpy()
-        candidates: dict[str, Callable[[], object]] = {
-            OURS: lambda ring=ring: ring.allreduce(0),  # type: ignore[misc]
-            "open mpi": lambda plain=plain: world.comm.Allreduce(MPI.IN_PLACE, plain),  # type: ignore[misc]
-            "open mpi, ours": lambda wrapped=wrapped: wrapped.allreduce(0),  # type: ignore[misc]
-            "gloo": lambda gloo=gloo: gloo.allreduce(0),  # type: ignore[misc]
-        }
-        times: dict[str, list[float]] = {name: [] for name in candidates}
-        repeats = {name: repeats_for(world.comm, sum_once) for name, sum_once in candidates.items()}
-        for turn in range(rounds):
-            names = list(candidates)
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                world.comm.Barrier()
-                began = time.perf_counter()
-                for _ in range(repeats[name]):
-                    candidates[name]()
-                spent = (time.perf_counter() - began) / repeats[name]
-                times[name].append(world.comm.allreduce(spent, MPI.MAX))
-        for collective in (ring, wrapped, gloo):
-            collective.close()
-        rows.append({"nbytes": nbytes, "seconds": times})
-    if world.rank == 0:
-        sys.stdout.write(json.dumps(rows) + "\n")
-    world.close()
+    @property
+    def bound_Bps(self) -> float | None:  # noqa: N802 - the unit's own spelling
+        """Of a ring: each rank sends 2 (n - 1) / n of the buffer."""
+        return self.rate_Bps * self.ranks / (2 * (self.ranks - 1)) if self.rate_Bps else None
 
 
-def repeats_for(comm: Any, sum_once: Callable[[], object]) -> int:
-    """As many repetitions as fit a turn, the same on every rank."""
-    sum_once()
-    began = time.perf_counter()
-    sum_once()
-    took_s: float = comm.bcast(time.perf_counter() - began)
-    return max(1, round(TURN_S / took_s))
+def cases(names: list[str], rate_Bps: float, largest: int, largest_shaped: int) -> list[Case]:
+    free, slow = sizes(largest), sizes(min(largest, largest_shaped))
+    found = []
+    for name in names:
+        if name in ("memory", "tcp"):
+            found.append(Case(name, 2, None, free))
+        elif name == "shaped":
+            found += [Case(name, ranks, rate_Bps, slow) for ranks in (2, 4, 8)]
+    return found
 
 
-def interval(ratios: np.ndarray) -> tuple[float, float, float]:
-    """Median and its 95 % bootstrap interval."""
-    draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
-    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
-    return float(np.median(ratios)), float(low), float(high)
+def sizes(largest: int) -> list[int]:
+    return [4**i * SMALLEST for i in range(20) if 4**i * SMALLEST <= largest]
 
 
-def machine() -> str:
-    import torch
+def run(case: Case, rounds: int, candidates: list[str]) -> list[dict[str, Any]]:
+    """Start the ranks; returns what rank 0 printed."""
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("operator", "trainer-image", "benchmarks")),
+        "OMP_NUM_THREADS": "1",
+    }
+    together = case.transport == "memory"
+    host = "127.0.0.1" if together else namespaces.address(0)
+    asked = {"sizes": case.sizes, "rounds": rounds, "host": host, "candidates": candidates}
+    with contextlib.ExitStack() as stack:
+        if together:
+            root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+            command = [str(MPIRUN), *root, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(case.ranks)]
+        else:
+            env["GLOO_SOCKET_IFNAME"] = namespaces.INTERFACE
+            name = stack.enter_context(namespaces.machines(case.ranks, case.rate_Bps))
+            command = namespaces.mpirun_on(name, case.ranks, VARIABLES, MPIRUN)
+        worker = [sys.executable, str(ROOT / "benchmarks" / "allreduce_ranks.py"), json.dumps(asked)]
+        done = subprocess.run([*command, *worker], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    rows: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return rows
 
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")  # noqa: SIM115, PTH123
-    load = os.getloadavg()[0]
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return f"{os.cpu_count()} x {model}, load {load:.1f} before, {versions}"
+
+def show(case: Case, rows: list[dict[str, Any]]) -> None:
+    """A table by size, and the bars."""
+    bound = case.bound_Bps
+    link = f", {case.rate_Bps / 1e6:.0f} MB/s each way, a ring's bound {bound / 1e6:.1f} MB/s" if bound else ""  # type: ignore[operator]
+    print(f"\n## {case.transport}, {case.ranks} ranks{link}\n")
+    seconds = [{name: np.array(times) for name, times in row["seconds"].items()} for row in rows]
+    others = [name for name in seconds[0] if name != OURS]
+    columns = ["buffer", *(f"{name}, MB/s" for name in (OURS, *others)), "auto by the best other", "auto chose"]
+    print(f"| {' | '.join([*columns, *(['auto by the bound'] if bound else [])])} |")
+    print("|" + "---|" * (len(columns) + bool(bound)))
+    best: list[tuple[Times, Times]] = []
+    verdicts = []
+    for row, times in zip(rows, seconds, strict=True):
+        nbytes, size = row["nbytes"], f"{row['nbytes'] >> 10} KiB"
+        speeds = [f"{nbytes / np.median(times[name]) / 1e6:.4g}" for name in (OURS, *others)]
+        other = min(others, key=lambda name: float(np.median(times[name])))
+        best.append((times[other], times[OURS]))
+        found = ratio(*best[-1])
+        cells = [size, *speeds, f"{text(found)} of {other}", ", ".join(row["picked"])]
+        if bound:
+            cells.append(text(ratio(np.full(len(times[OURS]), nbytes / bound), times[OURS])))
+        print(f"| {' | '.join(cells)} |")
+        verdicts.append(f"{size} by the best other ({other}): {least(found, 0.95)}")
+    print("\n" + "\n".join(verdicts))
+    print(f"geometric mean over sizes: {least(geometric_mean(best), 1.0)}")
+    if bound and case.ranks in OF_THE_BOUND:
+        last = seconds[-1][OURS]
+        found = ratio(np.full(len(last), case.sizes[-1] / bound), last)
+        print(f"{case.sizes[-1] >> 10} KiB by the bound: {least(found, OF_THE_BOUND[case.ranks])}", flush=True)
+
+
+def servers(rate_Bps: float, rounds: int, plot: Path | None) -> list[dict[str, Any]]:
+    """Parameter server against ring over the rank count: a table, and a plot if asked for."""
+    nbytes = 2**22
+    print(
+        f"\n## parameter server (1, synchronous) against ring, {nbytes >> 10} KiB, {rate_Bps / 1e6:.0f} MB/s each way\n"
+    )
+    print("| ranks | ring, s | parameter server, s | ring's bound, s | server's bound, s | server by ring |")
+    print("|---|---|---|---|---|---|")
+    found = []
+    for ranks in (2, 3, 4, 6, 8):
+        (row,) = run(Case("shaped", ranks, rate_Bps, [nbytes]), rounds, [RING, SERVER])
+        ring, server = (np.array(row["seconds"][name]) for name in (RING, SERVER))
+        # The server's link takes in the buffers of all the others, then gives out as many.
+        bounds = [2 * (ranks - 1) / ranks * nbytes / rate_Bps, (ranks - 1) * nbytes / rate_Bps]
+        found.append({"ranks": ranks, **row, "bounds": bounds})
+        cells = [f"{np.median(ring):.3f}", f"{np.median(server):.3f}", *(f"{bound:.3f}" for bound in bounds)]
+        print(f"| {ranks} | {' | '.join(cells)} | {text(ratio(server, ring))} |", flush=True)
+    if plot is not None:
+        draw(found, plot)
+    return found
+
+
+def draw(found: list[dict[str, Any]], to: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    ranks = [point["ranks"] for point in found]
+    for number, (name, color) in enumerate(((RING, "tab:blue"), (SERVER, "tab:orange"))):
+        axes.plot(ranks, [np.median(point["seconds"][name]) for point in found], "o-", color=color, label=name)
+        axes.plot(ranks, [point["bounds"][number] for point in found], ":", color=color, label=f"{name}, bound")
+    axes.set(xlabel="ranks", ylabel="s", ylim=(0, None), title="All-reduce of 4 MiB over shaped links")
+    axes.legend()
+    figure.savefig(to)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
+    known = ("memory", "tcp", "shaped", "servers")
+    parser.add_argument("what", nargs="*", metavar="|".join(known), help="default: all of them")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--segment", type=int, default=2**17, help="bytes of a segment of the ring")
+    parser.add_argument("--ranks", type=int, help="of shaped, only this many")
+    parser.add_argument("--rate", type=float, default=50.0, help="MB/s of a shaped link (default: %(default)s)")
+    parser.add_argument("--largest", type=int, default=2**28, help="bytes")
+    parser.add_argument("--largest-shaped", type=int, default=2**24, help="bytes; there time only grows with them")
+    parser.add_argument("--plot", type=Path, help="file for the plot of servers (needs the extra 'plot')")
     parser.add_argument("--json", type=Path, help="file for the raw times")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        worker(options.rounds, options.segment)
-        return
-    mpirun = [str(Path(sys.prefix) / "bin" / "mpirun"), *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
-    command = [*mpirun, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(options.ranks), sys.executable]
-    arguments = ["--worker", "--rounds", str(options.rounds), "--segment", str(options.segment)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer-image")])}
+    what = options.what or list(known)
+    if unknown := set(what) - set(known):
+        parser.error(f"found {', '.join(sorted(unknown))}, expected some of {', '.join(known)}")
+    if set(what) - {"memory"} and (reason := namespaces.available()) is not None:
+        parser.error(f"{reason}; without them there is only memory")
     host = machine()
-    done = subprocess.run([*command, __file__, *arguments], env=env, stdout=subprocess.PIPE, text=True, check=True)
-    rows = json.loads(done.stdout.strip().splitlines()[-1])
+    print(f"{options.rounds} rounds; {host}", flush=True)
+    results = []
+    for case in cases(what, options.rate * 1e6, options.largest, options.largest_shaped):
+        if options.ranks not in (None, case.ranks) and case.transport == "shaped":
+            continue
+        rows = run(case, options.rounds, [OURS, OPEN_MPI, SEGMENTED, GLOO])
+        show(case, rows)
+        results.append({"transport": case.transport, "ranks": case.ranks, "rate_Bps": case.rate_Bps, "rows": rows})
+    if "servers" in what:
+        results.append({"transport": "servers", "rows": servers(options.rate * 1e6, options.rounds, options.plot)})
     if options.json:
-        options.json.write_text(json.dumps({"machine": host, "ranks": options.ranks, "rows": rows}))
-    print(f"{options.ranks} ranks, {options.rounds} rounds; {host}")
-    others = [name for name in rows[0]["seconds"] if name != OURS]
-    print("\n| buffer | " + " | ".join(f"{name} GB/s" for name in (OURS, *others)) + " | ring against the best |")
-    print("|" + "---|" * (len(others) + 3))
-    best_ratios = []
-    for row in rows:
-        seconds = {name: np.array(times) for name, times in row["seconds"].items()}
-        speeds = [row["nbytes"] / np.median(seconds[name]) / 1e9 for name in (OURS, *others)]
-        best = min(others, key=lambda name: float(np.median(seconds[name])))
-        ratio, low, high = interval(seconds[best] / seconds[OURS])
-        best_ratios.append(ratio)
-        cells = " | ".join(f"{speed:.2f}" for speed in speeds)
-        print(f"| {row['nbytes'] >> 10} KiB | {cells} | {ratio:.2f} ({low:.2f}–{high:.2f}) of {best} |")
-    print(f"\ngeometric mean of the ratios: {np.exp(np.mean(np.log(best_ratios))):.2f}")
+        options.json.write_text(json.dumps({"machine": host, "results": results}))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ CHECKPOINT_DIR = "/var/lib/dljob/checkpoints"
 DATASET_DIR = "/var/lib/dljob/dataset"
 """Where a pvc:// dataset's claim is mounted, read-only, and where fetched data is."""
 
+MEASURABLE = ("Ring", "MPI", "Tree", "Butterfly")
+"""Collectives in which every rank is a worker and MPI is all they share: ranks may choose among them by themselves."""
+
 CPUS_VARIABLE = "DLTRAIN_CPUS_M"
 """Environment of a trainer pod: CPUs it requested, in thousandths."""
 DATASET_SUMS = "SHA256SUMS"
@@ -149,6 +152,17 @@ class Plan(Record):
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
     global_batch: Annotated[int, Field(ge=1)]
     collective: Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"] = "Ring"
+    measure_collective: Annotated[
+        bool,
+        Field(
+            description="Whether ranks measure strategies at their start and use the fastest for each bucket's size."
+        ),
+    ] = False
+    """``collective`` is then what the operator expects of them."""
+    compression: Annotated[
+        Literal["BF16", "FP16"] | None,
+        Field(description="How gradients travel, with error feedback; None: as they are."),
+    ] = None
     parallelism: Literal["Data", "Optimizer", "Pipeline", "Tensor"] = "Data"
     micro_batches: Annotated[int, Field(ge=1, description="Parts of a batch that follow each other, in Pipeline.")] = 1
     bucket_nbytes: Annotated[int, Field(ge=4096)] = 4 * 2**20
@@ -190,6 +204,16 @@ class Plan(Record):
             )
         if self.collective == "ParameterServer" and len(self.ranks) > 1 and not servers:
             raise ValueError("ranks: none is a parameter server, expected at least one with collective ParameterServer")
+        if self.compression and (self.collective != "Ring" or self.parallelism != "Data" or self.measure_collective):
+            raise ValueError(
+                f"compression: found collective {self.collective} with parallelism {self.parallelism}, expected Ring, "
+                "which it stands for, with Data, and nothing to measure"
+            )
+        if self.measure_collective and (self.collective not in MEASURABLE or self.parallelism != "Data"):
+            raise ValueError(
+                f"measure_collective: found collective {self.collective} with parallelism {self.parallelism}, "
+                f"expected one of {', '.join(MEASURABLE)} with Data"
+            )
         if self.parallelism == "Optimizer" and self.collective not in ("Ring", "Torch") and len(self.ranks) > 1:
             raise ValueError(f"collective: found {self.collective} with parallelism Optimizer, expected Ring or Torch")
         if self.parallelism != "Data" and self.optimizer.scaling == "AdaScale":

@@ -118,6 +118,8 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
     collective, strategy = _COLLECTIVES[spec.collective], spec.parallelism.strategy
     if strategy is ParallelismStrategy.AUTO and spec.trainer.command:
         strategy = ParallelismStrategy.DATA  # whether a program's optimizer can be shared out is not known
+    if spec.gradient_compression is not None:
+        collective = "Ring"  # whose traffic it has, at half the bytes
     sample_nbytes = spec.dataset.sample_bytes
     return Request(
         job=name,
@@ -149,6 +151,7 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
         strategy=strategy.value,
         stages=spec.parallelism.stages,
         micro_batches=micro_batches(spec),
+        compressed=spec.gradient_compression is not None,
         uneven=spec.planning.uneven and not torchrun,
         fixed=tuple(FixedChoice(g.device, g.nodes, g.ranks_per_node, g.batch_per_rank) for g in spec.planning.groups)
         if spec.planning.mode is PlanningMode.FIXED
@@ -236,6 +239,13 @@ def _dataset(spec: DLJobSpec) -> contract.DatasetRef:
     return contract.DatasetRef(path=spec.dataset.path, samples=spec.dataset.samples)
 
 
+def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
+    """Whether ranks may find out by themselves how to sum: the model's choice is then but its expectation."""
+    several = sum(len(group.shares) for group in chosen.groups) > 1
+    theirs = spec.collective is Collective.AUTO and spec.gradient_compression is None and strategy == "Data"
+    return several and theirs and chosen.collective in contract.MEASURABLE
+
+
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     """Fewest ranks the trainer may go on with: those of the smallest ``nodes.min`` nodes, and the servers; all of them
     where each has a part of the model."""
@@ -271,6 +281,8 @@ def contract_plan(
     """
     chosen, optimizer = decision.chosen, spec.optimizer
     spread = sum(g.nodes for g in chosen.groups) > 1
+    asked = spec.parallelism.strategy
+    strategy = chosen.strategy if asked is ParallelismStrategy.AUTO else asked.value
     return contract.Plan(
         job=name,
         namespace=namespace,
@@ -280,9 +292,9 @@ def contract_plan(
         ranks=_ranks(name, chosen.groups, f"{service}.{namespace}.svc.{cluster_domain}"),
         global_batch=spec.global_batch_size,
         collective=chosen.collective,
-        parallelism=chosen.strategy
-        if spec.parallelism.strategy is ParallelismStrategy.AUTO
-        else spec.parallelism.strategy.value,
+        measure_collective=_measures(spec, chosen, strategy),
+        compression=spec.gradient_compression.value if spec.gradient_compression else None,
+        parallelism=strategy,
         micro_batches=micro_batches(spec),
         **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
         model=contract.ModelRef(

@@ -17,6 +17,13 @@ def test_every_strategy_sums_like_numpy(ranks: int) -> None:
     assert "all sums right" in ended.output
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sixteen_bits_on_the_wire_are_unbiased_over_steps(ranks: int) -> None:
+    ended = run_ranks(ranks, BODIES / "compression.py", str(ranks))
+    assert "unbiased" in ended.output
+
+
 def test_one_rank_needs_no_mpi() -> None:
     buffer = torch.arange(5.0)
     collective = choose("Ring", None, [buffer])

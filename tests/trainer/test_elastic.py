@@ -50,6 +50,7 @@ def weights(folder: Path) -> Path:
     ("collective", "deaths", "alive"),
     [
         ("Ring", ["0 loss 20"], (1, 2)),
+        ("Auto", ["1 loss 20"], (0, 2)),
         ("Butterfly", ["1 agree 20"], (0, 2)),
         ("Tree", ["2 evaluate 2"], (0, 1)),
         ("MPI", ["1 loss 20", "2 loss 40"], (0,)),
@@ -60,7 +61,8 @@ def weights(folder: Path) -> Path:
 def test_survivors_go_on(
     collective: str, deaths: list[str], alive: tuple[int, ...], alone: Path, tmp_path: Path
 ) -> None:
-    plan = make_plan(3, shares=[50, 40, 30], steps=STEPS, collective=collective, checkpoint=saving(tmp_path))
+    how = {"measure_collective": True} if collective == "Auto" else {"collective": collective}
+    plan = make_plan(3, shares=[50, 40, 30], steps=STEPS, checkpoint=saving(tmp_path), **how)
     words = " ".join(deaths).split()
     with Listener(tmp_path) as listener:
         arguments = command(3, DYING, *words, ulfm=True)

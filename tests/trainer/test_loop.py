@@ -37,7 +37,9 @@ def hashes(folder: Path, step: int) -> list[str]:
 
 
 def test_three_ranks_learn_digits(tmp_path: Path) -> None:
-    plan = make_plan(3, model=ModelRef(name="digits-cnn"), epochs=12, rebalance=True, shares=[60, 40, 20])
+    plan = make_plan(
+        3, model=ModelRef(name="digits-cnn"), epochs=12, rebalance=True, shares=[60, 40, 20], measure_collective=True
+    )
     with Listener(tmp_path) as listener:
         train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
         listener.wait_for(messages.Finished, 3)
@@ -46,8 +48,19 @@ def test_three_ranks_learn_digits(tmp_path: Path) -> None:
     assert all(hello.device == "cpu" for hello in listener.of(messages.Hello))
     probed = listener.of(messages.Probed)
     assert len(probed) == 3 and all(p.link_latency_s and p.link_bandwidth_Bps for p in probed)
+    chosen = [sum_ for news in listener.of(messages.Chosen) for sum_ in news.sums]
+    assert len(chosen) >= 3 and all(sum_.strategy and sum_.bandwidth_Bps > 0 for sum_ in chosen)
     measures = {step.rank: step.measure for step in listener.of(messages.Step)}
     assert all(m.compute_s > 0 and m.comm_s > 0 and m.wait_s >= 0 and m.data_s > 0 for m in measures.values())
+
+
+def test_two_ranks_learn_digits_by_compressed_gradients(tmp_path: Path) -> None:
+    plan = make_plan(2, model=ModelRef(name="digits-cnn"), epochs=12, shares=[80, 40], compression="BF16")
+    with Listener(tmp_path) as listener:
+        train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(messages.Finished, 2)
+    outcomes = [news.outcome for news in listener.of(messages.Finished)]
+    assert all(outcome.accuracy is not None and outcome.accuracy >= 0.97 for outcome in outcomes)
 
 
 def test_a_parameter_server_only_serves(tmp_path: Path) -> None:

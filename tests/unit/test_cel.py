@@ -97,6 +97,7 @@ specs = st.fixed_dictionaries(
                 {"rule": st.sampled_from(["Linear", "AdaScale"]), "baseBatchSize": small}
             ),
         ),
+        "gradientCompression": st.sampled_from(["BF16", "FP16"]),
         "parallelism": some(
             strategy=st.sampled_from(["Data", "Optimizer", "Pipeline", "Tensor", "Auto"]),
             stages=st.integers(2, 3),

@@ -156,7 +156,7 @@ def test_the_plan_as_the_trainer_reads_it() -> None:
     assert todo.checkpoint == contract.CheckpointRef(enabled=True, interval_s=5.0, keep=2)
     assert todo.expected.step_s > 0
     assert todo.expected.total_s == pytest.approx(375 * todo.expected.step_s)
-    assert todo.rebalance
+    assert todo.rebalance and not todo.measure_collective
     assert contract.Plan.parse(todo.to_json()) == todo
 
 
@@ -175,6 +175,27 @@ def test_ranks_are_contiguous_by_group_then_node_then_device() -> None:
         ("job-t4-0", 1, 8, True),
     ]
     assert not todo.rebalance, "the user said how many samples"
+
+
+def test_compressed_gradients_travel_faster() -> None:
+    plain, compressed = (planned(spec(nodes={"min": 3}, **how)) for how in ({}, {"gradientCompression": "FP16"}))
+    assert (plain.compression, compressed.compression, compressed.collective) == (None, "FP16", "Ring")
+    assert compressed.expected.step_s < plain.expected.step_s
+
+
+@pytest.mark.parametrize(
+    ("changes", "measures"),
+    [
+        ({}, True),
+        ({"nodes": {"max": 1}}, False),
+        ({"collective": "Ring"}, False),
+        ({"gradientCompression": "BF16"}, False),
+        ({"parallelism": {"strategy": "Optimizer"}}, False),
+        ({"trainer": {"command": ["a"], "framework": "Torchrun"}}, False),
+    ],
+)
+def test_ranks_measure_what_the_user_leaves_open(changes: dict[str, Any], measures: bool) -> None:
+    assert planned(spec(**{"nodes": {"min": 2}} | changes)).measure_collective == measures
 
 
 def test_a_parameter_server_is_a_rank_of_its_own() -> None:

@@ -23,14 +23,15 @@ def init(
     batch: int = 64,
     epochs: int = 10,
     seed: int = 0,
-    collective: str = "Ring",
+    collective: str = "Auto",
     checkpoints: str | None = None,
 ) -> "Trainer":
     """Join the other ranks of this run; call it once, before the model is made.
 
     The arguments are for runs without a manifest; in a DLJob the plan decides instead of them. ``batch``: samples of a
     step over all ranks. ``seed``: also of torch's generator, so that all ranks make the same model. ``collective``:
-    Ring, MPI, Tree, Butterfly or Torch. ``checkpoints``: a directory to save to and continue from.
+    Ring, MPI, Tree, Butterfly or Torch; Auto measures them at the start. ``checkpoints``: a directory to save to and
+    continue from.
 
     When the script ends, its ranks end together; an exception becomes the reason in the job's status.
     """

@@ -5,7 +5,7 @@ the backward pass is still to come. ``p.grad`` is a view, so that nothing is cop
 of numbers that ranks share at every step (loss, stop flag, timings), summed along at no extra message.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -40,8 +40,16 @@ def plan_buckets(sizes: Iterable[int], longest: int) -> list[Bucket]:
 class GradientBuffer:
     """The gradients of ``parameters`` and ``tail`` shared numbers, contiguous."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_nbytes: int, tail: int) -> None:
-        """Raises ValueError when nothing is trainable, or parameters differ in dtype or device."""
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        bucket_nbytes: int,
+        tail: int,
+        zeros: Callable[[int, torch.dtype, torch.device], Tensor] | None = None,
+    ) -> None:
+        """``zeros``: where the buffer comes from; default: torch. Raises ValueError when nothing is trainable, or
+        parameters differ in dtype or device.
+        """
         self.parameters = [p for p in parameters if p.requires_grad][::-1]
         kinds = {(p.dtype, p.device) for p in self.parameters}
         if len(kinds) != 1:
@@ -50,7 +58,8 @@ class GradientBuffer:
         dtype, device = kinds.pop()
         sizes = [p.numel() for p in self.parameters]
         gradients = sum(sizes)
-        self.flat = torch.zeros(gradients + tail, dtype=dtype, device=device)
+        count = gradients + tail
+        self.flat = zeros(count, dtype, device) if zeros else torch.zeros(count, dtype=dtype, device=device)
         self.gradient = self.flat[:gradients]
         self.tail = self.flat[gradients:]
         self.views: list[Tensor] = []

@@ -9,14 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from dljob.contract import Plan
+from dljob.contract import MEASURABLE, Plan
 from dltrain.errors import PeerLostError
 from dltrain.shares import apportion
 from dltrain.world import World
 
 T = TypeVar("T")
-STRATEGIES = ("Ring", "MPI", "Tree", "Butterfly")
-"""Those in which every rank is a worker and all that they share is MPI."""
 
 
 def inherit(shares: Sequence[int], alive: Sequence[int]) -> tuple[int, ...]:
@@ -34,7 +32,7 @@ class Elastic:
         self._world, self._least, self._number = world, plan.min_ranks, world.rank
         self.active = (
             plan.min_ranks < world.size
-            and plan.collective in STRATEGIES
+            and plan.collective in MEASURABLE
             and plan.parallelism == "Data"
             and on_cpu
             and world.survives

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dljob.contract import DATASET_VARIABLE, Outcome, Plan
+from dltrain import summing
 from dltrain.batchnorm import Ranks, local_layers, synchronized, unsynchronized
 from dltrain.errors import BadInputError, DivergedError, ParametersDivergedError
 from dltrain.loader import Loader
@@ -101,6 +102,8 @@ class Trainer:
             if tuple(snapshot.state["planned_shares"]) == self._team.planned_shares:
                 self._team.shares = tuple(snapshot.state["shares"])  # the same ranks: go on to the last bit
                 self.settled = True
+                summing.reuse(self.parallel, snapshot.state.get("summing", []))
+        summing.tell(self.parallel, self.reporter)
         return model, optimizer
 
     def loader(self, dataset: Any) -> Loader:
@@ -394,6 +397,7 @@ class Trainer:
             "planned_shares": self._team.planned_shares,
             "accuracy": self._progress.accuracy,
             "loss": self._progress.loss,
+            "summing": summing.known(self.parallel),
         }
         optimizer = self.parallel.optimizer_state(self.optimizer)
         self._keeper.save(self.step, self.parallel.weights(self.model), optimizer, state, durable=durable)

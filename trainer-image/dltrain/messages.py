@@ -56,6 +56,23 @@ class Probed(Record):
     link_bandwidth_Bps: float | None = None
 
 
+class Summing(Record):
+    """How buffers of one size are summed: those of ``nbytes`` and more, up to the next one's."""
+
+    nbytes: Annotated[int, Field(ge=0)]
+    strategy: str
+    segment_nbytes: Annotated[int, Field(ge=0, description="0: not cut.")] = 0
+    bandwidth_Bps: Annotated[float, Field(ge=0, description="Bytes of the buffer per second.")] = 0.0
+
+
+class Chosen(Record):
+    """Strategies were measured at the start, and these are the fastest."""
+
+    type: Literal["chosen"] = "chosen"
+    rank: int
+    sums: tuple[Summing, ...]
+
+
 class Step(Record):
     """After a step, at most a few a second: where this rank is. Rank 0's is the job's."""
 
@@ -150,7 +167,19 @@ class Stop(Record):
 
 
 News = Annotated[
-    Hello | Mark | Probed | Step | Evaluated | Compared | Checkpointed | Resharded | Shrunk | Busy | Failed | Finished,
+    Hello
+    | Mark
+    | Probed
+    | Chosen
+    | Step
+    | Evaluated
+    | Compared
+    | Checkpointed
+    | Resharded
+    | Shrunk
+    | Busy
+    | Failed
+    | Finished,
     Field(discriminator="type"),
 ]
 news_adapter: TypeAdapter[News] = TypeAdapter(News)

@@ -1,7 +1,7 @@
 """Every metric of a trainer pod, read from the agent's state at each scrape. Users: ``health``.
 
-The only labels are ``rank`` (the pod's own, a handful) and enumerations. Values of ranks that ended stay until the
-next launch, so that the last scrape of a job shows its end.
+The only labels are ``rank`` (the pod's own, a handful), enumerations, and sizes in powers of four. Values of ranks
+that ended stay until the next launch, so that the last scrape of a job shows its end.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +15,7 @@ from dljob.contract import Record, RunPhase
 from dltrain.ledger import Ledger
 from dltrain.localranks import LocalRanks
 from dltrain.member import Member
-from dltrain.messages import Checkpointed, Compared, Evaluated, Probed, Step
+from dltrain.messages import Checkpointed, Chosen, Compared, Evaluated, Probed, Step
 
 PREFIX = "dljob_trainer_"
 T = TypeVar("T", bound=Record)
@@ -121,6 +121,16 @@ class TrainerCollector(Collector):
             "Bandwidth between ranks, measured at the start.",
             {n: probe.link_bandwidth_Bps for n, probe in probed.items()},
         )
+        bandwidth = GaugeMetricFamily(
+            PREFIX + "collective_bandwidth_bytes_per_second",
+            "Bytes of gradients summed per second by the strategy found fastest at the start, from that size on. Far "
+            "below what it was before: look for other traffic on the network.",
+            labels=["rank", "strategy", "nbytes"],
+        )
+        for n, chosen in self._latest(Chosen):
+            for sum_ in chosen.sums:
+                bandwidth.add_metric([str(n), sum_.strategy, str(sum_.nbytes)], sum_.bandwidth_Bps)
+        yield bandwidth
         yield from self._of_the_pod()
         if (ledger := self._ledger()) is not None:
             yield from _of_the_job(ledger)

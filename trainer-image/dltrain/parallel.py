@@ -31,9 +31,12 @@ class DataParallel:
         collective: Callable[[list[torch.Tensor]], Collective],
         bucket_nbytes: int,
         tail: int,
+        zeros: Callable[[int, torch.dtype, torch.device], torch.Tensor] | None = None,
     ) -> None:
-        """``collective`` makes the strategy for the buckets; ``tail``: numbers shared at every step."""
-        self.buffer = GradientBuffer(parameters, bucket_nbytes, tail)
+        """``collective`` makes the strategy for the buckets; ``tail``: numbers shared at every step; ``zeros``: where
+        the memory of the buckets comes from, default torch.
+        """
+        self.buffer = GradientBuffer(parameters, bucket_nbytes, tail, zeros)
         self.collective = collective(self.buffer.slices)
         self.exposed_s = 0.0
         """Time of the last step spent waiting for the sum, not hidden behind backward."""

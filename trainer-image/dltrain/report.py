@@ -18,6 +18,7 @@ from dltrain.messages import (
     SOCKET_ENV,
     Busy,
     Checkpointed,
+    Chosen,
     Compared,
     Evaluated,
     Failed,
@@ -111,5 +112,5 @@ def describe(news: News) -> str:
         case Finished():
             accuracy = f", accuracy {news.outcome.accuracy:.4f}" if news.outcome.accuracy is not None else ""
             return f"dltrain: finished {news.outcome.steps} steps in {news.outcome.seconds:.1f} s{accuracy}"
-        case Hello() | Mark() | Probed() | Busy() | Compared():
+        case Hello() | Mark() | Probed() | Chosen() | Busy() | Compared():
             return ""

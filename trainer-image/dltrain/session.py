@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 
 from dljob.contract import DATASET_VARIABLE, CheckpointRef, DatasetRef, ModelRef, OptimizerRef, Plan, Rank
+from dltrain.comm.choose import AUTO
 from dltrain.errors import BadInputError, failure
 from dltrain.loop import Trainer
 from dltrain.messages import EXIT_OK, PLAN_ENV, Failed, Finished, Hello
@@ -61,7 +62,8 @@ def local_plan(
             for r, share in enumerate(shares)
         ),
         global_batch=batch,
-        collective=collective,
+        collective="Ring" if collective == AUTO else collective,
+        measure_collective=collective == AUTO and world_size > 1,
         model=model or ModelRef(command=tuple(sys.argv)),
         dataset=dataset or DatasetRef(path=os.environ.get(DATASET_VARIABLE)),
         optimizer=optimizer or OptimizerRef(),

@@ -2,15 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dljob.contract import Plan, Role
+from dltrain import summing
 from dltrain.agreement import compare
 from dltrain.balance import Balance
-from dltrain.comm.choose import choose
 from dltrain.elastic import Elastic, inherit
 from dltrain.errors import PeerLostError
 from dltrain.messages import Resharded, Shrunk
@@ -140,17 +139,8 @@ class Team:
         elif self.plan.parallelism == "Tensor" and self._size > 1:
             made = TensorParallel(self.plan, self.world, self._model, self._optimizer, tail)
         else:
-            made = DataParallel(self._model.parameters(), self._collective, self.plan.bucket_nbytes, tail)
+            parameters = list(self._model.parameters())
+            made = summing.data_parallel(self.plan, self.world, parameters, tail, self._parallel)
         made.square_at = WITHIN if self._measures else None
         self._parallel = made
         return made
-
-    def _collective(self, buffers: list[Tensor]) -> Any:
-        return choose(
-            self.plan.collective,
-            self.world.comm,
-            buffers,
-            segment_nbytes=self.plan.segment_nbytes,
-            servers=[rank.rank for rank in self.plan.ranks if rank.role is Role.SERVER],
-            host=self.plan.ranks[0].host,
-        )

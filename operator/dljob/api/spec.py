@@ -52,6 +52,11 @@ class Collective(StrEnum):
     TORCH = "Torch"
 
 
+class GradientCompression(StrEnum):
+    BF16 = "BF16"
+    FP16 = "FP16"
+
+
 class ParallelismStrategy(StrEnum):
     DATA = "Data"
     OPTIMIZER = "Optimizer"
@@ -614,6 +619,23 @@ class DLJobSpec(ApiModel):
             ),
         ),
         Rule(
+            "gradientCompression",
+            "!has(self.gradientCompression) || ("
+            "(!has(self.collective) || self.collective == 'Auto') && "
+            "(!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy == 'Data') && "
+            "(!has(self.trainer) || !has(self.trainer.framework) || self.trainer.framework == 'DLTrain'))",
+            "gradientCompression has an all-reduce of its own: remove it, or else collective, parallelism.strategy "
+            "other than Data, and trainer.framework Torchrun",
+            lambda s: (
+                s.gradient_compression is None
+                or (
+                    s.collective is Collective.AUTO
+                    and s.parallelism.strategy is ParallelismStrategy.DATA
+                    and s.trainer.framework is Framework.DLTRAIN
+                )
+            ),
+        ),
+        Rule(
             "globalBatchSize",
             "!has(self.nodes) || !has(self.nodes.min) || self.globalBatchSize >= self.nodes.min",
             "globalBatchSize must give every rank a sample: raise it or lower nodes.min",
@@ -641,8 +663,15 @@ class DLJobSpec(ApiModel):
     objective: Annotated[Objective, Field(description="What the plan is to achieve.")] = Objective()
     planning: Annotated[Planning, Field(description="Who plans.")] = Planning()
     collective: Annotated[
-        Collective, Field(description="How gradients are summed over ranks; Auto: the planner chooses.")
+        Collective, Field(description="How gradients are summed over ranks; Auto: as is fastest when the ranks start.")
     ] = Collective.AUTO
+    gradient_compression: Annotated[
+        GradientCompression | None,
+        Field(
+            description="Send gradients in 16 bits a number, with error feedback; for slow networks, on CPUs. "
+            "Default: as they are."
+        ),
+    ] = None
     parallelism: Annotated[Parallelism, Field(description="What ranks share out besides the batch.")] = Parallelism()
     checkpoint: Annotated[Checkpoint, Field(description="How training state is kept.")] = Checkpoint()
     suspend: Annotated[bool, Field(description="true: checkpoint and remove the pods; false: run or resume.")] = False

@@ -110,7 +110,7 @@ def evaluate(
         compute_s=busy_s - data_s - saved_s,
         data_s=data_s,
         collective=priced(collective, chosen[0].pool.is_gpu),
-        gradient_nbytes=workload.gradient_nbytes,
+        gradient_nbytes=request.wire_nbytes(workload.gradient_nbytes),
         ranks=ranks,
         link=link,
         overlap=overlap_of(chosen),

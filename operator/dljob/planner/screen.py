@@ -140,7 +140,8 @@ class Screen:
         """Exposed time of the best collective, and which one that is."""
         overlap = np.array([overlap_of([o]) for o in self.options])
         overlaps = np.where(used, overlap, 1.0).min(axis=1)
-        nbytes, parts = float(self.workload.gradient_nbytes), buckets(self.workload.gradient_nbytes)
+        wire_nbytes = self.request.wire_nbytes(self.workload.gradient_nbytes)
+        nbytes, parts = float(wire_nbytes), buckets(wire_nbytes)
         n, nodes = np.maximum(ranks, 1).astype(float), np.maximum(counts.sum(axis=1), 1).astype(float)
         is_gpu = self.options[0].pool.is_gpu
         groups = self._links(counts, used)

@@ -60,12 +60,18 @@ class Request:
     stages: int | None = None
     """Of a pipeline."""
     micro_batches: int = 1
+    compressed: bool = False
+    """Whether gradients travel in half their bytes."""
     uneven: bool = True
     fixed: tuple[FixedChoice, ...] = ()
     cautious: bool = False
     """Time is compared by its 90th percentile. ``plan`` sets it once steps on several devices were measured: the least
     median among predictions of unlike certainty is most often the one that is furthest off."""
     candidates_kept: int = 5
+
+    def wire_nbytes(self, gradient_nbytes: int) -> int:
+        """What of a gradient travels."""
+        return gradient_nbytes // 2 if self.compressed else gradient_nbytes
 
 
 @dataclass(frozen=True)

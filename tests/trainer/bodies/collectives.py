@@ -6,7 +6,13 @@ import time
 import numpy as np
 import torch
 
+from dltrain.comm import auto
+from dltrain.comm.auto import Auto, Pick, size_class
+from dltrain.comm.base import Collective, Work
 from dltrain.comm.choose import NAMES, choose
+from dltrain.comm.region import Memory
+from dltrain.comm.ring import Ring
+from dltrain.comm.shared import SharedMemory
 from dltrain.world import World
 
 SIZES = (1, 2, 3, 5, 17, 1000, 4099, 70_001)
@@ -22,9 +28,17 @@ def values(rank: int, size: int, turn: int, dtype: torch.dtype) -> np.ndarray:
 
 
 def check(world: World, name: str, dtype: torch.dtype) -> None:
-    buffers = [torch.empty(size, dtype=dtype) for size in SIZES]
+    memory = Memory(world.comm if name in ("Auto", "SharedMemory") else None)
+    buffers = list(memory.zeros(sum(SIZES), dtype, torch.device("cpu")).split(SIZES))
     servers = (world.size - 1,) if world.size < 4 else (0, 2)
-    collective = choose(name, world.comm, buffers, segment_nbytes=SEGMENT_NBYTES, servers=servers)
+    collective: Collective
+    if name == "SharedMemory":
+        assert memory.region is not None, "ranks of one machine share memory"
+        collective = SharedMemory(world.comm.Dup(), buffers, memory.region)
+    else:
+        collective = choose(
+            name, world.comm, buffers, segment_nbytes=SEGMENT_NBYTES, servers=servers, region=memory.region
+        )
     assert collective.name == name, (collective.name, name)
     for turn in range(3):
         for buffer, size in zip(buffers, SIZES, strict=True):
@@ -44,6 +58,40 @@ def check(world: World, name: str, dtype: torch.dtype) -> None:
     collective.close()
 
 
+class Slow(Ring):
+    """Right, but never the fastest."""
+
+    name = "Slow"
+
+    def start(self, index: int) -> Work:
+        time.sleep(0.02)
+        return super().start(index)
+
+
+def check_choice(world: World) -> None:
+    """The fastest strategy is picked on all ranks; another run's picks are taken where they fit."""
+
+    def make(comm: object, buffers: list[torch.Tensor], pick: Pick) -> Collective:
+        return (Slow if pick.strategy == "Slow" else Ring)(comm, buffers, SEGMENT_NBYTES)
+
+    auto.BUDGET_S = 0.25
+    buffers = [torch.zeros(1000), torch.zeros(70_000)]
+    sizes = {size_class(buffer.nbytes) for buffer in buffers}
+    collective = Auto(world.comm.Dup(), buffers, make, [Pick("Slow"), Pick("Ring", SEGMENT_NBYTES)])
+    picked = {number: pick.strategy for number, pick in collective.picks.items()}
+    assert picked == dict.fromkeys(sizes, "Ring"), picked
+    assert all(pick.bandwidth_Bps > 0 for pick in collective.picks.values())
+    collective.reuse(dict.fromkeys(sizes, Pick("Slow")))
+    buffers[1].fill_(1)
+    began = time.perf_counter()
+    collective.allreduce(1)
+    assert time.perf_counter() - began >= 0.02 and bool((buffers[1] == world.size).all())
+    collective.reuse(dict.fromkeys(sizes, Pick("Unknown")))
+    collective.reuse({})
+    assert {pick.strategy for pick in collective.picks.values()} == {"Slow"}
+    collective.close()
+
+
 def check_waiting(world: World) -> None:
     """A rank that waits for a slow one leaves the CPU to others."""
     collective = choose("Ring", world.comm, [torch.ones(1000)], segment_nbytes=SEGMENT_NBYTES)
@@ -60,9 +108,11 @@ def check_waiting(world: World) -> None:
 def main() -> None:
     world = World.start()
     world.expect(int(sys.argv[1]))
-    for name in NAMES:
-        for dtype in (torch.float32, torch.float64):
+    auto.BUDGET_S = 0.01
+    for name in (*NAMES, "SharedMemory", "Auto"):
+        for dtype in (torch.float32, torch.float64)[: 1 if name == "Auto" else 2]:
             check(world, name, dtype)
+    check_choice(world)
     check_waiting(world)
     total = world.sum([world.rank, 1])
     assert total == [sum(range(world.size)), world.size]

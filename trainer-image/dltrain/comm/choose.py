@@ -1,15 +1,22 @@
 """From a plan's collective to an object. Users: ``loop``, the benchmarks."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from dltrain.comm.alone import Alone
+from dltrain.comm.auto import Auto, Pick, Picks
 from dltrain.comm.base import Collective
 from dltrain.comm.faults import duplicate
+from dltrain.comm.region import Region
 
 NAMES = ("Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch")
+AUTO = "Auto"
+KIB = 2**10
+EAGER_NBYTES = 56 * KIB
+"""Below what Open MPI sends over TCP at once (64 KiB); longer segments first ask, behind the data under way."""
 
 
 def choose(
@@ -17,41 +24,81 @@ def choose(
     comm: Any,
     buffers: list[torch.Tensor],
     *,
-    segment_nbytes: int = 128 * 2**10,
+    segment_nbytes: int = 128 * KIB,
     servers: Sequence[int] = (),
     host: str = "127.0.0.1",
+    region: Region | None = None,
+    picks: Picks | None = None,
+    compression: str | None = None,
+    tail: int = 0,
 ) -> Collective:
-    """The strategy ``name`` for ``buffers`` over ``comm`` (None: a single rank).
+    """The strategy ``name`` for ``buffers`` over ``comm`` (None: a single rank); ``Auto``: what is fastest here.
 
     Buffers on a GPU are always summed by NCCL: the MPI of the image does not read GPU memory, and a copy through the
     host would cost more than any choice of algorithm gains. ``servers``: ranks of parameter servers, for
-    ``ParameterServer``. ``host``: rank 0's address, for ``Torch``. Raises ValueError for another name, PeerLostError.
+    ``ParameterServer``. ``host``: rank 0's address, for ``Torch``. ``region``: memory of all ranks that ``buffers`` lie
+    in, ``picks``: what was measured before, for ``Auto``. ``compression``: instead of all that, BF16 or FP16 on the
+    wire but for the last ``tail`` elements. Raises ValueError for another name, PeerLostError.
     """
     if comm is None or comm.Get_size() == 1:
         return Alone(buffers)
-    if name not in NAMES:
-        raise ValueError(f"collective: found '{name}', expected one of {', '.join(NAMES)}")
+    if name not in (*NAMES, AUTO):
+        raise ValueError(f"collective: found '{name}', expected one of {', '.join((AUTO, *NAMES))}")
     own = duplicate(comm)
+    if compression is not None:
+        from dltrain.comm.compress import Compressed
+
+        return Compressed(own, buffers, compression, tail)
     if name == "Torch" or any(buffer.is_cuda for buffer in buffers):
         from dltrain.comm.torch_dist import TorchDistributed
 
         return TorchDistributed(own, buffers, host)
-    if name == "MPI":
-        from dltrain.comm.mpi import MpiAllreduce
-
-        return MpiAllreduce(own, buffers)
     if name == "ParameterServer":
         from dltrain.comm.parameter_server import ParameterServer
 
         return ParameterServer(own, buffers, segment_nbytes, tuple(servers))
-    if name == "Ring":
+    if name == AUTO:
+        return Auto(own, buffers, partial(_made, region), candidates(segment_nbytes, region), picks)
+    return _made(region, own, buffers, Pick(name, segment_nbytes))
+
+
+def candidates(segment_nbytes: int, region: Region | None) -> list[Pick]:
+    """What ``Auto`` tries, likeliest first: short segments for slow links, longer ones for fast, the plan's own.
+
+    Torch is not among them: it needs ports of its own.
+    """
+    return [
+        *([Pick("SharedMemory")] if region is not None else []),
+        Pick("Ring", 16 * KIB),
+        Pick("Ring", EAGER_NBYTES),
+        Pick("Butterfly", EAGER_NBYTES),
+        *([Pick("Ring", segment_nbytes)] if segment_nbytes not in (16 * KIB, EAGER_NBYTES) else []),
+        Pick("Ring", 8192 * KIB),
+        Pick("MPI"),
+        Pick("Butterfly", 16 * KIB),
+        Pick("Ring", 512 * KIB),
+    ]
+
+
+def _made(region: Region | None, comm: Any, buffers: list[torch.Tensor], pick: Pick) -> Collective:
+    """A strategy that needs no more than MPI, and for SharedMemory a region; ``comm`` becomes its own."""
+    if pick.strategy == "SharedMemory":
+        from dltrain.comm.shared import SharedMemory
+
+        assert region is not None, "it is a candidate only with a region"
+        return SharedMemory(comm, buffers, region)
+    if pick.strategy == "MPI":
+        from dltrain.comm.mpi import MpiAllreduce
+
+        return MpiAllreduce(comm, buffers)
+    if pick.strategy == "Ring":
         from dltrain.comm.ring import Ring
 
-        return Ring(own, buffers, segment_nbytes)
-    if name == "Tree":
+        return Ring(comm, buffers, pick.segment_nbytes)
+    if pick.strategy == "Tree":
         from dltrain.comm.tree import Tree
 
-        return Tree(own, buffers, segment_nbytes)
+        return Tree(comm, buffers, pick.segment_nbytes)
     from dltrain.comm.butterfly import Butterfly
 
-    return Butterfly(own, buffers, segment_nbytes)
+    return Butterfly(comm, buffers, pick.segment_nbytes)

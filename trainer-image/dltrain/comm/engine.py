@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from dltrain.comm.base import Collective, host_array
 from dltrain.comm.faults import translate
+from dltrain.comm.run import Run
 from dltrain.comm.schedule import Schedule
-from dltrain.comm.waiting import Backoff
 
 _WINDOW = 4
 """Receives posted ahead: enough to keep a link busy while one is added, few enough to stay in the cache."""
@@ -26,30 +26,30 @@ class Scheduled(Collective):
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], segment_nbytes: int) -> None:
         super().__init__(comm, buffers)
-        self._runs = [
+        self.runs = [
             _Run(
                 comm, tag, host_array(buffer), self.schedule(buffer.numel(), max(1, segment_nbytes // buffer.itemsize))
             )
             for tag, buffer in enumerate(buffers)
         ]
-        for run in self._runs:
-            run.siblings = self._runs
+        for run in self.runs:
+            run.siblings = self.runs
 
     @abstractmethod
     def schedule(self, count: int, longest: int) -> Schedule:
         """This rank's messages for a buffer of ``count`` elements in segments of at most ``longest``."""
 
     def start(self, index: int) -> "_Run":
-        self._runs[index].start()
-        return self._runs[index]
+        self.runs[index].start()
+        return self.runs[index]
 
     def close(self) -> None:
-        for run in self._runs:
+        for run in self.runs:
             run.close()
-        self._runs = []
+        self.runs = []
 
 
-class _Run:
+class _Run(Run):
     """One buffer's schedule, started again for every sum."""
 
     def __init__(self, comm: Any, tag: int, buffer: NDArray[Any], schedule: Schedule) -> None:
@@ -73,7 +73,6 @@ class _Run:
         self._posted = self._handled = len(self._receives)
         self._begun = len(self._sends)
         self._pending: deque[int] = deque()
-        self.siblings = [self]
 
     def start(self) -> None:
         assert self.finished, "the sum before is done"
@@ -85,7 +84,6 @@ class _Run:
         return self._handled == len(self._receives) and self._begun == len(self._sends) and not self._pending
 
     def test(self) -> bool:
-        """Progress without blocking; True once all is sent and received. Raises PeerLostError."""
         try:
             while self._advance():
                 pass
@@ -94,18 +92,9 @@ class _Run:
             raise translate(error) from error
         return self.finished
 
-    def wait(self) -> None:
-        backoff, seen = Backoff(), -1
-        while not self.test():
-            # Peers may wait for our part in another buffer's sum before they come to this one.
-            for run in self.siblings:
-                if not run.finished:
-                    run.test()
-            handled = sum(run._handled for run in self.siblings)
-            if handled != seen:
-                seen = handled
-                backoff.progressed()
-            backoff.pause()
+    @property
+    def progress(self) -> int:
+        return self._handled
 
     def _advance(self) -> bool:
         """Begin what may begin and handle the next receive, if it is here."""

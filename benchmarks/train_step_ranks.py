@@ -1,0 +1,126 @@
+"""What every rank of ``train_step.py`` does: ours, DDP and no communication train in turns; rank 0 prints the times."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dltrain import init
+from dltrain.loop import Trainer
+from dltrain.models import InputShape, build
+from dltrain.rank import mean_loss
+
+OURS, DDP, ALONE = "dltrain", "DDP", "alone"
+MODELS: dict[str, tuple[InputShape, int, int]] = {
+    "resnet18": (InputShape((3, 32, 32), 10), 8, 2),
+    "gpt-mini": (InputShape((128,), 256, tokens=True), 4, 10),
+}
+"""Shape of a sample, samples of a rank's step, steps of a turn."""
+Step = Callable[[], float]
+"""A training step; seconds of it in which communication is known to have been waited for."""
+
+
+def main() -> None:
+    """Arguments: JSON with ``model``, ``rounds`` and ``host`` (rank 0's address)."""
+    asked = json.loads(sys.argv[1])
+    shape, samples, steps = MODELS[asked["model"]]
+    torch.set_num_threads(1)
+    batch = samples * int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    trainer = init(batch=batch, epochs=1)
+    comm = trainer.world.comm
+    data = samples_of(shape, (1 + asked["rounds"]) * steps * batch)  # an epoch
+    step, rest = ours(trainer, model(asked["model"], shape), data)
+    candidates: dict[str, Step] = {
+        OURS: step,
+        DDP: ddp(trainer, model(asked["model"], shape), data, samples, asked["host"]),
+        ALONE: plain(model(asked["model"], shape), batches(data, samples)),
+    }
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
+    names = list(candidates)
+    for turn in range(-1, asked["rounds"]):  # the first one warms up
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            comm.Barrier()
+            began = time.perf_counter()
+            waited_s = sum(candidates[name]() for _ in range(steps))
+            spent_s = time.perf_counter() - began
+            everyone = comm.allgather((spent_s / steps, waited_s / steps))
+            if turn >= 0:  # the slowest rank's step; what the one that waited least waited was communication
+                found[name].append((max(spent for spent, _ in everyone), min(waited for _, waited in everyone)))
+    if trainer.rank == 0:
+        print(json.dumps({"seconds": found, "parameters": trainer.parallel.buffer.gradient.numel()}), flush=True)
+    assert next(rest, None) is None, "the epoch is over"
+    distributed.destroy_process_group()
+
+
+def model(name: str, shape: InputShape) -> nn.Module:
+    torch.manual_seed(0)
+    return build(name, shape)
+
+
+def optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    """The same for all."""
+    return torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
+
+
+def samples_of(shape: InputShape, count: int) -> tuple[Tensor, Tensor]:
+    """Random samples and labels: what is learned does not matter here."""
+    generator = torch.Generator().manual_seed(1)
+    if shape.tokens:
+        tokens = torch.randint(shape.classes, (2, count, *shape.shape), generator=generator)
+        return tokens[0], tokens[1]
+    x = torch.rand(count, *shape.shape, generator=generator)
+    return x, torch.randint(shape.classes, (count,), generator=generator)
+
+
+def batches(data: tuple[Tensor, Tensor], samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """For ever, and at no cost: slices."""
+    while True:
+        yield from zip(data[0].split(samples), data[1].split(samples), strict=True)
+
+
+def ours(trainer: Trainer, net: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[Step, Iterator[Any]]:
+    """As a user's script has it; with it the batches that are left."""
+    wrapped, opt = trainer.wrap(net, optimizer(net))
+    steps: Iterator[Any] = trainer.steps(trainer.loader(data))
+
+    def step() -> float:
+        x, y = next(steps)
+        loss = mean_loss(wrapped(x), y)
+        trainer.log(loss=loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        opt.step()
+        return trainer.parallel.exposed_s
+
+    return step, steps
+
+
+def ddp(trainer: Trainer, net: nn.Module, data: tuple[Tensor, Tensor], samples: int, host: str) -> Step:
+    store = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False) if trainer.rank == 0 else None
+    port = trainer.world.comm.bcast(store.port if store is not None else None)
+    store = store or distributed.TCPStore(host, port, is_master=False)
+    distributed.init_process_group("gloo", store=store, rank=trainer.rank, world_size=trainer.size)
+    return plain(DistributedDataParallel(net), batches(data, samples))
+
+
+def plain(net: nn.Module, source: Iterator[tuple[Tensor, Tensor]]) -> Step:
+    opt = optimizer(net)
+
+    def step() -> float:
+        x, y = next(source)
+        opt.zero_grad()
+        mean_loss(net(x), y).backward()  # type: ignore[no-untyped-call]
+        opt.step()
+        return 0.0
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
