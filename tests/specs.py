@@ -105,6 +105,10 @@ CASES: dict[str, tuple[Json, str]] = {
         {"parallelism": {"strategy": "Tensor"}, "optimizer": {"findLearningRate": True}},
         "findLearningRate needs parallelism.strategy Data or Optimizer",
     ),
+    "compressed gradients": ({"gradientCompression": "BF16"}, ""),
+    "compressed gradients, a collective": (
+        {"gradientCompression": "FP16", "collective": "Ring"}, "gradientCompression has an all-reduce of its own",
+    ),
     "measured scaling": ({"optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}}, ""),
     "measured scaling of a sharded optimizer": (
         {
