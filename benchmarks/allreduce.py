@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", metavar="|".join(known), help="default: all of them")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--ranks", type=int, help="of shaped, only this many")
-    parser.add_argument("--rate", type=float, default=50.0, help="MB/s of a shaped link (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=25.0, help="MB/s of a shaped link (default: %(default)s)")
     parser.add_argument("--largest", type=int, default=2**28, help="bytes")
     parser.add_argument("--largest-shaped", type=int, default=2**24, help="bytes; there time only grows with them")
     parser.add_argument("--plot", type=Path, help="file for the plot of servers (needs the extra 'plot')")

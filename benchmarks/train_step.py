@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("where", nargs="*", help="memory, shaped (default: both)")
     parser.add_argument("--model", choices=list(MODELS), action="append", help="default: all of them")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--rate", type=float, default=50.0, help="MB/s of a shaped link (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=25.0, help="MB/s of a shaped link (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="file for the raw times")
     options = parser.parse_args()
     where = options.where or ["memory", "shaped"]

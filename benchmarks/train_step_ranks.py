@@ -20,7 +20,7 @@ from dltrain.rank import mean_loss
 OURS, DDP, ALONE = "dltrain", "DDP", "alone"
 MODELS: dict[str, tuple[InputShape, int, int]] = {
     "resnet18": (InputShape((3, 32, 32), 10), 8, 2),
-    "gpt-mini": (InputShape((128,), 256, tokens=True), 4, 10),
+    "gpt-mini": (InputShape((128,), 256, tokens=True), 4, 5),
 }
 """Shape of a sample, samples of a rank's step, steps of a turn."""
 Step = Callable[[], float]
