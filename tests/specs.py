@@ -109,6 +109,24 @@ CASES: dict[str, tuple[Json, str]] = {
     "compressed gradients, a collective": (
         {"gradientCompression": "FP16", "collective": "Ring"}, "gradientCompression has an all-reduce of its own",
     ),
+    "asynchronous": ({"parallelism": {"synchronization": "Asynchronous"}, "collective": "ParameterServer"}, ""),
+    "within a bound": ({"parallelism": {"synchronization": "StaleSynchronous", "stalenessBound": 3}}, ""),
+    "no bound": ({"parallelism": {"synchronization": "StaleSynchronous"}}, "StaleSynchronous needs stalenessBound"),
+    "bound of nothing": ({"parallelism": {"stalenessBound": 3}}, "stalenessBound needs StaleSynchronous"),
+    "asynchronous parts": (
+        {"parallelism": {"synchronization": "Asynchronous", "strategy": "Tensor"}}, "need strategy Data",
+    ),
+    "asynchronous ring": (
+        {"parallelism": {"synchronization": "Asynchronous"}, "collective": "Ring"}, "need collective ParameterServer",
+    ),
+    "asynchronous program": (
+        {"parallelism": {"synchronization": "Asynchronous"}, "trainer": {"command": ["a"]}},
+        "StaleSynchronous are for built-in models",
+    ),
+    "asynchronous search": (
+        {"parallelism": {"synchronization": "Asynchronous"}, "optimizer": {"findLearningRate": True}},
+        "know no gradient of the whole batch",
+    ),
     "measured scaling": ({"optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}}, ""),
     "measured scaling of a sharded optimizer": (
         {

@@ -164,6 +164,10 @@ class Plan(Record):
         Field(description="How gradients travel, with error feedback; None: as they are."),
     ] = None
     parallelism: Literal["Data", "Optimizer", "Pipeline", "Tensor"] = "Data"
+    synchronization: Literal["Synchronous", "Asynchronous", "StaleSynchronous"] = "Synchronous"
+    staleness_bound: Annotated[
+        int | None, Field(ge=1, description="Steps that workers may be apart; with StaleSynchronous.")
+    ] = None
     micro_batches: Annotated[int, Field(ge=1, description="Parts of a batch that follow each other, in Pipeline.")] = 1
     bucket_nbytes: Annotated[int, Field(ge=4096)] = 4 * 2**20
     segment_nbytes: Annotated[int, Field(ge=1024)] = 128 * 2**10
@@ -223,11 +227,31 @@ class Plan(Record):
                 f"micro_batches: found {self.micro_batches} with parallelism {self.parallelism}, expected at most "
                 f"global_batch {self.global_batch} with Pipeline, else 1"
             )
+        if (self.staleness_bound is not None) != (self.synchronization == "StaleSynchronous"):
+            raise ValueError(
+                f"staleness_bound: found {self.staleness_bound} with {self.synchronization}, expected one with "
+                "StaleSynchronous alone"
+            )
+        if self.synchronization != "Synchronous":
+            self._apart_lawfully()
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"epochs {self.epochs} and steps {self.steps}: expected exactly one of them")
         if self.min_ranks > len(self.ranks):
             raise ValueError(f"min_ranks {self.min_ranks}: expected at most the {len(self.ranks)} ranks of the plan")
         return self
+
+    def _apart_lawfully(self) -> None:
+        """Workers that do not wait for each other, but for one parameter server."""
+        servers = sum(r.role is Role.SERVER for r in self.ranks)
+        if servers != 1:
+            raise ValueError(f"ranks: found {servers} parameter servers with {self.synchronization}, expected 1")
+        if self.parallelism != "Data" or self.model.command or self.optimizer.find_rate or self.rebalance:
+            raise ValueError(
+                f"synchronization: found {self.synchronization} with parallelism {self.parallelism}, a command, "
+                "find_rate or rebalance, expected a built-in model with shares that stay as they are"
+            )
+        if self.optimizer.scaling == "AdaScale":
+            raise ValueError(f"optimizer.scaling: found AdaScale with {self.synchronization}, expected Synchronous")
 
     def _splits_lawfully(self) -> None:
         if any(r.share != self.global_batch for r in self.ranks):

@@ -120,7 +120,7 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
         strategy = ParallelismStrategy.DATA  # whether a program's optimizer can be shared out is not known
     if spec.gradient_compression is not None:
         collective = "Ring"  # whose traffic it has, at half the bytes
-    sample_nbytes = spec.dataset.sample_bytes
+    apart, sample_nbytes = spec.parallelism.apart, spec.dataset.sample_bytes
     return Request(
         job=name,
         global_batch=spec.global_batch_size,
@@ -136,7 +136,7 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
         dataset_samples=spec.dataset.samples if spec.dataset.uri else None,
         optimizer=spec.optimizer.name.value,
         momentum=spec.optimizer.momentum,
-        nodes_min=spec.nodes.min,
+        nodes_min=max(2, spec.nodes.min) if apart else spec.nodes.min,  # a worker, and a server
         nodes_max=spec.nodes.max,
         devices=spec.devices,
         node_selector=spec.scheduling.node_selector,
@@ -147,11 +147,13 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
         minimize=spec.objective.minimize.value,
         deadline_s=duration_s(spec.objective.deadline) if spec.objective.deadline else None,
         # A torchrun script sums with torch.distributed whatever the plan says, and knows nothing of shares.
-        collective=collective or ("Torch" if torchrun else None),
+        collective=collective or ("Torch" if torchrun else "ParameterServer" if apart else None),
         strategy=strategy.value,
         stages=spec.parallelism.stages,
         micro_batches=micro_batches(spec),
         compressed=spec.gradient_compression is not None,
+        synchronization=spec.parallelism.synchronization.value,
+        staleness_bound=spec.parallelism.staleness_bound,
         uneven=spec.planning.uneven and not torchrun,
         fixed=tuple(FixedChoice(g.device, g.nodes, g.ranks_per_node, g.batch_per_rank) for g in spec.planning.groups)
         if spec.planning.mode is PlanningMode.FIXED
@@ -296,6 +298,8 @@ def contract_plan(
         compression=spec.gradient_compression.value if spec.gradient_compression else None,
         parallelism=strategy,
         micro_batches=micro_batches(spec),
+        synchronization=spec.parallelism.synchronization.value,
+        staleness_bound=spec.parallelism.staleness_bound,
         **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
         model=contract.ModelRef(
             name=spec.model.name.value if spec.model.name else None,
@@ -320,7 +324,8 @@ def contract_plan(
         rebalance=spec.planning.uneven
         and all(group.batch_per_rank is None for group in spec.planning.groups)
         and spec.trainer.framework is not Framework.TORCHRUN
-        and not spec.parallelism.strategy.splits_model,
+        and not spec.parallelism.strategy.splits_model
+        and not spec.parallelism.apart,
         checkpoint=contract.CheckpointRef(
             enabled=spec.checkpoint.enabled,
             interval_s=duration_s(spec.checkpoint.interval),

@@ -102,6 +102,8 @@ specs = st.fixed_dictionaries(
             strategy=st.sampled_from(["Data", "Optimizer", "Pipeline", "Tensor", "Auto"]),
             stages=st.integers(2, 3),
             microBatches=small,
+            synchronization=st.sampled_from(["Synchronous", "Asynchronous", "StaleSynchronous"]),
+            stalenessBound=small,
         ),
         "checkpoint": some(volume=some(claimName=st.just("a"), storageClassName=st.just("b"))),
     },

@@ -118,6 +118,13 @@ def test_options_of_training_reach_the_plan() -> None:
     assert planned(spec(parallelism=staged, globalBatchSize=5)).micro_batches == 5
     tensor = planned(spec(model={"name": "mlp"}, parallelism={"strategy": "Tensor"}, collective="Tree"))
     assert (tensor.parallelism, tensor.collective, tensor.ranks[-1].share) == ("Tensor", "Tree", 96)
+    stale = planned(spec(parallelism={"synchronization": "StaleSynchronous", "stalenessBound": 3}))
+    assert (stale.synchronization, stale.staleness_bound, stale.collective) == (
+        "StaleSynchronous",
+        3,
+        "ParameterServer",
+    )
+    assert sum(rank.share == 0 for rank in stale.ranks) == 1 and not stale.rebalance
     scaling = {"rule": "AdaScale", "baseBatchSize": 16}
     optimizer = planned(spec(optimizer={"learningRateScaling": scaling})).optimizer
     assert (optimizer.scaling, optimizer.base_batch) == ("AdaScale", 16)

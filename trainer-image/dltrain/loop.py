@@ -202,6 +202,16 @@ class Trainer:
         return self._team.parallel
 
     @property
+    def keeper(self) -> Keeper:
+        """The checkpoints, for a strategy with steps of its own."""
+        return self._keeper
+
+    @property
+    def progress(self) -> Progress:
+        """The news, for a strategy with steps of its own."""
+        return self._progress
+
+    @property
     def shares(self) -> tuple[int, ...]:
         """Samples of the batch for each rank, by the plan's numbers."""
         return self._team.shares

@@ -88,6 +88,10 @@ class Step(Record):
     samples_per_s: float
     world_size: int
     measure: RankMeasure
+    staleness: Annotated[float | None, Field(description="Mean of the last updates'; None in lockstep.")] = None
+    ahead: Annotated[float | None, Field(description="Steps done more than the slowest worker; None in lockstep.")] = (
+        None
+    )
 
 
 class Evaluated(Record):

@@ -71,6 +71,18 @@ OF_STEP = (
     OfStep("learning_rate", "Learning rate in use.", lambda s: s.learning_rate),
     OfStep("gradient_norm", "Norm of the gradient, last known.", lambda s: s.gradient_norm),
     OfStep("world_size", "Ranks that take part.", lambda s: s.world_size),
+    OfStep(
+        "update_staleness",
+        "Without lockstep: updates by other workers between this one's reading of the parameters and its own update. "
+        "Far above the number of workers: some are much slower; see steps_ahead.",
+        lambda s: s.staleness,
+    ),
+    OfStep(
+        "steps_ahead",
+        "Without lockstep: steps that this worker has done more than the slowest one. At the bound: it waits for that "
+        "one.",
+        lambda s: s.ahead,
+    ),
 )
 
 

@@ -83,10 +83,6 @@ class ModelParallel(DataParallel):
 
     # What a step needs.
 
-    @property
-    def whole_batch(self) -> bool:
-        return True
-
     def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
         return sampler.part(step, [1], 0)
 

@@ -58,11 +58,6 @@ class DataParallel:
             for i, p in enumerate(self.buffer.parameters)
         ]
 
-    @property
-    def whole_batch(self) -> bool:
-        """Whether every rank sees every sample."""
-        return False
-
     def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
         """What of a step's batch ``rank`` sees when ranks hold ``shares``."""
         return sampler.part(step, shares, rank)

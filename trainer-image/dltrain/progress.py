@@ -28,6 +28,9 @@ class Progress:
         self._told_at = 0.0
         self._epoch_began = time.monotonic()
         self._paused = True
+        self._stale: list[float] = []
+        self._ahead: float | None = None
+        self._last: Step | None = None
 
     def due(self, last: bool) -> bool:
         """Whether the step under way is to be told: the first, the ``last``, the first of an epoch, or it is time."""
@@ -52,6 +55,16 @@ class Progress:
         if exposed_before:
             self._window.add_exposed(exposed_before)
 
+    def apart(self, staleness: float, ahead: float) -> None:
+        """Without lockstep: the staleness of an update, and how many steps the worker is ahead of the slowest."""
+        self._stale.append(staleness)
+        self._ahead = ahead
+
+    def alive(self) -> None:
+        """Nothing new, but the rank does not hang: it waits for others."""
+        if self._last is not None:
+            self.reporter.send(self._last)
+
     def tell(self, step: int, steps: int, epoch: int, rate: float, norm: float, share: int, world_size: int) -> None:
         """News of a step: ``step`` of ``steps`` done, learning rate, gradient norm, this rank's share."""
         if self._losses:
@@ -59,21 +72,23 @@ class Progress:
             self._losses = []
         self._told_at = time.monotonic()
         self._paused = False
-        self.reporter.send(
-            Step(
-                rank=self.rank,
-                step=step,
-                steps=steps,
-                epoch=epoch,
-                loss=self.loss,
-                learning_rate=rate,
-                gradient_norm=norm,
-                step_s=self._window.step_s,
-                samples_per_s=self._window.samples_per_s,
-                world_size=world_size,
-                measure=self._window.measure(self.rank, self.device_name, share),
-            )
+        self._last = Step(
+            rank=self.rank,
+            step=step,
+            steps=steps,
+            epoch=epoch,
+            loss=self.loss,
+            learning_rate=rate,
+            gradient_norm=norm,
+            step_s=self._window.step_s,
+            samples_per_s=self._window.samples_per_s,
+            world_size=world_size,
+            measure=self._window.measure(self.rank, self.device_name, share),
+            staleness=sum(self._stale) / len(self._stale) if self._stale else None,
+            ahead=self._ahead,
         )
+        self._stale = []
+        self.reporter.send(self._last)
 
     def tell_accuracy(self, step: int, accuracy: float) -> None:
         self.accuracy = accuracy

@@ -3,15 +3,18 @@
 It is a script on the five-line API like any user's, and nothing more privileged.
 """
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from dltrain import session
+from dltrain import asynchronous, session
 from dltrain.data import Dataset, load
 from dltrain.errors import BadInputError
+from dltrain.evaluation import count_right, mean_loss
 from dltrain.loop import Trainer
 from dltrain.lr import rate
 from dltrain.messages import PLAN_ENV
@@ -20,8 +23,6 @@ from dltrain.optimizers import make_optimizer
 from dltrain.pipeline import Pipeline
 from dltrain.probe import settle
 from dltrain.rangetest import find_rate
-
-_EVALUATION_BATCH = 256
 
 
 def main() -> int:
@@ -38,6 +39,9 @@ def train(trainer: Trainer) -> None:
     torch.manual_seed(plan.seed)
     network = build(plan.model.name, data.shape)
     (x, _), optimizer = data.train(np.arange(1)), make_optimizer(plan.optimizer, network)
+    if plan.synchronization != "Synchronous":
+        _apart(trainer, network, optimizer, data)
+        return
     model, optimizer = trainer.wrap(network, optimizer, sample=x.to(trainer.device))
     _settle(trainer, data)
     loader, peak = trainer.loader(data), plan.optimizer.learning_rate
@@ -68,7 +72,7 @@ def _settle(trainer: Trainer, data: Dataset) -> None:
     """Probe with training samples, in any order and as often as needed."""
     if trainer.settled and trainer.step:
         return  # a resumed run has been probed before
-    if trainer.parallel.whole_batch:
+    if trainer.plan.splits_model:
         return  # a part of a model is no model whose time could be learned
 
     def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
@@ -80,27 +84,40 @@ def _settle(trainer: Trainer, data: Dataset) -> None:
     settle(trainer, lambda model: make_optimizer(trainer.plan.optimizer, model), step)
 
 
-def mean_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Cross entropy, mean over samples (and positions, of tokens)."""
-    return cross_entropy(logits.flatten(0, -2), y.flatten())
-
-
-@torch.no_grad()
 def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
     """Part of the held-out samples (tokens: positions) told right; every worker looks at as many of them, or all
     look at all together."""
-    model.eval()
-    right = seen = 0
-    together = trainer.parallel.whole_batch
+    together = trainer.plan.splits_model
     mine = np.arange(0 if together else trainer.worker, data.test_samples, 1 if together else trainer.workers)
-    for begin in range(0, len(mine), _EVALUATION_BATCH):
-        x, y = (part.to(trainer.device) for part in data.test(mine[begin : begin + _EVALUATION_BATCH]))
-        if (logits := trainer.parallel.predict(model, x)) is not None:
-            right += int((logits.argmax(-1) == y).sum())
-            seen += y.numel()
+    model.eval()
+    right, seen = trainer.sum(count_right(partial(trainer.parallel.predict, model), data, mine, trainer.device))
     model.train()
-    right_of_all, seen_of_all = trainer.sum([right, seen])
-    return right_of_all / seen_of_all
+    return right / seen
+
+
+def _apart(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dataset) -> None:
+    """Train without lockstep: evaluated by rank 0 after each of its epochs, by all workers at the end."""
+    trainer.model = network.to(trainer.device)
+    _settle(trainer, data)
+
+    def right(chosen: np.ndarray[Any, Any]) -> tuple[int, int]:
+        network.eval()
+        found = count_right(network, data, chosen, trainer.device)
+        network.train()
+        return found
+
+    def end_of_epoch() -> None:
+        if trainer.rank == 0:
+            told, seen = right(np.arange(data.test_samples))
+            trainer.log(accuracy=told / seen)
+
+    loader = trainer.loader(data)
+    asynchronous.train(
+        trainer, network, optimizer, loader, lambda model, batch: mean_loss(model(batch[0]), batch[1]), end_of_epoch
+    )
+    if trainer.shares[trainer.rank]:
+        told, seen = trainer.sum(right(np.arange(trainer.worker, data.test_samples, trainer.workers)))
+        trainer.log(accuracy=told / seen)
 
 
 if __name__ == "__main__":

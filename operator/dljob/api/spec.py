@@ -70,6 +70,12 @@ class ParallelismStrategy(StrEnum):
         return self in (ParallelismStrategy.PIPELINE, ParallelismStrategy.TENSOR)
 
 
+class Synchronization(StrEnum):
+    SYNCHRONOUS = "Synchronous"
+    ASYNCHRONOUS = "Asynchronous"
+    STALE_SYNCHRONOUS = "StaleSynchronous"
+
+
 PAIRED_MODELS = ("mlp", "lenet", "gpt-mini")
 """Built-in models with linear layers in pairs, which Tensor cuts through."""
 
@@ -387,6 +393,19 @@ class Parallelism(ApiModel):
             "microBatches are for strategy Pipeline: choose it, or remove them",
             lambda p: p.micro_batches is None or p.strategy is ParallelismStrategy.PIPELINE,
         ),
+        Rule(
+            "stalenessBound",
+            "(has(self.synchronization) && self.synchronization == 'StaleSynchronous') == has(self.stalenessBound)",
+            "StaleSynchronous needs stalenessBound, and stalenessBound needs StaleSynchronous: set both or neither",
+            lambda p: (p.synchronization is Synchronization.STALE_SYNCHRONOUS) == (p.staleness_bound is not None),
+        ),
+        Rule(
+            "synchronization",
+            "!has(self.synchronization) || self.synchronization == 'Synchronous' || !has(self.strategy) || "
+            "self.strategy == 'Data'",
+            "synchronization Asynchronous and StaleSynchronous need strategy Data: remove one of the two",
+            lambda p: p.synchronization is Synchronization.SYNCHRONOUS or p.strategy is ParallelismStrategy.DATA,
+        ),
     )
 
     strategy: Annotated[
@@ -410,6 +429,23 @@ class Parallelism(ApiModel):
             "Of p stages and k parts, p-1 of k+p-1 turns are idle.",
         ),
     ] = None
+    synchronization: Annotated[
+        Synchronization,
+        Field(
+            description="Synchronous: all ranks make each step together. Asynchronous: a parameter server applies each "
+            "worker's update as it comes, nobody waits. StaleSynchronous: the same, with workers at most "
+            "stalenessBound steps apart."
+        ),
+    ] = Synchronization.SYNCHRONOUS
+    staleness_bound: Annotated[
+        int | None,
+        Field(ge=1, le=10**6, description="Steps that the fastest worker may be ahead of the slowest."),
+    ] = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether workers are at steps of their own."""
+        return self.synchronization is not Synchronization.SYNCHRONOUS
 
 
 class Checkpoint(ApiModel):
@@ -510,6 +546,11 @@ _SPLITS = (
     "(has(self.parallelism) && has(self.parallelism.strategy) && self.parallelism.strategy in ['Pipeline', 'Tensor'])"
 )
 
+_APART = (
+    "(has(self.parallelism) && has(self.parallelism.synchronization) && "
+    "self.parallelism.synchronization != 'Synchronous')"
+)
+
 
 class DLJobSpec(ApiModel):
     """What to train, by when, and within which bounds."""
@@ -590,6 +631,39 @@ class DLJobSpec(ApiModel):
             "self.parallelism.microBatches <= self.globalBatchSize",
             "parallelism.microBatches must have a sample each: lower it or raise globalBatchSize",
             lambda s: s.parallelism.micro_batches is None or s.parallelism.micro_batches <= s.global_batch_size,
+        ),
+        Rule(
+            "parallelism.synchronization",
+            f"!{_APART} || has(self.model.name) && "
+            "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
+            "parallelism.synchronization Asynchronous and StaleSynchronous are for built-in models: remove "
+            "trainer.command, or choose Synchronous",
+            lambda s: not s.parallelism.apart or (s.model.name is not None and not s.trainer.command),
+        ),
+        Rule(
+            "parallelism.synchronization",
+            f"!{_APART} || !has(self.collective) || self.collective in ['Auto', 'ParameterServer']",
+            "parallelism.synchronization Asynchronous and StaleSynchronous need collective ParameterServer: remove "
+            "collective, or choose that",
+            lambda s: not s.parallelism.apart or s.collective in (Collective.AUTO, Collective.PARAMETER_SERVER),
+        ),
+        Rule(
+            "parallelism.synchronization",
+            f"!{_APART} || !has(self.optimizer) || ((!has(self.optimizer.findLearningRate) || "
+            "!self.optimizer.findLearningRate) && (!has(self.optimizer.learningRateScaling) || "
+            "self.optimizer.learningRateScaling.rule != 'AdaScale'))",
+            "parallelism.synchronization Asynchronous and StaleSynchronous know no gradient of the whole batch: remove "
+            "optimizer.findLearningRate and AdaScale, or choose Synchronous",
+            lambda s: (
+                not s.parallelism.apart
+                or not (
+                    s.optimizer.find_learning_rate
+                    or (
+                        s.optimizer.learning_rate_scaling is not None
+                        and s.optimizer.learning_rate_scaling.rule is ScalingRule.ADA_SCALE
+                    )
+                )
+            ),
         ),
         Rule(
             "optimizer.findLearningRate",

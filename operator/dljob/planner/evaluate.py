@@ -8,6 +8,7 @@ import numpy as np
 
 from dljob.calibrate.scaling import Posterior
 from dljob.perf import energy, memory
+from dljob.perf.apart import round_of
 from dljob.perf.comm import Link
 from dljob.perf.scaling import Runs
 from dljob.perf.step import P90, Step, step
@@ -93,6 +94,9 @@ def evaluate(
     """The candidate with its prediction, or a one-line reason against it."""
     ranks, nodes = sum(p.ranks for p in parts), sum(p.nodes for p in parts)
     serving = servers if collective == "ParameterServer" and ranks > 1 else 0
+    apart = request.synchronization != "Synchronous"
+    if apart and not serving:
+        return Refusal(describe(parts), "one rank: a worker and a parameter server are two")
     shares = shares_of(parts, request.global_batch, request.uneven, serving)
     if shares is None:
         return _does_not_fit(parts, request, workload)
@@ -120,7 +124,9 @@ def evaluate(
         nodes=nodes,
         sharded=sharded,
     )
-    measured = len(known) == len(chosen)
+    measured = len(known) == len(chosen) and not apart
+    if apart:
+        timing = round_of(timing, ranks - serving, workload.gradient_nbytes, link, request.staleness_bound)
     if measured:
         busiest = max(o.ranks_per_node for o in chosen)
         one_s = (busy_s - data_s) / slowest.option.slowdown
@@ -129,7 +135,7 @@ def evaluate(
         timing = _as_measured(timing, known, Runs(*at))
     sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"
     names = group_names([p.option.label for p in parts])
-    how = f"{collective}{', sharded optimizer' if sharded else ''}" if ranks > 1 else "alone"
+    how = f"{_how(collective, request)}{', sharded optimizer' if sharded else ''}" if ranks > 1 else "alone"
     return Choice(
         summary=f"{describe(parts)}, {how}, {sizes}",
         groups=tuple(
@@ -183,6 +189,16 @@ def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
     whole_s = max(own_s, timing.compute_s + timing.data_s) + timing.communication_s
     busy = (own_s + copying * timing.communication_s) / whole_s
     return option.cores * max(LEAST_BUSY, busy)
+
+
+def _how(collective: CollectiveName, request: Request) -> str:
+    """Such as 'Ring', or 'ParameterServer within 3 steps'."""
+    within = {
+        "Synchronous": "",
+        "Asynchronous": ", asynchronous",
+        "StaleSynchronous": f" within {request.staleness_bound} steps",
+    }
+    return f"{collective}{within[request.synchronization]}"
 
 
 def _prediction(

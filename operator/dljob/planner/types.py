@@ -62,6 +62,8 @@ class Request:
     micro_batches: int = 1
     compressed: bool = False
     """Whether gradients travel in half their bytes."""
+    synchronization: Literal["Synchronous", "Asynchronous", "StaleSynchronous"] = "Synchronous"
+    staleness_bound: int | None = None
     uneven: bool = True
     fixed: tuple[FixedChoice, ...] = ()
     cautious: bool = False

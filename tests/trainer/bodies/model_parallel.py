@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from dljob.contract import CheckpointRef
 from dltrain.checkpoint import MODEL, OPTIMIZER
 from dltrain.errors import BadInputError
+from dltrain.evaluation import mean_loss
 from dltrain.loop import Trainer
 from dltrain.models import InputShape, build
 from dltrain.pipeline import Pipeline
-from dltrain.rank import mean_loss
 from dltrain.report import Reporter
 from dltrain.world import World
 from trainer.bodies.harness import BOUND, MakeOptimizer, alone, distance, flat, ranks, say

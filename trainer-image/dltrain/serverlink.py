@@ -1,0 +1,128 @@
+"""Messages between workers and their parameter server, which answers them one by one. Users: ``asynchronous``.
+
+A worker asks, with its gradient if it has one, and waits for the answer, with the parameters if it may go on. Messages
+go through main memory, point to point.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from dltrain.comm.base import host_array
+from dltrain.comm.faults import translate
+from dltrain.comm.waiting import wait_until
+from dltrain.world import World
+
+_LONGEST_NBYTES = 2**24
+_HEADER, _BODY = 1, 2
+"""Tags."""
+
+
+class Asks(IntEnum):
+    PARAMETERS = 0
+    UPDATE = 1
+    """A gradient follows."""
+    NOTHING = 2
+    """A step without a sample of this worker's."""
+
+
+class Says(IntEnum):
+    GO_ON = 0
+    """Parameters follow."""
+    PAUSE = 1
+    """All ranks do something together now; ask again afterwards."""
+    OVER = 2
+    """All workers are done; parameters follow."""
+
+
+class Request(NamedTuple):
+    asks: float
+    rate: float = 0.0
+    """Learning rate of the update."""
+    samples: float = 0.0
+    wish: float = 0.0
+    """Whether the worker wants a pause."""
+
+
+class Reply(NamedTuple):
+    says: float
+    staleness: float = 0.0
+    ahead: float = 0.0
+    samples: float = 0.0
+    """Of all workers' updates so far."""
+
+
+class Link:
+    """One rank's end. ``alive`` is called every ``alive_s`` of a wait, so that nobody takes it for hung."""
+
+    def __init__(self, world: World, alive: Callable[[], None], alive_s: float = 1.0) -> None:
+        self._world, self._alive, self._alive_s = world, alive, alive_s
+        self._expected: dict[int, tuple[Any, Any]] = {}
+        self.waited_s = 0.0
+        """In all."""
+
+    def send(self, header: Request | Reply, peer: int, body: Tensor | None = None) -> None:
+        self._wait([self._world.comm.Isend(np.array(header, dtype=np.float64), peer, _HEADER)])
+        if body is not None:
+            self._wait([self._world.comm.Isend(part, peer, _BODY) for part in _parts(body)])
+
+    def reply(self, peer: int) -> Reply:
+        """What the server says."""
+        header = np.empty(len(Reply._fields))
+        self._wait([self._world.comm.Irecv(header, peer, _HEADER)])
+        return Reply(*header)
+
+    def body(self, room: Tensor, peer: int) -> None:
+        """The tensor that follows a header."""
+        self._wait([self._world.comm.Irecv(part, peer, _BODY) for part in _parts(room)])
+
+    def request(self, peers: Sequence[int]) -> tuple[int, Request]:
+        """The next worker that asks, and what: of several the one that was heard longest ago, so that none starves."""
+        from mpi4py import MPI
+
+        try:
+            for peer in peers:
+                if peer not in self._expected:
+                    header = np.empty(len(Request._fields))
+                    self._expected[peer] = (self._world.comm.Irecv(header, peer, _HEADER), header)
+            found: list[int] = []
+
+            def heard() -> bool:
+                found.extend(peer for peer, (request, _) in self._expected.items() if not found and request.Test())
+                return bool(found)
+
+            self._until(heard)
+        except MPI.Exception as error:
+            raise translate(error) from error
+        _, header = self._expected.pop(found[0])
+        return found[0], Request(*header)
+
+    def _wait(self, requests: list[Any]) -> None:
+        from mpi4py import MPI
+
+        try:
+            self._until(lambda: bool(MPI.Request.Testall(requests)))
+        except MPI.Exception as error:
+            raise translate(error) from error
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        began = told = time.perf_counter()
+
+        def done_or_told() -> bool:
+            nonlocal told
+            if time.perf_counter() - told >= self._alive_s:
+                told = time.perf_counter()
+                self._alive()
+            return done()
+
+        wait_until(done_or_told)
+        self.waited_s += time.perf_counter() - began
+
+
+def _parts(tensor: Tensor) -> list[Any]:
+    flat, longest = host_array(tensor), _LONGEST_NBYTES // tensor.itemsize
+    return [flat[begin : begin + longest] for begin in range(0, len(flat), longest)]
