@@ -44,7 +44,7 @@ def test_clocks(workers: int, total: int, bound: int | None, chance: Any) -> Non
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "bound"), [(4, "1"), (4, "3"), (4, "none")])
+@pytest.mark.parametrize(("ranks", "bound"), [(4, "2"), (4, "none")])
 def test_a_slow_worker_holds_up_others_by_the_bound_and_no_more(ranks: int, bound: str, tmp_path: Path) -> None:
     board = tmp_path / "board"
     board.write_bytes(np.zeros((2, ranks - 1), dtype=np.int64).tobytes())
@@ -60,10 +60,10 @@ def test_digits_are_learned_by_workers_apart_and_a_stopped_run_goes_on(kind: Any
     bound = 3 if kind == "StaleSynchronous" else None
     optimizer = OptimizerRef() if bound else OptimizerRef(name="Adam", learning_rate=2e-3)
     plan = make_plan(
-        4, shares=[50, 40, 30, 0], model=ModelRef(name="digits-cnn"), epochs=12, collective="ParameterServer",
+        4, shares=[50, 40, 30, 0], model=ModelRef(name="digits-cnn"), epochs=20, collective="ParameterServer",
         synchronization=kind, staleness_bound=bound, optimizer=optimizer, checkpoint=saving(tmp_path),
     )  # fmt: skip
-    steps = 12 * 12
+    steps = 20 * 12
     with Listener(tmp_path) as listener:
         environment = {"DLTRAIN_PLAN": write(plan, tmp_path), "DLTRAIN_SOCKET": listener.path}
         process = start(command(4, "-m", "dltrain.rank"), **environment)

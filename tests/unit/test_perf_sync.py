@@ -5,6 +5,9 @@ import sync_simulation
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dljob.perf.apart import round_of
+from dljob.perf.comm import Link
+from dljob.perf.step import Step
 from dljob.perf.sync import asynchronous_updates_per_s, stale_factor, staleness, straggler_factor
 
 ranks = st.integers(1, 500)
@@ -51,3 +54,15 @@ def test_updates_and_staleness_as_simulated(n: int, load: float, v: float) -> No
 def test_what_cannot_be_is_named(n: int, think_s: float, service_s: float) -> None:
     with pytest.raises(ValueError, match="expected one worker or more"):
         asynchronous_updates_per_s(n, think_s, service_s)
+
+
+@given(st.integers(1, 30), st.floats(1e-3, 10), st.floats(1e3, 1e9), st.integers(1, 9))
+def test_a_round_apart_is_never_shorter_than_its_parts(n: int, compute_s: float, nbytes: float, bound: int) -> None:
+    """The server's time for all workers, or one worker's own; a bound adds waiting, the less the wider it is."""
+    link = Link(1e-4, 1e8)
+    lockstep = Step(compute_s, 0.1, 0.2, 0.3, 0.1)
+    free = round_of(lockstep, n, nbytes, link, None)
+    held, wider = (round_of(lockstep, n, nbytes, link, b) for b in (bound, bound + 1))
+    service_s = 2e-4 + 2 * nbytes / 1e8 + nbytes / link.reduce_Bps
+    assert free.step_s >= max(n * service_s, compute_s + 0.2 + service_s) * (1 - 1e-9)
+    assert free.step_s <= wider.step_s <= held.step_s

@@ -16,6 +16,7 @@ BASE: dict[str, Any] = {
     "globalBatchSize": 96,
     "epochs": 25,
 }
+APART = {"synchronization": "StaleSynchronous", "stalenessBound": 3}
 THREE = cluster_view({"nodes": [{"name": "n", "count": 3, "cpu": 2}]})
 UNLIKE = cluster_view(
     {
@@ -118,13 +119,16 @@ def test_options_of_training_reach_the_plan() -> None:
     assert planned(spec(parallelism=staged, globalBatchSize=5)).micro_batches == 5
     tensor = planned(spec(model={"name": "mlp"}, parallelism={"strategy": "Tensor"}, collective="Tree"))
     assert (tensor.parallelism, tensor.collective, tensor.ranks[-1].share) == ("Tensor", "Tree", 96)
-    stale = planned(spec(parallelism={"synchronization": "StaleSynchronous", "stalenessBound": 3}))
+    stale = planned(spec(parallelism=APART))
     assert (stale.synchronization, stale.staleness_bound, stale.collective) == (
         "StaleSynchronous",
         3,
         "ParameterServer",
     )
     assert sum(rank.share == 0 for rank in stale.ranks) == 1 and not stale.rebalance
+    assert "ParameterServer within 3 steps" in decided(spec(parallelism=APART)).chosen.summary
+    alone = plan(planner_request("job", spec(parallelism=APART, nodes={"max": 1})), THREE, {})
+    assert not isinstance(alone, Decision), "a worker and a server are two"
     scaling = {"rule": "AdaScale", "baseBatchSize": 16}
     optimizer = planned(spec(optimizer={"learningRateScaling": scaling})).optimizer
     assert (optimizer.scaling, optimizer.base_batch) == ("AdaScale", 16)
