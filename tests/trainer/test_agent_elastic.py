@@ -4,10 +4,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dljob.contract import ModelRef, RunPhase
+from dljob.contract import ModelRef, Role, RunPhase
 from dltrain.runreport import files
 from trainer.pods import KILL, Job, Pod, job, leave
 
@@ -17,6 +18,12 @@ pytestmark = [
 ]
 START_S = 60.0
 """Until the first step: three pods import torch on the few cores of a test machine."""
+
+
+@pytest.fixture
+def two() -> Iterator[Job]:
+    with job(2) as made:
+        yield made
 
 
 @pytest.fixture
@@ -81,6 +88,27 @@ def test_without_mpirun_or_a_daemon_ranks_start_again_from_memory(program: str, 
     assert sum(report.restarts.values()) == 1 and report.step >= step, three.logs()
     assert "found in the memory of rank" in three.pods[0].text()
     assert all(pod.starts == 1 for pod in three.pods)
+
+
+@pytest.mark.parametrize("kind", ["Pipeline", "StaleSynchronous"])
+def test_a_lost_stage_or_server_means_the_last_checkpoint(kind: str, two: Job) -> None:
+    """Which waits for nobody: rank 1 is the second stage, or the server; both write by rank 0."""
+    fields: dict[str, Any] = {"parallelism": "Pipeline", "micro_batches": 2}
+    shares, roles = (60, 60), (Role.WORKER, Role.WORKER)
+    if kind != "Pipeline":
+        fields = {"synchronization": kind, "staleness_bound": 3, "collective": "ParameterServer"}
+        shares, roles = (60, 0), (Role.WORKER, Role.SERVER)
+    plan = two.plan(model=ModelRef(name="mlp"), steps=20_000, rebalance=False)
+    ranks = zip(plan.ranks, shares, roles, strict=True)
+    fields["ranks"] = tuple(rank.model_copy(update={"share": share, "role": role}) for rank, share, role in ranks)
+    fields["checkpoint"] = plan.checkpoint.model_copy(update={"interval_s": 0.1})
+    two.start(plan.model_copy(update=fields))
+    saved = two.until(lambda r: r.last_checkpoint is not None, START_S).last_checkpoint
+    os.kill(rank_process(two.pods[1]), KILL)
+    report = two.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING and r.world_size == 2, START_S)
+    assert report.restarts == {"RankKilled": 1} and report.failure is not None and report.failure.rank == 1
+    assert saved is not None and report.step > saved.step > 0 and all(pod.starts == 1 for pod in two.pods)
+    assert "goes on from step" in two.pods[0].text()
 
 
 def test_the_next_pod_coordinates_when_the_first_is_lost(three: Job) -> None:
