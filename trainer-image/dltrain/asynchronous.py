@@ -9,6 +9,7 @@ For a checkpoint, or to stop, the server answers everybody with a pause; the sta
 so that no sample is lost or counted twice by a run that goes on from it with the same workers.
 """
 
+import json
 import time
 from collections.abc import Callable
 from math import isfinite
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 
 from dljob.contract import Plan, Role
 from dltrain.buffers import GradientBuffer
-from dltrain.checkpoint import decode, encode
+from dltrain.checkpoint import MODEL, OPTIMIZER, STATE, Snapshot, decode
 from dltrain.clocks import Clocks
 from dltrain.errors import DivergedError
 from dltrain.loader import Loader
@@ -109,7 +110,7 @@ class Asynchronous:
             done = self.clocks.done
             scaling = Scaling(self.plan.optimizer, self.plan.global_batch).state()
             state = {"clocks": done, "scaling": scaling}
-            files = encode(capture(min(done), self.model.state_dict(), self.optimizer.state_dict(), state))
+            files = _packed(capture(min(done), self.model.state_dict(), self.optimizer.state_dict(), state))
         names = world.broadcast("\n".join(files).encode(), self.server).decode().split("\n")
         snapshot = decode({name: world.broadcast(files.get(name, b""), self.server) for name in names})
         weights: dict[str, Tensor] = {}
@@ -247,7 +248,8 @@ class Worker(Asynchronous):
     def _ask(self, request: Request) -> Reply:
         """The server's answer, with its parameters in the model's place."""
         trainer = self.trainer
-        wish = trainer.reporter.stop.is_set() or trainer.keeper.due
+        # Not before a step: there would be nothing new to save.
+        wish = trainer.reporter.stop.is_set() or (trainer.keeper.due and request.asks != Asks.PARAMETERS)
         gradient = self.flat.outgoing(self.flat.buffer.flat) if request.asks == Asks.UPDATE else None
         self.link.send(request._replace(wish=float(wish)), self.server, gradient)
         reply = self.link.reply(self.server)
@@ -310,6 +312,14 @@ def train(
     trainer.step = trainer.total_steps
     made.save()
     made.wait_for_checkpoint()
+
+
+def _packed(snapshot: Snapshot) -> dict[str, bytes]:
+    """As ``checkpoint.decode`` takes it."""
+    from safetensors.torch import save
+
+    state = json.dumps({"step": snapshot.step} | snapshot.state).encode()
+    return {MODEL: save(snapshot.model), OPTIMIZER: save(snapshot.optimizer), STATE: state}
 
 
 def _sampler(plan: Plan, loader: Loader) -> Sampler:
