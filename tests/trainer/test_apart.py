@@ -56,14 +56,15 @@ def test_a_slow_worker_holds_up_others_by_the_bound_and_no_more(ranks: int, boun
 @pytest.mark.mpi
 @pytest.mark.parametrize("kind", ["StaleSynchronous", "Asynchronous"])
 def test_digits_are_learned_by_workers_apart_and_a_stopped_run_goes_on(kind: Any, tmp_path: Path) -> None:
-    """Within three steps of each other to 97 %. The checkpoint is at every worker's own step."""
+    """Within three steps of each other to 97 % (in lockstep 98). The checkpoint is at every worker's own step."""
     bound = 3 if kind == "StaleSynchronous" else None
     optimizer = OptimizerRef() if bound else OptimizerRef(name="Adam", learning_rate=2e-3)
+    epochs, least = (20, 0.97) if bound else (8, 0.9)
     plan = make_plan(
-        4, shares=[50, 40, 30, 0], model=ModelRef(name="digits-cnn"), epochs=20, collective="ParameterServer",
+        4, shares=[50, 40, 30, 0], model=ModelRef(name="digits-cnn"), epochs=epochs, collective="ParameterServer",
         synchronization=kind, staleness_bound=bound, optimizer=optimizer, checkpoint=saving(tmp_path),
     )  # fmt: skip
-    steps = 20 * 12
+    steps = 12 * epochs
     with Listener(tmp_path) as listener:
         environment = {"DLTRAIN_PLAN": write(plan, tmp_path), "DLTRAIN_SOCKET": listener.path}
         process = start(command(4, "-m", "dltrain.rank"), **environment)
@@ -75,7 +76,7 @@ def test_digits_are_learned_by_workers_apart_and_a_stopped_run_goes_on(kind: Any
         listener.wait_for(messages.Finished, 4)
     assert f"goes on from step {stopped}" in again.output and 0 < stopped < steps
     accuracy = {news.rank: news.outcome.accuracy for news in listener.of(messages.Finished)}
-    assert accuracy[0] == accuracy[1] == accuracy[2] is not None and accuracy[0] >= 0.97, accuracy
+    assert accuracy[0] == accuracy[1] == accuracy[2] is not None and accuracy[0] >= least, accuracy
     told = [news for news in listener.of(messages.Step) if news.rank != 3]
     assert any(news.staleness for news in told) and all(news.ahead is not None for news in told)
     assert {news.step for news in told} >= {steps}
