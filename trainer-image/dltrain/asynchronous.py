@@ -172,6 +172,7 @@ class Server(Asynchronous):
             return 0.0
         if request.asks == Asks.NOTHING:
             self.clocks.step(worker, updates=False)
+            self._tell()
             return 0.0
         self.flat.receive(self.link, self.ranks[worker], self.flat.buffer.flat)
         if not isfinite(float(torch.linalg.vector_norm(self.flat.buffer.flat))):

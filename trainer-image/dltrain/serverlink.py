@@ -57,10 +57,11 @@ class Reply(NamedTuple):
 
 
 class Link:
-    """One rank's end. ``alive`` is called every ``alive_s`` of a wait, so that nobody takes it for hung."""
+    """One rank's end. ``alive`` is called every ``alive_s``, from within waits, so that nobody takes it for hung."""
 
     def __init__(self, world: World, alive: Callable[[], None], alive_s: float = 1.0) -> None:
         self._world, self._alive, self._alive_s = world, alive, alive_s
+        self._told_at = time.perf_counter()
         self._expected: dict[int, tuple[Any, Any]] = {}
         self.waited_s = 0.0
         """In all."""
@@ -110,12 +111,11 @@ class Link:
             raise translate(error) from error
 
     def _until(self, done: Callable[[], bool]) -> None:
-        began = told = time.perf_counter()
+        began = time.perf_counter()
 
         def done_or_told() -> bool:
-            nonlocal told
-            if time.perf_counter() - told >= self._alive_s:
-                told = time.perf_counter()
+            if time.perf_counter() - self._told_at >= self._alive_s:
+                self._told_at = time.perf_counter()
                 self._alive()
             return done()
 
