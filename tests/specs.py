@@ -105,6 +105,10 @@ CASES: dict[str, tuple[Json, str]] = {
         {"parallelism": {"strategy": "Tensor"}, "optimizer": {"findLearningRate": True}},
         "findLearningRate needs parallelism.strategy Data or Optimizer",
     ),
+    "compressed gradients, asynchronous": (
+        {"gradientCompression": "BF16", "parallelism": {"synchronization": "Asynchronous"}},
+        "gradientCompression has an all-reduce of its own",
+    ),
     "compressed gradients": ({"gradientCompression": "BF16"}, ""),
     "compressed gradients, a collective": (
         {"gradientCompression": "FP16", "collective": "Ring"}, "gradientCompression has an all-reduce of its own",

@@ -25,7 +25,7 @@ from dltrain.checkpoint import MODEL, OPTIMIZER, STATE, Snapshot, decode
 from dltrain.clocks import Clocks
 from dltrain.errors import DivergedError
 from dltrain.loader import Loader
-from dltrain.loop import CHECKPOINT_BPS, CHECKPOINT_S, Trainer
+from dltrain.loop import Trainer
 from dltrain.lr import rate
 from dltrain.measure import Times
 from dltrain.messages import EXIT_STOPPED
@@ -33,6 +33,7 @@ from dltrain.sampling import Sampler, step_seed
 from dltrain.scaling import Scaling
 from dltrain.serverlink import Asks, Link, Reply, Request, Says
 from dltrain.state import capture, replicate, restore
+from dltrain.writer import patience_s
 
 LossOf = Callable[[nn.Module, Any], Tensor]
 """(model, batch) to the mean loss of the batch."""
@@ -129,7 +130,7 @@ class Asynchronous:
     def wait_for_checkpoint(self) -> None:
         if self.plan.checkpoint.enabled:
             nbytes = 4 * self.flat.values.nbytes
-            self.trainer.busy("checkpoint", CHECKPOINT_S + nbytes / CHECKPOINT_BPS)
+            self.trainer.busy("checkpoint", patience_s(nbytes))
             self.trainer.keeper.wait()
 
 

@@ -694,17 +694,18 @@ class DLJobSpec(ApiModel):
         ),
         Rule(
             "gradientCompression",
-            "!has(self.gradientCompression) || ("
+            f"!has(self.gradientCompression) || !{_APART} && ("
             "(!has(self.collective) || self.collective == 'Auto') && "
             "(!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy == 'Data') && "
             "(!has(self.trainer) || !has(self.trainer.framework) || self.trainer.framework == 'DLTrain'))",
             "gradientCompression has an all-reduce of its own: remove it, or else collective, parallelism.strategy "
-            "other than Data, and trainer.framework Torchrun",
+            "other than Data, parallelism.synchronization other than Synchronous, and trainer.framework Torchrun",
             lambda s: (
                 s.gradient_compression is None
                 or (
                     s.collective is Collective.AUTO
                     and s.parallelism.strategy is ParallelismStrategy.DATA
+                    and not s.parallelism.apart
                     and s.trainer.framework is Framework.DLTRAIN
                 )
             ),
