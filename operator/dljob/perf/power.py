@@ -26,7 +26,9 @@ its P100 table, seen beside it, hardly depends on it (2.7 to 3.2 %)."""
 ROUNDING = 0.5
 
 LOWEST_PART = 0.4
-"""Of the highest limit, the lowest that a data-centre GPU takes: V100, P100 and A100 0.4 to 0.5."""
+"""Of the highest limit, the lowest: a V100 takes 0.4 (PCIe), a P100 0.5."""
+WIDE_FROM_W = 200.0
+"""Of the highest limit, from where on the range below is so wide; a T4 takes 60 to 70 W, an A10 100 to 150."""
 CLOCKED_PART = 0.2
 """k of a job that was not measured: 0.16 to 0.23 for what keeps a V100 busy, 0.08 on a P100 (Zeus' tables)."""
 
@@ -98,7 +100,11 @@ def typical(device: Device) -> tuple[LimitPoint, LimitPoint]:
 
 
 def advised(device: Device, slowdown: float) -> Advice | None:
-    """The limit of least energy that slows a typical job down to at most ``slowdown``; None where none saves energy."""
+    """The limit of least energy that slows a typical job down to at most ``slowdown``; None where none saves energy or
+    there is hardly a range of limits.
+    """
+    if device.peak_power_W < WIDE_FROM_W:
+        return None
     low, high = typical(device)
     limits_W = np.linspace(low.limit_W, high.limit_W, 61).round()
     limit_W = best_limit(low, high, limits_W, slowdown)
