@@ -2,8 +2,9 @@
 
     python benchmarks/planner.py [--json] [--check]
 
-For each size three jobs (a large model, a small one, one with the least energy within a deadline) on nodes with unlike
-numbers of free devices; the time is the worst of the three, the best of several repeats each, by the wall clock and in
+For each size four jobs (a large model, a small one, one with the least energy within a deadline, and the large one once
+five steps on several devices of every kind were measured) on nodes with unlike numbers of free devices; the time is the
+worst of the four, the best of several repeats each, by the wall clock and in
 CPU time. Memory is what planning allocates at its peak, beside the nodes themselves. ``--check`` fails (exit code 1)
 when both times are above 200 ms for 1,000 nodes or 1 s for 10,000 (a busy machine stretches one, numpy's threads the
 other), or above 200 MB.
@@ -16,6 +17,7 @@ import time
 import tracemalloc
 from dataclasses import replace
 
+from dljob.calibrate import Learned, LearnedPoint, Place, StepPoint
 from dljob.cluster import ClusterView, Node
 from dljob.planner import Decision, Request, plan
 
@@ -41,6 +43,14 @@ JOBS = (
     Request(job="small", global_batch=96, total_steps=375, model="digits-cnn", dataset="digits", candidates_kept=20),
     replace(LARGE, job="frugal", minimize="Energy", deadline_s=8 * 3600.0),
 )
+MEASURED = {
+    ("resnet50", device): Learned(
+        tuple(LearnedPoint(b, 0.01 + 0.001 * b, 50) for b in (8, 32, 128, 512)),
+        steps=tuple(StepPoint(Place(n, k), 32, 0.05 + 0.01 * n) for n, k in ((1, 2), (2, 1), (4, 4), (8, 1), (16, 8))),
+    )
+    for device in (*GPUS, "cpu")
+}
+ASKED = (*((job, {}) for job in JOBS), (replace(LARGE, job="measured"), MEASURED))
 SIZES = (10, 100, 1_000, 10_000)
 LIMIT_S = {1_000: 0.2, 10_000: 1.0}
 LIMIT_NBYTES = 200e6
@@ -62,19 +72,19 @@ def cluster(nodes: int) -> ClusterView:
 def measure(nodes: int, repeats: int) -> dict[str, float]:
     view = cluster(nodes)
     worst_s, worst_cpu_s, considered = 0.0, 0.0, 0
-    for job in JOBS:
+    for job, known in ASKED:
         walls, cpus = [], []
         for _ in range(repeats):
             wall, cpu = time.perf_counter(), time.process_time()
-            found = plan(job, view, {})
+            found = plan(job, view, known)
             walls.append(time.perf_counter() - wall)
             cpus.append(time.process_time() - cpu)
         assert isinstance(found, Decision), found
         worst_s, worst_cpu_s = max(worst_s, min(walls)), max(worst_cpu_s, min(cpus))
         considered = max(considered, len(found.candidates))
     tracemalloc.start()
-    for job in JOBS:
-        plan(job, view, {})
+    for job, known in ASKED:
+        plan(job, view, known)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return {"nodes": nodes, "plan_s": worst_s, "cpu_s": worst_cpu_s, "peak_nbytes": peak, "candidates": considered}

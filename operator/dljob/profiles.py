@@ -50,7 +50,7 @@ def learned(status: DLProfileStatus) -> Learned:
     return Learned(
         points=tuple(LearnedPoint(p.batch, p.seconds, p.observations) for p in status.compute),
         steps=tuple(
-            StepPoint(Place(p.nodes, p.node_devices, p.collective), p.batch, p.seconds, p.observations)
+            StepPoint(Place(p.nodes, p.node_devices, p.collective, p.sharded), p.batch, p.seconds, p.observations)
             for p in status.scaling
         ),
         link_latency_s=status.link_latency_seconds,
@@ -142,6 +142,7 @@ def _scaling_point(point: StepPoint) -> ScalingPoint:
         node_devices=point.place.node_devices,
         devices=point.place.devices,
         collective=point.place.collective,
+        sharded=point.place.sharded,
         batch=point.batch,
         seconds=point.step_s,
         observations=point.observations,

@@ -94,6 +94,15 @@ class TestPrices:
         both = {**points, KEY: profile(*FEW), ("digits-cnn", A100): profile(*FEW)}
         assert decided(request, cluster, both).chosen.prediction.step_s == pytest.approx(truth(2, 4, 16), rel=0.1)
 
+    def test_steps_of_shared_updates_price_those_alone(self) -> None:
+        few = profile(*FEW)
+        sharded = replace(few, steps=tuple(replace(s, place=replace(s.place, sharded=True)) for s in few.steps))
+        assert fixed(4, 2, sharded).prediction == fixed(4, 2, profile()).prediction
+        request = replace(DIGITS, global_batch=128, fixed=(FixedChoice("t4", 4, 2),), strategy="Optimizer")
+        priced = decided(request, CLUSTER, {KEY: sharded}).chosen.prediction
+        assert priced.step_s == pytest.approx(truth(4, 2, 16), rel=0.1)
+        assert decided(request, CLUSTER, {KEY: few}).chosen.prediction.step_s != pytest.approx(priced.step_s, rel=0.1)
+
     @pytest.mark.parametrize("bad_s", [1e-9, 1e9])
     def test_an_absurd_step_changes_nothing(self, bad_s: float) -> None:
         """Those of no time or of none at all never reach a profile; a thousand times off is left out of the fit."""
@@ -237,9 +246,11 @@ class TestNextMeasurement:
 def test_a_profile_keeps_what_summed_the_gradients() -> None:
     status = DLProfileStatus(
         compute=(ComputePoint(batch=8, seconds=0.05),),
-        scaling=(ScalingPoint(nodes=2, node_devices=1, devices=2, batch=8, seconds=0.06, collective="Tree"),),
+        scaling=(
+            ScalingPoint(nodes=2, node_devices=1, devices=2, batch=8, seconds=0.06, collective="Tree", sharded=True),
+        ),
     )
     (step,) = learned(DLProfileStatus.model_validate(status.manifest())).steps
-    assert step == StepPoint(Place(2, 1, "Tree"), 8, 0.06)
+    assert step == StepPoint(Place(2, 1, "Tree", sharded=True), 8, 0.06)
     old = {"nodes": 2, "nodeDevices": 1, "devices": 2, "batch": 8, "seconds": 0.06}
     assert ScalingPoint.model_validate(old).collective == "Ring", "profiles of before say nothing"

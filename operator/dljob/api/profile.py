@@ -23,6 +23,7 @@ class ScalingPoint(ApiModel):
     node_devices: Annotated[int, Field(ge=1, description="Devices of the job on the node that holds most of them.")]
     devices: Annotated[int, Field(ge=2)]
     collective: Annotated[str, Field(max_length=32, description="What summed the gradients.")] = "Ring"
+    sharded: Annotated[bool, Field(description="Whether ranks shared out the update: strategy Optimizer.")] = False
     batch: Annotated[int, Field(ge=1, description="Samples on the busiest device.")]
     seconds: Annotated[float, Field(gt=0, description="Mean time of a step.")]
     observations: Annotated[int, Field(ge=1, description="Runs behind the figure.")] = 1

@@ -24,6 +24,8 @@ class Place:
     nodes: int
     node_devices: int
     collective: str = "Ring"
+    sharded: bool = False
+    """Ranks shared out the update (strategy Optimizer)."""
 
     @property
     def devices(self) -> int:

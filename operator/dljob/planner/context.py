@@ -183,7 +183,9 @@ def options(
     if known is None or not result:
         return result
     over = {nodes: link_of(result[:1], nodes)[0] for nodes in (1, 2)}
-    steps = posterior(known.points, known.steps, alone, workload.gradient_nbytes, lambda n: over[min(n, 2)])
+    # Values that come from owners after the update make steps longer: either strategy tells little of the other.
+    alike = [s for s in known.steps if s.place.sharded == (strategy == "Optimizer")]
+    steps = posterior(known.points, alike, alone, workload.gradient_nbytes, lambda n: over[min(n, 2)])
     return [replace(option, steps=steps) for option in result]
 
 

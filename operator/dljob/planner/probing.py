@@ -19,7 +19,8 @@ def suggested(request: Request, option: Option) -> str | None:
     Over all places on the option's device within the job's bounds, of equal shares. None once ``MOST_PROBES`` steps on
     several devices were measured, and where there is no place to choose.
     """
-    known = option.learned.steps if option.learned else ()
+    learned = option.learned.steps if option.learned else ()
+    known = [s for s in learned if s.place.sharded == (option.strategy == "Optimizer")]
     places = _places(request, option)
     if len(known) >= MOST_PROBES or len(places) < 2:
         return None

@@ -188,5 +188,6 @@ def lesson(spec: DLJobSpec, report: Report, accepted: Accepted | None) -> Lesson
     place = None
     if accepted is not None and len(accepted.groups) == 1 and accepted.plan.collective != "ParameterServer":
         group = accepted.groups[0]
-        place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective)
+        sharded = accepted.plan.parallelism == "Optimizer"
+        place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
     return Lesson(profile_key(spec), report, place)
