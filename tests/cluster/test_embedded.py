@@ -126,6 +126,12 @@ def test_up_again_changes_nothing(cluster: Cluster) -> None:
     assert {name: cluster.state.processes.get(name) for name in cluster.state.processes.names()} == before
 
 
+def test_kubelets_read_claims_before_the_authorizer_knows_their_pods(cluster: Cluster) -> None:
+    who = ("--as", "system:node:n1", "--as-group", "system:nodes")
+    for what in ("persistentvolumeclaims", "persistentvolumes"):
+        assert cluster.kubectl("auth", "can-i", "get", what, *who).strip() == "yes"
+
+
 def test_other_nodes_are_refused(cluster: Cluster) -> None:
     done = subprocess.run(
         [cluster.root / "hack/cluster", "up", "--nodes", "2", "--name", NAME],

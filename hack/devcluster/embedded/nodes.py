@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from devcluster.embedded import cgroups
+from devcluster.embedded.api import Object
 from devcluster.embedded.controlplane import API_PORT, python_module
 from devcluster.embedded.processes import Identity, children, end, identify, wait_until
 from devcluster.embedded.seed import PAUSE_IMAGE, plant
@@ -29,6 +30,23 @@ _KUBELET_SYSCTLS = {
     "kernel/keys/root_maxkeys": 1_000_000,
     "kernel/keys/root_maxbytes": 25_000_000,
 }
+
+_VOLUMES = "dljob-cluster-nodes-volumes"
+ROLE: Object = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRole",
+    "metadata": {"name": _VOLUMES},
+    "rules": [{"apiGroups": [""], "resources": ["persistentvolumeclaims", "persistentvolumes"], "verbs": ["get"]}],
+}
+BINDING: Object = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": _VOLUMES},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": _VOLUMES},
+    "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}],
+}
+"""What the node authorizer grants as well, once it has heard which pods are where. A kubelet that asks before that is
+refused, and looks at the pod again only after 10 to 15 s: the first job of a busy cluster started that much later."""
 
 
 def process_name(node: NodeSpec) -> str:

@@ -158,8 +158,9 @@ class Embedded:
             self._wait_for_api(record)
         api = self._api(record)
         rbac, classes = "/apis/rbac.authorization.k8s.io/v1", "/apis/storage.k8s.io/v1/storageclasses"
-        api.ensure(f"{rbac}/clusterroles", services.ROLE)
-        api.ensure(f"{rbac}/clusterrolebindings", services.BINDING)
+        for part in (services, nodes):
+            api.ensure(f"{rbac}/clusterroles", part.ROLE)
+            api.ensure(f"{rbac}/clusterrolebindings", part.BINDING)
         api.ensure(classes, storage.STORAGE_CLASS)
         self._start_services()
         with self._progress.step("nodes Ready"):
