@@ -142,12 +142,15 @@ def test_a_job_made_suspended_makes_nothing(play: Play) -> None:
 def test_a_changed_spec_goes_through_zero_pods(play: Play) -> None:
     play.run("change")
     before = {p["metadata"]["uid"] for p in play.kubectl.list("pods", "dljob.dev/job=change")}
-    play.patch("change", globalBatchSize=90, trainer={"env": [{"name": "A", "value": "b"}]})
+    env = [{"name": "A", "value": "b"}, {"name": "EMPTY", "value": ""}]
+    play.patch("change", globalBatchSize=90, trainer={"env": env})
     play.kubectl.wait_job("change", "plan 2", lambda j: j["status"]["plan"]["number"] == 2, 30)
     play.until_ready("change")
     pods = play.kubectl.list("pods", "dljob.dev/job=change")
     assert before.isdisjoint(p["metadata"]["uid"] for p in pods)
-    assert all({"name": "A", "value": "b"} in p["spec"]["containers"][0]["env"] for p in pods)
+    for pod in pods:
+        found = {item["name"]: item.get("value", "") for item in pod["spec"]["containers"][0]["env"]}
+        assert (found["A"], found["EMPTY"]) == ("b", "")
     assert play.plan("change").global_batch == 90
 
 

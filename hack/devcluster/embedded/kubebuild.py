@@ -33,9 +33,19 @@ _COMMIT = "faecb196815e248d3ecfb03c680a4507229c2a56"
 _TAGS = "providerless dockerless"
 _REFLECT2 = Path("/usr/share/gocode/src/github.com/modern-go/reflect2")
 _GENERATOR = "vendor/k8s.io/kube-openapi/cmd/openapi-gen"
-_GC_PERIOD = ("pkg/kubelet/kubelet.go", "ContainerGCPeriod = time.Minute", "ContainerGCPeriod = 2 * time.Second")
-"""Kubelets before 1.22 race with themselves: often a dead container of a deleted pod, and with it the pod, stays until
-the collector comes round. Once a minute is what real clusters of that age do; a development cluster need not wait."""
+_CHANGES = (
+    # Kubelets before 1.22 race with themselves: often a dead container of a deleted pod, and with it the pod, stays
+    # until the collector comes round. Once a minute is what real clusters of that age do; this one need not wait.
+    ("pkg/kubelet/kubelet.go", "ContainerGCPeriod = time.Minute", "ContainerGCPeriod = 2 * time.Second"),
+    # Whether a value is null is asked by comparing addresses. Since Go 1.18 all empty texts share one with the zero
+    # value, and every "" in a custom resource is refused as null: upstream's binaries, of Go 1.15, take them.
+    (
+        "vendor/k8s.io/kube-openapi/pkg/validation/validate/type.go",
+        "if data == nil || reflect.DeepEqual(reflect.Zero(reflect.TypeOf(data)), reflect.ValueOf(data)) {",
+        "if data == nil {",
+    ),
+)
+"""(file, text, what stands there instead) in the source."""
 _RECIPE = 1  # raise it when the steps below change what comes out
 
 
@@ -67,7 +77,7 @@ def _make(folder: Path, progress: Progress) -> None:
 
 
 def _digest() -> str:
-    inputs = [_RECIPE, _SOURCE, _ORIG_SHA256, _COMMIT, _TAGS, _GC_PERIOD, PROGRAMS, platform.machine()]
+    inputs = [_RECIPE, _SOURCE, _ORIG_SHA256, _COMMIT, _TAGS, _CHANGES, PROGRAMS, platform.machine()]
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
 
 
@@ -111,11 +121,11 @@ def _unpack(archive: Path, work: Path) -> Path:
         tar.extractall(parent)
     (parent / f"kubernetes-{VERSION}").rename(parent / "kubernetes")
     tree = parent / "kubernetes"
-    path, before, after = _GC_PERIOD
-    text = (tree / path).read_text()
-    if text.count(before) != 1:
-        raise ClusterError(f"{path}: found {text.count(before)} times '{before}', expected it once; see _GC_PERIOD")
-    (tree / path).write_text(text.replace(before, after))
+    for path, before, after in _CHANGES:
+        text = (tree / path).read_text()
+        if text.count(before) != 1:
+            raise ClusterError(f"{path}: found {text.count(before)} times '{before}', expected it once; see _CHANGES")
+        (tree / path).write_text(text.replace(before, after))
     vendored = tree / "vendor" / "github.com" / "modern-go" / "reflect2"
     shutil.rmtree(vendored)
     shutil.copytree(_REFLECT2, vendored, ignore=shutil.ignore_patterns("*_test.go", "go.mod"))
