@@ -19,7 +19,7 @@ def drive(balance: Balance, computing: Computing, steps: int, wait_s: float = 0.
     changes = []
     for _ in range(steps):
         computed = computing(balance.shares)
-        if (shares := balance.add(computed, max(computed) + wait_s)) is not None:
+        if (shares := balance.add(computed, [0.0] * len(computed), max(computed) + wait_s)) is not None:
             changes.append(shares)
     return changes
 

@@ -43,20 +43,27 @@ class Balance:
     def _begin(self) -> None:
         self._skip = SETTLING_STEPS
         self._computed: list[Sequence[float]] = []
+        self._demanded: list[Sequence[float]] = []
         self._step_s: list[float] = []
 
-    def add(self, computed_s: Sequence[float], step_s: float) -> tuple[int, ...] | None:
-        """A step under ``shares``: seconds of computing by rank, and of the whole step. Returns shares to change to."""
+    def add(self, computed_s: Sequence[float], demanded_s: Sequence[float], step_s: float) -> tuple[int, ...] | None:
+        """A step under ``shares``: seconds of computing by rank, seconds that its CPU time takes each rank to come by
+        (0 where unknown), and seconds of the whole step. Returns shares to change to.
+        """
         if self._skip:
             self._skip -= 1
             return None
         self._computed.append(computed_s)
+        self._demanded.append(demanded_s)
         self._step_s.append(step_s)
         if len(self._step_s) < WINDOW_STEPS or sum(self._step_s) < WINDOW_S:
             return None
         mean_step_s = fmean(self._step_s)
-        for seen, share, times in zip(self._seen, self.shares, zip(*self._computed, strict=True), strict=True):
-            seen.append((share, fmean(times)))
+        computed, demanded = (
+            [fmean(of) for of in zip(*rows, strict=True)] for rows in (self._computed, self._demanded)
+        )
+        for seen, share, *seconds in zip(self._seen, self.shares, computed, demanded, strict=True):
+            seen.append((share, max(seconds)))
             del seen[:-MEMORY]
         self._begin()
         if self._best not in (None, self.shares) and mean_step_s > (1 - KEPT) * self._best_step_s:

@@ -21,7 +21,7 @@ from dltrain import summing
 from dltrain.batchnorm import Ranks, local_layers, synchronized, unsynchronized
 from dltrain.errors import BadInputError, DivergedError, ParametersDivergedError
 from dltrain.loader import Loader
-from dltrain.measure import Times
+from dltrain.measure import Budget, Clock, Lap, Times
 from dltrain.messages import EXIT_STOPPED, Compared
 from dltrain.parallel import DataParallel
 from dltrain.progress import Progress
@@ -74,6 +74,11 @@ class Trainer:
         """Loss logged after its step had been summed, and its weight: shared with the next step."""
         self._gradient_norm = 0.0
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
+        self.budget = Budget()
+        """What part of a CPU this rank gets."""
+        self._demanded_s = 0.0
+        """Time that the CPU time of the last step takes to come by; 0 on a GPU."""
+        self._clock = Clock()
 
     # What a script calls.
 
@@ -172,11 +177,10 @@ class Trainer:
             self.epoch, self.end_of_epoch = part.epoch, part.last
             # Randomness of a step (dropout) is a function of (seed, step, rank): nothing to save, equal on resume.
             torch.manual_seed(step_seed(self.plan.seed, self.step, self.rank))
-            began = time.perf_counter()
+            self._clock.lap()
             batch = loader.fetch(part.indices) if len(part.indices) else None
-            self._fetched = time.perf_counter()
+            self._data = self._clock.lap()
             self._full = part.batch == self.plan.global_batch
-            self._data_s = self._fetched - began
             self.parallel.begin(part.weight, self._shared())
             self._kept = [buffer.clone() for buffer in self.model.buffers()] if self._team.elastic.active else []
             self._in_step, self._again = True, False
@@ -300,7 +304,7 @@ class Trainer:
         shared = Shared(*self._late, float(stop), float(save), float(keep), square=self.parallel.square)
         self._late = (0.0, 0.0)
         times = self._progress.times
-        return pack(shared, self.rank, self.size, times.compute_s, times.exposed_s)
+        return pack(shared, self.rank, self.size, times.compute_s, times.exposed_s, self._demanded_s)
 
     def _before_update(self) -> None:
         """Hook of ``optimizer.step()``: wait for the sum; nothing is updated when it is not finite."""
@@ -308,7 +312,8 @@ class Trainer:
             return  # a step outside of the loop is the script's own business
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()  # else backward would count as communication
-        self._computed_s = time.perf_counter() - self._fetched - self.parallel.waited_s
+        self._waited = Lap(self.parallel.waited_s)
+        self._computed = self._clock.lap() - self._waited
         if self._again:  # ranks were lost in a sum of the script's own
             self._give_up_step()
             return
@@ -316,8 +321,8 @@ class Trainer:
         if total is None:
             self._go_on()
             return
-        self._summed = time.perf_counter()
-        self._agreed, self._computed_by_rank, exposed = unpack(total, self.size)
+        self._waited += self._clock.lap()
+        self._agreed, self._computed_by_rank, exposed, self._demanded_by_rank = unpack(total, self.size)
         if self._agreed.weighed:
             self._team.divide(self._agreed, self.step)
         if self._scaling.measures and self._full:
@@ -346,8 +351,9 @@ class Trainer:
         self._in_step = False
         if self._again:
             return
-        self._computed_s += time.perf_counter() - self._summed
+        self._computed += self._clock.lap()
         self.parallel.spread()
+        self._waited += self._clock.lap()
         self.step += 1
         if self.end_of_epoch:
             self._progress.end_epoch()
@@ -355,13 +361,16 @@ class Trainer:
     def _conclude(self, part: Part) -> None:
         """After a step: news, and what the ranks agreed on."""
         agree_s = self._team.elastic.agree_s
-        times = Times(self._data_s, self._computed_s, self.parallel.exposed_s + agree_s, agree_s)
+        exposed_s = self.parallel.exposed_s + agree_s
+        times = Times(self._data.wall_s, self._computed.wall_s, exposed_s, agree_s, self._waited.process_s)
         if self.step == self._first + 1:
             self.reporter.mark("first_step")
             self._progress.warm_up(times, part.batch)
         else:
             self._progress.add(times, part.batch, self._exposed)
-            self._team.balance(self.step, self._computed_by_rank, self._exposed)
+            if self.device.type == "cpu":
+                self._demanded_s = self.budget.add(self._computed, self._data + self._computed + self._waited)
+            self._team.balance(self.step, self._computed_by_rank, self._exposed, self._demanded_by_rank)
         if self._news_due:
             rate, norm = float(self.optimizer.param_groups[0]["lr"]), self._gradient_norm
             self._progress.tell(self.step, self.total_steps, self.epoch, rate, norm, self.shares[self.rank], self.alive)

@@ -59,6 +59,11 @@ OF_STEP = (
         lambda s: s.measure.agree_s,
     ),
     OfStep(
+        "step_waiting_cpu_seconds",
+        "Of a step: CPU time spent while waiting and communicating. Near that time: waiting burns the CPU quota.",
+        lambda s: s.measure.wait_cpu_s,
+    ),
+    OfStep(
         "step_data_seconds",
         "Of a step: waiting for input. More than a tenth of a step: use more loader workers or a faster volume.",
         lambda s: s.measure.data_s,

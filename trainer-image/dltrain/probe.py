@@ -25,6 +25,10 @@ from dltrain.world import World
 MISMATCH = "cpu"
 """Name of the device of a rank that was promised a GPU and found none."""
 BUDGET_S = 0.3
+LONGEST_S = 0.6
+"""Under a quota, to see two of its periods from end to end."""
+STALL_S = 2e-3
+"""Off the CPU for so long amid a step: stopped by a quota."""
 _LINK_NBYTES = 2**20
 _LINK_ROUNDS = 5
 
@@ -57,7 +61,7 @@ def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], s
     points: list[tuple[int, float]] = []
     if share:
         twin = copy.deepcopy(trainer.model)  # what a probe learns must not be kept
-        points = compute_points(twin, make_optimizer(twin), step, share, trainer.plan.global_batch)
+        points, trainer.budget.rate = compute_points(twin, make_optimizer(twin), step, share, trainer.plan.global_batch)
     on_cpu = trainer.device.type == "cpu"
     link = link_speed(trainer.world) if trainer.size > 1 and on_cpu else None
     trainer.reporter.send(
@@ -82,22 +86,28 @@ def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], s
 
 def compute_points(
     model: nn.Module, optimizer: Optimizer, step: TrainStep, share: int, batch: int
-) -> list[tuple[int, float]]:
+) -> tuple[list[tuple[int, float]], float]:
     """Seconds of a training step at half the share, the share and twice it; only the share when that is slow already.
+    With them the part of a CPU that this rank got.
 
     Under a CPU quota a process runs at full speed for a while and then stands still for the rest of a period of 100 ms,
-    so a short timing sees either all or nothing of it. Therefore: median CPU time of each size, stretched by the whole
-    probe's wall time over its CPU time.
+    so a short timing sees either all or nothing of it. Therefore: median CPU time of each size over the part of a CPU
+    that it got from the end of one stand-still to the end of another, whole periods, or in the whole probe.
     """
     on_gpu = next(model.parameters()).is_cuda
     clock = time.perf_counter if on_gpu else time.process_time
 
+    stalls: list[tuple[float, float]] = []
+
     def timed(samples: int) -> float:
-        began = clock()
+        wall_s, began = time.perf_counter(), clock()
         step(model, optimizer, samples)
         if on_gpu:
             torch.cuda.synchronize()
-        return clock() - began
+        now_s, now = time.perf_counter(), clock()
+        if now_s - wall_s - (now - began) > STALL_S:
+            stalls.append((now_s, now))
+        return now - began
 
     wall_began, cpu_began = time.perf_counter(), clock()
     sizes = sorted({max(1, share // 2), share, min(2 * share, batch)})
@@ -106,11 +116,16 @@ def compute_points(
         for size in sizes:
             timed(size)  # the first of a shape pays for its kernels' set-up
         timings = {size: [] for size in sizes}
-        while not timings[sizes[-1]] or time.perf_counter() - wall_began < BUDGET_S:
+        while (
+            not timings[sizes[-1]]
+            or (spent_s := time.perf_counter() - wall_began) < BUDGET_S
+            or (len(stalls) in (1, 2) and spent_s < LONGEST_S)
+        ):
             for size in sizes:
                 timings[size].append(timed(size))
-    stretch = (time.perf_counter() - wall_began) / max(clock() - cpu_began, 1e-9)
-    return [(size, max(median(times), 1e-9) * stretch) for size, times in timings.items()]
+    ends = [(wall_began, cpu_began), (time.perf_counter(), clock())] if len(stalls) < 3 else stalls
+    rate = max(ends[-1][1] - ends[0][1], 1e-9) / (ends[-1][0] - ends[0][0])  # above 1 with several threads
+    return [(size, max(median(times), 1e-9) / rate) for size, times in timings.items()], min(1.0, rate)
 
 
 def link_speed(world: World) -> tuple[float, float]:

@@ -33,24 +33,30 @@ class Agreed(NamedTuple):
     shared: Shared
     computed: list[float]
     exposed: list[float]
+    demanded: list[float]
 
 
 def length(ranks: int) -> int:
     """Numbers in the tail of a world of so many ranks."""
-    return len(Shared()) + 2 * ranks
+    return len(Shared()) + 3 * ranks
 
 
-def pack(shared: Shared, rank: int, ranks: int, compute_s: float, exposed_s: float) -> list[float]:
-    """This rank's part of the tail; the times are those of its step before."""
-    by_rank = [0.0] * (2 * ranks)
-    by_rank[rank], by_rank[ranks + rank] = compute_s, exposed_s
+def pack(
+    shared: Shared, rank: int, ranks: int, compute_s: float, exposed_s: float, demanded_s: float = 0.0
+) -> list[float]:
+    """This rank's part of the tail; the times are those of its step before.
+
+    ``demanded_s``: how long its CPU time takes to come by (``measure.Budget``); 0 where that is unknown.
+    """
+    by_rank = [0.0] * (3 * ranks)
+    by_rank[rank::ranks] = compute_s, exposed_s, demanded_s
     return [*shared, *by_rank]
 
 
 def unpack(total: Sequence[float], ranks: int) -> Agreed:
     """From the summed tail."""
     own, times = total[: len(Shared())], list(total[len(Shared()) :])
-    return Agreed(Shared(*own), times[:ranks], times[ranks:])
+    return Agreed(Shared(*own), *(times[i * ranks : (i + 1) * ranks] for i in range(3)))
 
 
 WEIGHED = Shared._fields.index("weighed")

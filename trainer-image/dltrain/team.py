@@ -81,10 +81,12 @@ class Team:
         self.shares = tuple(shares)
         self._reporter.send(Resharded(rank=self._rank, step=step, shares=self.shares, reason=reason))
 
-    def balance(self, step: int, computed_s: Sequence[float], exposed_s: Sequence[float]) -> None:
+    def balance(
+        self, step: int, computed_s: Sequence[float], exposed_s: Sequence[float], demanded_s: Sequence[float]
+    ) -> None:
         """Move shares by the times of the step before, which came with this one's gradients.
 
-        ``computed_s``: by rank. ``exposed_s``: of those that compute.
+        ``computed_s``, ``demanded_s``: by rank. ``exposed_s``: of those that compute.
         """
         if not self.plan.rebalance or self.workers == 1 or not exposed_s:
             return
@@ -93,7 +95,7 @@ class Team:
             limits = [2 * rank.share if rank.gpu else self.plan.global_batch for rank in self.plan.ranks]
             self._balance = Balance(self.shares, limits)
         step_s = max(computed_s) + min(exposed_s)
-        if (shares := self._balance.add(computed_s, step_s)) is not None:
+        if (shares := self._balance.add(computed_s, demanded_s, step_s)) is not None:
             self.reshard(step, shares, "measured while training")
 
     def divide(self, agreed: Shared, step: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from dljob.contract import CPUS_VARIABLE
 from dltrain.comm.faults import agree, revoke, shrink, translate
-from dltrain.comm.waiting import sharpen_sleep, wait_until
+from dltrain.comm.waiting import event_queues, listen, sharpen_sleep, wait_until
 from dltrain.errors import BadInputError
 
 _SETTINGS = {
@@ -28,6 +28,7 @@ _SETTINGS = {
 }
 _TOLERANT = "OMPI_MCA_mpi_ft_enable"
 """Set by mpirun for its ranks."""
+_TRANSPORTS = "OMPI_MCA_btl"
 
 
 class World:
@@ -53,11 +54,15 @@ class World:
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
 
+        others = set() if MPI.Is_initialized() else event_queues()
         if not MPI.Is_initialized():
             # The writer of checkpoints is a thread, but never calls MPI. Backward on a GPU runs in torch's thread, from
             # where batch norm does, while this one waits for it.
             MPI.Init_thread(MPI.THREAD_SERIALIZED)
-        return cls(MPI.COMM_WORLD.Dup())
+        world = cls(MPI.COMM_WORLD.Dup())
+        shared_memory = world.local_size > 1 and "sm" in os.environ.get(_TRANSPORTS, "sm").split(",")
+        listen(event_queues() - others, all_ring=not shared_memory)
+        return world
 
     def expect(self, ranks: int) -> None:
         """Raise BadInputError unless this world has as many ranks as the plan."""
