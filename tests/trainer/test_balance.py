@@ -75,6 +75,20 @@ def test_a_rank_that_slows_down_gives_samples_away() -> None:
     assert balance.shares[0] >= 75
 
 
+def test_under_a_quota_the_cpu_time_decides() -> None:
+    """A rank with a fifth of a CPU that waits half of each step computes at full speed, and could not do more."""
+    rates, per_sample_s = (0.8, 0.2, 0.2), 0.001
+
+    def demanded(shares: Sequence[int]) -> list[float]:
+        return [per_sample_s * share / rate for share, rate in zip(shares, rates, strict=True)]
+
+    balance = Balance([80, 80, 80], [240] * 3)
+    for _ in range(400):
+        needed = demanded(balance.shares)
+        balance.add([0.5 * s for s in needed[:1]] + [per_sample_s * s for s in balance.shares[1:]], needed, max(needed))
+    assert balance.shares == (160, 40, 40)
+
+
 def test_limits_and_servers_hold() -> None:
     balance = Balance([50, 50, 0], [60, 100, 0])
     changes = drive(balance, lambda shares: [0.001 * shares[0], 0.01 * shares[1], 0.0], 1000)

@@ -68,8 +68,13 @@ class Backoff:
         self._began = time.perf_counter()
         self._rings = 0
 
+    @property
+    def waited_s(self) -> float:
+        """Since something arrived."""
+        return time.perf_counter() - self._began
+
     def pause(self) -> None:
-        waited = time.perf_counter() - self._began
+        waited = self.waited_s
         if waited < _SPIN_S:
             os.sched_yield()
         elif _bells and self._rings < _MOST_RINGS:

@@ -1,0 +1,41 @@
+"""What part of a CPU a rank gets, told from where its time goes."""
+
+import pytest
+
+from dltrain.measure import BUDGET_WINDOW_S, Budget, Lap
+
+
+def steps(budget: Budget, seconds: float, computed: Lap, waited: Lap) -> float:
+    """Train for so long; seconds that the last step's CPU time takes to come by."""
+    demanded_s = 0.0
+    for _ in range(round(seconds / (computed + waited).wall_s)):
+        demanded_s = budget.add(computed, computed + waited)
+    return demanded_s
+
+
+def test_a_rank_that_is_never_stopped_needs_what_it_takes() -> None:
+    budget = Budget()
+    assert steps(budget, 10, Lap(0.03, 0.03, 0.09), Lap(0.01)) == pytest.approx(0.03)
+    assert budget.rate == 1
+
+
+def test_a_quota_once_met_is_remembered_while_the_rank_waits() -> None:
+    """80 samples at 0.2 of a CPU, then 40 of them and a wait in which the quota of the next step adds up."""
+    budget = Budget()
+    assert steps(budget, 3, Lap(0.05, 0.01, 0.01), Lap(0.001)) == pytest.approx(0.05, rel=0.05)
+    computed, waited = Lap(0.008, 0.005, 0.005), Lap(0.017)
+    assert steps(budget, 3, computed, waited) == pytest.approx(0.025, rel=0.05)
+
+
+def test_the_rate_is_never_below_what_the_rank_got() -> None:
+    budget = Budget()
+    budget.rate = 0.1
+    assert steps(budget, 2 * BUDGET_WINDOW_S, Lap(0.02, 0.02, 0.02), Lap(0.02)) <= 0.04
+
+
+def test_what_slowed_a_rank_down_is_forgotten_when_it_is_over() -> None:
+    budget = Budget()
+    steps(budget, 5, Lap(0.05, 0.01, 0.01), Lap(0.001))
+    assert budget.rate < 0.25
+    steps(budget, 300, Lap(0.005, 0.005, 0.005), Lap(0.045))
+    assert budget.rate == 1
