@@ -63,6 +63,14 @@ def planned(options: argparse.Namespace) -> Plan:
     )
 
 
+def preferred(name: str) -> None:
+    """Let the ranks have the CPUs before all else on this machine: only their quotas stop them."""
+    for folder in cgroups.detect().trees(name):
+        for weight, most in (("cpu.weight", "10000"), ("cpu.shares", "262144")):  # cgroup v2, v1
+            if (folder / weight).exists():
+                (folder / weight).write_text(most)
+
+
 def throttled(name: str) -> tuple[int, int]:
     """Periods with something to run, and those that ended throttled."""
     for folder in cgroups.detect().trees(name):
@@ -98,6 +106,7 @@ def train(todo: Plan, quotas: list[float], timeout_s: float, tolerant: bool) -> 
     try:
         for r, quota in enumerate(quotas):
             groups.create(f"{name}/r{r}", quota, None)
+        preferred(name)
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
             path = Path(folder, "plan.json")
             path.write_text(todo.to_json(), encoding="utf-8")
