@@ -93,6 +93,18 @@ def test_no_better_plan_is_asked_for_once() -> None:
     assert (step(later, 600).scales, step(later, 600).lesson) == ((), None)
 
 
+def test_the_same_places_with_other_requests_are_no_other_plan() -> None:
+    """Slower steps change what pods request; a restart would move nothing. Nor would one for what ranks measure."""
+    slower = Learned((LearnedPoint(32, 1.0, 50), LearnedPoint(96, 1.5, 50)), link_latency_s=1e-5, link_bandwidth_Bps=1e9)
+    observed = slow(step_s=20.0)
+    spec = understand(observed).spec
+    assert spec is not None
+    observed = replace(observed, learned={(profile_key(spec), "cpu"): slower})
+    judged = step(observed, 30)
+    assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
+    assert "still the best plan" in told(judged, "PlanContradicted").message
+
+
 def test_a_restart_that_costs_more_than_it_gains_is_not_made() -> None:
     observed = learned(slow(step=99_999))
     judged = step(observed, 30)

@@ -133,11 +133,11 @@ def _judged(known: Known, accepted: Accepted, report: Report, config: RenderConf
 
 
 def _other(known: Known, accepted: Accepted, config: RenderConfig) -> Accepted | str:
-    """The best plan by what is known now, or why it is none: shares alone are moved by the trainer itself."""
+    """The best plan by what is known now, or why it is none."""
     found = planning.decide(known, config)
     if isinstance(found, Infeasible):
         return f"no plan is possible now: {found.message}"
-    if (found.groups, found.plan.collective) == (accepted.groups, accepted.plan.collective):
+    if _layout(found) == _layout(accepted):
         return "with what was measured it is still the best plan"
     assert known.spec is not None
     volume = volume_ready(known.observed, known.spec, found)
@@ -145,6 +145,14 @@ def _other(known: Known, accepted: Accepted, config: RenderConfig) -> Accepted |
         return f"{found.status.summary} would be better, but {volume.message}"
     replans = accepted.replans + 1
     return found.model_copy(update={"replans": replans})
+
+
+def _layout(accepted: Accepted) -> object:
+    """What only a restart changes for the better: the trainer itself moves shares and, where it measures them, chooses
+    among collectives; other requests of CPU make no step faster.
+    """
+    plan, places = accepted.plan, [group.model_copy(update={"cpu_m": 1}) for group in accepted.groups]
+    return places, plan.parallelism, "measured" if plan.measure_collective else plan.collective
 
 
 def _move(known: Known, draft: Draft, config: RenderConfig) -> Accepted | None:
