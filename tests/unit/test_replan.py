@@ -95,7 +95,9 @@ def test_no_better_plan_is_asked_for_once() -> None:
 
 def test_the_same_places_with_other_requests_are_no_other_plan() -> None:
     """Slower steps change what pods request; a restart would move nothing. Nor would one for what ranks measure."""
-    slower = Learned((LearnedPoint(32, 1.0, 50), LearnedPoint(96, 1.5, 50)), link_latency_s=1e-5, link_bandwidth_Bps=1e9)
+    slower = Learned(
+        (LearnedPoint(32, 1.0, 50), LearnedPoint(96, 1.5, 50)), link_latency_s=1e-5, link_bandwidth_Bps=1e9
+    )
     observed = slow(step_s=20.0)
     spec = understand(observed).spec
     assert spec is not None
