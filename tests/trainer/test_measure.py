@@ -1,8 +1,13 @@
 """What part of a CPU a rank gets, told from where its time goes."""
 
+import time
+
 import pytest
+from torch import nn
+from torch.optim import SGD, Optimizer
 
 from dltrain.measure import BUDGET_WINDOW_S, Budget, Lap
+from dltrain.probe import compute_points
 
 
 def steps(budget: Budget, seconds: float, computed: Lap, waited: Lap) -> float:
@@ -39,3 +44,19 @@ def test_what_slowed_a_rank_down_is_forgotten_when_it_is_over() -> None:
     assert budget.rate < 0.25
     steps(budget, 300, Lap(0.005, 0.005, 0.005), Lap(0.045))
     assert budget.rate == 1
+
+
+def test_a_probe_tells_the_part_of_a_cpu_that_it_got() -> None:
+    """A step that stands still for most of its time, as under a quota; other work on the machine only lowers it."""
+    model = nn.Linear(1, 1)
+
+    def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
+        burnt_until_s = time.thread_time() + 0.001
+        while time.thread_time() < burnt_until_s:
+            pass
+        time.sleep(0.01)
+
+    points, rate = compute_points(model, SGD(model.parameters()), step, 8, 32)
+    assert rate < 0.2
+    assert [batch for batch, _ in points] == [4, 8, 16]
+    assert all(seconds == pytest.approx(0.001 / rate, rel=0.5) for _, seconds in points)
