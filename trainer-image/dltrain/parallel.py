@@ -6,7 +6,9 @@ tokens, with tokens in the place of samples; their total is known only after the
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,6 +18,9 @@ from dltrain.buffers import GradientBuffer
 from dltrain.comm.base import Collective, Work
 from dltrain.errors import PeerLostError
 from dltrain.sampling import Part, Sampler
+
+_DRIVE_S, _DRIVEN = 0.5e-3, 3
+"""During backward, sums are driven so often at most, and so many of them."""
 
 
 class DataParallel:
@@ -50,6 +55,8 @@ class DataParallel:
         self._bucket_of = {p: i for i, bucket in enumerate(self.buffer.buckets) for p in bucket.parameters}
         self._missing: list[int] = []
         self._works: list[Work] = []
+        self._under_way: deque[Work] = deque()
+        self._driven = 0.0
         self._weight = 1.0
         self._open = False
         self._lost: PeerLostError | None = None
@@ -77,6 +84,7 @@ class DataParallel:
         self.buffer.tail[:] = torch.tensor(shared, dtype=self.buffer.tail.dtype)
         self._missing = [len(bucket.parameters) for bucket in self.buffer.buckets]
         self._works = []
+        self._under_way.clear()
         self._weight = weight
         self._own_square = 0.0
         self._open = True
@@ -166,13 +174,26 @@ class DataParallel:
             try:
                 while len(self._works) < len(self._missing) and not self._missing[len(self._works)]:
                     self._start(len(self._works))
-                for work in self._works:
-                    work.test()
+                self._drive()
             except PeerLostError as error:  # backward goes on to its end; ``finish`` tells
                 self._lost = error
                 self.abandon()
 
         return ready
+
+    def _drive(self) -> None:
+        """Move the oldest sums under way; the links are full with theirs. Not at every hook of a deep model.
+
+        A test in vain gives the CPU up for a moment, as what waits should, but backward is not waiting.
+        """
+        now = time.perf_counter()
+        if now - self._driven < _DRIVE_S:
+            return
+        self._driven = now
+        while self._under_way and self._under_way[0].test():
+            self._under_way.popleft()
+        for work in islice(self._under_way, 1, _DRIVEN):
+            work.test()
 
     def _start(self, bucket: int) -> None:
         gradient = self.buffer.flat[self.buffer.buckets[bucket].start : self.buffer.buckets[bucket].stop]
@@ -185,6 +206,7 @@ class DataParallel:
         elif self._weight != 1.0:
             gradient.mul_(self._weight)
         self._works.append(self.collective.start(bucket))
+        self._under_way.append(self._works[-1])
 
     def abandon(self) -> None:
         """Wake the ranks that wait for this one's gradients."""
