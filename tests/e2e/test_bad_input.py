@@ -69,7 +69,7 @@ def test_refused_at_admission(case: str, kubectl: Kubectl) -> None:
 @pytest.mark.parametrize("case", AFTER_ADMISSION)
 def test_explained_by_a_condition_and_an_event(case: str, kubectl: Kubectl) -> None:
     changes, kind, reason, words = AFTER_ADMISSION[case]
-    name = case.replace(" ", "-")
+    name = case.replace(" ", "-").lower()
     try:
         kubectl.apply(example("digits.yaml", job=name, **changes))
     except KubectlError as refusal:  # a server that evaluates CEL says it at once
