@@ -7,10 +7,11 @@ hold both ways: a token bucket shapes what leaves the machine, and another what 
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 INTERFACE = "eth0"
@@ -35,6 +36,7 @@ def machines(count: int, rate_Bps: float | None) -> Iterator[str]:
     """``count`` machines, each on a link of ``rate_Bps`` (None: as fast as the kernel is); gives ``run_on``'s name."""
     name = f"dlbench{os.getpid()}-"
     made: list[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that an ended benchmark leaves no namespaces
     try:
         for host in (_SWITCH, *hosts(count)):
             _do("ip", "netns", "add", name + host)
@@ -57,6 +59,10 @@ def machines(count: int, rate_Bps: float | None) -> Iterator[str]:
         yield name
     finally:
         for namespace in made:
+            inside = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True).stdout
+            for process in inside.split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
             _do("ip", "netns", "del", namespace)
 
 
