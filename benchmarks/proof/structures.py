@@ -117,7 +117,7 @@ def resident_nbytes(field: str = "VmRSS") -> int:
 
 
 def measured(make: Callable[[], Callable[[], None]]) -> Measured:
-    """In a process of its own, forked from one that imported PyTorch and ran nothing."""
+    """In a process of its own, forked from one that imported PyTorch and computed nothing: its threads do not fork."""
 
     def run(answer: Any) -> None:
         torch.manual_seed(SEED)
