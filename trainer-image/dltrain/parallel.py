@@ -133,11 +133,6 @@ class DataParallel:
         """Take from a whole state what this rank holds."""
         optimizer.load_state_dict(whole)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a step has begun and its sum has not been waited for."""
-        return self._open
-
     def finish(self) -> list[float]:
         """Wait for the sum of all gradients; returns the summed tail. Raises PeerLostError.
 

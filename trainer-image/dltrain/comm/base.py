@@ -6,6 +6,7 @@ register memory and keep persistent requests for it.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from dltrain.comm.faults import revoke
 from dltrain.errors import PeerLostError
 
-__all__ = ["Collective", "PeerLostError", "Work", "host_array"]
+__all__ = ["AllOf", "Collective", "PeerLostError", "Work", "host_array"]
 
 
 def host_array(buffer: torch.Tensor) -> NDArray[Any]:
@@ -38,6 +39,20 @@ class Work(Protocol):
     def wait(self) -> None:
         """Block until the sum is in the buffer. Raises PeerLostError."""
         ...
+
+
+class AllOf:
+    """Work that is done when all of its parts are; each of them makes progress whenever one is tested."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
+
+    def test(self) -> bool:
+        return all([work.test() for work in self._works])  # noqa: C419 - each has to make progress
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
 
 
 class Collective(ABC):

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dltrain.comm.base import Collective, Work
+from dltrain.comm.base import AllOf, Work
 from dltrain.comm.butterfly import Butterfly
 from dltrain.comm.faults import duplicate, translate
-from dltrain.comm.run import Run
+from dltrain.comm.run import Polled, Run
 from dltrain.comm.schedule import chunks
 
 KINDS = {"BF16": torch.bfloat16, "FP16": torch.float16}
 
 
-class Compressed(Collective):
+class Compressed(Polled):
     name = "Compressed"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], kind: str, tail: int = 0) -> None:
@@ -36,20 +36,15 @@ class Compressed(Collective):
             raise ValueError(f"gradients: found {found}, expected float32 or float64 on a CPU to compress to {kind}")
         *first, last = buffers
         cut = last.numel() - tail
-        self.runs: list[Run] = [_Run(comm, tag, buffer, KINDS[kind]) for tag, buffer in enumerate([*first, last[:cut]])]
+        runs: list[Run] = [_Run(comm, tag, buffer, KINDS[kind]) for tag, buffer in enumerate([*first, last[:cut]])]
         self._tail = Butterfly(duplicate(comm), [last[cut:]], last.nbytes) if tail else None
-        if self._tail is not None:
-            self.runs += self._tail.runs
-        for run in self.runs:
-            run.siblings = self.runs
+        self.take([*runs, *(self._tail.runs if self._tail is not None else ())])
 
     def start(self, index: int) -> Work:
-        run = self.runs[index]
-        assert isinstance(run, _Run)
-        run.start()
+        work = super().start(index)
         if self._tail is None or index < len(self.buffers) - 1:
-            return run
-        return _Both(run, self._tail.start(0))
+            return work
+        return AllOf([work, self._tail.start(0)])
 
     def abandon(self) -> None:
         super().abandon()
@@ -57,24 +52,8 @@ class Compressed(Collective):
             self._tail.abandon()
 
     def close(self) -> None:
-        for run in self.runs:
-            if isinstance(run, _Run):
-                run.close()
-        if self._tail is not None:
-            self._tail.close()
-        self.runs, self._tail = [], None
-
-
-class _Both:
-    def __init__(self, first: Work, second: Work) -> None:
-        self._works = (first, second)
-
-    def test(self) -> bool:
-        return all([work.test() for work in self._works])  # noqa: C419 - each has to make progress
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
+        super().close()  # the tail's run among them, which is freed no second time
+        self._tail = None
 
 
 class _Run(Run):

@@ -12,41 +12,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dltrain.comm.base import Collective, host_array
+from dltrain.comm.base import host_array
 from dltrain.comm.faults import translate
-from dltrain.comm.run import Run
+from dltrain.comm.run import Polled, Run
 from dltrain.comm.schedule import Schedule
 
 _WINDOW = 4
 """Receives posted ahead: enough to keep a link busy while one is added, few enough to stay in the cache."""
 
 
-class Scheduled(Collective):
+class Scheduled(Polled):
     """A collective that is a ``Schedule`` for each buffer. Buffers are on the CPU, of a dtype that numpy has."""
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], segment_nbytes: int) -> None:
         super().__init__(comm, buffers)
-        self.runs = [
-            _Run(
-                comm, tag, host_array(buffer), self.schedule(buffer.numel(), max(1, segment_nbytes // buffer.itemsize))
-            )
-            for tag, buffer in enumerate(buffers)
-        ]
-        for run in self.runs:
-            run.siblings = self.runs
+        self.take(
+            [
+                _Run(
+                    comm,
+                    tag,
+                    host_array(buffer),
+                    self.schedule(buffer.numel(), max(1, segment_nbytes // buffer.itemsize)),
+                )
+                for tag, buffer in enumerate(buffers)
+            ]
+        )
 
     @abstractmethod
     def schedule(self, count: int, longest: int) -> Schedule:
         """This rank's messages for a buffer of ``count`` elements in segments of at most ``longest``."""
-
-    def start(self, index: int) -> "_Run":
-        self.runs[index].start()
-        return self.runs[index]
-
-    def close(self) -> None:
-        for run in self.runs:
-            run.close()
-        self.runs = []
 
 
 class _Run(Run):

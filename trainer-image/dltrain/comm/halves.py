@@ -3,12 +3,11 @@
 Users: ``sharded``. Every rank owns one part of every buffer. Together the halves send what one all-reduce sends.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from dltrain.comm.base import Collective, Work
+from dltrain.comm.base import AllOf, Collective, Work
 from dltrain.comm.engine import Scheduled
 from dltrain.comm.ring import Ring, ring
 from dltrain.comm.schedule import Schedule, chunks
@@ -46,14 +45,14 @@ class TorchReduceScatter(TorchDistributed):
     name = "TorchReduceScatter"
 
     def start(self, index: int) -> Work:
-        return _All([self.begun(self._distributed.reduce, part, owner) for owner, part in _parts(self, index)])
+        return AllOf([self.begun(self._distributed.reduce, part, owner) for owner, part in _parts(self, index)])
 
 
 class TorchAllGather(TorchDistributed):
     name = "TorchAllGather"
 
     def start(self, index: int) -> Work:
-        return _All([self.begun(self._distributed.broadcast, part, owner) for owner, part in _parts(self, index)])
+        return AllOf([self.begun(self._distributed.broadcast, part, owner) for owner, part in _parts(self, index)])
 
 
 def _parts(collective: Collective, index: int) -> list[tuple[int, torch.Tensor]]:
@@ -81,7 +80,7 @@ class Scattered(Collective):
 
     def start(self, index: int) -> Work:
         work = self._sums.start(index)
-        return work if index < len(self.buffers) - 1 else _All([work, self._tail.start(0)])
+        return work if index < len(self.buffers) - 1 else AllOf([work, self._tail.start(0)])
 
     def abandon(self) -> None:
         self._sums.abandon()
@@ -97,15 +96,3 @@ def gatherer(comm: Any, buffers: list[torch.Tensor], name: str, segment_nbytes: 
     if name == "Torch":
         return TorchAllGather(comm, buffers, host)
     return AllGather(comm, buffers, segment_nbytes)
-
-
-class _All:
-    def __init__(self, works: Sequence[Work]) -> None:
-        self._works = works
-
-    def test(self) -> bool:
-        return all([work.test() for work in self._works])  # noqa: C419 - each has to make progress
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()

@@ -1,8 +1,9 @@
-"""A sum that moves on only when it is polled, and waiting for it. Users: ``engine``, ``shared``, ``auto``."""
+"""Sums that move on only when they are polled, and waiting for them. Users: ``engine``, ``shared``, ``compress``."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from dltrain.comm.base import Collective, Work
 from dltrain.comm.waiting import Backoff
 
 
@@ -23,6 +24,14 @@ class Run(ABC):
         """A number that changes whenever something arrived."""
 
     @abstractmethod
+    def start(self) -> None:
+        """Begin a sum; the one before is done."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what it holds."""
+
+    @abstractmethod
     def test(self) -> bool:
         """Progress without blocking; True once the sum is in the buffer. Raises PeerLostError."""
 
@@ -38,3 +47,24 @@ class Run(ABC):
                 seen = progress
                 backoff.progressed()
             backoff.pause()
+
+
+class Polled(Collective):
+    """A collective that is a ``Run`` for each buffer, in their order."""
+
+    runs: Sequence[Run] = ()
+
+    def take(self, runs: Sequence[Run]) -> None:
+        """Use these, which wait for each other."""
+        self.runs = runs
+        for run in runs:
+            run.siblings = runs
+
+    def start(self, index: int) -> Work:
+        self.runs[index].start()
+        return self.runs[index]
+
+    def close(self) -> None:
+        for run in self.runs:
+            run.close()
+        self.runs = ()

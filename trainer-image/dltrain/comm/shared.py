@@ -9,34 +9,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from dltrain.comm.base import Collective
 from dltrain.comm.faults import translate
 from dltrain.comm.region import Region
-from dltrain.comm.run import Run
+from dltrain.comm.run import Polled, Run
 from dltrain.comm.schedule import chunks, pieces
 
 _SEGMENT_NBYTES = 128 * 2**10
 """A sum is written to the others while it is in the cache."""
 
 
-class SharedMemory(Collective):
+class SharedMemory(Polled):
     name = "SharedMemory"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], region: Region) -> None:
         """``buffers`` lie in ``region``."""
         super().__init__(comm, buffers)
-        self.runs = [_Run(comm, tag, buffer, region) for tag, buffer in enumerate(buffers)]
-        for run in self.runs:
-            run.siblings = self.runs
-
-    def start(self, index: int) -> "_Run":
-        self.runs[index].start()
-        return self.runs[index]
-
-    def close(self) -> None:
-        for run in self.runs:
-            run.close()
-        self.runs = []
+        self.take([_Run(comm, tag, buffer, region) for tag, buffer in enumerate(buffers)])
 
 
 class _Run(Run):
