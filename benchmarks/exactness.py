@@ -13,58 +13,32 @@ import os
 import platform
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from dljob.contract import CheckpointRef, DatasetRef, ModelRef, OptimizerRef, Plan, Rank
+from local_ranks import local_plan, mpirun, said
 
-ROOT = Path(__file__).resolve().parents[1]
+from dljob.contract import ModelRef, OptimizerRef
+
 BATCH = 120
 POINT = 0.01
 STUDENT_95 = {4: 2.776, 9: 2.262, 19: 2.093, 29: 2.045}
 """Two-sided 95 % quantile of Student's distribution by degrees of freedom."""
 
 
-def plan(shares: list[int], seed: int, epochs: int, model: str) -> Plan:
-    return Plan(
-        job="exactness",
-        namespace="local",
-        uid="benchmark",
-        number=1,
-        ranks=tuple(
-            Rank(rank=r, pod=f"local-{r}", host="127.0.0.1", group="cpu", device="cpu", share=share)
-            for r, share in enumerate(shares)
-        ),
-        global_batch=BATCH,
+def accuracy(shares: list[int], seed: int, epochs: int, model: str, folder: Path) -> float:
+    """Of the trained model on all held-out samples."""
+    wanted = local_plan(
+        shares,
         model=ModelRef(name=model),
-        dataset=DatasetRef(name="digits"),
         optimizer=OptimizerRef(learning_rate=0.05),
         epochs=epochs,
         seed=seed,
-        rebalance=False,
-        checkpoint=CheckpointRef(enabled=False),
     )
-
-
-def accuracy(shares: list[int], seed: int, epochs: int, model: str, folder: Path) -> float:
-    """Of the trained model on all held-out samples."""
-    path = folder / "plan.json"
-    path.write_text(plan(shares, seed, epochs, model).to_json(), encoding="utf-8")
-    command = [sys.executable, "-m", "dltrain.rank"]
-    if len(shares) > 1:
-        mpirun = [str(Path(sys.prefix) / "bin" / "mpirun"), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        command = [*mpirun, *root, "-n", str(len(shares)), *command]
-    env = os.environ | {
-        "DLTRAIN_PLAN": str(path),
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer-image")]),
-    }
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
-    found = re.search(r"finished \d+ steps .*, accuracy ([\d.]+)", done.stderr)
+    output = said(wanted, folder, mpirun(len(shares)) if len(shares) > 1 else ())
+    found = re.search(r"finished \d+ steps .*, accuracy ([\d.]+)", output)
     if found is None:
-        raise SystemExit(f"found no accuracy in what the trainer said:\n{done.stderr}")
+        raise SystemExit(f"found no accuracy in what the trainer said:\n{output}")
     return float(found[1])
 
 

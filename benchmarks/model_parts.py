@@ -13,61 +13,40 @@ import os
 import platform
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from local_ranks import local_plan, mpirun, said
 
-from dljob.contract import CheckpointRef, DatasetRef, ModelRef, Plan, Rank
+from dljob.contract import DatasetRef, ModelRef, Plan
 from dltrain.models import InputShape, build
 from dltrain.stages import costs, cut
 
-ROOT = Path(__file__).resolve().parents[1]
 BATCH, STEPS, STAGES = 16, 12, 2
 
 
 def plan(ranks: int, batch: int, **fields: Any) -> Plan:
-    return Plan(
-        job="parts",
-        namespace="local",
-        uid="benchmark",
-        number=1,
-        ranks=tuple(
-            Rank(rank=r, pod=f"local-{r}", host="127.0.0.1", group="cpu", device="cpu", share=batch)
-            for r in range(ranks)
-        ),
+    """Every rank computes the whole batch: alone, or its part of the model."""
+    return local_plan(
+        [batch] * ranks,
         global_batch=batch,
         min_ranks=ranks,
         model=ModelRef(name="gpt-mini"),
         dataset=DatasetRef(name="synthetic-tokens"),
         steps=STEPS,
-        rebalance=False,
-        checkpoint=CheckpointRef(enabled=False),
         **fields,
     )
 
 
 def step_s(wanted: Plan, folder: Path) -> float:
     """Mean of the steps after the first."""
-    path = folder / "plan.json"
-    path.write_text(wanted.to_json(), encoding="utf-8")
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    mpirun = [str(Path(sys.prefix) / "bin" / "mpirun"), *root, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-    env = os.environ | {
-        "DLTRAIN_PLAN": str(path),
-        "OMP_NUM_THREADS": "1",
-        "DLTRAIN_CPUS_M": "1000",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer-image")]),
-    }
-    command = [*mpirun, "-n", str(len(wanted.ranks)), sys.executable, "-m", "dltrain.rank"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True)
-    found = re.findall(rf"step {STEPS}/{STEPS} .* ([\d.]+) ms/step", done.stderr)
+    output = said(wanted, folder, mpirun(len(wanted.ranks)), OMP_NUM_THREADS="1", DLTRAIN_CPUS_M="1000")
+    found = re.findall(rf"step {STEPS}/{STEPS} .* ([\d.]+) ms/step", output)
     if not found:
-        raise SystemExit(f"found no last step in what the trainer said:\n{done.stderr}")
+        raise SystemExit(f"found no last step in what the trainer said:\n{output}")
     return float(found[-1]) / 1e3
 
 

@@ -10,16 +10,13 @@ with a second run. Beside both: what the runs on fewer ranks let the planner say
 import argparse
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
+
+from local_ranks import RANK, heard, mpirun
 
 from dljob.api import DLJobSpec, DLProfileStatus
 from dljob.calibrate import Place
@@ -28,7 +25,6 @@ from dljob.contract import CPUS_VARIABLE, Plan, ProbePoint, RankMeasure, Report,
 from dljob.planner import Decision, Infeasible, Learned, Prediction, plan
 from dljob.profiles import learned, taught
 from dljob.request import contract_plan, planner_request, profile_key
-from dltrain.messages import PLAN_ENV, SOCKET_ENV
 
 CASES = (("digits-cnn", "digits", 96), ("mlp", "digits", 96), ("resnet18", "synthetic-images", 24))
 STEPS = {"digits-cnn": 150, "mlp": 300, "resnet18": 12}
@@ -55,44 +51,11 @@ class News:
                 self.links.append((news["link_latency_s"], news["link_bandwidth_Bps"]))
 
 
-def listen(server: socket.socket, news: News) -> None:
-    """Collect the lines of every rank that connects, until the server is closed."""
-
-    def read(connection: socket.socket) -> None:
-        with connection, connection.makefile(encoding="utf-8") as lines:
-            for line in lines:
-                news.take(line)
-
-    while True:
-        try:
-            connection, _ = server.accept()
-        except OSError:
-            return
-        threading.Thread(target=read, args=(connection,), daemon=True).start()
-
-
 def train(todo: Plan, timeout_s: float) -> News:
     """Run the plan's ranks on this machine. Ends the program when they fail."""
     news = News()
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
-        path = Path(folder, "plan.json")
-        path.write_text(todo.to_json(), encoding="utf-8")
-        server.bind(f"{folder}/agent")
-        server.listen(len(todo.ranks))
-        threading.Thread(target=listen, args=(server, news), daemon=True).start()
-        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        mpirun = Path(sys.prefix, "bin", "mpirun")
-        placed = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "btl", "self,tcp"]
-        command = [str(mpirun), *root, *placed, "-n", str(len(todo.ranks)), sys.executable, "-m", "dltrain.rank"]
-        env = os.environ | {PLAN_ENV: str(path), SOCKET_ENV: f"{folder}/agent", CPUS_VARIABLE: "1000"}
-        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, start_new_session=True)
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise SystemExit(f"{len(todo.ranks)} ranks were not done after {timeout_s:g} s") from None
-    if code:
-        raise SystemExit(f"{len(todo.ranks)} ranks ended with code {code}")
+    command = [*mpirun(len(todo.ranks), "--mca", "btl", "self,tcp"), sys.executable, *RANK]
+    heard(todo, command, news.take, timeout_s, {CPUS_VARIABLE: "1000"}, subprocess.DEVNULL)
     return news
 
 

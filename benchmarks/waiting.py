@@ -11,21 +11,17 @@ import argparse
 import json
 import os
 import platform
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("operator", "trainer-image", "hack")]
 
+from local_ranks import heard, local_plan, mpirun  # noqa: E402
+
 from devcluster.embedded import cgroups  # noqa: E402 (the development cluster makes its nodes slow in the same way)
-from dljob.contract import CheckpointRef, DatasetRef, ModelRef, Plan, Rank  # noqa: E402
-from dltrain.messages import PLAN_ENV, SOCKET_ENV  # noqa: E402
+from dljob.contract import ModelRef, Plan  # noqa: E402
 from dltrain.shares import apportion  # noqa: E402
 
 CGROUP_ENV = "WAITING_CGROUP"
@@ -42,23 +38,12 @@ def rank() -> None:
 
 
 def planned(options: argparse.Namespace) -> Plan:
-    n = len(options.quotas)
-    shares = options.shares or apportion(options.batch, [1] * n)
-    return Plan(
-        job="waiting",
-        namespace="local",
-        uid="local",
-        number=1,
-        ranks=tuple(
-            Rank(rank=r, pod=f"r{r}", host="127.0.0.1", group="cpu", device="cpu", share=share)
-            for r, share in enumerate(shares)
-        ),
+    return local_plan(
+        options.shares or apportion(options.batch, [1] * len(options.quotas)),
         global_batch=options.batch,
         model=ModelRef(name=options.model),
-        dataset=DatasetRef(name="digits"),
         steps=options.steps,
-        min_ranks=options.min_ranks or n,
-        checkpoint=CheckpointRef(enabled=False),
+        min_ranks=options.min_ranks or len(options.quotas),
         rebalance=options.rebalance,
     )
 
@@ -80,69 +65,26 @@ def throttled(name: str) -> tuple[int, int]:
     raise SystemExit(f"cgroup {name}: found no cpu.stat, expected the cpu controller")
 
 
-def listen(server: socket.socket, said: list[dict[str, Any]], name: str) -> None:
-    """Collect news of all ranks; with the first and last step of each rank what its cgroup counts."""
-
-    def read(connection: socket.socket) -> None:
-        with connection, connection.makefile(encoding="utf-8") as lines:
-            for line in lines:
-                news = json.loads(line)
-                if news["type"] == "step":
-                    news["periods"], news["throttled"] = throttled(f"{name}/r{news['rank']}")
-                said.append(news)
-
-    while True:
-        try:
-            connection, _ = server.accept()
-        except OSError:
-            return
-        threading.Thread(target=read, args=(connection,), daemon=True).start()
-
-
 def train(todo: Plan, quotas: list[float], timeout_s: float, tolerant: bool) -> list[dict[str, Any]]:
     """What the ranks said of a run to its end. SystemExit when it fails."""
     groups, name = cgroups.detect(), f"dljob-waiting-{os.getpid()}"
     said: list[dict[str, Any]] = []
+
+    def take(line: str) -> None:
+        """With a step of a rank goes what its cgroup counts."""
+        news = json.loads(line)
+        if news["type"] == "step":
+            news["periods"], news["throttled"] = throttled(f"{name}/r{news['rank']}")
+        said.append(news)
+
     try:
         for r, quota in enumerate(quotas):
             groups.create(f"{name}/r{r}", quota, None)
         preferred(name)
-        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
-            path = Path(folder, "plan.json")
-            path.write_text(todo.to_json(), encoding="utf-8")
-            server.bind(f"{folder}/agent")
-            server.listen(len(quotas))
-            threading.Thread(target=listen, args=(server, said, name), daemon=True).start()
-            faults = ["--with-ft", "ulfm"] if tolerant else []
-            placed = [
-                "--map-by",
-                ":OVERSUBSCRIBE",
-                "--bind-to",
-                "none",
-                "--mca",
-                "btl",
-                "self,tcp",
-                "--mca",
-                "pml",
-                "ob1",
-            ]
-            mpirun = [str(Path(sys.prefix, "bin", "mpirun")), "--allow-run-as-root", *faults, *placed]
-            paths = os.pathsep.join(sys.path[:3])
-            env = os.environ | {
-                PLAN_ENV: str(path),
-                SOCKET_ENV: f"{folder}/agent",
-                CGROUP_ENV: name,
-                "PYTHONPATH": paths,
-            }
-            command = [*mpirun, "-n", str(len(quotas)), sys.executable, __file__, "rank"]
-            process = subprocess.Popen(command, env=env, start_new_session=True)
-            try:
-                code = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise SystemExit(f"not done after {timeout_s:g} s") from None
-        if code:
-            raise SystemExit(f"the ranks ended with code {code}")
+        faults = ["--with-ft", "ulfm"] if tolerant else []
+        launcher = mpirun(len(quotas), *faults, "--mca", "btl", "self,tcp", "--mca", "pml", "ob1")
+        env = {CGROUP_ENV: name, "PYTHONPATH": os.pathsep.join(sys.path[:3])}
+        heard(todo, [*launcher, sys.executable, __file__, "rank"], take, timeout_s, env)
         return said
     finally:
         cgroups.remove(groups, name)
