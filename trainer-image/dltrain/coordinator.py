@@ -1,8 +1,8 @@
 """The coordinator of a job: gathers its pods, launches the ranks, watches, ends and relaunches them, and reports.
 
 It runs in the agent of the plan's first pod, or of the next one that lives while an elastic job's first is lost; who
-takes over takes a higher term. Everything that happens arrives in one queue, is noted by ``_take``, and the procedure
-in ``_coordinate`` waits on conditions over what is known. Users: ``agent``.
+takes over takes a higher term. What happens is noted by its ``Observer``; here is the procedure that waits on
+conditions over what is known, and decides. Users: ``agent``.
 """
 
 import asyncio
@@ -15,14 +15,9 @@ from dltrain import finished
 from dltrain.diagnosis import World, delay_s, diagnose, explained, obituary
 from dltrain.exchange import Reporter
 from dltrain.fewer import fewer
-from dltrain.ledger import Ledger
-from dltrain.links import Connected, Links, Lost, Said
-from dltrain.messages import Failed, Finished, Mark, Resharded, Shrunk, Step
-from dltrain.mpirun import Launcher
-from dltrain.procedure import Event, LeavingError, Procedure, ReplannedError
+from dltrain.observer import Observer
+from dltrain.procedure import LeavingError, ReplannedError
 from dltrain.processes import Exit, Reaper
-from dltrain.roll import Roll, term_after
-from dltrain.runreport import files as runreport
 from dltrain.settings import Settings
 from dltrain.tls import Identity
 
@@ -45,7 +40,7 @@ COORDINATOR_LOST = Failure(reason="CoordinatorLost", message="another one has ta
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 
-class Coordinator(Procedure):
+class Coordinator(Observer):
     """Coordinates one plan after another, from ``run`` on, until it is told to leave or superseded."""
 
     def __init__(
@@ -61,26 +56,11 @@ class Coordinator(Procedure):
         acting: bool = False,
     ) -> None:
         """``acting``: in the place of the plan's first pod, which was lost."""
-        super().__init__()
-        self.settings, self.reaper, self.env, self.reporter = settings, reaper, env, reporter
-        self.plan = plan
-        self.ledger = Ledger(plan, previous)
-        self._account = runreport.Keeper(self.ledger, time.time())
+        super().__init__(settings, identity, reaper, env, reporter, plan, previous, acting=acting)
         self.done = asyncio.Event()
-        self.reporter.compose = lambda: self.ledger.report(time.time())
         self._previous = previous
-        self._links = Links(identity.client, settings.agent_port, self._events.put_nowait)
-        self._roll = Roll(settings, self._links, plan, term_after(plan, previous), acting=acting)
-        self.ledger.term = self._roll.term
-        self._prepared: set[str] = set()
-        self._ending: set[str] = set()
-        self._world: World | None = None
-        self._worlds = 0
-        self._trained = False
-        """Whether ranks have made a step under this plan, by whichever coordinator they were launched."""
         self._fruitless = 0
-        self._launcher = Launcher(settings, reaper, env, self._links)
-        self._stopping = False
+        """Launches in a row that came to nothing."""
 
     # What others ask of it
 
@@ -243,6 +223,19 @@ class Coordinator(Procedure):
         self._phase(phase)
         await self._until(lambda: False)
 
+    def _adopt(self) -> None:
+        """Go over to the new plan: everyone of the old one learns it, those without a rank in it idle."""
+        assert self._new_plan is not None
+        self.plan, self._new_plan = self._new_plan, None
+        if self.ledger.phase is RunPhase.FAILED:
+            self.ledger.failures, self.ledger.failure = 0, None
+        self.ledger.plan = self.plan
+        self.ledger.phase = RunPhase.WAITING
+        self._fruitless = 0
+        self._trained = False
+        self._roll.call(self.plan)  # everyone of the old plan learns the new one before links to them end
+        self.ledger.term = self._roll.term
+
     async def _stop_world(self, grace_s: float) -> None:
         """Let the ranks checkpoint and end, then end what is left."""
         world = self._world
@@ -265,113 +258,6 @@ class Coordinator(Procedure):
         self._ending = waiting
         await self._until(lambda: not self._ending & self._links.connected, END_S, interruptible=False)
 
-    # What is known
-
-    def _tick(self) -> None:
-        world = self._world
-        if world is not None and not self._stopping and world.outcome is None and world.hung is None:
-            world.hung = self.ledger.silent_rank(time.monotonic())
-        if world is not None:
-            self._account.tick(time.time())
-
-    def _take(self, event: Event) -> None:
-        match event:
-            case Plan():
-                self._planned(event)
-            case Connected(pod, welcome):
-                self._roll.welcome(pod, welcome, fresh=self._worlds == 0)
-                self.ledger.term = self._roll.term
-            case Lost(pod, why):
-                self._roll.lost(pod)
-                if self._world is not None and pod in self._world.plan.pods:
-                    self._world.lost.setdefault(pod, why)
-                self._launcher.daemon_ended(pod, 1, why)
-            case Said(pod, line):
-                self._said(pod, line)
-
-    def _planned(self, plan: Plan) -> None:
-        if plan.uid != self.plan.uid or plan.number < self.plan.number or plan == self.plan:
-            return
-        if plan.digest() != self.plan.digest():
-            self._new_plan = plan
-            return
-        self.plan = self.ledger.plan = plan  # the same training under a new number or term
-        self._roll.call(plan)
-        self.ledger.term = self._roll.term
-        self.reporter.urge()
-
-    def _adopt(self) -> None:
-        """Go over to the new plan: everyone of the old one learns it, those without a rank in it idle."""
-        assert self._new_plan is not None
-        self.plan, self._new_plan = self._new_plan, None
-        if self.ledger.phase is RunPhase.FAILED:
-            self.ledger.failures, self.ledger.failure = 0, None
-        self.ledger.plan = self.plan
-        self.ledger.phase = RunPhase.WAITING
-        self._fruitless = 0
-        self._trained = False
-        self._roll.call(self.plan)  # everyone of the old plan learns the new one before links to them end
-        self.ledger.term = self._roll.term
-
-    def _said(self, pod: str, line: proto.Line) -> None:
-        world = self._world
-        match line:
-            case proto.Assigned() | proto.Refused():
-                self._roll.answered(pod, line)
-            case proto.Leaving():
-                self._roll.leaves(pod)
-                if world is not None and pod in world.plan.pods:
-                    world.left.add(pod)
-            case proto.WorldEnded():
-                self._ending.discard(pod)
-            case _ if world is None or getattr(line, "world", None) != world.name:
-                return
-            case proto.Prepared():
-                self._prepared.add(pod)
-            case proto.RankUp():
-                world.up.add(line.rank)
-                if self.plan.model.command and len(world.up) == len(world.plan.ranks):
-                    self._running()
-            case proto.RankNews():
-                self._news(line, world)
-            case proto.RankEnded():
-                world.ended[line.rank] = line
-                self.ledger.forget_rank(line.rank)
-            case proto.DaemonEnded():
-                self._launcher.daemon_ended(pod, line.exit_code, line.tail)
-
-    def _news(self, line: proto.RankNews, world: World) -> None:
-        news = line.news
-        if news.rank in world.ended:
-            return
-        transition = self.ledger.hear(news, time.monotonic())
-        self._account.history.hear(news, self.ledger.leader, time.time())
-        match news:
-            case Step():
-                world.progressed = self._trained = True
-                self._running()
-            case Mark(what="first_step"):
-                self._running()
-            case Failed() if not world.left:  # what fails after a pod has begun to leave is its echo
-                world.failures.append((news.rank, news.failure))
-            case Shrunk():
-                self._shrank(news, world)
-            case Resharded() if news.rank == self.ledger.leader:
-                log.info("shares from step %d: %s; %s", news.step, news.shares, news.reason)
-            case Finished() if news.rank == self.ledger.leader:
-                world.outcome = news.outcome
-        if transition:
-            self.reporter.urge()
-
-    def _shrank(self, news: Shrunk, world: World) -> None:
-        absent = {rank.rank for rank in world.plan.ranks} - set(news.alive)
-        if absent - world.absent:
-            log.info("ranks %s go on from step %d, after %.3f s", news.alive, news.step, news.shrink_s)
-            world.absent |= absent
-            world.shrunk_s = time.monotonic()
-
-    # What it does
-
     def _start_mpirun(self, world: World) -> None:
         world.launcher_runs = True
 
@@ -379,18 +265,3 @@ class Coordinator(Procedure):
             world.launcher, world.launcher_tail, world.launcher_runs = end, tail, False
 
         self._launcher.start(world.plan, world.name, ended)
-
-    def _running(self) -> None:
-        if self.ledger.phase in (RunPhase.LAUNCHING, RunPhase.RELAUNCHING):
-            self._phase(RunPhase.RUNNING)
-
-    def _failed(self, failure: Failure) -> None:
-        self.ledger.failure = failure
-        self._account.history.fault(failure, time.time())
-
-    def _phase(self, phase: RunPhase) -> None:
-        if phase is not self.ledger.phase:
-            log.info("phase %s", phase)
-        self.ledger.phase = phase
-        self._roll.tell(phase)
-        self.reporter.urge()
