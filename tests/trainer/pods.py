@@ -6,7 +6,6 @@ between them; the plan is a file and so is the report. Needs root (to make names
 
 import contextlib
 import datetime
-import itertools
 import os
 import shutil
 import signal
@@ -31,7 +30,9 @@ UID = 54321
 JOB_UID = "5f0c9a52-2f6b-4c7e-9d51-0a1b2c3d4e5f"
 AGENT_PORT, METRICS_PORT = 7470, 9470
 CGROUPS = Path("/sys/fs/cgroup")
-_counter = itertools.count()
+BRIDGE = "dlt-bridge{}"
+WITHIN_S = 60.0
+"""Where a test waits for what comes in a second: longer than any machine's load stretches that."""
 
 
 class Authority:
@@ -143,7 +144,7 @@ class Pod:
         """To the agent."""
         os.kill(self.pids()[0], number)
 
-    def wait(self, within_s: float) -> int:
+    def wait(self, within_s: float = WITHIN_S) -> int:
         """The agent's exit code."""
         assert self.agent is not None
         try:
@@ -234,7 +235,7 @@ class Job:
     def report(self) -> Report | None:
         return Report.parse(self.report_file.read_bytes()) if self.report_file.exists() else None
 
-    def until(self, condition: Callable[[Report], object], within_s: float = 15.0) -> Report:
+    def until(self, condition: Callable[[Report], object], within_s: float = WITHIN_S) -> Report:
         """The first report for which the condition holds."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
@@ -244,7 +245,7 @@ class Job:
             time.sleep(0.02)
         raise AssertionError(f"not within {within_s:.0f} s; report: {self.report}\n{self.logs()}")
 
-    def wait(self, condition: Callable[[], object], within_s: float = 15.0) -> None:
+    def wait(self, condition: Callable[[], object], within_s: float = WITHIN_S) -> None:
         deadline_s = time.monotonic() + within_s
         while not condition():
             if time.monotonic() > deadline_s:
@@ -255,26 +256,35 @@ class Job:
         return "\n".join(f"--- {pod.name}\n{pod.text()[-6000:]}" for pod in self.pods)
 
 
+def _claim_network() -> int:
+    """The number of a network that no other test on this machine uses: its bridge can be made only once."""
+    for number in range(256):
+        made = subprocess.run(
+            ["ip", "link", "add", BRIDGE.format(number), "type", "bridge"], capture_output=True, text=True, check=False
+        )
+        if made.returncode == 0:
+            return number
+        assert "File exists" in made.stderr, made.stderr
+    raise AssertionError("found 256 bridges of tests, expected a free one: delete them (ip link show type bridge)")
+
+
 @contextlib.contextmanager
 def job(count: int) -> Iterator[Job]:
     """A job of ``count`` pods, none started. Everything is gone afterwards."""
-    index = next(_counter)
-    tag = f"{os.getpid() % 100000:x}{index:x}"
     directory = Path(tempfile.mkdtemp(prefix="dlt-", dir="/tmp"))
-    network = f"198.18.{(os.getpid() + index) % 256}"
-    bridge = f"dltb{tag}"
     authority = Authority(directory / "tls")
     for name in ("checkpoints", "exchange"):
         (directory / name).mkdir()
     made = Job(
         directory, [], directory / "exchange/plan.json", directory / "exchange/report.json", directory / "checkpoints", authority
     )  # fmt: skip
+    number = _claim_network()
+    network, bridge = f"198.18.{number}", BRIDGE.format(number)
     try:
-        _ip("link", "add", bridge, "type", "bridge")
         _ip("address", "add", f"{network}.254/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
         for i in range(count):
-            made.pods.append(_pod(made, f"test-cpu-{i}", f"{network}.{i + 1}", f"dlt{tag}{i}", bridge))
+            made.pods.append(_pod(made, f"test-cpu-{i}", f"{network}.{i + 1}", f"dlt{number}-{i}", bridge))
         for path in (directory, *directory.rglob("*")):
             os.chown(path, UID, 0)
         yield made
@@ -323,7 +333,7 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)
 
 
-def leave(made: Job, within_s: float = 5.0) -> list[int]:
+def leave(made: Job, within_s: float = WITHIN_S) -> list[int]:
     """Tell all agents to stop, as the deletion of a job does; their exit codes."""
     for pod in made.pods:
         pod.signal(TERM)

@@ -77,10 +77,10 @@ def test_three_pods_train_and_a_restarted_pod_remembers(three: Job) -> None:
 
 def test_built_in_model_from_the_zygote(two: Job) -> None:
     two.start(two.plan(steps=30))
-    two.until(lambda r: r.step >= 1, within_s=40)
+    two.until(lambda r: r.step >= 1)
     for pod in two.pods:  # a fork of the zygote has its command line
         assert sum("dltrain.zygote" in line for line in pod.command_lines()) == 2, pod.command_lines()
-    report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED, within_s=40)
+    report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
     assert report.step == 30 and report.last_checkpoint is not None and report.world_size == 2
     assert report.probes and report.mismatches == ()
     assert report.outcome is not None and report.outcome.report is not None
@@ -113,7 +113,7 @@ def test_hung_rank_is_noticed_and_relaunched(two: Job) -> None:
     two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
     two.until(lambda r: r.step >= 1)
     os.kill(rank_process(two.pods[1], 1), STOP)
-    report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts, within_s=12)
+    report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts)
     assert report.restarts == {"Hung": 1}
 
 
@@ -181,7 +181,7 @@ def test_forks_of_the_zygote_are_ordinary_programs() -> None:
     model = ModelRef(command=("python", "-u", program, "--flag", "a b", ""), framework="Torchrun")
     with job(1) as one:
         one.start(one.plan(model=model, backoff_limit=0, per_pod=2))
-        report = one.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED), within_s=40)
+        report = one.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED))
         assert report.phase is RunPhase.SUCCEEDED, report.failure
         lines = one.pods[0].text().splitlines()
         assert sum("exit handlers ran" in line for line in lines) == 2
@@ -189,20 +189,25 @@ def test_forks_of_the_zygote_are_ordinary_programs() -> None:
         assert len({first for first, _ in drawn}) == len({second for _, second in drawn}) == 2, "forks with one seed"
 
 
+UNHEARD = "unheard=2"
+"""As right after the first step: one rank's news of it are still on their way. The checkpoint needs that rank, too."""
+
+
 def test_job_deleted_in_the_middle_leaves_fast(three: Job) -> None:
-    three.start(three.plan(speaking("4000", "mpi=1")), **NO_TORCH)
+    """Well within the grace period, which is the time that a rank gets that does not end."""
+    three.start(three.plan(speaking("4000", "mpi=1", UNHEARD), grace_s=600), **NO_TORCH)
     three.until(lambda r: r.step >= 1)
-    assert leave(three, within_s=3) == [143, 143, 143]
+    assert leave(three) == [143, 143, 143]
     report = three.report
     assert report is not None and report.phase is RunPhase.STOPPED and report.last_checkpoint is not None
     assert report.failures == 0 and (report.failure is None or report.failure.reason == "PodStopped")
 
 
 def test_evicted_pod_stops_the_world_and_its_return_resumes_it(three: Job) -> None:
-    three.start(three.plan(speaking("4000", "mpi=1")), **NO_TORCH)
+    three.start(three.plan(speaking("4000", "mpi=1"), grace_s=600), **NO_TORCH)
     running = three.until(lambda r: r.step >= 1)
     three.pods[2].signal(TERM)
-    assert three.pods[2].wait(5) == 143
+    assert three.pods[2].wait() == 143
     report = three.until(lambda r: "PodStopped" in r.restarts)
     assert report.failures == running.failures, f"{running.restarts} before, {report.restarts} after; {report.failure}"
     assert report.last_checkpoint is not None
@@ -242,7 +247,7 @@ def test_a_volume_remembers_terms_that_all_agents_forgot(two: Job) -> None:
 
 
 def test_new_plan_takes_over_at_a_checkpoint(three: Job) -> None:
-    command = speaking("4000", "mpi=1")
+    command = speaking("4000", "mpi=1", UNHEARD)
     three.start(three.plan(command), **NO_TORCH)
     three.until(lambda r: r.step >= 1)
     three.put(three.plan(command, ranks=2, number=2))
@@ -276,5 +281,5 @@ def test_agent_reaps_what_ranks_leave_behind(two: Job) -> None:
 def test_misconfigured_agent_says_what_is_missing(two: Job) -> None:
     pod = two.pods[0]
     pod.start(DLJOB_UID="")
-    assert pod.wait(5) == 64
+    assert pod.wait() == 64
     assert "DLJOB_UID: found nothing, expected the job's uid" in pod.text()

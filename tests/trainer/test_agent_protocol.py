@@ -13,7 +13,7 @@ import pytest
 from dljob.contract import Plan, RunPhase
 from dltrain import agentproto as proto
 from dltrain import tls
-from trainer.pods import AGENT_PORT, Authority, Job, job
+from trainer.pods import AGENT_PORT, WITHIN_S, Authority, Job, job
 
 pytestmark = [
     pytest.mark.mpi,
@@ -62,7 +62,7 @@ def run(made: Job, body: Callable[[Dialogue], Awaitable[None]]) -> None:
     async def limited() -> None:
         dialogue = Dialogue(made)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WITHIN_S):
                 await body(dialogue)
         finally:
             for channel in dialogue.channels:
@@ -140,7 +140,7 @@ def test_a_superseded_coordinator_ends() -> None:
             channel, welcome = await dialogue.greeted()
             assert welcome.term == 1
             channel.send(assign(plan, 10, "x"))
-            assert await asyncio.to_thread(made.pods[0].wait, 10) == 1
+            assert await asyncio.to_thread(made.pods[0].wait) == 1
 
         run(made, body)
         assert "superseded: pod test-cpu-1 obeys term 10" in made.pods[0].text()

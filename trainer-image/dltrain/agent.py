@@ -171,7 +171,7 @@ class Agent:
                 log.warning("the other pods did not end within the grace period")
             await self.reporter.last(LAST_REPORT_S)
         else:
-            self.local.stop(grace_s)
+            self.local.stop(grace_s, progressed=None if self.member.led else False)
             while self.local.busy and time.monotonic() < deadline_s:
                 await asyncio.sleep(0.02)
         await self.local.end()

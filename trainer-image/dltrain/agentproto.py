@@ -101,6 +101,8 @@ class StopRanks(Record):
     type: Literal["stop_ranks"] = "stop_ranks"
     world: str
     grace_s: float
+    progressed: bool = False
+    """Whether any rank has told of a step since the launch: then each of them is needed for the checkpoint."""
 
 
 class EndWorld(Record):

@@ -241,7 +241,7 @@ class Coordinator(Observer):
         world = self._world
         if world is not None:
             self._stopping = True
-            self._links.send_all(proto.StopRanks(world=world.name, grace_s=grace_s))
+            self._links.send_all(proto.StopRanks(world=world.name, grace_s=grace_s, progressed=world.progressed))
             ranks = world.plan.ranks
             await self._until(lambda: all(world.gone(rank) for rank in ranks), grace_s, interruptible=False)
         await self._end_world()

@@ -132,18 +132,20 @@ class LocalRanks:
         for segment in SHARED_MEMORY.glob(f"sm_segment.{socket.gethostname()}.{os.getuid()}.*"):
             segment.unlink(missing_ok=True)
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float, *, progressed: bool | None) -> None:
         """Ask the ranks to checkpoint and end; those with nothing to save end at once, all after ``grace_s``.
 
+        ``progressed``: whether any rank of the world has made a step, so that there is something to save for all, also
+        for those whose own step was not heard of yet. None: the coordinator knows, and will say so in a moment.
         A rank that never spoke to us is a program of its own: it gets SIGTERM.
         """
         for run in self.running.values():
-            if run.writer is not None and run.trains:
-                run.writer.write(Stop(grace_s=grace_s).model_dump_json().encode() + b"\n")
-            elif run.writer is not None:
-                run.process.kill()
-            else:
+            if run.writer is None:
                 run.process.send(15)
+            elif run.trains or progressed:
+                run.writer.write(Stop(grace_s=grace_s).model_dump_json().encode() + b"\n")
+            elif progressed is False:
+                run.process.kill()
             asyncio.get_running_loop().call_later(grace_s, run.process.kill)
 
     def start_daemon(self, arguments: tuple[str, ...]) -> None:

@@ -31,6 +31,11 @@ class Member:
         self._obeyed: proto.Channel | None = None
         self._obeys = ""
 
+    @property
+    def led(self) -> bool:
+        """Whether a coordinator is connected."""
+        return self._obeyed is not None
+
     def emit(self, event: Event) -> None:
         """News of the local ranks: to the coordinator."""
         if self._obeyed is not None:
@@ -45,7 +50,7 @@ class Member:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection from a coordinator, from greeting to end."""
         channel = proto.Channel(reader, writer)
-        channel.send(proto.Welcome(pod=self.pod, term=self.term, obeys=self._obeys, led=self._obeyed is not None))
+        channel.send(proto.Welcome(pod=self.pod, term=self.term, obeys=self._obeys, led=self.led))
         try:
             while (line := await channel.receive()) is not None:
                 if isinstance(line, proto.Assign):
@@ -111,7 +116,7 @@ class Member:
             case proto.StartRanks() if line.world == self.local.world:
                 self.local.start_all()
             case proto.StopRanks() if line.world == self.local.world:
-                self.local.stop(line.grace_s)
+                self.local.stop(line.grace_s, progressed=line.progressed)
             case proto.EndWorld():
                 if line.world == self.local.world:
                     await self.local.end()

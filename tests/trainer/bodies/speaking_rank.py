@@ -1,7 +1,7 @@
 """A rank without torch that speaks to its agent as ``dltrain.rank`` does, and misbehaves when told to.
 
 ``speaking_rank.py STEPS [PACE_S] [KEY=VALUE…]``: ``fail_rank=N fail_step=N fail_code=N`` ends that rank so, once per
-directory of the plan's checkpoints; ``mpi=1`` joins MPI and all-reduces in every step.
+directory of the plan's checkpoints; ``mpi=1`` joins MPI and all-reduces in every step; of ``unheard=N`` no step is told.
 """
 
 import os
@@ -45,14 +45,15 @@ def main() -> int:
         step += 1
         progress.write_text(str(step))
         measure = RankMeasure(rank=rank, device="cpu", share=plan.ranks[rank].share)
-        reporter.send(
-            Step(
-                rank=rank, step=step, steps=steps, step_s=pace_s, samples_per_s=1.0, loss=1 / step,
-                world_size=size, measure=measure,
-            )
-        )  # fmt: skip
-        if step == 1:
-            reporter.mark("first_step")
+        if str(rank) != options.get("unheard"):
+            reporter.send(
+                Step(
+                    rank=rank, step=step, steps=steps, step_s=pace_s, samples_per_s=1.0, loss=1 / step,
+                    world_size=size, measure=measure,
+                )
+            )  # fmt: skip
+            if step == 1:
+                reporter.mark("first_step")
         if str(rank) == options.get("fail_rank") and step == int(options.get("fail_step", "1")):
             code = int(options["fail_code"])
             if code == 1 and not failed_before.exists():
