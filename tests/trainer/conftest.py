@@ -6,6 +6,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from trainer.ranks import zygote
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where there will be ranks, what they are forked from imports torch during the tests before."""
+    if any(item.get_closest_marker("mpi") for item in session.items) and not session.config.option.collectonly:
+        zygote()
+
 
 @pytest.fixture(autouse=True)
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

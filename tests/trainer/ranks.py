@@ -1,15 +1,29 @@
-"""Starts real MPI ranks of a test body, under a deadline."""
+"""Starts real MPI ranks of a test body, under a deadline.
 
+They are forks of one zygote, as in a pod: importing torch took most of a test's time. A rank is a process of its own all
+the same, and leaves nothing behind for the next one. What users start by hand starts from nothing here, too (``fresh``).
+"""
+
+import atexit
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BODIES = Path(__file__).parent / "bodies"
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
+STAND_IN = Path(__file__).with_name("stand_in.py")
+AHEAD = """
+import hypothesis, safetensors.torch, trainer.bodies.harness
+from dltrain import zygote
+zygote.main()
+"""
 
 
 @dataclass(frozen=True)
@@ -26,12 +40,43 @@ def environment(**extra: str) -> dict[str, str]:
     return ours | {"PYTHONPATH": os.pathsep.join(path)} | extra
 
 
-def command(ranks: int, *arguments: str | Path, ulfm: bool = False) -> list[str]:
-    """``mpirun`` of this Python on ``arguments``; more ranks than cores are fine."""
+@cache
+def zygote() -> str:
+    """The path of the socket of this process's zygote, started when first needed."""
+    folder = tempfile.TemporaryDirectory(prefix="dlt-", dir="/tmp")
+    path = f"{folder.name}/zygote"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(64)
+        number = listener.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-c", AHEAD, str(number)],
+            env=environment(MPI4PY_MPIABI="openmpi"),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(number,),
+            start_new_session=True,
+        )
+
+    def finish() -> None:
+        process.kill()
+        process.wait()
+        folder.cleanup()
+
+    atexit.register(finish)
+    return path
+
+
+def command(ranks: int, *arguments: str | Path, ulfm: bool = False, fresh: bool = False) -> list[str]:
+    """``mpirun`` of Python on ``arguments``, with the agent's transports; more ranks than cores are fine.
+
+    ``fresh``: as a user would start it, in new interpreters and with Open MPI's own choices.
+    """
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     faults = ["--with-ft", "ulfm"] if ulfm else []
     place = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-    return [str(MPIRUN), *root, *faults, *place, "-n", str(ranks), sys.executable, *map(str, arguments)]
+    python = [sys.executable] if fresh else [sys.executable, "-I", "-S", str(STAND_IN), zygote()]
+    agents = [] if fresh else ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]  # to look at libfabric takes 1 s
+    return [str(MPIRUN), *root, *faults, *place, *agents, "-n", str(ranks), *python, *map(str, arguments)]
 
 
 def start(arguments: list[str], **env: str) -> subprocess.Popen[str]:

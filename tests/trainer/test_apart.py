@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from dljob.contract import ModelRef, OptimizerRef
 from dltrain import messages
 from dltrain.clocks import Clocks
-from dltrain.messages import EXIT_STOPPED
-from trainer.listener import Listener
-from trainer.plans import make_plan, saving, write
-from trainer.ranks import BODIES, command, end, run_ranks, start
+from trainer.plans import make_plan, saving
+from trainer.ranks import BODIES, run_ranks
+from trainer.resume import stopped_and_resumed
 
 
 @given(st.integers(1, 5), st.integers(1, 12), st.none() | st.integers(0, 4), st.randoms(use_true_random=False))
@@ -65,16 +64,7 @@ def test_digits_are_learned_by_workers_apart_and_a_stopped_run_goes_on(kind: Any
         synchronization=kind, staleness_bound=bound, optimizer=optimizer, checkpoint=saving(tmp_path),
     )  # fmt: skip
     steps = 12 * epochs
-    with Listener(tmp_path) as listener:
-        environment = {"DLTRAIN_PLAN": write(plan, tmp_path), "DLTRAIN_SOCKET": listener.path}
-        process = start(command(4, "-m", "dltrain.rank"), **environment)
-        listener.wait_for(messages.Evaluated, 1)
-        listener.stop()
-        assert end(process, 30).code == EXIT_STOPPED
-        stopped = max(mark.mark.step for mark in listener.of(messages.Checkpointed))
-        again = run_ranks(4, "-m", "dltrain.rank", **environment)
-        listener.wait_for(messages.Finished, 4)
-    assert f"goes on from step {stopped}" in again.output and 0 < stopped < steps
+    listener = stopped_and_resumed(plan, tmp_path, evaluations=1, steps=steps)
     accuracy = {news.rank: news.outcome.accuracy for news in listener.of(messages.Finished)}
     assert accuracy[0] == accuracy[1] == accuracy[2] is not None and accuracy[0] >= least, accuracy
     told = [news for news in listener.of(messages.Step) if news.rank != 3]

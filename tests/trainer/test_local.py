@@ -20,7 +20,7 @@ SCRIPTS = ROOT / "examples/scripts"
 
 def local(ranks: int, *arguments: str | Path, port: str = "29500") -> Ended:
     words = ["-m", "dltrain.local", *map(str, arguments)]
-    started = [sys.executable, *words] if ranks == 1 else command(ranks, *words)
+    started = [sys.executable, *words] if ranks == 1 else command(ranks, *words, fresh=True)
     return run(started, OMP_NUM_THREADS="1", MASTER_PORT=port)
 
 

@@ -190,7 +190,7 @@ def test_a_learning_rate_is_found_and_training_begins_as_if_it_were_given(parall
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_five_lines_run_as_they_are(ranks: int, tmp_path: Path) -> None:
     script = SCRIPTS / "train_five_lines.py"
-    arguments = [sys.executable, str(script)] if ranks == 1 else command(ranks, script)
+    arguments = [sys.executable, str(script)] if ranks == 1 else command(ranks, script, fresh=True)
     ended = run(arguments, OMP_NUM_THREADS="1")
     assert ended.code == 0, ended.output
     finished = re.search(r"finished 120 steps in .* s, accuracy (0\.\d+)", ended.output)

@@ -13,13 +13,12 @@ from dljob.contract import ModelRef
 from dljob.perf import modelsplit
 from dljob.perf.workload import builtin
 from dltrain import messages
-from dltrain.messages import EXIT_STOPPED
 from dltrain.models import InputShape, build
 from dltrain.models.layers import pairs_of
 from dltrain.stages import Cost, costs, cut, sizes, turns
-from trainer.listener import Listener
-from trainer.plans import make_plan, saving, write
-from trainer.ranks import BODIES, command, end, run_ranks, start
+from trainer.plans import make_plan, saving
+from trainer.ranks import BODIES, run_ranks
+from trainer.resume import stopped_and_resumed
 
 
 @pytest.mark.mpi
@@ -35,16 +34,7 @@ def test_parts_of_a_model_equal_one_process(ranks: int, tmp_path: Path) -> None:
 def test_a_split_model_learns_digits_and_resumes_after_a_stop(kind: Any, model: str, tmp_path: Path) -> None:
     fields: dict[str, Any] = {"parallelism": kind, "micro_batches": 4 if kind == "Pipeline" else 1, "min_ranks": 2}
     plan = make_plan(2, shares=[120, 120], model=ModelRef(name=model), epochs=12, checkpoint=saving(tmp_path), **fields)
-    with Listener(tmp_path) as listener:
-        environment = {"DLTRAIN_PLAN": write(plan, tmp_path), "DLTRAIN_SOCKET": listener.path}
-        process = start(command(2, "-m", "dltrain.rank"), **environment)
-        listener.wait_for(messages.Evaluated, 2)
-        listener.stop()
-        assert end(process, 30).code == EXIT_STOPPED
-        stopped = max(mark.mark.step for mark in listener.of(messages.Checkpointed))
-        again = run_ranks(2, "-m", "dltrain.rank", **environment)
-        listener.wait_for(messages.Finished, 2)
-    assert f"goes on from step {stopped}" in again.output and 0 < stopped < 12 * 12
+    listener = stopped_and_resumed(plan, tmp_path, evaluations=2, steps=12 * 12)
     outcomes = [news.outcome for news in listener.of(messages.Finished)]
     assert {outcome.steps for outcome in outcomes} == {12 * 12}
     assert len({outcome.accuracy for outcome in outcomes}) == 1, "every rank is told"
