@@ -6,6 +6,7 @@ between them; the plan is a file and so is the report. Needs root (to make names
 
 import contextlib
 import datetime
+import itertools
 import os
 import shutil
 import signal
@@ -31,6 +32,7 @@ JOB_UID = "5f0c9a52-2f6b-4c7e-9d51-0a1b2c3d4e5f"
 AGENT_PORT, METRICS_PORT = 7470, 9470
 CGROUPS = Path("/sys/fs/cgroup")
 BRIDGE = "dlt-bridge{}"
+_counter = itertools.count()
 WITHIN_S = 60.0
 """Where a test waits for what comes in a second: longer than any machine's load stretches that."""
 
@@ -280,11 +282,12 @@ def job(count: int) -> Iterator[Job]:
     )  # fmt: skip
     number = _claim_network()
     network, bridge = f"198.18.{number}", BRIDGE.format(number)
+    tag = f"{os.getpid():x}-{next(_counter):x}"  # the kernel is done with a namespace only after its name is gone
     try:
         _ip("address", "add", f"{network}.254/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
         for i in range(count):
-            made.pods.append(_pod(made, f"test-cpu-{i}", f"{network}.{i + 1}", f"dlt{number}-{i}", bridge))
+            made.pods.append(_pod(made, f"test-cpu-{i}", f"{network}.{i + 1}", f"dlt{tag}{i}", bridge))
         for path in (directory, *directory.rglob("*")):
             os.chown(path, UID, 0)
         yield made
