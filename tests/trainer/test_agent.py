@@ -92,7 +92,10 @@ def test_built_in_model_from_the_zygote(two: Job) -> None:
     assert [world.size for world in document.worlds] == [2, 0] and document.faults == ()
     page = ElementTree.parse(report.outcome.report)
     assert len(page.findall(".//table[@id='series']/tbody/tr")) == len(document.points)
-    assert not [line for pod in two.pods for line in pod.text().splitlines() if "Warning" in line]
+    # But mpirun's own, when it loses a race with its child that nobody minds.
+    assert not [
+        line for pod in two.pods for line in pod.text().splitlines() if "Warning" in line and "setpgid" not in line
+    ]
 
 
 def test_killed_rank_is_relaunched_in_the_same_pods(three: Job) -> None:

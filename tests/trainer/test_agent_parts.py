@@ -27,12 +27,13 @@ from dltrain.diagnosis import World, delay_s, diagnose, explained
 from dltrain.fewer import fewer
 from dltrain.interfaces import interface_of
 from dltrain.ledger import START_DEADLINE_S, Ledger
-from dltrain.messages import Busy, Finished, Hello, Mark, Probed, Shrunk, Step
+from dltrain.messages import EXIT_STOPPED, Busy, Finished, Hello, Mark, Probed, Shrunk, Step
 from dltrain.processes import Exit
 from dltrain.settings import Settings, livable
 from dltrain.shim import parse_request, request
 from dltrain.spawn import is_this_python
 from dltrain.zygote import can_run
+from trainer.ranks import BODIES, run
 
 
 def plan(ranks: int = 3, **fields: Any) -> Plan:
@@ -315,6 +316,11 @@ def test_ports_are_the_contracts_and_disjoint() -> None:
 
     assert MPI_PORTS[0] == launch.DAEMON_PORTS[0] <= launch.DAEMON_PORTS[1] < launch.RANK_PORTS[0]
     assert launch.RANK_PORTS[1] < launch.MASTER_PORT == MPI_PORTS[1]
+
+
+def test_what_a_rank_said_last_is_heard_though_it_is_gone_when_asked_to_stop(tmp_path: Path) -> None:
+    ended = run([sys.executable, str(BODIES / "last_words.py"), str(tmp_path)])
+    assert ended.output == f"['checkpointed'] {EXIT_STOPPED}\n" and ended.code == 0, ended.output
 
 
 def test_shim_passes_on_what_mpi_set_and_nothing_else() -> None:

@@ -5,6 +5,7 @@ Two Unix sockets in the run directory: ``ranks.sock`` (``messages``: news from r
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -52,6 +53,11 @@ class Running:
         """Whether there may be something worth a checkpoint."""
         mark = self.latest.get(Mark)
         return Step in self.latest or (isinstance(mark, Mark) and mark.what == "first_step")
+
+    def ask_to_stop(self, writer: asyncio.StreamWriter, grace_s: float) -> None:
+        """Past the transport: one that fails to write drops what it has not read, the last words of a rank gone by."""
+        with contextlib.suppress(OSError):
+            os.write(writer.get_extra_info("socket").fileno(), Stop(grace_s=grace_s).model_dump_json().encode() + b"\n")
 
 
 class LocalRanks:
@@ -143,7 +149,7 @@ class LocalRanks:
             if run.writer is None:
                 run.process.send(15)
             elif run.trains or progressed:
-                run.writer.write(Stop(grace_s=grace_s).model_dump_json().encode() + b"\n")
+                run.ask_to_stop(run.writer, grace_s)
             elif progressed is False:
                 run.process.kill()
             asyncio.get_running_loop().call_later(grace_s, run.process.kill)
