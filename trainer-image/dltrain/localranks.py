@@ -5,25 +5,24 @@ Two Unix sockets in the run directory: ``ranks.sock`` (``messages``: news from r
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from dljob.contract import Plan, Rank, Record
+from dljob.contract import Plan, Rank
 from dltrain import cgroup, launch
 from dltrain.agentproto import DaemonEnded, RankEnded, RankNews, RankUp
-from dltrain.messages import Hello, Mark, News, Step, Stop, news_adapter
+from dltrain.messages import Hello, news_adapter
 from dltrain.output import Output
 from dltrain.processes import Exit, Process, Reaper
+from dltrain.running import Running
 from dltrain.shim import WORLD_ENV, parse_request
 from dltrain.spawn import Spawner
 
@@ -34,30 +33,6 @@ DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
 """(host, shell command) → exit code and last output of the daemon: what stands in for ssh."""
 
 SHARED_MEMORY = Path("/dev/shm")
-
-
-@dataclass(eq=False)
-class Running:
-    """One rank's process and what it said last, by type of news."""
-
-    rank: Rank
-    process: Process
-    output: Output
-    latest: dict[type[Record], News] = field(default_factory=dict)
-    heard_unix_s: float = 0.0
-    writer: asyncio.StreamWriter | None = None
-    finished: asyncio.Task[Exit] | None = None
-
-    @property
-    def trains(self) -> bool:
-        """Whether there may be something worth a checkpoint."""
-        mark = self.latest.get(Mark)
-        return Step in self.latest or (isinstance(mark, Mark) and mark.what == "first_step")
-
-    def ask_to_stop(self, writer: asyncio.StreamWriter, grace_s: float) -> None:
-        """Past the transport: one that fails to write drops what it has not read, the last words of a rank gone by."""
-        with contextlib.suppress(OSError):
-            os.write(writer.get_extra_info("socket").fileno(), Stop(grace_s=grace_s).model_dump_json().encode() + b"\n")
 
 
 class LocalRanks:
