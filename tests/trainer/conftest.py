@@ -4,7 +4,6 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from trainer.ranks import zygote
 
@@ -18,6 +17,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No MPI around, and this process's signal handler and threads as they were."""
+    import torch  # not above: the process that only hands tests to others needs none
+
     monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
     handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
     yield
