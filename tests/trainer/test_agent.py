@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dljob.contract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ModelRef, RunPhase
 from dltrain import layout
+from dltrain.cgroup import threads
 from dltrain.runreport import files
 from trainer.pods import KILL, STOP, TERM, UID, Job, Pod, job, leave
 
@@ -166,7 +167,7 @@ def test_command_that_does_not_exist(two: Job) -> None:
 
 
 def test_torchrun_scripts_get_their_environment(two: Job) -> None:
-    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT"
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT OMP_NUM_THREADS"
     command = ["sh", "-c", f"for n in {names}; do eval echo $n=\\$$n; done; env | grep -c ^OMPI_ || true"]
     two.start(two.plan(model=ModelRef(command=tuple(command), framework="Torchrun")), **NO_TORCH)
     two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
@@ -175,6 +176,7 @@ def test_torchrun_scripts_get_their_environment(two: Job) -> None:
         assert told == {
             "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": str(rank),
             "GROUP_RANK": str(rank), "MASTER_ADDR": two.pods[0].address, "MASTER_PORT": "7599",
+            "OMP_NUM_THREADS": str(threads(1)),
         }  # fmt: skip
         assert f"[rank {rank}] 0\n" in pod.text(), "there is no MPI in a torchrun job"
 

@@ -3,9 +3,11 @@
 import select
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from dltrain.comm.run import Run
 from dltrain.comm.waiting import Backoff, event_queues, listen, wait_until
 
 
@@ -50,3 +52,67 @@ def test_what_rings_no_bell_is_seen_too(bell: tuple[select.epoll, socket.socket]
     looks = iter([False] * 20 + [True])
     wait_until(lambda: next(looks))
     assert next(looks, None) is None
+
+
+@pytest.fixture
+def post(bell: tuple[select.epoll, socket.socket], monkeypatch: pytest.MonkeyPatch) -> Iterator["Post"]:
+    """A message that arrives as soon as somebody listens, and nobody may listen once it has been taken."""
+    queue, _ = bell
+    near, far = socket.socketpair()
+    listened, post = select.select, Post(near)
+
+    def listen_for(*arguments: object) -> object:
+        assert not post.taken, "it listens for what is here already"
+        far.send(b"!")
+        return listened(*arguments)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("dltrain.comm.waiting.select.select", listen_for)
+    with near, far:
+        queue.register(near, select.EPOLLIN)
+        yield post
+        queue.unregister(near)
+
+
+class Post:
+    def __init__(self, near: socket.socket) -> None:
+        self._near = near
+        near.setblocking(False)
+        self.taken = False
+
+    def look_then_take(self) -> bool:
+        """As MPI's tests of several requests do: whether it had arrived before; what arrives now rings no more."""
+        before = self.taken
+        with suppress(BlockingIOError):
+            self._near.recv(1)
+            self.taken = True
+        return before
+
+
+def test_what_a_test_took_is_seen_before_the_next_pause(post: Post) -> None:
+    wait_until(post.look_then_take)
+    assert post.taken
+
+
+def test_what_another_sum_took_for_this_one_is_seen_before_the_next_pause(post: Post) -> None:
+    class Other(Fake):
+        def test(self) -> bool:
+            post.look_then_take()
+            return False
+
+    class Waiting(Fake):
+        def test(self) -> bool:
+            return post.taken
+
+    waiting = Waiting()
+    waiting.siblings = [waiting, Other()]
+    waiting.wait()
+    assert post.taken
+
+
+class Fake(Run):
+    finished, progress = False, 0
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    close = start

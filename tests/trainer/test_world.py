@@ -11,7 +11,7 @@ from dltrain.comm.base import host_array
 from dltrain.messages import Busy, Step
 from dltrain.progress import Progress
 from dltrain.report import Reporter
-from dltrain.world import cpu_quota, threads
+from dltrain.cgroup import cpu_quota, threads
 from trainer.listener import Listener
 from trainer.ranks import run
 
@@ -39,6 +39,12 @@ def test_quota(files: dict[str, str], cpus: float, tmp_path: Path) -> None:
 
 def test_a_rank_has_at_least_one_thread() -> None:
     assert threads(1000) == 1
+
+
+@pytest.mark.parametrize("asked, expected", [("3", 3), ("3,2", 3), ("", 1), ("0", 1), ("all", 1)])
+def test_who_sets_the_threads_decides(asked: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert threads(1000) == expected
 
 
 def test_importing_dltrain_is_light() -> None:

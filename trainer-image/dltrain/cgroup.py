@@ -1,6 +1,10 @@
-"""What the container's cgroup tells about memory. Users: ``localranks``."""
+"""What the container's cgroup tells about memory and CPUs. Users: ``localranks``, ``session``."""
 
+import os
+from math import floor
 from pathlib import Path
+
+from dljob.contract import CPUS_VARIABLE
 
 ROOT = Path("/sys/fs/cgroup")
 
@@ -20,3 +24,31 @@ def oom_kills(root: Path = ROOT) -> int | None:
             if name == "oom_kill":
                 return int(count)
     return None
+
+
+def cpu_quota(root: Path = ROOT) -> float:
+    """CPUs this process may use: the fewer of its affinity and its cgroup's quota (version 2, else 1)."""
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        if (root / "cpu.max").exists():
+            quota, period = (root / "cpu.max").read_text().split()
+        else:
+            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return cores if quota == "max" or int(quota) < 0 else min(cores, int(quota) / int(period))
+    except (OSError, ValueError):
+        return cores
+
+
+def threads(local_size: int) -> int:
+    """Threads for a rank of ``local_size`` ranks that share the quota: more would only be throttled.
+
+    What the pod requested counts, too: of a node shared with others a pod is sure of no more, and threads that
+    wait for each other lose most where one of them is not scheduled. Whoever sets OMP_NUM_THREADS decides.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if asked.isdecimal() and int(asked):
+        return int(asked)
+    cpus = cpu_quota()
+    if requested_m := os.environ.get(CPUS_VARIABLE):
+        cpus = min(cpus, int(requested_m) / 1000)
+    return max(1, floor(cpus / local_size))

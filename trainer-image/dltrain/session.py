@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 
 from dljob.contract import DATASET_VARIABLE, CheckpointRef, DatasetRef, ModelRef, OptimizerRef, Plan, Rank
+from dltrain.cgroup import threads
 from dltrain.comm.choose import AUTO
 from dltrain.errors import BadInputError, failure
 from dltrain.loop import Trainer
@@ -18,7 +19,7 @@ from dltrain.messages import EXIT_OK, PLAN_ENV, Failed, Finished, Hello
 from dltrain.probe import find_device
 from dltrain.report import Reporter
 from dltrain.shares import apportion
-from dltrain.world import World, threads
+from dltrain.world import World
 
 
 def read_plan() -> Plan | None:

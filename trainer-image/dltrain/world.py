@@ -7,13 +7,11 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
-from math import floor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dljob.contract import CPUS_VARIABLE
 from dltrain.comm.faults import agree, revoke, shrink, translate
 from dltrain.comm.waiting import event_queues, listen, sharpen_sleep, wait_until
 from dltrain.errors import BadInputError
@@ -172,28 +170,3 @@ def find_mpi() -> None:
         if library.exists():
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
             return
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """CPUs this process may use: the fewer of its affinity and its cgroup's quota (version 2, else 1)."""
-    cores = float(len(os.sched_getaffinity(0)))
-    try:
-        if (root / "cpu.max").exists():
-            quota, period = (root / "cpu.max").read_text().split()
-        else:
-            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return cores if quota == "max" or int(quota) < 0 else min(cores, int(quota) / int(period))
-    except (OSError, ValueError):
-        return cores
-
-
-def threads(local_size: int) -> int:
-    """Threads for a rank of ``local_size`` ranks that share the quota: more would only be throttled.
-
-    What the pod requested counts, too: of a node shared with others a pod is sure of no more, and threads that
-    wait for each other lose most where one of them is not scheduled.
-    """
-    cpus = cpu_quota()
-    if requested_m := os.environ.get(CPUS_VARIABLE):
-        cpus = min(cpus, int(requested_m) / 1000)
-    return max(1, floor(cpus / local_size))

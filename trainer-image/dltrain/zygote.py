@@ -161,6 +161,8 @@ def become_rank(order: Order, output: int, parent: int) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if "numpy.random" in sys.modules:  # its global generator was seeded once, for all forks
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+        sys.modules["torch"].set_num_threads(max(1, int(threads)))  # OpenMP has read the zygote's already
 
 
 def run(order: Order) -> None:

@@ -2,6 +2,7 @@
 
 import atexit
 import multiprocessing
+import os
 import random
 import sys
 import threading
@@ -31,7 +32,9 @@ if __name__ == "__main__":
         assert queue.get(timeout=20).value == 42
         worker.join()
     import numpy as np
+    import torch
 
+    assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"]), torch.get_num_threads()
     print("random", random.getrandbits(64), np.random.randint(2**62), flush=True)
     atexit.register(lambda: print("exit handlers ran"))
     sys.exit()

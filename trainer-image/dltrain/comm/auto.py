@@ -18,9 +18,13 @@ from dltrain.comm.run import Run
 from dltrain.comm.waiting import wait_until
 
 BUDGET_S = 0.4
-"""For each size class; exceeded only where a single sum takes longer."""
-_ROUNDS = (3, 15)
+"""Of a race; exceeded only where a single sum takes longer."""
+_ROUNDS = (3, 40)
 """Fewest and most measurements of a strategy that is still in the race; the most as long as the budget lasts."""
+_FIRST_NBYTES = 256 * 2**10
+_TRIAL_S, _FINAL_S = 10e-3, 50e-3
+"""What a sum may take in the race of all candidates, and in that of the best of them: of a longer one a part runs."""
+_FINALISTS = 3
 _TURN_S = 1e-3
 """Sums are repeated for so long for one measurement."""
 _HOPELESS = 3.0
@@ -120,7 +124,25 @@ class Auto(Collective):
         self._parts = []
 
     def _measured(self, buffer: torch.Tensor, candidates: Sequence[Pick]) -> Pick:
-        """The fastest of ``candidates`` on ``buffer``, the same on all ranks."""
+        """The fastest of ``candidates`` on ``buffer``, the same on all ranks.
+
+        A buffer so long that there is time for few sums is raced on its beginning, and then by the best on more of it.
+        """
+        part = buffer[: max(1, _FIRST_NBYTES // buffer.itemsize)]
+        if len(part) < len(buffer):
+            first = self._make(self.comm, [part], candidates[0])
+            self._timed(first, 1)  # the first one opens connections and touches memory
+            part = buffer[: max(len(part), int(len(part) * _TRIAL_S / self._timed(first, 1)))]
+            first.close()
+        ranking = self._race(part, candidates)
+        longer = buffer[: int(len(part) * _FINAL_S / ranking[0][1])]
+        if len(longer) > len(part):
+            part, ranking = longer, self._race(longer, [pick for pick, _ in ranking[:_FINALISTS]])
+        best, best_s = ranking[0]
+        return Pick(best.strategy, best.segment_nbytes, part.nbytes / best_s)
+
+    def _race(self, buffer: torch.Tensor, candidates: Sequence[Pick]) -> list[tuple[Pick, float]]:
+        """Those that got a turn with their typical seconds, fastest first."""
         began = time.perf_counter()
         race: dict[Pick, Collective] = {}
         times: dict[Pick, list[float]] = {}
@@ -145,10 +167,9 @@ class Auto(Collective):
                 break
             for pick in left:
                 times[pick].append(self._timed(race[pick], repeats[pick]))
-        best = min(left, key=lambda pick: _typical(times[pick]))
         for collective in race.values():
             collective.close()
-        return Pick(best.strategy, best.segment_nbytes, buffer.nbytes / _typical(times[best]))
+        return sorted(((pick, _typical(times[pick])) for pick in left), key=lambda found: found[1])
 
     def _timed(self, collective: Collective, repeats: int) -> float:
         """Seconds of one sum on the slowest rank, ranks having begun together; the same number on all of them."""

@@ -4,7 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from dltrain.comm.base import Collective, Work
-from dltrain.comm.waiting import Backoff
+from dltrain.comm.waiting import LONGEST_LISTEN_S, Backoff
+
+_AMONG_OTHERS_S = 1e-3
+"""Longest pause while another sum is under way."""
 
 
 class Run(ABC):
@@ -40,13 +43,16 @@ class Run(ABC):
         backoff, seen = Backoff(), -1
         while not self.test():
             # Peers may wait for our part in another buffer's sum before they come to this one.
-            for run in self.siblings:
-                if run is not self and not run.finished:
-                    run.test()
+            others = [run for run in self.siblings if run is not self and not run.finished]
+            for run in others:
+                run.test()
+            if backoff.sleeps and self.test():  # what a test of another one took for us rings no more
+                return
             if (progress := sum(run.progress for run in self.siblings)) != seen:
                 seen = progress
                 backoff.progressed()
-            backoff.pause()
+            # That last test may have taken what came for another one.
+            backoff.pause(_AMONG_OTHERS_S if others else LONGEST_LISTEN_S)
 
 
 class Polled(Collective):

@@ -16,7 +16,7 @@ from pathlib import Path
 _SPIN_S = 50e-6
 """Longer than a message between neighbours on one machine takes, shorter than a scheduler's slice."""
 _LONGEST_SLEEP_S = 1e-3
-_LONGEST_LISTEN_S = 10e-3
+LONGEST_LISTEN_S = 10e-3
 """Whoever listens is woken in time; this is for what rings no bell, such as word that a peer died."""
 _MOST_RINGS = 256
 """In a row without a message complete, before a bell counts as stuck. A segment comes in far fewer packets."""
@@ -55,9 +55,11 @@ def listen(bells: Iterable[int], *, all_ring: bool) -> None:
 class Backoff:
     """Polls eagerly at first, then ever less often.
 
-    Where every message rings it listens three times as long as it has waited so far, 10 ms at most: a message may be
-    taken from its socket while another one is tested, and then rings no more. Where messages come through shared memory
-    it sleeps a tenth of the time waited so far, 1 ms at most: 10 % late, 90 % idle.
+    Where every message rings it listens three times as long as it has waited so far, 10 ms at most. Where messages come
+    through shared memory it sleeps a tenth of the time waited so far, 1 ms at most: 10 % late, 90 % idle.
+
+    A message may be taken from its socket while another one is tested, and then rings no more. MPI's tests of several
+    requests look first and take what has arrived then. So look once more before a pause that ``sleeps``.
     """
 
     def __init__(self) -> None:
@@ -73,12 +75,18 @@ class Backoff:
         """Since something arrived."""
         return time.perf_counter() - self._began
 
-    def pause(self) -> None:
+    @property
+    def sleeps(self) -> bool:
+        """Whether ``pause`` would not come back at once."""
+        return self.waited_s >= _SPIN_S
+
+    def pause(self, longest_s: float = LONGEST_LISTEN_S) -> None:
+        """``longest_s``: bound of listening, for whoever may have missed a bell."""
         waited = self.waited_s
         if waited < _SPIN_S:
             os.sched_yield()
         elif _bells and self._rings < _MOST_RINGS:
-            timeout = min(3 * waited, _LONGEST_LISTEN_S) if _all_ring else min(waited / 10, _LONGEST_SLEEP_S)
+            timeout = min(3 * waited, longest_s) if _all_ring else min(waited / 10, _LONGEST_SLEEP_S)
             self._rings += bool(select.select(_bells, (), (), timeout)[0])
         else:
             time.sleep(min(waited / 10, _LONGEST_SLEEP_S))
@@ -87,5 +95,5 @@ class Backoff:
 def wait_until(done: Callable[[], bool]) -> None:
     """Poll ``done`` until it holds."""
     backoff = Backoff()
-    while not done():
+    while not (done() or (backoff.sleeps and done())):
         backoff.pause()
