@@ -74,9 +74,9 @@ def candidates(segment_nbytes: int, region: Region | None) -> list[Pick]:
         Pick("Butterfly", EAGER_NBYTES),
         *([Pick("Ring", segment_nbytes)] if segment_nbytes not in (16 * KIB, EAGER_NBYTES) else []),
         Pick("Ring", 8192 * KIB),
+        Pick("Ring", 1024 * KIB),
         Pick("MPI"),
         Pick("Butterfly", 16 * KIB),
-        Pick("Ring", 512 * KIB),
     ]
 
 
