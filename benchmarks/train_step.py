@@ -90,7 +90,11 @@ def main() -> None:
     host = machine()
     print(f"{options.rounds} rounds, {RANKS} ranks x 1 thread; links of {options.rate:g} MB/s; {host}\n")
     columns = "| gradients | where | ours, ms | DDP, ms | without communication, ms | the link's time, ms "
-    print(columns + "| exposed, ours, ms | exposed, DDP, ms | of it waited for after backward, ms | ours by DDP |\n|" + "---|" * 10)
+    print(
+        columns
+        + "| exposed, ours, ms | exposed, DDP, ms | of it waited for after backward, ms | ours by DDP |\n|"
+        + "---|" * 10
+    )
     results = []
     for model in options.model or MODELS:
         for place in where:

@@ -160,7 +160,8 @@ class LocalRanks:
             raise ValueError(f"world {world} has ended")
         read_fd, write_fd = os.pipe()
         env = launch.rank_environment(self._env, plan, rank, self.plan_file, self.run_dir / "ranks.sock", self.memory)
-        env.setdefault("OMP_NUM_THREADS", str(cgroup.threads(int(env["LOCAL_WORLD_SIZE"]))))  # torch's: all the node's cores
+        # Of its own accord torch starts as many as the node has cores.
+        env.setdefault("OMP_NUM_THREADS", str(cgroup.threads(int(env["LOCAL_WORLD_SIZE"]))))
         if mpi is not None:
             env |= mpi | launch.mpi_network(self._interface)
         start = self.spawner.start(launch.rank_command(plan), env=env, cwd=str(Path.cwd()), output=write_fd)
