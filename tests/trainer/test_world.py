@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from dltrain.cgroup import cpu_quota, threads
 from dltrain.comm.base import host_array
 from dltrain.messages import Busy, Step
 from dltrain.progress import Progress
 from dltrain.report import Reporter
-from dltrain.cgroup import cpu_quota, threads
 from trainer.listener import Listener
 from trainer.ranks import run
 
