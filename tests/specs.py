@@ -55,6 +55,38 @@ CASES: dict[str, tuple[Json, str]] = {
     "min alone": ({"nodes": {"min": 4}}, ""),
     "batch smaller than ranks": ({"globalBatchSize": 2, "nodes": {"min": 3}}, "lower nodes.min"),
     "batch as large as ranks": ({"globalBatchSize": 3, "nodes": {"min": 3}}, ""),
+    "range of batches": ({"batchSizeRange": {"max": 64}}, ""),
+    "range of batches, both ends": ({"batchSizeRange": {"min": 2, "max": 64}, "nodes": {"min": 2}}, ""),
+    "range of batches without the batch": ({"batchSizeRange": {"max": 4}}, "batchSizeRange must contain globalBatchSize"),
+    "range of batches above the batch": (
+        {"batchSizeRange": {"min": 16, "max": 64}}, "batchSizeRange must contain globalBatchSize",
+    ),
+    "range of batches the wrong way round": ({"batchSizeRange": {"min": 16, "max": 4}}, "lower min or raise max"),
+    "range of batches below ranks": (
+        {"batchSizeRange": {"min": 2, "max": 64}, "nodes": {"min": 3}}, "batchSizeRange.min must give every rank a sample",
+    ),
+    "range of batches and a pipeline": (
+        {"batchSizeRange": {"max": 64}, "parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 4}},
+        "batchSizeRange needs parallelism.strategy Data",
+    ),
+    "range of batches without lockstep": (
+        {"batchSizeRange": {"max": 64}, "parallelism": {"synchronization": "Asynchronous"}},
+        "and parallelism.synchronization Synchronous",
+    ),
+    "range of batches and fixed shares": (
+        {
+            "batchSizeRange": {"max": 64},
+            "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1, "batchPerRank": 8}]},
+        },
+        "batchSizeRange leaves the batch open",
+    ),
+    "range of batches on a group": (
+        {"batchSizeRange": {"max": 64}, "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, "",
+    ),
+    "range of batches for torchrun": (
+        {"batchSizeRange": {"max": 64}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
+        "batchSizeRange needs trainer.framework DLTrain",
+    ),
     "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
     "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
     "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),

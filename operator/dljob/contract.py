@@ -324,6 +324,13 @@ class ProbePoint(Record):
     compute_s: Annotated[float, Field(gt=0, le=1e9)]
 
 
+class Noise(Record):
+    """The gradient noise scale of a run (``dltrain.noise``): in samples, from so many of its steps."""
+
+    samples: Annotated[float, Field(ge=0, le=1e15)]
+    steps: _Count
+
+
 class Failure(Record):
     """Why the ranks ended, in the words a user needs."""
 
@@ -399,6 +406,7 @@ class Report(Record):
     probes: Annotated[tuple[ProbePoint, ...], Field(max_length=1024, description="Never from a mismatched rank.")] = ()
     link_latency_s: Annotated[_Seconds | None, Field(description="Measured between ranks at start.")] = None
     link_bandwidth_Bps: Annotated[float | None, Field(gt=0, le=1e15)] = None
+    noise: Annotated[Noise | None, Field(description="None: not measured, such as on one rank.")] = None
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 

@@ -11,11 +11,12 @@ from math import exp, log
 from statistics import fmean
 
 from dljob import hardware
-from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, ScalingConstants, ScalingPoint
+from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
 from dljob.calibrate import (
     Learned,
     LearnedPoint,
     Measured,
+    NoiseOf,
     Place,
     Scaling,
     StepPoint,
@@ -24,6 +25,7 @@ from dljob.calibrate import (
     next_place,
     remembered,
 )
+from dljob.calibrate.noise import after as noise_after
 from dljob.contract import Report
 from dljob.perf.compute import calibrated, catalogue_curve
 from dljob.perf.curve import Curve
@@ -58,7 +60,13 @@ def learned(status: DLProfileStatus) -> Learned:
         contention=_contention(status),
         compute_spread=known.compute_deviation if known else None,
         link_spread=known.communication_deviation if known else None,
+        noise=_noise(status),
     )
+
+
+def _noise(status: DLProfileStatus) -> NoiseOf | None:
+    known = status.noise_scale
+    return NoiseOf(known.data, known.samples, known.steps, known.runs) if known else None
 
 
 def _contention(status: DLProfileStatus) -> Contention:
@@ -73,9 +81,16 @@ def devices(report: Report) -> tuple[str, ...]:
 
 
 def taught(
-    before: DLProfileStatus, model: str, device: str, report: Report, now: datetime, place: Place | None = None
+    before: DLProfileStatus,
+    model: str,
+    device: str,
+    report: Report,
+    now: datetime,
+    place: Place | None = None,
+    data: str | None = None,
 ) -> DLProfileStatus:
     """The profile of (model, device) after a run that ended with ``report``; ``place``: where, on equal nodes only.
+    ``data``: what its noise scale was measured on; None: it has none.
 
     Times of computing are kept as of one device alone: without what devices of one node slow each other down.
     """
@@ -102,11 +117,21 @@ def taught(
         scaling=scaling,
         constants=constants,
         next_measurement=measure,
+        noise_scale=_taught_noise(before, report, data),
         link_latency_seconds=after.link_latency_s,
         link_bandwidth_bytes_per_second=after.link_bandwidth_Bps,
         observed_jobs=before.observed_jobs + 1,
         updated=now,
     )
+
+
+def _taught_noise(before: DLProfileStatus, report: Report, data: str | None) -> NoiseScale | None:
+    if report.noise is None or data is None:
+        return before.noise_scale
+    found = noise_after(_noise(before), NoiseOf(data, report.noise.samples, report.noise.steps))
+    if found is None:
+        return None
+    return NoiseScale(data=found.data, samples=found.samples, steps=found.steps, runs=found.runs)
 
 
 def _scaled(

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -33,6 +33,7 @@ class Job:
 class Recommendation:
     job: Job
     request: Request
+    """With the global batch that was chosen, where the spec leaves it open."""
     answer: Decision | Infeasible
 
     def document(self) -> dict[str, Any]:
@@ -52,7 +53,7 @@ class Recommendation:
         digest = contract_plan(
             job.name, job.namespace or "default", "none", job.spec, self.answer, 1, 1, job.name, "cluster.local"
         ).digest()
-        shown = plan_status(self.answer, 1, digest).manifest()
+        shown = plan_status(job.spec, self.answer, 1, digest).manifest()
         return {"job": job.name, "plan": shown, "warning": self.answer.warning, "infeasible": None}
 
 
@@ -94,7 +95,10 @@ def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
 
 def recommend(job: Job, view: ClusterView, constants: Constants) -> Recommendation:
     request = planner_request(job.name, job.spec)
-    return Recommendation(job, request, plan(request, view, constants))
+    found = plan(request, view, constants)
+    if isinstance(found, Decision) and found.batch is not None:
+        request = replace(request, global_batch=found.batch.chosen, total_steps=found.batch.steps, batches=None)
+    return Recommendation(job, request, found)
 
 
 def answer(question: object, view: ClusterView | None = None, constants: Constants | None = None) -> dict[str, Any]:

@@ -14,22 +14,27 @@ from pydantic_core import ErrorDetails
 
 from dljob import contract
 from dljob.api import (
+    BatchCandidate,
+    BatchChoice,
     Candidate,
     Collective,
     DLJobSpec,
     Framework,
+    OptimizerName,
     ParallelismStrategy,
     PlanGroup,
     PlanningMode,
     PlanStatus,
     Predicted,
     Rejected,
+    ScalingRule,
     duration_s,
 )
 from dljob.cluster import quantity
 from dljob.perf.datasets import DATASETS
 from dljob.perf.models import MODELS
-from dljob.planner import Choice, Decision, FixedChoice, Group, Prediction, Request
+from dljob.planner import BatchChoice as ChosenBatch
+from dljob.planner import Batches, Choice, Decision, FixedChoice, Group, Kept, Prediction, Request
 from dljob.planner.kinds import MICRO_BATCHES_PER_STAGE
 from dljob.planner.types import CollectiveName
 
@@ -112,8 +117,40 @@ def profile_key(spec: DLJobSpec) -> str:
     return f"{name}.data-{hashlib.sha256(str(spec.dataset.uri).encode()).hexdigest()[:8]}"
 
 
-def planner_request(name: str, spec: DLJobSpec) -> Request:
-    """The question that a job's spec asks of the planner."""
+def data_key(spec: DLJobSpec) -> str:
+    """What makes two jobs of a model train on the same data, and so with the same noise in their gradients."""
+    if spec.dataset.name is not None:
+        return spec.dataset.name.value
+    return f"data-{hashlib.sha256(str(spec.dataset.uri).encode()).hexdigest()[:8]}"
+
+
+def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] | None:
+    """By which rule the learning rate is adapted to a batch, and the batch that it is for; None: it is for this one.
+
+    What the spec says; else, for a batch that the planner chose, AdaScale for SGD (Johnson et al. 2020) and the root
+    for Adam and AdamW, whose steps do not grow with the gradient (Malladi et al. 2022). A rate that is searched for is
+    found with the batch chosen.
+    """
+    told = spec.optimizer.learning_rate_scaling
+    if told is not None:
+        return told.rule, told.base_batch_size
+    if batch == spec.global_batch_size or spec.optimizer.find_learning_rate:
+        return None
+    sgd = spec.optimizer.name is OptimizerName.SGD
+    return ScalingRule.ADA_SCALE if sgd else ScalingRule.SQUARE_ROOT, spec.global_batch_size
+
+
+def _batches(spec: DLJobSpec, kept: Kept | None) -> Batches | None:
+    """What the planner may choose the batch from; no more than the data has samples."""
+    if spec.batch_size_range is None:
+        return None
+    base, epoch = spec.global_batch_size, train_samples(spec)
+    most = max(base, min(spec.batch_size_range.max, epoch))
+    return Batches(spec.batch_size_range.min or base, most, data_key(spec), epoch, kept)
+
+
+def planner_request(name: str, spec: DLJobSpec, kept: Kept | None = None) -> Request:
+    """The question that a job's spec asks of the planner. ``kept``: the batch of a job that has begun."""
     hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
     collective, strategy = _COLLECTIVES[spec.collective], spec.parallelism.strategy
     if strategy is ParallelismStrategy.AUTO and spec.trainer.command:
@@ -125,6 +162,7 @@ def planner_request(name: str, spec: DLJobSpec) -> Request:
         job=name,
         global_batch=spec.global_batch_size,
         total_steps=total_steps(spec),
+        batches=_batches(spec, kept),
         model=spec.model.name.value if spec.model.name else None,
         profile=profile_key(spec),
         dataset=spec.dataset.name.value if spec.dataset.name else None,
@@ -189,7 +227,38 @@ def predicted(prediction: Prediction) -> Predicted:
     )
 
 
-def plan_status(decision: Decision, number: int, digest: str) -> PlanStatus:
+def _batch_choice(spec: DLJobSpec, found: ChosenBatch) -> BatchChoice:
+    rule = learning_rate_rule(spec, found.chosen)
+    rows = []
+    for option in found.options:
+        p = option.prediction
+        figures = {
+            "step_seconds": p and _figures(p.step_s),
+            "total_seconds": p and _figures(p.total_s),
+            "energy_joules": p and p.energy_J and _figures(p.energy_J),
+            "cost": p and p.cost_usd and _figures(p.cost_usd),
+        }
+        rows.append(
+            BatchCandidate(
+                global_batch_size=option.batch,
+                chosen=option.batch == found.chosen,
+                efficiency=_figures(option.efficiency),
+                steps=option.steps,
+                reason=option.reason or None,
+                **figures,
+            )
+        )
+    return BatchChoice(
+        global_batch_size=found.chosen,
+        steps=found.steps,
+        message=found.text,
+        noise_scale=None if found.noise is None else _figures(found.noise),
+        learning_rate_scaling=rule[0].value if rule else None,
+        candidates=tuple(rows),
+    )
+
+
+def plan_status(spec: DLJobSpec, decision: Decision, number: int, digest: str) -> PlanStatus:
     """What ``status.plan`` says about an accepted decision; ``digest`` is the contract plan's."""
     chosen = decision.chosen
     return PlanStatus(
@@ -203,6 +272,7 @@ def plan_status(decision: Decision, number: int, digest: str) -> PlanStatus:
         nodes=sum(g.nodes for g in chosen.groups),
         ranks=sum(len(g.shares) for g in chosen.groups),
         collective=chosen.collective,
+        batch_choice=_batch_choice(spec, decision.batch) if decision.batch else None,
         predicted=predicted(chosen.prediction),
         candidates=tuple(
             Candidate(summary=c.summary, chosen=c == chosen, predicted=predicted(c.prediction))
@@ -285,6 +355,10 @@ def contract_plan(
     spread = sum(g.nodes for g in chosen.groups) > 1
     asked = spec.parallelism.strategy
     strategy = chosen.strategy if asked is ParallelismStrategy.AUTO else asked.value
+    batch = decision.batch.chosen if decision.batch else spec.global_batch_size
+    # With another batch than the spec's there are steps for the same progress, which need not be whole epochs.
+    steps = decision.batch.steps if decision.batch and batch != spec.global_batch_size else spec.steps
+    rule = learning_rate_rule(spec, batch)
     return contract.Plan(
         job=name,
         namespace=namespace,
@@ -292,7 +366,7 @@ def contract_plan(
         number=number,
         term=term,
         ranks=_ranks(name, chosen.groups, f"{service}.{namespace}.svc.{cluster_domain}"),
-        global_batch=spec.global_batch_size,
+        global_batch=batch,
         collective=chosen.collective,
         measure_collective=_measures(spec, chosen, strategy),
         compression=spec.gradient_compression.value if spec.gradient_compression else None,
@@ -314,11 +388,11 @@ def contract_plan(
             momentum=optimizer.momentum,
             weight_decay=optimizer.weight_decay,
             find_rate=optimizer.find_learning_rate,
-            scaling=optimizer.learning_rate_scaling.rule.value if optimizer.learning_rate_scaling else None,
-            base_batch=optimizer.learning_rate_scaling.base_batch_size if optimizer.learning_rate_scaling else None,
+            scaling=rule[0].value if rule else None,
+            base_batch=rule[1] if rule else None,
         ),
-        epochs=spec.epochs,
-        steps=spec.steps,
+        epochs=spec.epochs if steps is None else None,
+        steps=steps,
         seed=spec.seed,
         # Shares that the user dictates stay, and so do those of a torchrun script, which knows nothing of shares.
         rebalance=spec.planning.uneven

@@ -11,7 +11,8 @@ performance model: the JSON in the plan's ConfigMap as what it says, and predict
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import yaml
 
 from builders import A100, CPUS, DIGITS, MIXED, T4, Json, rendered, seen
 from dljob.accepted import OPERATOR_KEY, Accepted
+from dljob.calibrate import Learned, NoiseOf
 from dljob.cluster import ClusterView
 from dljob.contract import PLAN_KEY
 from validation import assert_valid
@@ -33,6 +35,7 @@ HINTS = {"parameters": 1_000_000, "flopsPerSample": 3e6}
 class Case:
     spec: Json
     view: ClusterView = CPUS
+    learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)
 
 
 def on_nodes(count: int, **more: Any) -> Json:
@@ -118,6 +121,10 @@ CASES = {
             trainer={"env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}]},
         )
     ),
+    "chosen-batch": Case(
+        on_nodes(3, globalBatchSize=120, batchSizeRange={"max": 240}),
+        learned={("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", samples=2000.0, steps=500))},
+    ),
     "no-checkpoints": Case(on_nodes(1, checkpoint={"enabled": False})),
     "torchrun": Case(
         on_nodes(
@@ -150,6 +157,8 @@ def shown(manifest: Json) -> Json:
     plan["expected"] = dict.fromkeys(plan["expected"], "(predicted)")
     for key in ("predicted", "candidates", "rejected"):
         mine["status"][key] = "(predicted)"
+    if choice := mine["status"].get("batchChoice"):
+        choice["candidates"] = "(predicted)"
     return {**manifest, "data": {PLAN_KEY: plan, OPERATOR_KEY: mine}}
 
 
@@ -161,7 +170,7 @@ def text_of(name: str) -> str:
 
 def manifests_of(name: str) -> tuple[Json, ...]:
     """In the order in which they are applied."""
-    return rendered(seen(CASES[name].spec, CASES[name].view, name))
+    return rendered(seen(CASES[name].spec, CASES[name].view, name, learned=CASES[name].learned))
 
 
 @pytest.mark.parametrize("name", CASES)

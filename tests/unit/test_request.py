@@ -239,7 +239,7 @@ def test_a_job_on_one_node_uses_large_segments_a_spread_one_small_ones() -> None
 
 def test_the_status_shows_the_plan_and_what_it_beat() -> None:
     decision = decided(spec(nodes={"min": 2}))
-    status = plan_status(decision, 4, "abc")
+    status = plan_status(spec(), decision, 4, "abc")
     assert (status.number, status.digest, status.summary) == (4, "abc", decision.chosen.summary)
     assert (status.nodes, status.ranks) == (3, 3)
     assert status.groups[0].batch_per_rank == (32, 32, 32)

@@ -186,6 +186,7 @@ class Ledger:
             probes=tuple(self._probes.values())[:1024],
             link_latency_s=self._link[0],
             link_bandwidth_Bps=self._link[1],
+            noise=step.noise if step else None,
         )
 
     def _marked(self, mark: Mark) -> bool:

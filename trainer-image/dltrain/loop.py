@@ -23,6 +23,7 @@ from dltrain.errors import BadInputError, DivergedError, ParametersDivergedError
 from dltrain.loader import Loader
 from dltrain.measure import Budget, Clock, Lap, Times
 from dltrain.messages import EXIT_STOPPED, Compared
+from dltrain.noise import NoiseScale
 from dltrain.parallel import DataParallel
 from dltrain.progress import Progress
 from dltrain.report import Reporter
@@ -62,7 +63,11 @@ class Trainer:
         self._keeper = Keeper(plan, world, reporter)
         self._again = False
         """Whether the step under way was given up and will be computed again."""
-        self._progress = Progress(reporter, world.rank, device_name)
+        self.noise = NoiseScale(plan.global_batch)
+        """The gradient noise scale of the run, as far as it was measured."""
+        self._measuring = False
+        """Whether ranks tell the norms of their own gradients at the step under way."""
+        self._progress = Progress(reporter, world.rank, device_name, self.noise)
         self._began = time.monotonic()
         self._first = 0
         self._in_step = False
@@ -95,7 +100,7 @@ class Trainer:
         self.model: nn.Module = model.to(self.device)
         self.optimizer: Optimizer = optimizer
         replicate(self.model, self.world.broadcast)
-        self._team.take(self.model, optimizer, sample, measures=self._scaling.measures)
+        self._team.take(self.model, optimizer, sample)
         optimizer.register_step_pre_hook(lambda *_: self._before_update())
         optimizer.register_step_post_hook(lambda *_: self._after_update())
         shapes, load_model = self.parallel.shape_of(self.model), partial(self.parallel.load_weights, self.model)
@@ -103,6 +108,7 @@ class Trainer:
         if (snapshot := self._keeper.resume(shapes, load_model, load_optimizer)) is not None:
             self.step = self._first = snapshot.step
             self._scaling.load(snapshot.state.get("scaling", self._scaling.state()))
+            self.noise.load(snapshot.state.get("noise", self.noise.state()))
             self._progress.accuracy, self._progress.loss = snapshot.state["accuracy"], snapshot.state["loss"]
             if tuple(snapshot.state["planned_shares"]) == self._team.planned_shares:
                 self._team.shares = tuple(snapshot.state["shares"])  # the same ranks: go on to the last bit
@@ -180,7 +186,8 @@ class Trainer:
             self._clock.lap()
             batch = loader.fetch(part.indices) if len(part.indices) else None
             self._data = self._clock.lap()
-            self._full = part.batch == self.plan.global_batch
+            full = part.batch == self.plan.global_batch
+            self._measuring = self._team.measure(self.step, always=self._scaling.measures) and full
             self.parallel.begin(part.weight, self._shared())
             self._kept = [buffer.clone() for buffer in self.model.buffers()] if self._team.elastic.active else []
             self._in_step, self._again = True, False
@@ -325,9 +332,11 @@ class Trainer:
         self._agreed, self._computed_by_rank, exposed, self._demanded_by_rank = unpack(total, self.size)
         if self._agreed.weighed:
             self._team.divide(self._agreed, self.step)
-        if self._scaling.measures and self._full:
+        if self._measuring:
             within = self._agreed.within / (self._agreed.weight or 1.0)
-            self._scaling.observe(within, self.parallel.gradient_norm() ** 2, self.workers)
+            together = self.parallel.gradient_norm() ** 2
+            self._scaling.observe(within, together, self.workers)
+            self.noise.observe(within, together, self.workers)
         self._exposed = [e for e, share in zip(exposed, self.shares, strict=True) if share] if any(exposed) else []
         if self._agreed.logged:
             loss = self._agreed.loss / self._agreed.logged
@@ -412,6 +421,7 @@ class Trainer:
         state = {
             "epoch": self.epoch,
             "scaling": self._scaling.state(),
+            "noise": self.noise.state(),
             "shares": self._team.whole or self.shares,
             "planned_shares": self._team.planned_shares,
             "accuracy": self._progress.accuracy,

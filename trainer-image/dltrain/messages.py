@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from dljob.contract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
-from dljob.contract import CheckpointMark, Failure, Outcome, ProbePoint, RankMeasure, Record
+from dljob.contract import CheckpointMark, Failure, Noise, Outcome, ProbePoint, RankMeasure, Record
 
 SOCKET_ENV = "DLTRAIN_SOCKET"
 PLAN_ENV = "DLTRAIN_PLAN"
@@ -92,6 +92,7 @@ class Step(Record):
     ahead: Annotated[float | None, Field(description="Steps done more than the slowest worker; None in lockstep.")] = (
         None
     )
+    noise: Noise | None = None
 
 
 class Evaluated(Record):

@@ -75,6 +75,11 @@ OF_STEP = (
     OfStep("loss", "Training loss, last known.", lambda s: s.loss),
     OfStep("learning_rate", "Learning rate in use.", lambda s: s.learning_rate),
     OfStep("gradient_norm", "Norm of the gradient, last known.", lambda s: s.gradient_norm),
+    OfStep(
+        "noise_scale_samples",
+        "Gradient noise scale of this run: batches far below it may be larger at little cost; see spec.batchSizeRange.",
+        lambda s: s.noise.samples if s.noise else None,
+    ),
     OfStep("world_size", "Ranks that take part.", lambda s: s.world_size),
     OfStep(
         "update_staleness",

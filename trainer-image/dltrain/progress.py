@@ -3,8 +3,10 @@
 import time
 from collections.abc import Sequence
 
+from dljob.contract import Noise
 from dltrain.measure import Times, Window
 from dltrain.messages import Busy, Evaluated, Step
+from dltrain.noise import NoiseScale
 from dltrain.report import Reporter
 
 NEWS_INTERVAL_S = 0.25
@@ -15,8 +17,8 @@ END_OF_EPOCH_S = 60.0
 class Progress:
     """One rank's times, losses and news of them. To the agent, silence between news means that the rank hangs."""
 
-    def __init__(self, reporter: Reporter, rank: int, device_name: str) -> None:
-        self.reporter, self.rank, self.device_name = reporter, rank, device_name
+    def __init__(self, reporter: Reporter, rank: int, device_name: str, noise: NoiseScale) -> None:
+        self.reporter, self.rank, self.device_name, self._noise = reporter, rank, device_name, noise
         self.accuracy: float | None = None
         self.loss: float | None = None
         """Mean over the steps between the last two news."""
@@ -86,6 +88,7 @@ class Progress:
             measure=self._window.measure(self.rank, self.device_name, share),
             staleness=sum(self._stale) / len(self._stale) if self._stale else None,
             ahead=self._ahead,
+            noise=None if (samples := self._noise.samples) is None else Noise(samples=samples, steps=self._noise.steps),
         )
         self._stale = []
         self.reporter.send(self._last)

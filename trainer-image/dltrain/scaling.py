@@ -5,9 +5,10 @@ and S that is measured (Johnson et al. 2020): a larger batch helps as far as the
 Warm-up is ``lr``'s. Every rank computes the same from the same sums.
 """
 
-from math import inf, isfinite, sqrt
+from math import sqrt
 
 from dljob.contract import OptimizerRef
+from dltrain.noise import estimates
 
 
 class Scaling:
@@ -41,23 +42,11 @@ class Scaling:
         gain = (noise / self._base + signal) / rest if rest else scale
         return min(max(gain, min(1.0, scale)), max(1.0, scale))
 
-    @property
-    def noise_scale(self) -> float | None:
-        """Batch at which noise and signal in the gradient are equal (McCandlish et al. 2018); None: not measured."""
-        signal = self._signal
-        found = self._noise / signal if self._seen and signal > 0 else inf
-        return found if isfinite(found) else None
-
     def observe(self, within: float, together: float, ranks: int) -> None:
-        """Take in a step's gradients.
-
-        ``within``: Σ (b_r / B) ‖g_r‖² over ``ranks`` ranks with samples, whose expectation is ‖μ‖² + σ² ranks / B with
-        σ² the variance of one sample's gradient. ``together``: ‖Σ (b_r / B) g_r‖², expected ‖μ‖² + σ² / B.
-        """
+        """Take in a step's gradients, as ``noise.estimates`` has them."""
         if ranks < 2:
             return  # one gradient tells nothing of its noise
-        noise = max(0.0, within - together) * self._batch / (ranks - 1)
-        signal = together - noise / self._batch
+        noise, signal = estimates(within, together, ranks, self._batch)
         self._noise = self._keep * self._noise + noise
         self._signal = self._keep * self._signal + signal
         self._seen = self._keep * self._seen + 1

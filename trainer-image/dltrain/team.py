@@ -13,6 +13,7 @@ from dltrain.balance import Balance
 from dltrain.elastic import Elastic, inherit
 from dltrain.errors import PeerLostError
 from dltrain.messages import Resharded, Shrunk
+from dltrain.noise import stride
 from dltrain.parallel import DataParallel
 from dltrain.pipeline import Pipeline
 from dltrain.report import Reporter
@@ -51,13 +52,17 @@ class Team:
             raise RuntimeError("found no model, expected t.wrap(model, optimizer) first")
         return self._parallel
 
-    def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None, *, measures: bool) -> None:
-        """Train this from now on. ``sample``: the input of a batch of one, where ranks split the model.
-
-        ``measures``: tell the norm of each rank's own gradient too.
-        """
-        self._model, self._optimizer, self._sample, self._measures = model, optimizer, sample, measures
+    def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None) -> None:
+        """Train this from now on. ``sample``: the input of a batch of one, where ranks split the model."""
+        self._model, self._optimizer, self._sample = model, optimizer, sample
         self._rebuild()
+
+    def measure(self, step: int, *, always: bool) -> bool:
+        """Whether ranks tell the norms of their own gradients at this step; ``always``: wherever they can."""
+        told = self.plan.parallelism == "Data" and self.workers > 1
+        told = told and (always or step % stride(self.parallel.buffer.gradient.nbytes) == 0)
+        self.parallel.square_at = WITHIN if told else None
+        return told
 
     def go_on(self, step: int) -> None:
         """Ranks were lost: make the others ready to go on from ``step``. Raises PeerLostError where that cannot be."""
@@ -143,6 +148,5 @@ class Team:
         else:
             parameters = list(self._model.parameters())
             made = summing.data_parallel(self.plan, self.world, parameters, tail, self._parallel)
-        made.square_at = WITHIN if self._measures else None
         self._parallel = made
         return made

@@ -56,6 +56,15 @@ class NextMeasurement(ApiModel):
     batch: Annotated[int, Field(ge=1, description="Samples on each device.")]
 
 
+class NoiseScale(ApiModel):
+    """The gradient noise scale: the global batch at which noise is half of the gradient; what batchSizeRange needs."""
+
+    data: Annotated[str, Field(max_length=253, description="What it was measured on: a dataset, or a URI's digest.")]
+    samples: Annotated[float, Field(gt=0, description="The noise scale; a mean over runs, and within each.")]
+    steps: Annotated[int, Field(ge=1, description="Measured steps behind the figure.")]
+    runs: Annotated[int, Field(ge=1, description="Runs behind the figure.")] = 1
+
+
 class DLProfileSpec(ApiModel):
     model: Annotated[str, Field(description="Model, as spec.model.name or a digest of the user's program.")]
     device: Annotated[str, Field(description="Device type.")]
@@ -73,6 +82,9 @@ class DLProfileStatus(ApiModel):
             description="What to measure next on several devices to know all places of up to twice as many nodes best; "
             "none once five are known."
         ),
+    ] = None
+    noise_scale: Annotated[
+        NoiseScale | None, Field(description="The gradient's, whatever the device; none before a run on two ranks.")
     ] = None
     link_latency_seconds: Annotated[float | None, Field(ge=0, description="Latency (alpha) of a message.")] = None
     link_bandwidth_bytes_per_second: Annotated[

@@ -296,6 +296,24 @@ class Optimizer(ApiModel):
     weight_decay: Annotated[float, Field(ge=0, le=1, description="L2 penalty (SGD) or decoupled decay (AdamW).")] = 0.0
 
 
+class BatchSizeRange(ApiModel):
+    """Global batches that the planner may choose from."""
+
+    rules = (
+        Rule(
+            "min",
+            "!has(self.min) || self.min <= self.max",
+            "min must not be larger than max: lower min or raise max",
+            lambda b: b.min is None or b.min <= b.max,
+        ),
+    )
+
+    min: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Smallest batch; default: globalBatchSize.")] = (
+        None
+    )
+    max: Annotated[int, Field(ge=1, le=2**31 - 1, description="Largest batch.")]
+
+
 class NodeRange(ApiModel):
     rules = (
         Rule(
@@ -716,11 +734,65 @@ class DLJobSpec(ApiModel):
             "globalBatchSize must give every rank a sample: raise it or lower nodes.min",
             lambda s: s.global_batch_size >= s.nodes.min,
         ),
+        Rule(
+            "batchSizeRange",
+            "!has(self.batchSizeRange) || self.globalBatchSize <= self.batchSizeRange.max && "
+            "(!has(self.batchSizeRange.min) || self.batchSizeRange.min <= self.globalBatchSize)",
+            "batchSizeRange must contain globalBatchSize, which epochs, steps and learningRate are for: widen it",
+            lambda s: (
+                s.batch_size_range is None
+                or (s.batch_size_range.min or 1) <= s.global_batch_size <= s.batch_size_range.max
+            ),
+        ),
+        Rule(
+            "batchSizeRange.min",
+            "!has(self.batchSizeRange) || !has(self.batchSizeRange.min) || !has(self.nodes) || !has(self.nodes.min) || "
+            "self.batchSizeRange.min >= self.nodes.min",
+            "batchSizeRange.min must give every rank a sample: raise it or lower nodes.min",
+            lambda s: (
+                s.batch_size_range is None or s.batch_size_range.min is None or s.batch_size_range.min >= s.nodes.min
+            ),
+        ),
+        Rule(
+            "batchSizeRange",
+            "!has(self.batchSizeRange) || !has(self.parallelism) || "
+            "(!has(self.parallelism.strategy) || self.parallelism.strategy == 'Data') && "
+            "(!has(self.parallelism.synchronization) || self.parallelism.synchronization == 'Synchronous')",
+            "batchSizeRange needs parallelism.strategy Data and parallelism.synchronization Synchronous: remove it, or "
+            "choose those",
+            lambda s: (
+                s.batch_size_range is None
+                or (s.parallelism.strategy is ParallelismStrategy.DATA and not s.parallelism.apart)
+            ),
+        ),
+        Rule(
+            "batchSizeRange",
+            "!has(self.batchSizeRange) || !has(self.planning) || !has(self.planning.groups) || "
+            "self.planning.groups.all(g, !has(g.batchPerRank))",
+            "batchSizeRange leaves the batch open: remove it, or batchPerRank from planning.groups",
+            lambda s: s.batch_size_range is None or all(g.batch_per_rank is None for g in s.planning.groups),
+        ),
+        Rule(
+            "batchSizeRange",
+            "!has(self.batchSizeRange) || !has(self.trainer) || !has(self.trainer.framework) || "
+            "self.trainer.framework == 'DLTrain'",
+            "batchSizeRange needs trainer.framework DLTrain, for a Torchrun script has a batch of its own: remove one "
+            "of the two",
+            lambda s: s.batch_size_range is None or s.trainer.framework is Framework.DLTRAIN,
+        ),
     )
 
     model: Annotated[ModelSpec, Field(description="What to train.")]
     dataset: Annotated[Dataset, Field(description="What to train on.")]
     global_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1, description="Samples per step, over all ranks.")]
+    batch_size_range: Annotated[
+        BatchSizeRange | None,
+        Field(
+            description="The planner may choose another batch than globalBatchSize within this range, where the "
+            "gradient's noise scale, once a run has measured it, promises the same progress sooner (or for less, as "
+            "objective says). epochs, steps and learningRate remain those for globalBatchSize. Default: no choice."
+        ),
+    ] = None
     epochs: Annotated[int | None, Field(ge=1, le=10**6, description="Passes over the dataset.")] = None
     steps: Annotated[int | None, Field(ge=1, le=10**12, description="Optimizer steps.")] = None
     optimizer: Annotated[Optimizer, Field(description="How parameters are updated.")] = Optimizer()

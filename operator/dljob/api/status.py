@@ -68,7 +68,7 @@ class PlanGroup(ApiModel):
     ranks: Annotated[int, Field(ge=1, description="Ranks in the group.")]
     batch_per_rank: Annotated[
         tuple[int, ...],
-        Field(description="Samples per step of each rank; they sum to globalBatchSize over groups."),
+        Field(description="Samples per step of each rank; they sum to the plan's globalBatchSize over groups."),
     ]
 
 
@@ -87,6 +87,35 @@ class Rejected(ApiModel):
     reason: str
 
 
+class BatchCandidate(ApiModel):
+    """A global batch that was considered, with the best plan for it."""
+
+    global_batch_size: Annotated[int, Field(ge=1)]
+    chosen: bool = False
+    efficiency: Annotated[float, Field(gt=0, description="Progress of a sample over that in spec.globalBatchSize.")]
+    steps: Annotated[int, Field(ge=1, description="That get as far as the spec's.")]
+    step_seconds: Annotated[float | None, Field(ge=0, description="Median time of one step.")] = None
+    total_seconds: Annotated[float | None, Field(ge=0, description="Median time to the same progress.")] = None
+    energy_joules: Annotated[float | None, Field(ge=0, description="Energy to the same progress.")] = None
+    cost: Annotated[float | None, Field(ge=0, description="Cost of the same progress, in US dollars.")] = None
+    reason: Annotated[str | None, Field(description="Why there is no plan with it.")] = None
+
+
+class BatchChoice(ApiModel):
+    """The global batch of a job with spec.batchSizeRange."""
+
+    global_batch_size: Annotated[int, Field(ge=1, description="Samples per step, over all ranks; kept by the job.")]
+    steps: Annotated[int, Field(ge=1, description="Optimizer steps of the whole training.")]
+    message: Annotated[str, Field(description="Why this one.")]
+    noise_scale: Annotated[
+        float | None, Field(ge=0, description="Gradient noise scale in samples, as measured before; none: it was not.")
+    ] = None
+    learning_rate_scaling: Annotated[
+        str | None, Field(description="Rule by which the learning rate is adapted to the batch; none: it is not.")
+    ] = None
+    candidates: tuple[BatchCandidate, ...] = ()
+
+
 class PlanStatus(ApiModel):
     """The accepted plan."""
 
@@ -97,6 +126,7 @@ class PlanStatus(ApiModel):
     nodes: Annotated[int, Field(ge=1)]
     ranks: Annotated[int, Field(ge=1)]
     collective: str
+    batch_choice: BatchChoice | None = None
     predicted: Predicted
     candidates: tuple[Candidate, ...] = ()
     rejected: tuple[Rejected, ...] = ()
@@ -114,6 +144,10 @@ class Measured(ApiModel):
     step_error: Annotated[
         float | None,
         Field(description="(predicted - measured) / measured step time; 0.1 means predicted 10 % too slow."),
+    ] = None
+    noise_scale: Annotated[
+        float | None,
+        Field(ge=0, description="Gradient noise scale of this run so far, in samples; none on one rank."),
     ] = None
 
 

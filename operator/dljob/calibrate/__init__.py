@@ -1,12 +1,14 @@
 """Measurements become the model's constants: robustly, bounded, and never worse for a bad measurement.
 
 ``compute``: times on one device, as DLProfile objects keep them. ``scaling``: the constants of a step on many devices,
-learned from ``prior``; ``probes``: which of them to measure next; ``several``: what a run adds; ``learned``: all that
-was measured of a model on a device. Users: ``profiles``, ``planner``, benchmarks.
+learned from ``prior``; ``probes``: which of them to measure next; ``several``: what a run adds; ``noise``: what it
+tells of the gradient's noise; ``learned``: all that was measured of a model on a device. Users: ``profiles``,
+``planner``, benchmarks.
 """
 
 from dljob.calibrate.compute import MOST_POINTS, Measured, in_session, learn, without_outliers
 from dljob.calibrate.learned import Learned, LearnedPoint, Place, StepPoint
+from dljob.calibrate.noise import NoiseOf
 from dljob.calibrate.prior import Prior
 from dljob.calibrate.probes import MOST_PROBES, next_probe
 from dljob.calibrate.scaling import Posterior, Predicted, fit
@@ -18,6 +20,7 @@ __all__ = [
     "Learned",
     "LearnedPoint",
     "Measured",
+    "NoiseOf",
     "Place",
     "Posterior",
     "Predicted",

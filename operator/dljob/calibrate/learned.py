@@ -4,6 +4,7 @@ objects, ``planner`` prices candidates by them.
 
 from dataclasses import dataclass, field
 
+from dljob.calibrate.noise import NoiseOf
 from dljob.perf.scaling import Contention
 
 
@@ -56,3 +57,5 @@ class Learned:
     """The same of communication."""
     steps: tuple[StepPoint, ...] = ()
     """Of several devices."""
+    noise: NoiseOf | None = None
+    """The gradient's, whatever the device."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from dljob.planner import Choice, Decision, Infeasible, Prediction
+from dljob.planner import BatchChoice, Choice, Decision, Infeasible, Prediction
 from dljob.planner.names import duration, gibibytes, joules
 from dljob.recommend import Recommendation
+from dljob.request import learning_rate_rule
 
 BAR = 30
 BASIS = {
@@ -82,6 +83,24 @@ def infeasible(found: Infeasible) -> list[str]:
     return lines
 
 
+def batches(found: BatchChoice, rule: str | None) -> list[str]:
+    """The global batches that were looked at, the chosen one marked. ``rule``: how the learning rate is adapted."""
+    lines = ["", f"Global batch: {found.text}"]
+    if rule is not None:
+        lines.append(f"Learning rate: by {rule}")
+    if not found.options:
+        return lines
+    rows = []
+    for option in found.options:
+        p = option.prediction
+        costs = [duration(p.step_s), f"{option.steps}", duration(p.total_s)] if p else ["-", f"{option.steps}", "-"]
+        costs += [joules(p.energy_J) if p and p.energy_J else "-", cost(p.cost_usd) if p else "-"]
+        mark = "* " if option.batch == found.chosen else "  "
+        rows.append([f"{mark}{option.batch}", f"{100 * option.efficiency:.0f} %", *costs, option.reason])
+    header = ["  GLOBAL BATCH", "EFFICIENCY", "STEP", "STEPS", "SAME PROGRESS", "ENERGY", "COST", ""]
+    return lines + table(header, rows)
+
+
 def recommendation(found: Recommendation) -> list[str]:
     request = found.request
     what = request.model or ("own program" + (f" like {request.like}" if request.like else ""))
@@ -90,7 +109,12 @@ def recommendation(found: Recommendation) -> list[str]:
     if request.deadline_s is not None:
         goal += f" within {duration(request.deadline_s)}"
     head = f"{found.job.name}: {what}, {steps}, {goal}"
-    body = decision(found.answer) if isinstance(found.answer, Decision) else infeasible(found.answer)
+    if isinstance(found.answer, Infeasible):
+        return [head, "", *infeasible(found.answer)]
+    body = decision(found.answer)
+    if found.answer.batch is not None:
+        rule = learning_rate_rule(found.job.spec, found.answer.batch.chosen)
+        body += batches(found.answer.batch, f"{rule[0]} from that for {rule[1]} samples" if rule else None)
     return [head, "", *body]
 
 

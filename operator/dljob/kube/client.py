@@ -215,7 +215,8 @@ class Kube:
                 }  # fmt: skip
                 self._cache.put(kinds.PROFILE, await self.api.apply(kinds.PROFILE, body))
             old = known.get(name, {}).get("status") or {}
-            after = taught(DLProfileStatus.model_validate(old), model, device, lesson.report, now, lesson.place)
+            before = DLProfileStatus.model_validate(old)
+            after = taught(before, model, device, lesson.report, now, lesson.place, lesson.data)
             if patch := merge_patch(old, after.manifest()):
                 answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")
                 self._cache.put(kinds.PROFILE, answer)

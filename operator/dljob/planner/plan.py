@@ -7,7 +7,7 @@ from itertools import product
 from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
 from dljob.perf.workload import Workload
-from dljob.planner import kinds, modelsplit, objective, probing
+from dljob.planner import batch, kinds, modelsplit, objective, probing
 from dljob.planner.context import HALVES, options, ranks_per_node_choices, sharing_options, summing, workload_of
 from dljob.planner.evaluate import Part, evaluate
 from dljob.planner.explain import memory_refusals, power_advice, shown, slower, warning
@@ -32,6 +32,13 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
 
     ``learned``: measured constants by (``request.profile``, device); what is missing comes from the catalogue.
     """
+    if request.batches is not None:
+        return batch.choose(request, request.batches, learned, lambda asked: _plan(asked, view, learned))
+    return _plan(request, view, learned)
+
+
+def _plan(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
+    """Of one global batch."""
     try:
         workload = workload_of(request)
     except ValueError as error:

@@ -20,6 +20,27 @@ class FixedChoice:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """The batch that a job began with, and the noise scale that its number of steps came from."""
+
+    batch: int
+    noise: float | None
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What the planner may choose the global batch from (spec.batchSizeRange), ``least`` to ``most``."""
+
+    least: int
+    most: int
+    data: str
+    """What the noise scale must have been measured on."""
+    epoch_samples: int | None = None
+    kept: Kept | None = None
+    """The job goes on with this one."""
+
+
+@dataclass(frozen=True)
 class Request:
     """What to plan. Exactly one of ``model``, ``like`` and the three hints describes the workload."""
 
@@ -27,6 +48,8 @@ class Request:
     global_batch: int
     total_steps: int
     """Optimizer steps of the whole training."""
+    batches: Batches | None = None
+    """None: ``global_batch`` it is; else that is what the training was meant for, and ``total_steps`` are its."""
     model: str | None = None
     profile: str | None = None
     """Key of the learned constants: ``learned[profile, device]``; None: ``model``."""
@@ -138,6 +161,38 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class BatchOption:
+    """A global batch that was looked at."""
+
+    batch: int
+    steps: int
+    """That get as far as the spec's of its own batch."""
+    efficiency: float
+    """Progress of a sample over that in the spec's own batch."""
+    prediction: Prediction | None
+    """Of the best plan with this batch ..."""
+    reason: str = ""
+    """... or why there is none."""
+
+
+@dataclass(frozen=True)
+class BatchChoice:
+    """The global batch where it was left open."""
+
+    base: int
+    """The spec's own."""
+    chosen: int
+    steps: int
+    """Of the whole training."""
+    noise: float | None
+    """The noise scale in samples; None: not measured."""
+    text: str
+    """Why this one."""
+    options: tuple[BatchOption, ...] = ()
+    """By rising batch."""
+
+
+@dataclass(frozen=True)
 class Decision:
     chosen: Choice
     candidates: tuple[Choice, ...]
@@ -149,6 +204,8 @@ class Decision:
     """The run that would teach most about this job's places, and how much; None when enough is known."""
     power_advice: str | None = None
     """Of plans for least energy: power limits that would save some."""
+    batch: BatchChoice | None = None
+    """None: the request named the batch."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ class Lesson:
     report: Report
     place: Place | None = None
     """Where it ran; None when that was not on devices of one kind, evenly."""
+    data: str | None = None
+    """What it trained on."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dljob.accepted import Accepted, AcceptedGroup
 from dljob.api import PlanningMode
 from dljob.cluster import ClusterView
 from dljob.contract import Plan
-from dljob.planner import Decision, Group, Infeasible
+from dljob.planner import Decision, Group, Infeasible, Kept
 from dljob.planner.plan import plan
 from dljob.reconcile.known import Known
 from dljob.render import Names, RenderConfig
@@ -42,7 +42,7 @@ def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
     """A plan for the spec on the cluster as it is; the one in force where it would be the same but for its number."""
     job, spec, view = known.observed.job, known.spec, known.observed.view
     assert spec is not None and view is not None and known.digest is not None
-    decision = plan(planner_request(job.name, spec), view, known.observed.learned)
+    decision = plan(planner_request(job.name, spec, _begun_with(known)), view, known.observed.learned)
     if isinstance(decision, Infeasible):
         return decision
     decision = _fitting(job.name, decision)
@@ -64,12 +64,36 @@ def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
     prediction = decision.chosen.prediction
     return Accepted(
         plan=proposed,
-        status=plan_status(decision, proposed.number, proposed.digest()),
+        status=plan_status(spec, decision, proposed.number, proposed.digest()),
         groups=tuple(_group(group, view) for group in decision.chosen.groups),
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
         spec_digest=known.digest,
         warning=decision.warning,
     )
+
+
+def _begun_with(known: Known) -> Kept | None:
+    """The batch that a job with batchSizeRange began with, which its checkpoints are of; None while it has none.
+
+    An edit before the first checkpoint chooses anew, and so does a range that does not contain that batch any more:
+    then ``_by_checkpoint`` has the last word.
+    """
+    spec, current = known.spec, known.accepted
+    assert spec is not None
+    bounds = spec.batch_size_range
+    saved = known.before.last_checkpoint is not None and spec.checkpoint.enabled
+    if bounds is None or not (saved or (current is not None and current.spec_digest == known.digest)):
+        return None
+    shown = current.status if current is not None else known.before.plan
+    choice = shown.batch_choice if shown is not None else None
+    if choice is not None:
+        kept = Kept(choice.global_batch_size, choice.noise_scale)
+    elif current is not None:  # the range is new: so far the batch was the spec's
+        kept = Kept(current.plan.global_batch, None)
+    else:
+        return None
+    least = bounds.min or spec.global_batch_size
+    return kept if least <= kept.batch <= bounds.max else None
 
 
 def _by_checkpoint(known: Known, current: Plan, proposed: Plan) -> Infeasible | None:
@@ -80,8 +104,11 @@ def _by_checkpoint(known: Known, current: Plan, proposed: Plan) -> Infeasible | 
     saved = known.before.last_checkpoint
     if saved is None or not (current.checkpoint.enabled and proposed.checkpoint.enabled):
         return None
+    assert known.spec is not None
+    begun = known.accepted.status.batch_choice if known.accepted else None
+    open_ = begun is not None or known.spec.batch_size_range is not None
     for field, was, wanted in (
-        ("spec.globalBatchSize", current.global_batch, proposed.global_batch),
+        (f"spec.{'batchSizeRange' if open_ else 'globalBatchSize'}", current.global_batch, proposed.global_batch),
         ("spec.seed", current.seed, proposed.seed),
         ("spec.model.name", current.model.name, proposed.model.name),
     ):
@@ -128,6 +155,8 @@ def planned(accepted: Accepted, *, plan_only: bool = False) -> Verdict:
         f"plan {status.number}: {status.summary}; predicted step {status.predicted.step_seconds:.3g} s, "
         f"training {status.predicted.total_seconds:.3g} s"
     )
+    if (batch := status.batch_choice) is not None:
+        text = f"{text}; global batch {batch.global_batch_size}: {batch.message}"
     if accepted.warning:
         text = f"{text}; {accepted.warning}"
     return Verdict("Planned", TRUE, "PlanOnly" if plan_only else "Planned", text)

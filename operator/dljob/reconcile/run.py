@@ -9,7 +9,7 @@ from dljob.calibrate import Place
 from dljob.contract import EXIT_BAD_INPUT, Failure, Report, RunPhase
 from dljob.reconcile.desired import Lesson
 from dljob.reconcile.known import Known
-from dljob.request import profile_key
+from dljob.request import data_key, profile_key
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
 
 REPORTING = "ReportValid"
@@ -190,4 +190,4 @@ def lesson(spec: DLJobSpec, report: Report, accepted: Accepted | None) -> Lesson
         group = accepted.groups[0]
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
-    return Lesson(profile_key(spec), report, place)
+    return Lesson(profile_key(spec), report, place, data_key(spec))

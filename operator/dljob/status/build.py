@@ -145,6 +145,7 @@ def _measured(report: Report, accepted: Accepted) -> Measured:
         step_seconds=round(report.step_s, 6),
         samples_per_second=round(report.samples_per_s or 0.0, 1),
         step_error=round(error, 4),
+        noise_scale=float(f"{report.noise.samples:.4g}") if report.noise else None,
     )
 
 

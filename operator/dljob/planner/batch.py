@@ -1,0 +1,117 @@
+"""The global batch, where the spec leaves it open: the one with the least time (energy, cost) to the same progress.
+
+Every batch of a ladder is planned for itself, with as many steps as its gradient's noise scale asks for (``perf.
+statistical``), and the plans are compared by the request's objective over the whole training. Users: ``plan``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import log
+
+from dljob.calibrate.learned import Learned
+from dljob.calibrate.noise import known
+from dljob.perf import statistical
+from dljob.planner import objective
+from dljob.planner.names import samples
+from dljob.planner.types import BatchChoice, Batches, BatchOption, Choice, Decision, Infeasible, Request
+
+WORTH = 0.05
+"""A batch further from globalBatchSize must be better by this part: noise scales differ between runs, too."""
+MOST = 16
+"""Batches that are planned, at most."""
+Plan = Callable[[Request], Decision | Infeasible]
+
+
+def ladder(base: int, low: int, high: int) -> list[int]:
+    """Batches in [low, high]: ``base`` times 1, 1.5, 2, 3, 4, 6, … and the same parts of it, and the ends.
+
+    Multiples of what the user wrote divide among ranks as that does. Of wide ranges powers of two alone.
+    """
+    halves = {base} | {base * 2**k for k in range(1, 32)} | {base // 2**k for k in range(1, 32) if base % 2**k == 0}
+    between = {3 * batch // 2 for batch in halves if batch % 2 == 0}
+    ends = {low, base, high}
+
+    def within(batches: set[int]) -> set[int]:
+        return {batch for batch in batches if low <= batch <= high}
+
+    fine = within(halves | between) | ends
+    if len(fine) <= MOST:
+        return sorted(fine)
+    coarse = within(halves) | ends
+    return sorted(sorted(coarse, key=lambda b: (b not in ends, abs(log(b / base))))[:MOST])
+
+
+def choose(
+    request: Request, batches: Batches, learned: Mapping[tuple[str, str], Learned], plan: Plan
+) -> Decision | Infeasible:
+    """The best batch's plan, with the others in ``Decision.batch``; the base's where there is nothing to choose by.
+
+    ``plan`` plans a request of one batch.
+    """
+    base = request.global_batch
+    if batches.kept is not None:
+        return _kept(request, batches, plan)
+    key = request.profile or request.model or ""
+    noise = known({device: found.noise for (name, device), found in learned.items() if name == key}, batches.data)
+    if noise is None:
+        text = (
+            f"stays {base}: no noise scale was measured of this model on this data; a run on two ranks or more "
+            "measures it"
+        )
+        return _told(plan(_at(request, batches, base, 0.0)), BatchChoice(base, base, request.total_steps, None, text))
+    found = {b: plan(_at(request, batches, b, noise.samples)) for b in ladder(base, batches.least, batches.most)}
+    decisions = {batch: answer for batch, answer in found.items() if isinstance(answer, Decision)}
+    if not decisions:
+        return found[base]
+    scores = {b: _score(_at(request, batches, b, noise.samples), d.chosen) for b, d in decisions.items()}
+    late, best = min(scores.values())
+    alike = [b for b, (is_late, score) in scores.items() if is_late == late and score <= best * (1 + WORTH)]
+    chosen = min(alike, key=lambda b: (abs(log(b / base)), b))
+    text = f"noise scale {samples(_rounded(noise.samples))}, measured in {_runs(noise.runs)}"
+    if chosen == base:
+        text = f"stays {base}: no other batch is better by {100 * WORTH:.0f} %; {text}"
+    options = tuple(_option(_at(request, batches, b, noise.samples), noise.samples, base, a) for b, a in found.items())
+    steps = _at(request, batches, chosen, noise.samples).total_steps
+    return _told(decisions[chosen], BatchChoice(base, chosen, steps, noise.samples, text, options))
+
+
+def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasible:
+    """A job goes on with the batch of its checkpoints, and as many steps as it set out for."""
+    assert batches.kept is not None
+    batch, noise = batches.kept.batch, batches.kept.noise
+    asked = _at(request, batches, batch, noise or 0.0)
+    text = f"stays {batch}, which the job began with"
+    return _told(plan(asked), BatchChoice(request.global_batch, batch, asked.total_steps, noise, text))
+
+
+def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request:
+    """The request for just this batch."""
+    steps = statistical.steps(request.total_steps, request.global_batch, batch, noise, batches.epoch_samples)
+    return replace(request, global_batch=batch, total_steps=steps, batches=None)
+
+
+def _score(request: Request, choice: Choice) -> tuple[bool, float]:
+    """Lower is better; what misses the deadline comes last, the least late first."""
+    p90_s = choice.prediction.total_p90_s
+    late = not objective.meets(request, p90_s)
+    return late, p90_s if late else objective.score(request, choice.prediction)
+
+
+def _option(asked: Request, noise: float, base: int, answer: Decision | Infeasible) -> BatchOption:
+    worth = statistical.efficiency(asked.global_batch, base, noise)
+    if isinstance(answer, Infeasible):
+        return BatchOption(asked.global_batch, asked.total_steps, worth, None, answer.message)
+    return BatchOption(asked.global_batch, asked.total_steps, worth, answer.chosen.prediction)
+
+
+def _told(answer: Decision | Infeasible, choice: BatchChoice) -> Decision | Infeasible:
+    return replace(answer, batch=choice) if isinstance(answer, Decision) else answer
+
+
+def _rounded(noise: float) -> int:
+    """Two figures: more than it is good for."""
+    return int(float(f"{max(1.0, noise):.2g}"))
+
+
+def _runs(count: int) -> str:
+    return "one run" if count == 1 else f"{count} runs"
