@@ -29,9 +29,9 @@ def test_a_noise_scale_that_grows_says_how_many_steps_another_batch_takes() -> N
     """Sixteen stretches of a training, with noise scales from 10 to 10⁴. A batch B makes B / (φ + B) of a stretch's
     progress a step; so the run at 256 has the stretches at other steps than that at 64, and yet the same mean."""
     scales = np.geomspace(10, 1e4, 16)
-    progress_steps = {b: 40 * (scales / b + 1) / (scales / 64 + 1) for b in (64, 256)}
+    progress_steps = {b: 32 * (scales / b + 1) / (scales / 64 + 1) for b in (64, 256)}
     total = {b: float(sum(steps)) for b, steps in progress_steps.items()}
-    found = told(64, [100.0 / s for s in scales for _ in range(40)]).samples
+    found = told(64, [100.0 / s for s in scales for _ in range(32)]).samples
     assert found is not None
     assert total[256] / total[64] == pytest.approx((found / 256 + 1) / (found / 64 + 1), rel=1e-9)
     assert found < np.median(scales), "the last steps' noise is not the training's"

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dljob.cli import main
 
@@ -18,6 +19,19 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path, capsys: pytest.C
     (tmp_path / "cluster.yaml").write_text(found[1], encoding="utf-8")
     assert main(["plan", str(ROOT / "examples/plan-only.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 0
     assert f"```\n{capsys.readouterr().out}```" in PAGE
+
+
+def test_the_page_shows_the_batches_that_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noise = {"data": "digits", "samples": 2400, "steps": 1350, "runs": 3}
+    spec = {"model": "digits-cnn", "device": "cpu"}
+    profile = {"kind": "DLProfile", "spec": spec, "status": {"noiseScale": noise}}
+    for name, content in (("profiles", profile), ("cluster", {"nodes": [{"count": 3, "cpu": 2, "memory": "4Gi"}]})):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    files = ["--cluster", str(tmp_path / "cluster.yaml"), "--profiles", str(tmp_path / "profiles.yaml")]
+    assert main(["plan", str(ROOT / "examples/batch-size.yaml"), *files]) == 0
+    text = capsys.readouterr().out
+    shown = text[text.index("Global batch: ") : text.index("\nScaling")]
+    assert f"```\n{shown}```" in PAGE
 
 
 def test_every_reason_is_explained() -> None:

@@ -364,7 +364,7 @@ class Trainer:
         self.parallel.spread()
         self._waited += self._clock.lap()
         self.step += 1
-        if self.end_of_epoch:
+        if self.end_of_epoch or self.complete:
             self._progress.end_epoch()
 
     def _conclude(self, part: Part) -> None:

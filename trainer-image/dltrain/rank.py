@@ -53,7 +53,7 @@ def train(trainer: Trainer) -> None:
             group["lr"] = rate(base, trainer.step, trainer.total_steps)
         _differentiate(trainer, model, x, y)
         optimizer.step()
-        if trainer.end_of_epoch:
+        if trainer.end_of_epoch or trainer.complete:
             trainer.log(accuracy=evaluate(trainer, model, data))
 
 

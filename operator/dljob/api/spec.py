@@ -736,8 +736,9 @@ class DLJobSpec(ApiModel):
         ),
         Rule(
             "batchSizeRange",
-            "!has(self.batchSizeRange) || self.globalBatchSize <= self.batchSizeRange.max && "
-            "(!has(self.batchSizeRange.min) || self.batchSizeRange.min <= self.globalBatchSize)",
+            "!has(self.batchSizeRange) || (has(self.batchSizeRange.min) ? "
+            "self.batchSizeRange.min > self.batchSizeRange.max || self.batchSizeRange.min <= self.globalBatchSize && "
+            "self.globalBatchSize <= self.batchSizeRange.max : self.globalBatchSize <= self.batchSizeRange.max)",
             "batchSizeRange must contain globalBatchSize, which epochs, steps and learningRate are for: widen it",
             lambda s: (
                 s.batch_size_range is None

@@ -8,7 +8,8 @@ import yaml
 
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView, cluster_view
-from dljob.recommend import Job, parse_job
+from dljob.planner import Learned
+from dljob.recommend import Job, parse_job, parse_profiles
 
 MOST_NBYTES = 16 * 2**20
 
@@ -50,6 +51,17 @@ def jobs(path: str) -> list[Job]:
         raise BadInputError(f"{path}: found no DLJob among its documents, expected one")
     try:
         return [parse_job(manifest) for manifest in wanted]
+    except ValueError as error:
+        raise BadInputError(f"{path}: {error}") from None
+
+
+def profiles(path: str) -> dict[tuple[str, str], Learned]:
+    """What the DLProfiles of a file know, as ``kubectl get dlprofiles -o yaml`` prints them. Raises BadInputError."""
+    found = [m for m in manifests(path) if isinstance(m, dict) and m.get("kind") == "DLProfile"]
+    if not found:
+        raise BadInputError(f"{path}: found no DLProfile among its documents, expected one")
+    try:
+        return parse_profiles(found)
     except ValueError as error:
         raise BadInputError(f"{path}: {error}") from None
 

@@ -24,6 +24,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     command.add_argument("file", metavar="JOB.yaml", help="manifest with one DLJob or more; - for standard input")
     command.add_argument("--cluster", metavar="FILE", help="plan for the cluster in this file, not the current one")
+    command.add_argument(
+        "--profiles", metavar="FILE", help="with --cluster: what was measured (kubectl get dlprofiles -o yaml)"
+    )
     command.add_argument("--json", action="store_true", help="print JSON, a document for each job")
     command.add_argument("--plot", metavar="FILE.png", help="also draw the scaling curve (needs matplotlib)")
     command.set_defaults(run=run)
@@ -34,6 +37,9 @@ def run(given: argparse.Namespace) -> int:
     known: Mapping[tuple[str, str], Learned] = {}
     if given.cluster:
         view = files.cluster(given.cluster)
+        known = files.profiles(given.profiles) if given.profiles else known
+    elif given.profiles:
+        raise BadInputError("--profiles: found no --cluster, expected it: the current cluster has profiles of its own")
     else:
         view, known = remote.reach(remote.observe)
     code = 0

@@ -64,15 +64,21 @@ def choose(
     if not decisions:
         return found[base]
     scores = {b: _score(_at(request, batches, b, noise.samples), d.chosen) for b, d in decisions.items()}
-    late, best = min(scores.values())
-    alike = [b for b, (is_late, score) in scores.items() if is_late == late and score <= best * (1 + WORTH)]
-    chosen = min(alike, key=lambda b: (abs(log(b / base)), b))
+    chosen = pick(base, scores)
     text = f"noise scale {samples(_rounded(noise.samples))}, measured in {_runs(noise.runs)}"
     if chosen == base:
         text = f"stays {base}: no other batch is better by {100 * WORTH:.0f} %; {text}"
     options = tuple(_option(_at(request, batches, b, noise.samples), noise.samples, base, a) for b, a in found.items())
     steps = _at(request, batches, chosen, noise.samples).total_steps
     return _told(decisions[chosen], BatchChoice(base, chosen, steps, noise.samples, text, options))
+
+
+def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
+    """Of batches with (late, score) each, lower is better: the nearest one to ``base`` that is worth no less than the
+    best by ``WORTH``."""
+    late, best = min(scores.values())
+    alike = [b for b, (is_late, score) in scores.items() if is_late == late and score <= best * (1 + WORTH)]
+    return min(alike, key=lambda b: (abs(log(b / base)), b))
 
 
 def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasible:
