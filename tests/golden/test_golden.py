@@ -122,7 +122,7 @@ CASES = {
         )
     ),
     "chosen-batch": Case(
-        on_nodes(3, globalBatchSize=120, batchSizeRange={"max": 240}),
+        on_nodes(3, globalBatchSize=24, batchSizeRange={"max": 96}),
         learned={("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", samples=2000.0, steps=500))},
     ),
     "no-checkpoints": Case(on_nodes(1, checkpoint={"enabled": False})),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from builders import CONFIG, CPUS, DIGITS, NOW, after, changed, nodes, report, seen, settled
 from dljob.accepted import Accepted
 from dljob.api import DLJobStatus, Phase
+from dljob.calibrate import Learned, NoiseOf
 from dljob.contract import Failure, Plan, RunPhase
 from dljob.observed import Observed, Refused
 from dljob.reconcile import Desired, needs_view, reconcile
@@ -74,6 +75,9 @@ HAPPENINGS: dict[str, Callable[[Observed], Observed]] = {
     "former batch": lambda o: changed(o, globalBatchSize=96),
     "plan only": lambda o: changed(o, planning={"mode": "PlanOnly"}),
     "planned by itself": lambda o: changed(o, planning={"mode": "Auto"}),
+    "a range of batches": lambda o: changed(o, batchSizeRange={"max": 768}),
+    "no range of batches": lambda o: changed(o, batchSizeRange=None),
+    "noise is measured": lambda o: replace(o, learned=NOISY),
     "invalid": lambda o: changed(o, globalBatchSize=0),
     "infeasible": lambda o: changed(o, nodes={"min": 30}),
     "feasible": lambda o: changed(o, nodes={"min": 2}),
@@ -90,6 +94,7 @@ HAPPENINGS: dict[str, Callable[[Observed], Observed]] = {
     "taken": lambda o: replace(o, refused=None),
     "status wiped": lambda o: replace(o, job=replace(o.job, status={})),
 }
+NOISY = {("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", 1e4, 1000))}
 STEPS = st.lists(st.tuples(st.sampled_from(sorted(HAPPENINGS)), st.sampled_from([0.0, 1.0, 20.0, 400.0])), max_size=14)
 
 

@@ -17,6 +17,8 @@ from dljob.planner.types import BatchChoice, Batches, BatchOption, Choice, Decis
 
 WORTH = 0.05
 """A batch further from globalBatchSize must be better by this part: noise scales differ between runs, too."""
+AS_MANY_SAMPLES = 1e15
+"""A noise scale by which any batch needs as many samples: for a batch that no noise scale chose."""
 MOST = 16
 """Batches that are planned, at most."""
 Plan = Callable[[Request], Decision | Infeasible]
@@ -85,7 +87,7 @@ def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasib
     """A job goes on with the batch of its checkpoints, and as many steps as it set out for."""
     assert batches.kept is not None
     batch, noise = batches.kept.batch, batches.kept.noise
-    asked = _at(request, batches, batch, noise or 0.0)
+    asked = _at(request, batches, batch, AS_MANY_SAMPLES if noise is None else noise)
     text = f"stays {batch}, which the job began with"
     return _told(plan(asked), BatchChoice(request.global_batch, batch, asked.total_steps, noise, text))
 

@@ -85,15 +85,12 @@ def _begun_with(known: Known) -> Kept | None:
     if bounds is None or not (saved or (current is not None and current.spec_digest == known.digest)):
         return None
     shown = current.status if current is not None else known.before.plan
-    choice = shown.batch_choice if shown is not None else None
-    if choice is not None:
-        kept = Kept(choice.global_batch_size, choice.noise_scale)
-    elif current is not None:  # the range is new: so far the batch was the spec's
-        kept = Kept(current.plan.global_batch, None)
-    else:
+    if shown is None:
         return None
+    batch = sum(share for group in shown.groups for share in group.batch_per_rank)
+    choice = shown.batch_choice  # None: the range is new
     least = bounds.min or spec.global_batch_size
-    return kept if least <= kept.batch <= bounds.max else None
+    return Kept(batch, choice.noise_scale if choice else None) if least <= batch <= bounds.max else None
 
 
 def _by_checkpoint(known: Known, current: Plan, proposed: Plan) -> Infeasible | None:
