@@ -20,7 +20,7 @@ from dljob.profiles import learned, taught
 from stories import done, status, step, told, verdict
 
 OPEN: Json = {**DIGITS, "globalBatchSize": 48, "batchSizeRange": {"max": 768}, "epochs": 10}
-NOISY = {("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", 1e4, 1000))}
+NOISY = {("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", 1e4 + 1 / 3, 1000))}
 QUIET = {("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", 1.0, 1000))}
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 SAVED = {"step": 7, "unix_s": 1.0}
@@ -239,7 +239,7 @@ class TestTheCommandLine:
     def test_wrong_profiles(
         self, folder: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        text = (folder / "profiles.yaml").read_text().replace("samples: 10000.0", "samples: -1")
+        text = (folder / "profiles.yaml").read_text().replace("samples: 10000.0", "samples: .inf")
         (folder / "wrong.yaml").write_text(text)
         assert main(["plan", "job.yaml", *arguments]) == 2
         assert words in capsys.readouterr().err

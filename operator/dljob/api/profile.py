@@ -60,7 +60,7 @@ class NoiseScale(ApiModel):
     """The gradient noise scale: the global batch at which noise is half of the gradient; what batchSizeRange needs."""
 
     data: Annotated[str, Field(max_length=253, description="What it was measured on: a dataset, or a URI's digest.")]
-    samples: Annotated[float, Field(gt=0, description="The noise scale; a mean over runs, and within each.")]
+    samples: Annotated[float, Field(gt=0, le=1e15, description="The noise scale; a mean over runs, and within each.")]
     steps: Annotated[int, Field(ge=1, description="Measured steps behind the figure.")]
     runs: Annotated[int, Field(ge=1, description="Runs behind the figure.")] = 1
 

@@ -61,18 +61,19 @@ def choose(
             "measures it"
         )
         return _told(plan(_at(request, batches, base, 0.0)), BatchChoice(base, base, request.total_steps, None, text))
-    found = {b: plan(_at(request, batches, b, noise.samples)) for b in ladder(base, batches.least, batches.most)}
+    scale = float(f"{noise.samples:.4g}")  # as status shows it, so that a job's later plans come to the same steps
+    asked = {b: _at(request, batches, b, scale) for b in ladder(base, batches.least, batches.most)}
+    found = {b: plan(of) for b, of in asked.items()}
     decisions = {batch: answer for batch, answer in found.items() if isinstance(answer, Decision)}
     if not decisions:
         return found[base]
-    scores = {b: _score(_at(request, batches, b, noise.samples), d.chosen) for b, d in decisions.items()}
-    chosen = pick(base, scores)
-    text = f"noise scale {samples(_rounded(noise.samples))}, measured in {_runs(noise.runs)}"
+    chosen = pick(base, {b: _score(asked[b], d.chosen) for b, d in decisions.items()})
+    text = f"noise scale {samples(_rounded(scale))}, measured in {_runs(noise.runs)}"
     if chosen == base:
         text = f"stays {base}: no other batch is better by {100 * WORTH:.0f} %; {text}"
-    options = tuple(_option(_at(request, batches, b, noise.samples), noise.samples, base, a) for b, a in found.items())
-    steps = _at(request, batches, chosen, noise.samples).total_steps
-    return _told(decisions[chosen], BatchChoice(base, chosen, steps, noise.samples, text, options))
+    options = tuple(_option(asked[b], scale, base, answer) for b, answer in found.items())
+    steps = asked[chosen].total_steps
+    return _told(decisions[chosen], BatchChoice(base, chosen, steps, scale, text, options))
 
 
 def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
