@@ -1,6 +1,6 @@
 """The whole way on this machine: a run measures the noise scale, the next plan has another batch, and is run as well.
 
-    python benchmarks/batch_size_run.py [--seeds 3] [--batch 32] [--most 512] [--json]
+    python benchmarks/batch_size_run.py [--seeds 3] [--batch 8] [--most 256] [--json]
 
 The built-in trainer as real MPI ranks, digits-cnn on scikit-learn's digits. Printed: noise scale, batch, steps, seconds
 and accuracy on held-out digits by the user's batch and by the one chosen, mean over seeds; and the paired difference of
@@ -30,8 +30,8 @@ RANKS = 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--most", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--most", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -85,7 +85,10 @@ def pair(seed: int, options: argparse.Namespace) -> list[dict[str, float | str]]
             }
         )  # fmt: skip
         if not options.json:
-            texts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in rows[-1].items()]
+            texts = [
+                f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+                for key, value in rows[-1].items()
+            ]
             sys.stdout.write(", ".join(texts) + "\n")
             sys.stdout.flush()
     return rows
