@@ -314,6 +314,7 @@ class RankMeasure(Record):
     data_s: _Seconds = 0.0
     agree_s: Annotated[_Seconds, Field(description="Of comm_s: agreeing that a step commits; 0 if not elastic.")] = 0.0
     wait_cpu_s: Annotated[_Seconds, Field(description="CPU time that wait_s and comm_s cost the process.")] = 0.0
+    fetch_s: Annotated[_Seconds, Field(description="Making a batch, by whoever did; data_s is what is felt.")] = 0.0
 
 
 class ProbePoint(Record):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from math import exp, log
-from statistics import fmean
+from statistics import fmean, median
 
 from dljob import hardware
 from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
@@ -55,6 +55,7 @@ def learned(status: DLProfileStatus) -> Learned:
             StepPoint(Place(p.nodes, p.node_devices, p.collective, p.sharded), p.batch, p.seconds, p.observations)
             for p in status.scaling
         ),
+        fetch_s=status.fetch_seconds_per_sample,
         link_latency_s=status.link_latency_seconds,
         link_bandwidth_Bps=status.link_bandwidth_bytes_per_second,
         contention=_contention(status),
@@ -108,6 +109,7 @@ def taught(
         link_latency_s=report.link_latency_s,
         link_bandwidth_Bps=report.link_bandwidth_Bps,
         expected_s=_expected(model, device),
+        fetch_s=_fetched(report, device),
     )
     scaling, constants, measure = _scaled(before, model, device, report, place, after.points)
     return DLProfileStatus(
@@ -118,6 +120,7 @@ def taught(
         constants=constants,
         next_measurement=measure,
         noise_scale=_taught_noise(before, report, data),
+        fetch_seconds_per_sample=after.fetch_s,
         link_latency_seconds=after.link_latency_s,
         link_bandwidth_bytes_per_second=after.link_bandwidth_Bps,
         observed_jobs=before.observed_jobs + 1,
@@ -132,6 +135,12 @@ def _taught_noise(before: DLProfileStatus, report: Report, data: str | None) -> 
     if found is None:
         return None
     return NoiseScale(data=found.data, samples=found.samples, steps=found.steps, runs=found.runs)
+
+
+def _fetched(report: Report, device: str) -> float | None:
+    """The median over ranks of what a sample took to be made; None where no rank said."""
+    said = [r.fetch_s / r.share for r in report.ranks if r.device == device and r.share > 0 and r.fetch_s > 0]
+    return median(said) if said else None
 
 
 def _scaled(

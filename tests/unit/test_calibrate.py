@@ -150,6 +150,20 @@ class TestProfiles:
         assert taught(DLProfileStatus(), "digits-cnn", "cpu", odd, NOW).compute == ()
         assert len(taught(DLProfileStatus(), "program-1", "cpu", odd, NOW).compute) == 1
 
+    def test_what_a_sample_takes_to_be_made_is_known_after_a_run(self) -> None:
+        """By the median of the ranks that said so; half-way to what the next run says; and the plan is told."""
+
+        def after(before: DLProfileStatus, *fetch_s: float) -> DLProfileStatus:
+            ranks = [
+                RankMeasure(rank=i, device="t4", share=32, compute_s=0.1, fetch_s=f) for i, f in enumerate(fetch_s)
+            ]
+            return taught(before, "program-1", "t4", report(ranks=tuple(ranks)), NOW)
+
+        first = after(DLProfileStatus(), 0.32, 0.64, 3.2, 0.0)
+        assert learned(first).fetch_s == first.fetch_seconds_per_sample == pytest.approx(0.02)
+        assert after(first, 0.16).fetch_seconds_per_sample == pytest.approx(0.01)
+        assert after(first, 1e9).fetch_seconds_per_sample == after(first, 0.0).fetch_seconds_per_sample == 0.02
+
     def test_a_run_on_several_devices_teaches_the_constants_of_scaling(self) -> None:
         """Two ranks a node take 1.5 times as long: the profile learns contention, and planning with it is slower."""
         status = taught(DLProfileStatus(), "mlp", "t4", on_t4(1, compute_s=0.010, step_s=0.010), NOW, Place(1, 1))

@@ -261,7 +261,7 @@ class TestStep:
         """Made by one thread, which a quota slows; moved to a GPU over its link."""
 
         def total_s(*at: Any) -> float:
-            return data.per_sample(*at).total_s
+            return data.fetching(*at).total_s
 
         images, digits = builtin("resnet18", None), builtin("digits-cnn", None)
         one, fifth = hardware.cpu("cpu", 1.0), hardware.cpu("cpu", 0.2)
@@ -270,6 +270,56 @@ class TestStep:
         assert total_s(digits, one) < 1e-6
         gpu = hardware.gpu_or_assumed("t4")
         assert total_s(images, gpu) == pytest.approx(total_s(images, one) + 12288 / 16e9)
+
+    def test_who_makes_batches(self) -> None:
+        """A thread takes the only core of a rank that computes on it, and nothing from a GPU; a program without a core
+        to spare makes them between steps."""
+        images, gpu = builtin("resnet18", None), hardware.gpu_or_assumed("t4")
+        alone = data.fetching(images, hardware.cpu("cpu", 1.0))
+        assert alone.felt_s(10.0, 100) == pytest.approx(100 * alone.total_s)
+        assert data.fetching(images, gpu).felt_s(10.0, 100) == 0
+        four = data.fetching(images, hardware.cpu("cpu", 4.0), 4.0)
+        assert four.felt_s(10.0, 100) == pytest.approx(100 * four.host_s / 4)
+        assert [data.fetching(images, gpu, c, by_program=True).workers for c in (0.5, 1.0, 1.9, 2.0, 8.0)] == [
+            0,
+            0,
+            0,
+            1,
+            7,
+        ]
+
+    def test_what_a_step_feels_by_hand(self) -> None:
+        """Decoding of 10 ms measured; a step of 64 samples that computes for 0.2 s; 1, 3 and 7 workers."""
+        images, gpu = builtin("resnet18", None), hardware.gpu_or_assumed("t4")
+        computing = Curve((32, 64), (0.1, 0.2), 0.2 / 64)
+        for cores, felt_s in ((1.0, 0.64), (2.0, 0.64 - 0.2), (4.0, 0.64 / 3 - 0.2), (8.0, 0.0)):
+            found = data.fetching(images, gpu, cores, by_program=True, measured_s=10e-3)
+            assert found.felt_s(0.2, 64) == pytest.approx(felt_s, abs=1e-4)
+            assert found.over(computing).seconds(64) == pytest.approx(0.2 + felt_s, abs=1e-4)
+            assert found.first_s(64) == (0.0 if cores == 1 else pytest.approx(0.64, abs=1e-4))
+
+    @given(curves(), st.floats(0, 1), st.floats(0, 300))
+    def test_the_slower_of_two_side_by_side(self, computing: Curve, per_sample_s: float, batch: float) -> None:
+        both = computing.at_least(per_sample_s)
+        assert both.seconds(batch) == pytest.approx(max(computing.seconds(batch), per_sample_s * batch), rel=1e-9)
+
+    @given(curves(), st.floats(0, 0.1), st.floats(0, 0.1), st.floats(0, 0.1), st.integers(1, 8), st.floats(1, 300))
+    def test_data_made_ahead(
+        self, computing: Curve, disk_s: float, making_s: float, device_s: float, workers: int, batch: float
+    ) -> None:
+        """Never slower than made between steps, never faster than any of its stages, never slower for one worker more."""
+
+        def step_s(workers: int) -> float:
+            at = data.Fetching(disk_s, making_s, 0.0, device_s, workers)
+            step_s = at.over(computing).seconds(batch)
+            compute_s = computing.seconds(batch)
+            assert step_s == pytest.approx(compute_s + at.felt_s(compute_s, batch), rel=1e-9)
+            return step_s
+
+        stages_s = [batch * s for s in (disk_s, (disk_s + making_s) / workers, device_s)]
+        slack = 1 + 1e-9
+        assert max(computing.seconds(batch), *stages_s) <= slack * step_s(workers) <= slack**2 * step_s(0)
+        assert step_s(workers + 1) <= slack * step_s(workers)
 
     @given(st.integers(1, 10**7), st.integers(1, 10**7), st.floats(0.1, 1000), st.floats(0, 1e14), st.floats(0, 1e14))
     def test_what_comes_from_disk(self, count: int, nbytes: int, epochs: float, a: float, b: float) -> None:
@@ -281,11 +331,11 @@ class TestStep:
     def test_a_disk_is_shared_by_a_nodes_ranks(self) -> None:
         gpu, stored = hardware.gpu_or_assumed("t4"), data.Stored(10**6, 10**5, 10.0)
         workload = builtin("digits-cnn", None)
-        one, four = (data.per_sample(workload, gpu, 1.0, stored, 0.0, n) for n in (1, 4))
+        one, four = (data.fetching(workload, gpu, 1.0, stored, 0.0, n) for n in (1, 4))
         assert (one.disk_s, four.disk_s) == pytest.approx((2e-4, 8e-4))
-        assert data.per_sample(workload, gpu, 1.0, stored, 1e12).disk_s == pytest.approx(2e-5)
+        assert data.fetching(workload, gpu, 1.0, stored, 1e12).disk_s == pytest.approx(2e-5)
         assert one.mostly == "reading from disk"
-        assert data.per_sample(builtin("resnet18", None), gpu).mostly == "making samples"
+        assert data.fetching(builtin("resnet18", None), gpu).mostly == "making samples"
         assert one.total_s == pytest.approx(one.disk_s + one.making_s + one.memory_s + one.device_s)
 
 

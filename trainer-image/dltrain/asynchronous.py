@@ -24,12 +24,14 @@ from dltrain.buffers import GradientBuffer
 from dltrain.checkpoint import MODEL, OPTIMIZER, STATE, Snapshot, decode
 from dltrain.clocks import Clocks
 from dltrain.errors import DivergedError
+from dltrain.feeding.feed import Feed
+from dltrain.feeding.source import Request as Samples
 from dltrain.loader import Loader
 from dltrain.loop import Trainer
 from dltrain.lr import rate
 from dltrain.measure import Times
 from dltrain.messages import EXIT_STOPPED
-from dltrain.sampling import Sampler, step_seed
+from dltrain.sampling import Part, Sampler, step_seed
 from dltrain.scaling import Scaling
 from dltrain.serverlink import Asks, Link, Reply, Request, Says
 from dltrain.state import capture, replicate, restore
@@ -215,37 +217,46 @@ class Worker(Asynchronous):
     def run(self, loader: Loader, loss_of: LossOf, end_of_epoch: Callable[[], None]) -> None:
         """Until all workers are done. Raises SystemExit when the ranks agreed to stop, PeerLostError, DivergedError."""
         trainer, sampler = self.trainer, _sampler(self.plan, loader)
+
+        def part_of(step: int) -> Part:
+            return sampler.part(step, trainer.shares, trainer.rank)
+
+        def samples_of(step: int) -> Samples:
+            return Samples(part_of(step).indices, part_of(step).epoch, self.plan.seed)
+
         trainer.step = first = self.done[trainer.worker]
         reply = self._ask(Request(Asks.PARAMETERS))
-        while reply.says != Says.OVER:
-            if reply.says == Says.PAUSE:
-                self.pause()
-                reply = self._ask(Request(Asks.PARAMETERS))
-                continue
-            part = sampler.part(trainer.step, trainer.shares, trainer.rank)
-            trainer.epoch = part.epoch
-            torch.manual_seed(step_seed(self.plan.seed, trainer.step, trainer.rank))
-            began = time.perf_counter()
-            batch = loader.fetch(part.indices)
-            fetched, waited_s, seen = time.perf_counter(), self.link.waited_s, reply.samples
-            request = self._compute(batch, part.weight, part.batch, loss_of)
-            computed_s = time.perf_counter() - fetched
-            trainer.step += 1
-            reply = self._ask(request)
-            times = Times(fetched - began, computed_s, self.link.waited_s - waited_s)
-            # Of all workers, while this one made its step: what the job does in that time.
-            samples = round(reply.samples - seen) if reply.says != Says.PAUSE else part.batch
-            if trainer.step == first + 1:
-                trainer.reporter.mark("first_step")
-                trainer.progress.warm_up(times, samples)
-            else:
-                trainer.progress.add(times, samples, [])
-            if reply.says != Says.PAUSE:
-                trainer.progress.apart(reply.staleness, reply.ahead)
-            self._tell()
-            if part.last:
-                trainer.progress.end_epoch()
-                end_of_epoch()
+        with Feed(loader, samples_of, trainer.total_steps) as feed:
+            while reply.says != Says.OVER:
+                if reply.says == Says.PAUSE:
+                    self.pause()
+                    reply = self._ask(Request(Asks.PARAMETERS))
+                    continue
+                part = part_of(trainer.step)
+                trainer.epoch = part.epoch
+                began = time.perf_counter()
+                batch = feed.take(trainer.step)
+                torch.manual_seed(step_seed(self.plan.seed, trainer.step, trainer.rank))
+                fetched, waited_s, seen = time.perf_counter(), self.link.waited_s, reply.samples
+                request = self._compute(batch, part.weight, part.batch, loss_of)
+                computed_s = time.perf_counter() - fetched
+                trainer.step += 1
+                reply = self._ask(request)
+                exposed_s = self.link.waited_s - waited_s
+                times = Times(fetched - began, computed_s, exposed_s, fetch_s=feed.spent_s)
+                # Of all workers, while this one made its step: what the job does in that time.
+                samples = round(reply.samples - seen) if reply.says != Says.PAUSE else part.batch
+                if trainer.step == first + 1:
+                    trainer.reporter.mark("first_step")
+                    trainer.progress.warm_up(times, samples)
+                else:
+                    trainer.progress.add(times, samples, [])
+                if reply.says != Says.PAUSE:
+                    trainer.progress.apart(reply.staleness, reply.ahead)
+                self._tell()
+                if part.last:
+                    trainer.progress.end_epoch()
+                    end_of_epoch()
 
     def _ask(self, request: Request) -> Reply:
         """The server's answer, with its parameters in the model's place."""

@@ -1,4 +1,4 @@
-"""What the container's cgroup tells about memory and CPUs. Users: ``localranks``, ``session``."""
+"""What the container's cgroup tells about memory and CPUs. Users: ``localranks``, ``session``, ``loop``."""
 
 import os
 from math import floor
@@ -48,7 +48,12 @@ def threads(local_size: int) -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if asked.isdecimal() and int(asked):
         return int(asked)
-    cpus = cpu_quota()
+    return max(1, floor(cpus(local_size)))
+
+
+def cpus(local_size: int) -> float:
+    """CPUs that a rank of ``local_size`` ranks is sure of, whatever it uses them for."""
+    found = cpu_quota()
     if requested_m := os.environ.get(CPUS_VARIABLE):
-        cpus = min(cpus, int(requested_m) / 1000)
-    return max(1, floor(cpus / local_size))
+        found = min(found, int(requested_m) / 1000)
+    return found / local_size

@@ -24,6 +24,14 @@ class BadInputError(ValueError):
         super().__init__(f"{field}: found {found}, expected {expected}: {remedy}")
 
 
+class SampleError(RuntimeError):
+    """The user's dataset or collate_fn failed; says for which sample. Its cause is what they raised."""
+
+
+class WorkerLostError(RuntimeError):
+    """A process that makes batches ended."""
+
+
 class DivergedError(ArithmeticError):
     """The loss or the gradient is no longer finite."""
 

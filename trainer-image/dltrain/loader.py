@@ -1,54 +1,54 @@
-"""From sample numbers to a batch on the device. Users: ``loop``."""
+"""What a script passes to ``t.steps``: a dataset, and how its batches are made. Users: ``loop``, ``feeding``."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+
+from dltrain.feeding.move import Mover
+from dltrain.feeding.source import Collate, Request, Source, undisturbed
 
 
 class Loader:
     """Batches of ``dataset``: one of ``dltrain.data``, a tuple of tensors, or a torch map-style dataset."""
 
-    def __init__(self, dataset: Any, device: torch.device) -> None:
-        """Raises ValueError when the dataset is none of these, or empty."""
-        self.dataset = dataset
-        self.device = device
-        if hasattr(dataset, "train_samples"):
-            self.samples: int = dataset.train_samples
-        elif isinstance(dataset, tuple) and all(isinstance(part, Tensor) for part in dataset):
-            lengths = {len(part) for part in dataset}
-            if len(lengths) != 1:
-                raise ValueError(f"dataset: found tensors of {sorted(lengths)} samples, expected equally many")
-            (self.samples,) = lengths
-        elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-            self.samples = len(dataset)
-        else:
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device,
+        *,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        collate_fn: Collate | None = None,
+        most_workers: int = 0,
+    ) -> None:
+        """See ``Trainer.loader``. ``most_workers``: where their number is left open.
+
+        Raises ValueError when the dataset is none of these, or empty, or the other arguments are not for it.
+        """
+        self.source = Source(dataset, collate_fn)
+        self.device, self.mover = device, Mover(device)
+        for name, value in (("workers", workers), ("prefetch", prefetch)):
+            if value is not None and value < 0:
+                raise ValueError(f"{name}: found {value}, expected 0 or more")
+        if workers and not self.source.foreign:
+            raise ValueError(f"workers: found {workers} for samples that are in memory, expected none: leave it out")
+        if workers and prefetch is not None and prefetch < workers:
+            raise ValueError(f"prefetch: found {prefetch} batches for {workers} workers, expected one each at least")
+        if workers == 0 and prefetch and self.source.foreign:
             raise ValueError(
-                f"dataset: found {type(dataset).__name__}, expected a map-style dataset (with len and []) or a tuple "
-                "of tensors; sampling by step needs random access"
+                f"prefetch: found {prefetch} without workers, expected workers to make what is fetched ahead: a thread "
+                "would draw from the generators that the training step draws from"
             )
-        if not self.samples:
-            raise ValueError("dataset: found no samples, expected at least one")
+        self.workers, self.prefetch, self.most_workers = workers, prefetch, most_workers
 
-    def fetch(self, indices: NDArray[np.int64]) -> Any:
-        """The samples as one batch, on the device."""
-        if hasattr(self.dataset, "train_samples"):
-            return self._move(self.dataset.train(indices))
-        if isinstance(self.dataset, tuple):
-            chosen = torch.from_numpy(indices)
-            return self._move([part[chosen] for part in self.dataset])
-        from torch.utils.data import default_collate
+    @property
+    def samples(self) -> int:
+        """Of the dataset."""
+        return self.source.samples
 
-        return self._move(default_collate([self.dataset[int(index)] for index in indices]))
-
-    def _move(self, batch: Any) -> Any:
-        if isinstance(batch, Tensor):
-            return batch.to(self.device)
-        if isinstance(batch, dict):
-            return {key: self._move(value) for key, value in batch.items()}
-        if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
-            return [self._move(value) for value in batch]
-        return batch
+    def fetch(self, request: Request) -> Any:
+        """The samples as one batch, on the device, made here and now. Raises SampleError."""
+        if not self.source.foreign:
+            return self.mover.now(self.source.make(request))
+        with undisturbed():
+            return self.mover.now(self.source.make(request))

@@ -19,7 +19,10 @@ from torch.optim import Optimizer
 from dljob.contract import DATASET_VARIABLE, Outcome, Plan
 from dltrain import summing
 from dltrain.batchnorm import Ranks, local_layers, synchronized, unsynchronized
+from dltrain.cgroup import cpus
 from dltrain.errors import BadInputError, DivergedError, ParametersDivergedError
+from dltrain.feeding.feed import Feed
+from dltrain.feeding.source import Collate, Request
 from dltrain.loader import Loader
 from dltrain.measure import Budget, Clock, Lap, Times
 from dltrain.messages import EXIT_STOPPED, Compared
@@ -117,9 +120,25 @@ class Trainer:
         summing.tell(self.parallel, self.reporter)
         return model, optimizer
 
-    def loader(self, dataset: Any) -> Loader:
-        """Batches of a dataset: a torch map-style ``Dataset``, or a tuple of tensors."""
-        return Loader(dataset, self.device)
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        collate_fn: Collate | None = None,
+    ) -> Loader:
+        """Batches of a dataset: a torch map-style ``Dataset``, or a tuple of tensors.
+
+        ``workers``: processes that make batches of a ``Dataset`` while steps compute; default: as many as keep up, of
+        the CPUs that this rank has beside its own, and none where samples cost little; 0: between steps. ``prefetch``:
+        batches made ahead, default two for each worker; 0: none. ``collate_fn``: samples to a batch, default torch's.
+        What is trained does not depend on any of it but ``collate_fn``. Raises ValueError.
+        """
+        most = max(0, int(cpus(self.world.local_size)) - 1)
+        return Loader(
+            dataset, self.device, workers=workers, prefetch=prefetch, collate_fn=collate_fn, most_workers=most
+        )
 
     @property
     def dataset_path(self) -> Path:
@@ -177,30 +196,39 @@ class Trainer:
         """
         sampler = Sampler(loader.samples, min(self.plan.global_batch, loader.samples), self.plan.seed)
         self.total_steps = self.plan.steps or (self.plan.epochs or 0) * sampler.steps_per_epoch
-        while self.step < self.total_steps:
-            part = self.parallel.part(sampler, self.step, self.shares, self.rank)
-            self._weight = self._part_weight = part.weight
-            self.epoch, self.end_of_epoch = part.epoch, part.last
-            # Randomness of a step (dropout) is a function of (seed, step, rank): nothing to save, equal on resume.
-            torch.manual_seed(step_seed(self.plan.seed, self.step, self.rank))
-            self._clock.lap()
-            batch = loader.fetch(part.indices) if len(part.indices) else None
-            self._data = self._clock.lap()
-            full = part.batch == self.plan.global_batch
-            self._measuring = self._team.measure(self.step, always=self._scaling.measures) and full
-            self.parallel.begin(part.weight, self._shared())
-            self._kept = [buffer.clone() for buffer in self.model.buffers()] if self._team.elastic.active else []
-            self._in_step, self._again = True, False
-            if batch is None:
-                self.optimizer.step()  # a parameter server: its part is the sum
-            else:
-                yield batch
-            if self._in_step:
-                raise RuntimeError("found no optimizer.step() in the loop's body, expected one for each batch")
-            if not self._again:
-                self._conclude(part)
+        with Feed(loader, lambda step: self._request(sampler, step), self.total_steps) as feed:
+            while self.step < self.total_steps:
+                part = self._part(sampler, self.step)
+                self._weight = self._part_weight = part.weight
+                self.epoch, self.end_of_epoch = part.epoch, part.last
+                self._clock.lap()
+                batch = feed.take(self.step)
+                self._data, self._fetch_s = self._clock.lap(), feed.spent_s
+                # Randomness of a step (dropout) is a function of (seed, step, rank): nothing to save, equal on resume.
+                torch.manual_seed(step_seed(self.plan.seed, self.step, self.rank))
+                full = part.batch == self.plan.global_batch
+                self._measuring = self._team.measure(self.step, always=self._scaling.measures) and full
+                self.parallel.begin(part.weight, self._shared())
+                self._kept = [buffer.clone() for buffer in self.model.buffers()] if self._team.elastic.active else []
+                self._in_step, self._again = True, False
+                if batch is None:
+                    self.optimizer.step()  # a parameter server: its part is the sum
+                else:
+                    yield batch
+                if self._in_step:
+                    raise RuntimeError("found no optimizer.step() in the loop's body, expected one for each batch")
+                if not self._again:
+                    self._conclude(part)
         self._save()
         self._wait_for_checkpoint()
+
+    def _part(self, sampler: Sampler, step: int) -> Part:
+        return self.parallel.part(sampler, step, self.shares, self.rank)
+
+    def _request(self, sampler: Sampler, step: int) -> Request | None:
+        """What this rank would compute in a step to come, as shares are now."""
+        part = self._part(sampler, step)
+        return Request(part.indices, part.epoch, self.plan.seed) if len(part.indices) else None
 
     @property
     def complete(self) -> bool:
@@ -371,7 +399,8 @@ class Trainer:
         """After a step: news, and what the ranks agreed on."""
         agree_s = self._team.elastic.agree_s
         exposed_s = self.parallel.exposed_s + agree_s
-        times = Times(self._data.wall_s, self._computed.wall_s, exposed_s, agree_s, self._waited.process_s)
+        waited_cpu_s = self._waited.process_s
+        times = Times(self._data.wall_s, self._computed.wall_s, exposed_s, agree_s, waited_cpu_s, self._fetch_s)
         if self.step == self._first + 1:
             self.reporter.mark("first_step")
             self._progress.warm_up(times, part.batch)

@@ -78,6 +78,7 @@ class Times:
     """One step of this rank, in seconds; together the step's time."""
 
     data_s: float
+    """Waiting for the batch."""
     compute_s: float
     """Forward, backward and update."""
     exposed_s: float
@@ -86,6 +87,8 @@ class Times:
     """Of that, the agreement."""
     exposed_cpu_s: float = 0.0
     """CPU time of this process meanwhile, all of its threads."""
+    fetch_s: float = 0.0
+    """Making the batch, by whoever did: what of it is more than ``data_s`` was done beside other steps."""
 
 
 class Window:
@@ -133,4 +136,5 @@ class Window:
             data_s=fmean(t.data_s for t in self._times),
             agree_s=fmean(t.agree_s for t in self._times),
             wait_cpu_s=fmean(t.exposed_cpu_s for t in self._times),
+            fetch_s=fmean(t.fetch_s for t in self._times),
         )

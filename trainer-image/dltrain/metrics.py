@@ -68,6 +68,12 @@ OF_STEP = (
         "Of a step: waiting for input. More than a tenth of a step: use more loader workers or a faster volume.",
         lambda s: s.measure.data_s,
     ),
+    OfStep(
+        "step_fetch_seconds",
+        "Making a step's batch, by the rank or whoever did it ahead. By the number of workers it should be less than a "
+        "step; what is felt of it is step_data_seconds.",
+        lambda s: s.measure.fetch_s,
+    ),
     OfStep("share_samples", "Samples of each global batch that this rank computes.", lambda s: s.measure.share),
     OfStep(
         "samples_per_second", "Samples per second of the whole job, as this rank sees it.", lambda s: s.samples_per_s

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dltrain.feeding.source import Request
 from dltrain.layout import job_directory
 from dltrain.loader import Loader
 from dltrain.loop import Trainer
@@ -96,7 +97,7 @@ def ramp(
             torch.manual_seed(step_seed(trainer.plan.seed, step, trainer.rank))
             parallel.begin(part.weight, [0.0] * parallel.buffer.tail.numel())
             if len(part.indices):
-                loss = loss_of(model, loader.fetch(part.indices))
+                loss = loss_of(model, loader.fetch(Request(part.indices, part.epoch, trainer.plan.seed)))
                 parallel.share(0, (loss.detach() * part.weight, part.weight))
                 loss.backward()  # type: ignore[no-untyped-call]
             total, weight = parallel.finish()[:2]

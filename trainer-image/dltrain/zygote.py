@@ -7,6 +7,7 @@ interpreter with its modules loaded. Users: ``spawn``.
 
 One connection a rank on the Unix socket inherited as FD. The agent sends a JSON line (``Order``) with the rank's
 output pipe attached and gets ``{"pid": n}``, then ``{"status": n}`` (as of waitpid). Closing it kills the rank.
+Ranks order processes that load data in the same way (``feeding.hatch``), with a descriptor more.
 """
 
 import atexit
@@ -29,6 +30,8 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
+INHERITED_ENV = "DLTRAIN_INHERITED"
+"""To a process whose order came with a second descriptor: its number."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +88,19 @@ class Serving:
     def _fork(self, connection: socket.socket, arriving: "_Arriving") -> Order | None:
         fields: dict[str, Any] = json.loads(arriving.data)
         order = Order(tuple(fields["argv"]), fields["env"], fields["cwd"])
-        (output,) = arriving.fds
+        output, *others = arriving.fds
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._leave_to_the_parent()
             become_rank(order, output, parent)
+            if others:
+                os.environ[INHERITED_ENV] = str(others[0])
             return order
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # here too, so that the group exists before anyone is told of it
-        os.close(output)
+        for fd in arriving.fds:
+            os.close(fd)
         self.pids[connection] = pid
         with contextlib.suppress(BrokenPipeError):
             connection.sendall(b'{"pid": %d}\n' % pid)

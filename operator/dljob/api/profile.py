@@ -86,6 +86,14 @@ class DLProfileStatus(ApiModel):
     noise_scale: Annotated[
         NoiseScale | None, Field(description="The gradient's, whatever the device; none before a run on two ranks.")
     ] = None
+    fetch_seconds_per_sample: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="Reading, decoding and batching a sample, by whoever did; a step feels what of it does not fit "
+            "beside computing.",
+        ),
+    ] = None
     link_latency_seconds: Annotated[float | None, Field(ge=0, description="Latency (alpha) of a message.")] = None
     link_bandwidth_bytes_per_second: Annotated[
         float | None, Field(gt=0, description="Effective bandwidth (1/beta) between ranks.")

@@ -67,12 +67,13 @@ def learn(
     link_latency_s: float | None = None,
     link_bandwidth_Bps: float | None = None,
     expected_s: Callable[[int], float] | None = None,
+    fetch_s: float | None = None,
 ) -> Learned:
     """The constants after one run more.
 
     ``steady``: steps of the run itself; ``probes``: short timings before it. ``expected_s``: what the catalogue says of
-    a batch, against measurements that are nonsense. Equal batches are averaged in the logarithm, by their number of
-    observations. What cannot be right changes nothing.
+    a batch, against measurements that are nonsense. ``fetch_s``: of a sample. Equal batches are averaged in the
+    logarithm, by their number of observations. What cannot be right changes nothing.
     """
     session = in_session([m for m in steady if believable(m)], [m for m in probes if believable(m)])
     points = {p.batch: p for p in before.points}
@@ -84,6 +85,7 @@ def learn(
         points[batch] = _merged(points.get(batch), LearnedPoint(batch, new_s, steps))
     return Learned(
         points=_bounded(sorted(points.values(), key=lambda p: p.batch)),
+        fetch_s=_moved(before.fetch_s, fetch_s, 1e-9, 1e4),
         link_latency_s=_moved(before.link_latency_s, link_latency_s, 1e-7, 10.0),
         link_bandwidth_Bps=_moved(before.link_bandwidth_Bps, link_bandwidth_Bps, 1e3, 1e13),
     )

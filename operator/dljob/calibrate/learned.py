@@ -59,3 +59,5 @@ class Learned:
     """Of several devices."""
     noise: NoiseOf | None = None
     """The gradient's, whatever the device."""
+    fetch_s: float | None = None
+    """Making a sample and its part of a batch, by whoever did."""

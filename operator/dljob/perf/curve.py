@@ -5,6 +5,7 @@ planner's split inverts them.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -71,8 +72,28 @@ class Curve:
 
     def plus(self, per_sample_s: float) -> "Curve":
         """The curve with so much more for each sample."""
-        times = tuple(t + per_sample_s * b for b, t in zip(self.batches, self.times_s, strict=True))
-        return Curve(self.batches, times, self.slope_s + per_sample_s)
+        ends = self._from_zero() if per_sample_s else tuple(zip(self.batches, self.times_s, strict=True))
+        times = tuple(t + per_sample_s * b for b, t in ends)
+        return Curve(tuple(b for b, _ in ends), times, self.slope_s + per_sample_s)
+
+    def at_least(self, per_sample_s: float) -> "Curve":
+        """The curve, or so much for each sample where that is more: the slower of two that work side by side."""
+        ends = self._from_zero()
+        last_x, last_y = ends[-1]
+        over_s = last_y - per_sample_s * last_x
+        crossings = [last_x + over_s / (per_sample_s - self.slope_s)] if per_sample_s != self.slope_s else []
+        for (x0, y0), (x1, y1) in pairwise(ends):
+            slope = (y1 - y0) / (x1 - x0)
+            if slope != per_sample_s:
+                crossings += [x for x in [x0 + (y0 - per_sample_s * x0) / (per_sample_s - slope)] if x0 < x < x1]
+        at = sorted({*(x for x, _ in ends), *(x for x in crossings if x > 0)})
+        times = [max(self.seconds(x), per_sample_s * x) for x in at]
+        return Curve(tuple(at), tuple(nondecreasing(times, [1.0] * len(times))), max(self.slope_s, per_sample_s))
+
+    def _from_zero(self) -> tuple[tuple[float, float], ...]:
+        """Batches and seconds of the knots, with one at 0."""
+        first = ((0.0, self.times_s[0]),) if self.batches[0] > 0 else ()
+        return (*first, *zip(self.batches, self.times_s, strict=True))
 
     def scaled(self, factor: float) -> "Curve":
         """The curve of a device that takes ``factor`` times as long."""

@@ -18,6 +18,10 @@ GROWTH_MARGIN = 1.25
 """On CPUs, over what is predicted: a pod that needs more is killed. Of generated networks 98 of 100 stay below
 (benchmarks/structure_regression.py)."""
 PREFETCHED_BATCHES = 2
+"""Made ahead, by a thread or by each worker."""
+WORKER_NBYTES = 64 * 2**20
+"""Main memory of a process that makes batches, beside what it makes: 8 MiB of its own after its start (it shares others
+with the agent's interpreter), and room for what a dataset imports."""
 MOST_SAMPLES = 2**31 - 1
 """Of a batch, by the API; what a sample of no size is limited by."""
 
@@ -70,11 +74,15 @@ def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool) -> int
     return int(min(MOST_SAMPLES, (memory_nbytes - fixed) / max(each, MARGIN)))
 
 
-def pod_nbytes(workload: Workload, batch: int, ranks: int, is_gpu: bool) -> int:
-    """Main memory of a pod with ``ranks`` ranks of ``batch`` samples: what its container should request."""
+def pod_nbytes(workload: Workload, batch: int, ranks: int, is_gpu: bool, workers: int = 0) -> int:
+    """Main memory of a pod with ``ranks`` ranks of ``batch`` samples: what its container should request.
+
+    ``workers``: processes of each rank that make batches.
+    """
+    ahead = workers * (WORKER_NBYTES + int(PREFETCHED_BATCHES * batch * workload.sample_nbytes))
     if not is_gpu:
-        return AGENT_NBYTES + ranks * rank_nbytes(workload, batch, is_gpu)
+        return AGENT_NBYTES + ranks * (rank_nbytes(workload, batch, is_gpu) + ahead)
     # A GPU's rank holds its parameters a second time while it writes a checkpoint, and batches under way.
     copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
     batches = PREFETCHED_BATCHES * batch * workload.sample_nbytes
-    return AGENT_NBYTES + ranks * int(2 * PROCESS_NBYTES + MARGIN * (copies + batches))
+    return AGENT_NBYTES + ranks * (int(2 * PROCESS_NBYTES + MARGIN * (copies + batches)) + ahead)

@@ -49,11 +49,10 @@ class Option:
     """How many nodes of the pool can take it."""
     device: Device
     curve: Curve
-    """Computing and fetching data, over a rank's batch."""
-    data_s: float
-    """Of it fetching, per sample."""
-    data_mostly: str
-    """What most of that goes to."""
+    """Computing, and what is felt of fetching data, over a rank's batch."""
+    computing: Curve
+    """The same with data at hand."""
+    fetching: data.Fetching
     largest_batch: int
     """Samples that fit in a rank's memory."""
     memory_nbytes: float
@@ -63,7 +62,7 @@ class Option:
     cores: float
     """CPUs that each rank computes with."""
     slowdown: float = 1.0
-    """Of computing, by the other ranks of the node; in ``curve``."""
+    """Of computing, by the other ranks of the node; in both curves."""
     steps: Posterior | None = None
     """What was measured of this device on several devices."""
     strategy: Strategy = "Data"
@@ -75,6 +74,10 @@ class Option:
     @property
     def label(self) -> str:
         return self.pool.device
+
+    def data_s(self, samples: float) -> float:
+        """Of ``curve``, what is felt of fetching so many."""
+        return self.curve.seconds(samples) - self.computing.seconds(samples)
 
 
 def workload_of(request: Request) -> Workload:
@@ -158,7 +161,17 @@ def options(
         free = request.memory_per_pod_nbytes or free_nbytes
         # A pod's limit bounds its page cache, too; by default it is what the ranks need, and leaves nothing.
         cache_nbytes = (request.memory_per_pod_nbytes or 0) - memory.AGENT_NBYTES - ranks_per_node * PROCESS_NBYTES
-        fetching = data.per_sample(workload, device, cores, stored_of(request), cache_nbytes, ranks_per_node)
+        fetching = data.fetching(
+            workload,
+            device,
+            cores,
+            stored_of(request),
+            cache_nbytes,
+            ranks_per_node,
+            by_program=request.model is None,
+            measured_s=known.fetch_s if known else None,
+        )
+        computing = alone.scaled(slowdown)
         room = device.memory_nbytes or (free - memory.AGENT_NBYTES) / ranks_per_node
         result.append(
             Option(
@@ -166,9 +179,9 @@ def options(
                 ranks_per_node=ranks_per_node,
                 nodes=nodes,
                 device=device,
-                curve=alone.scaled(slowdown).plus(fetching.total_s),
-                data_s=fetching.total_s,
-                data_mostly=fetching.mostly,
+                curve=fetching.over(computing),
+                computing=computing,
+                fetching=fetching,
                 largest_batch=memory.largest_batch(held, room, pool.is_gpu),
                 memory_nbytes=room,
                 compute_spread=spread,

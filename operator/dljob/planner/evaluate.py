@@ -104,7 +104,7 @@ def evaluate(
     link, link_spread = link_of(chosen, nodes)
     at_work = [(p, s[0]) for p, s in zip(parts, shares, strict=True) if s[0]]
     busy_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
-    data_s = slowest.option.data_s * share
+    data_s = slowest.option.data_s(share)
     strategy = chosen[0].strategy
     sharded = strategy == "Optimizer" and ranks > 1
     saved_s = slowest.option.update_s * (1 - 1 / ranks) if sharded else 0.0
@@ -205,7 +205,8 @@ def _prediction(
     parts: Sequence[Part], shares: list[list[int]], timing: Step, request: Request, workload: Workload, bottleneck: str
 ) -> Prediction:
     step_s = timing.step_s
-    total_s = step_s * request.total_steps
+    first_s = max(p.option.fetching.first_s(s[0]) for p, s in zip(parts, shares, strict=True))
+    total_s = step_s * request.total_steps + first_s
     power_W = usd = alone = 0.0
     for part, batches in zip(parts, shares, strict=True):
         option = part.option
@@ -227,7 +228,7 @@ def _prediction(
         bottleneck=bottleneck,
         basis="profile" if all(p.option.learned and p.option.learned.points for p in parts) else "catalogue",
         host_memory_nbytes=max(
-            memory.pod_nbytes(workload, b, p.option.ranks_per_node, p.option.pool.is_gpu) for p, b in gpu
+            memory.pod_nbytes(workload, b, p.option.ranks_per_node, p.option.pool.is_gpu, _processes(p)) for p, b in gpu
         ),
         efficiency=min(1.0, 1 / (step_s * alone)),
         data_s=timing.data_s,
@@ -235,13 +236,19 @@ def _prediction(
     )
 
 
+def _processes(part: Part) -> int:
+    """That make batches for one rank."""
+    return part.option.fetching.workers if part.option.fetching.processes else 0
+
+
 def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: Link, measured: bool) -> str:
     """What most of a step goes to, and what that is made of."""
     option = slowest.option
+    by = "" if option.fetching.workers else ", between steps: with more CPUs a pod makes batches ahead"
     over = "as measured on several devices" if measured else f"over {link.name}, {rate(link.bandwidth_Bps)}"
     texts = {
         timing.communication_s: f"communication {{}}: {collective} {over}",
-        timing.data_s: f"data {{}}: {samples(share)} for {option.label}, most of it {option.data_mostly}",
+        timing.data_s: f"data {{}}: {samples(share)} for {option.label}, most of it {option.fetching.mostly}{by}",
         timing.waiting_s: "waiting {}: ranks for each other",
         timing.compute_s: f"computing {{}}: {samples(share)} on {option.label}",
     }

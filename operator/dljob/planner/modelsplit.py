@@ -111,7 +111,6 @@ def evaluate(part: Part, collective: CollectiveName, request: Request, workload:
         why = f"does not fit: its part of the model needs {gibibytes(held)} of {gibibytes(option.memory_nbytes)}"
         return Refusal(describe([part]), why)
     link, link_spread = link_of([option], part.nodes)
-    data_s = option.data_s * batch
     if request.strategy == "Pipeline":
         busy_s, moving_s = _pipeline_s(part, request, workload)
         idle = 1 - request.micro_batches / (request.micro_batches + ranks - 1)
@@ -121,6 +120,7 @@ def evaluate(part: Part, collective: CollectiveName, request: Request, workload:
         busy_s, moving_s = _tensor_s(part, collective, request, workload)
         text = f"sums of activations: {collective} over {link.name}, {rate(link.bandwidth_Bps)}"
         how = f"Tensor, {collective}"
+    data_s = option.fetching.felt_s(busy_s, batch)
     waiting_s = busy_s * (straggler_factor(ranks) - 1)
     step_s = busy_s + moving_s + data_s + waiting_s
     known, rest = busy_s + data_s, moving_s + waiting_s
@@ -159,7 +159,7 @@ def evaluate(part: Part, collective: CollectiveName, request: Request, workload:
 
 def _computing_s(option: Option, samples: int) -> float:
     """The whole model's on so many samples, data at hand."""
-    return option.curve.seconds(samples) - option.data_s * samples
+    return option.computing.seconds(samples)
 
 
 def _pipeline_s(part: Part, request: Request, workload: Workload) -> tuple[float, float]:

@@ -57,7 +57,7 @@ def _share(request: Request, ranks: int) -> int:
 
 
 def _alone_s(option: Option, share: int) -> float:
-    return (option.curve.seconds(share) - option.data_s * share) / option.slowdown
+    return option.computing.seconds(share) / option.slowdown
 
 
 def _runs(places: list[tuple[int, int]], request: Request, option: Option) -> Runs:

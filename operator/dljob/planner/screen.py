@@ -208,7 +208,7 @@ class Screen:
                 option, mine = self.options[members[i]], which == i
                 share[mine] = np.ceil(option.curve.samples_array(compute_s[rows[mine]]) - WHOLE)
                 share[mine] = np.clip(share[mine], 1, min(option.largest_batch, self.request.global_batch))
-                data_s[mine] = option.data_s * share[mine]
+                data_s[mine] = option.curve.seconds_array(share[mine]) - option.computing.seconds_array(share[mine])
                 one_s[mine] = compute_s[rows[mine]] - data_s[mine]
                 one_s[mine] = np.maximum(one_s[mine], option.curve.seconds(0) / 2) / option.slowdown
             at = Runs(nodes[rows], busiest[rows], n[rows], share, one_s, ratio[rows])

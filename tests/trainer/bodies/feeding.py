@@ -1,0 +1,71 @@
+"""A user's script with a dataset of its own that draws random numbers: ``feeding.py WORKERS WHAT``.
+
+Prints digests of this rank's batches, and the parameters at the end. WHAT: ``none``; ``disturb``: shares move amid
+training, later rank 1 kills itself; ``raise``: sample 7 cannot be read; ``kill``: a worker is killed with sample 7;
+``hold``: the script stops amid training. There is no guard (``if __name__ == "__main__"``), and none is needed: a worker
+does not run the script again.
+"""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, default_collate
+
+import dltrain
+
+WORKERS, WHAT = int(sys.argv[1]), sys.argv[2]
+SAMPLES = 90
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Noisy(Dataset[tuple[torch.Tensor, int]]):
+    """Noise from three generators; the class is the script's."""
+
+    def __init__(self) -> None:
+        self.x = torch.rand(SAMPLES, 16, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == 7 and WHAT == "raise":
+            raise OSError("cannot read picture-7.png")
+        if index == 7 and WHAT == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        noise = torch.rand(16) + torch.from_numpy(np.random.rand(16)).float() + random.random()
+        return self.x[index] + noise, index % 10
+
+
+t = dltrain.init(batch=12, epochs=3)
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+model, opt = t.wrap(model, opt)
+loader = t.loader(Noisy(), workers=WORKERS, collate_fn=lambda samples: Pair(*default_collate(samples)))
+before = random.getstate(), np.random.get_state()[1].tolist()
+digests = []
+for batch in t.steps(loader):
+    assert isinstance(batch, Pair)
+    digests.append(hashlib.sha256(batch.x.numpy().tobytes() + batch.y.numpy().tobytes()).hexdigest()[:8])
+    if WHAT == "hold" and t.step == 3:
+        print("holding", flush=True)
+        signal.pause()
+    if WHAT == "disturb" and t.step == 7 and t.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    torch.nn.functional.cross_entropy(model(batch.x), batch.y).backward()
+    opt.step()
+    if WHAT == "disturb" and t.step == 4 and t.size == 2:
+        t.reshard((9, 3), "to see")
+assert before == (random.getstate(), np.random.get_state()[1].tolist()), "the script's own generators were touched"
+flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+print(json.dumps({"rank": t.rank, "digests": digests, "parameters": flat.tolist()}), flush=True)

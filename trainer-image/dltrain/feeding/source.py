@@ -1,0 +1,137 @@
+"""From sample numbers to a batch in main memory, the same in every process. Users: ``loader``, ``worker``.
+
+A user's dataset may draw random numbers (augmentation). Before each sample torch, numpy and ``random`` are seeded by
+(seed, epoch, sample): what a sample looks like depends neither on who makes it, nor on the rank or the split.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+from dltrain.errors import BadInputError, SampleError
+
+Collate = Callable[[list[Any]], Any]
+"""Samples to a batch."""
+_ODD, _MIX, _STIR = (np.array(v, np.uint64) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What a rank computes in a step. ``seed``: the plan's."""
+
+    indices: NDArray[np.int64]
+    epoch: int
+    seed: int
+
+    def same(self, other: "Request") -> bool:
+        return (self.epoch, self.seed) == (other.epoch, other.seed) and np.array_equal(self.indices, other.indices)
+
+    @property
+    def sample_seeds(self) -> list[int]:
+        """One for each sample: SplitMix64 (Steele, Lea and Flood 2014) at the sample's number, keyed by the epoch."""
+        key = hashlib.blake2b(f"{self.seed} {self.epoch} samples".encode(), digest_size=8).digest()
+        z = np.frombuffer(key, np.uint64) + (self.indices.astype(np.uint64) + np.array([1], np.uint64)) * _ODD
+        z = (z ^ (z >> np.uint64(30))) * _MIX
+        z = (z ^ (z >> np.uint64(27))) * _STIR
+        return [int(value) for value in z ^ (z >> np.uint64(31))]
+
+
+class Source:
+    """Makes batches of a dataset: one of ``dltrain.data``, a tuple of tensors, or a map-style dataset of the user's."""
+
+    def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
+        """Raises ValueError when the dataset is none of these, or empty, or ``collate`` is not for it."""
+        if type(dataset) is TensorDataset and collate is None:
+            dataset = dataset.tensors
+        self.dataset = dataset
+        self.ours = hasattr(dataset, "train_samples")
+        if self.ours:
+            self.samples: int = dataset.train_samples
+        elif isinstance(dataset, tuple) and all(isinstance(part, Tensor) for part in dataset):
+            lengths = {len(part) for part in dataset}
+            if len(lengths) != 1:
+                raise ValueError(f"dataset: found tensors of {sorted(lengths)} samples, expected equally many")
+            (self.samples,) = lengths
+        elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+            self.samples = len(dataset)
+        else:
+            raise ValueError(
+                f"dataset: found {type(dataset).__name__}, expected a map-style dataset (with len and []) or a tuple "
+                "of tensors; sampling by step needs random access"
+            )
+        if not self.samples:
+            raise ValueError("dataset: found no samples, expected at least one")
+        if collate is not None and not self.foreign:
+            raise ValueError("collate_fn: found one for tensors, whose batches are slices; expected none")
+        self.collate = default_collate if collate is None else collate
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the user's code makes the samples, which may do anything; else they are slices of memory, or ours."""
+        return not self.ours and not isinstance(self.dataset, tuple)
+
+    def make(self, request: Request) -> Any:
+        """The batch. Raises SampleError naming the sample that could not be made.
+
+        The process's random generators are elsewhere afterwards if the dataset is ``foreign``: see ``undisturbed``.
+        """
+        if self.ours:
+            return self.dataset.train(request.indices)
+        if not self.foreign:
+            chosen = torch.from_numpy(request.indices)
+            return [part[chosen] for part in self.dataset]
+        samples = self._samples(request)
+        try:
+            return self.collate(samples)
+        except (BadInputError, MemoryError):
+            raise
+        except Exception as error:
+            numbers = ", ".join(map(str, request.indices[:4])) + (", …" if len(request.indices) > 4 else "")
+            raise SampleError(f"collate_fn of samples {numbers}: {type(error).__name__}: {error}") from error
+
+    def _samples(self, request: Request) -> list[Any]:
+        indices, seeds = request.indices.tolist(), request.sample_seeds
+        many = getattr(self.dataset, "__getitems__", None)
+        index: int | str = indices[0]
+        try:
+            if many is not None:
+                index = f"{indices[0]} and {len(indices) - 1} more"
+                seed_generators(seeds[0])
+                return list(many(indices))
+            made = []
+            for index, seed in zip(indices, seeds, strict=True):
+                seed_generators(seed)
+                made.append(self.dataset[index])
+            return made
+        except (BadInputError, MemoryError):
+            raise
+        except Exception as error:
+            raise SampleError(f"sample {index} of the dataset: {type(error).__name__}: {error}") from error
+
+
+def seed_generators(seed: int) -> None:
+    """Seed what a dataset may draw from. Not torch.manual_seed, which also wakes up CUDA."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave this process's generators as they are, for the script around the loop."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
