@@ -20,6 +20,7 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch  # not above: the process that only hands tests to others needs none
 
     monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # hack/test's, for this process; ranks choose as in a pod
     handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
     yield
     signal.signal(signal.SIGTERM, handler)
