@@ -24,8 +24,8 @@ from dltrain.parallel import DataParallel
 from dltrain.sampling import Part, Sampler
 from dltrain.world import World
 
-_LONGEST_NBYTES = 2**24
-"""Of one message."""
+_LONGEST_NBYTES = 2**19
+"""Of one message; see ``world``."""
 
 
 @dataclass(frozen=True)
