@@ -24,7 +24,7 @@ from dltrain.parallel import DataParallel
 from dltrain.sampling import Part, Sampler
 from dltrain.world import World
 
-_LONGEST_NBYTES = 2**19
+_LONGEST_NBYTES = 2**18
 """Of one message; see ``world``."""
 
 
