@@ -29,8 +29,7 @@ _TOLERANT = "OMPI_MCA_mpi_ft_enable"
 _TRANSPORTS = "OMPI_MCA_btl"
 _SLICE_NBYTES = 2**18
 """Of a broadcast. Open MPI moves a message by a fragment or two each time that it is asked, and whoever waits asks ever
-less often: of 90 MB in shared memory 16 MiB at a time came by at 90 MB/s,
-256 KiB at 870."""
+less often: in shared memory 90 MB went at 90 MB/s in slices of 16 MiB, at 870 in these."""
 
 
 class World:
