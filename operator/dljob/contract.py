@@ -45,6 +45,9 @@ EXIT_BAD_INPUT = 64
 """Exit code of ranks and of the dataset's init container: the job as written cannot succeed."""
 
 MAX_LOG_TAIL = 4096
+MOST_NOISE = 1e9
+"""Samples; a larger noise scale is an error of measurement: the largest told of trainings are 1e7 (McCandlish et al.
+2018, figure 4)."""
 _Text = Annotated[str, Field(max_length=8192)]
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
 # What a report may claim is bounded: JSON's integers are not, and a date or a float made of 10**400 is an error.
@@ -60,6 +63,14 @@ def config_map_names(job: str) -> tuple[str, str]:
 
 class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Told(Record):
+    """Part of a report. A trainer may be newer than the operator, such as after a rollback or with an image of the
+    user's: what it says beyond this is passed over, or its jobs would never end. A plan is obeyed whole or not at all.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Role(StrEnum):
@@ -302,7 +313,7 @@ class RunPhase(StrEnum):
     FAILED = "Failed"
 
 
-class RankMeasure(Record):
+class RankMeasure(Told):
     """Means over the last steps of one rank, in seconds."""
 
     rank: Annotated[int, Field(ge=0, le=100_000)]
@@ -317,7 +328,7 @@ class RankMeasure(Record):
     fetch_s: Annotated[_Seconds, Field(description="Making a batch, by whoever did; data_s is what is felt.")] = 0.0
 
 
-class ProbePoint(Record):
+class ProbePoint(Told):
     """Compute time of one step (forward, backward, update; no communication) measured on a rank's real device."""
 
     device: Annotated[str, Field(max_length=63)]
@@ -325,14 +336,14 @@ class ProbePoint(Record):
     compute_s: Annotated[float, Field(gt=0, le=1e9)]
 
 
-class Noise(Record):
+class Noise(Told):
     """The gradient noise scale of a run (``dltrain.noise``): in samples, from so many of its steps."""
 
-    samples: Annotated[float, Field(ge=0, le=1e15)]
+    samples: Annotated[float, Field(ge=0, le=MOST_NOISE)]
     steps: _Count
 
 
-class Failure(Record):
+class Failure(Told):
     """Why the ranks ended, in the words a user needs."""
 
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=64)]
@@ -345,13 +356,13 @@ class Failure(Record):
     retry: Annotated[bool, Field(description="false: the same plan cannot succeed (bad input).")] = True
 
 
-class CheckpointMark(Record):
+class CheckpointMark(Told):
     step: _Count
     unix_s: _UnixTime
     path: Annotated[str, Field(max_length=1024)] = ""
 
 
-class StartupMarks(Record):
+class StartupMarks(Told):
     """Unix times of the start, for the breakdown in status."""
 
     agents_up_unix_s: _UnixTime | None = None
@@ -361,7 +372,7 @@ class StartupMarks(Record):
     first_step_unix_s: _UnixTime | None = None
 
 
-class Outcome(Record):
+class Outcome(Told):
     steps: _Count
     seconds: _Seconds
     loss: float | None = None
@@ -370,7 +381,7 @@ class Outcome(Record):
     report: Annotated[str | None, Field(max_length=1024, description="Path of the run's report, a page.")] = None
 
 
-class Mismatch(Record):
+class Mismatch(Told):
     """A rank that found another device than its plan names."""
 
     rank: _Count
@@ -378,7 +389,7 @@ class Mismatch(Record):
     found: Annotated[str, Field(max_length=63)]
 
 
-class Report(Record):
+class Report(Told):
     """News of a job from its coordinator; untrusted input for the operator."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -409,7 +420,7 @@ class Report(Record):
     link_bandwidth_Bps: Annotated[float | None, Field(gt=0, le=1e15)] = None
     noise: Annotated[Noise | None, Field(description="None: not measured, such as on one rank.")] = None
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 
     def to_json(self) -> str:
         return self.model_dump_json(by_alias=True)

@@ -67,6 +67,11 @@ def test_what_tells_nothing() -> None:
     for _ in range(50):
         nothing.observe(0.0, 0.0, 2)
     assert nothing.samples is None, "a gradient of zeros"
+    assert told(2**31 - 1, [1e-20] * 50, noise=1e9).samples is None, "more than a report may say"
+    wild = NoiseScale(8)
+    for square in (1e-3, 1.0) * LEAST:
+        wild.observe(square + 1.0, square, 2)
+    assert wild.samples is None, "a share of the signal that is off by more than 1"
 
 
 def test_large_gradients_are_measured_now_and_then() -> None:

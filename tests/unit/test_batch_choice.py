@@ -166,6 +166,9 @@ class TestLearning:
         more = taught(again, "digits-cnn", "cpu", self.ended(3600.0, 500), NOW, data="digits")
         assert more.noise_scale is not None
         assert (more.noise_scale.samples, more.noise_scale.runs) == (pytest.approx(1800), 2)
+        same_samples_on_all_ranks = taught(more, "digits-cnn", "cpu", self.ended(0.0, 500), NOW, data="digits")
+        assert same_samples_on_all_ranks.noise_scale is not None
+        assert same_samples_on_all_ranks.noise_scale.samples == pytest.approx(1800 ** (2 / 3)), "as if it were 1"
         unmeasured = self.ended(1.0, 500).model_copy(update={"noise": None})
         assert taught(more, "digits-cnn", "cpu", unmeasured, NOW, data="digits").noise_scale == more.noise_scale
 

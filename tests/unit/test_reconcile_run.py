@@ -14,6 +14,7 @@ from dljob.api import Phase
 from dljob.contract import Failure, Mismatch, RunPhase
 from dljob.observed import Fetching, Observed, Refused
 from dljob.reconcile import Target, needs_view
+from dljob.status import find
 from stories import DOWN, OUTCOME, done, started, status, step, told, training, verdict
 
 FETCHED: Json = {**DIGITS, "dataset": {"uri": "http://a/b.npz", "samples": 1437}}
@@ -140,7 +141,6 @@ class TestReports:
             (lambda text: text.replace('"schema":1', '"schema":2'), "schema"),
             (lambda text: json.dumps({**json.loads(text), "step": -1}), "step"),
             (lambda text: json.dumps({**json.loads(text), "phase": "Owned"}), "phase"),
-            (lambda text: json.dumps({**json.loads(text), "extra": 1}), "extra"),
             (lambda text: "[" * 10_000, "recursion"),
             (lambda text: " " * (2**20 + 1), "1048576"),
         ],
@@ -174,6 +174,30 @@ class TestReports:
                     holder = holder[part]
                 holder[place[-1]] = huge
                 status(step(replace(observed, report=json.dumps(claimed))))
+
+    def test_what_a_newer_trainer_says_besides_is_passed_over(self) -> None:
+        observed = training()
+        measures: list[dict[str, object]] = [{"rank": 0, "share": 1, "compute_s": 1.0}]
+        newer = json.loads(report(observed, RunPhase.SUCCEEDED, ranks=measures, outcome=OUTCOME))
+        for part in (newer, newer["ranks"][0], newer["outcome"]):
+            part["of_a_later_version"] = 1
+        desired = step(replace(observed, report=json.dumps(newer)))
+        assert verdict(desired, "Complete") == ("True", "Complete")
+        assert find(status(desired).conditions, "ReportValid") is None
+
+    @pytest.mark.parametrize("samples", ["-1.0", "NaN", "1e400", "1e15", '"many"', "null"])
+    def test_an_absurd_noise_scale_costs_the_job_nothing_and_teaches_nothing(self, samples: str) -> None:
+        observed = training()
+        noise = {"samples": 77.0, "steps": 500}
+        text = report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME, noise=noise, step_s=0.5)
+        desired = step(replace(observed, report=text.replace('"samples":77.0', f'"samples":{samples}')))
+        assert verdict(desired, "Complete") == ("True", "Complete")
+        assert verdict(desired, "ReportValid") == ("False", "InvalidNoiseScale")
+        message = told(desired, "ReportValid").message
+        assert message.startswith("the noise scale of this run is ignored: noise.samples: ") and "\n" not in message
+        assert desired.lesson is not None and desired.lesson.report.noise is None
+        measured = status(desired).measured
+        assert measured is not None and measured.noise_scale is None
 
     def test_valid_again(self) -> None:
         observed = training()

@@ -18,6 +18,8 @@ stretches of the run: a ratio of single steps would be biased.
 from math import isfinite, sqrt
 from typing import Any
 
+from dljob.contract import MOST_NOISE
+
 EVERY, SMALL_NBYTES = 10, 4 * 2**20
 """Steps between those of which norms are taken; a small gradient's are taken at every step."""
 MOST = 16
@@ -68,8 +70,10 @@ class NoiseScale:
         share = sum(n * h for n, h in means) / total
         error = sqrt(sum(n * (h - share) ** 2 for n, h in means) / total / (len(means) - 1))
         least = max(share, error)
-        found = self._batch * (1 / least - 1) if least > 0 else None
-        return max(0.0, found) if found is not None and isfinite(found) else None
+        if not least > 0 or error >= 1:
+            return None  # "at least 0" says nothing
+        found = max(0.0, self._batch * (1 / least - 1))
+        return found if found <= MOST_NOISE else None  # the report of a job must not fail for it
 
     def observe(self, within: float, together: float, ranks: int) -> None:
         """Take in a step's gradients, as ``estimates`` has them; those that are not finite tell nothing."""

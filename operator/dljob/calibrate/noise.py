@@ -12,8 +12,9 @@ LEAST_STEPS = 50
 """Measured steps without which a run teaches nothing."""
 MOST_RUNS = 5
 """Runs that a figure remembers at most: learning rates and lengths of trainings change, and φ with them."""
-_LEAST_SAMPLES = 1e-3
-"""Less is no noise at all; the mean is taken in the logarithm."""
+_LEAST_SAMPLES = 1.0
+"""No batch is smaller, so less noise chooses nothing else; and the mean is taken in the logarithm, where a run that saw
+none at all, such as one whose ranks had the same samples, must not outweigh the others."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Observed, understood: spec, status, plan and report parsed, and what is wrong with those that are not."""
 
+import json
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -67,19 +68,29 @@ def _accepted(observed: Observed) -> Accepted | None:
 
 
 def _report(observed: Observed, accepted: Accepted | None) -> tuple[Report | None, str | None]:
-    """A report of this job and not from before a fence, or what is wrong with it."""
+    """A report of this job and not from before a fence, and what is wrong with it: all of it, or its noise scale."""
     if observed.report is None:
         return None, None
+    problem = None
     try:
         report = Report.parse(observed.report)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "document"
-        return None, f"{where}: {first['msg']} ({error.error_count()} problems in all)"
+        problem = f"{where}: {first['msg']} ({error.error_count()} problems in all)"
+        if any(each["loc"][:1] != ("noise",) for each in error.errors()):
+            return None, _ignored(observed, problem)
+        # Nothing depends on the noise scale while the job runs; without the rest it would never end.
+        report = Report.model_validate_json(json.dumps({**json.loads(observed.report), "noise": None}))
+        problem = f"the noise scale of this run is ignored: {problem}"
     except ValueError as error:
-        return None, str(error)
+        return None, _ignored(observed, str(error))
     if report.uid != observed.job.uid:
         return None, None  # of an earlier job of this name; its ConfigMap goes with it
     if accepted is not None and report.term < accepted.plan.term:
         return None, None  # of a coordinator that was fenced
-    return report, None
+    return report, problem
+
+
+def _ignored(observed: Observed, problem: str) -> str:
+    return f"the report in ConfigMap {observed.job.name}-report is ignored: {problem}"

@@ -161,8 +161,7 @@ def mentions(known: Known) -> Iterator[Verdict]:
     """Conditions that stand only once there was cause for them."""
     report, before = known.report, known.before.conditions
     if known.report_problem is not None:
-        text = f"the report in ConfigMap {known.observed.job.name}-report is ignored: {known.report_problem}"
-        yield Verdict(REPORTING, FALSE, "InvalidReport", text)
+        yield Verdict(REPORTING, FALSE, "InvalidNoiseScale" if report else "InvalidReport", known.report_problem)
     elif find(before, REPORTING) is not None:
         yield Verdict(REPORTING, TRUE, "Valid", "reports are valid again")
     if report is None:
