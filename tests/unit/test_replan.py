@@ -52,9 +52,11 @@ def test_within_the_interval_nothing_is_said() -> None:
 
 def test_first_it_learns_and_only_once() -> None:
     observed = training(LONG)
-    observed = replace(observed, report=report(observed, step=500, steps=100_000, step_s=2.0))
+    noise = {"samples": 40.0, "steps": 500}
+    observed = replace(observed, report=report(observed, step=500, steps=100_000, step_s=2.0, noise=noise))
     first = step(observed, WARM_S)
-    assert first.lesson is not None and verdict(first, "PlanContradicted") == ("True", "SlowerThanPredicted")
+    assert first.lesson is not None and first.lesson.data is None, "a noise scale is that of a whole training"
+    assert verdict(first, "PlanContradicted") == ("True", "SlowerThanPredicted")
     assert "predicted were at most" in told(first, "PlanContradicted").message
     assert any(event.reason == "SlowerThanPredicted" and event.type == "Warning" for event in first.events)
     again = step(after(observed, first), WARM_S + 1)

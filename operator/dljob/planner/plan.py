@@ -32,6 +32,8 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
 
     ``learned``: measured constants by (``request.profile``, device); what is missing comes from the catalogue.
     """
+    key = request.profile or request.model or ""
+    request = replace(request, cautious=any(name == key and known.steps for (name, _), known in learned.items()))
     if request.batches is not None:
         return batch.choose(request, request.batches, learned, lambda asked: _plan(asked, view, learned))
     return _plan(request, view, learned)
@@ -45,8 +47,6 @@ def _plan(request: Request, view: ClusterView, learned: Constants) -> Decision |
         return Infeasible("BadWorkload", "spec.model", str(error))
     if (wrong := no_such_device(request, view)) is not None:
         return wrong
-    key = request.profile or request.model or ""
-    request = replace(request, cautious=any(name == key and known.steps for (name, _), known in learned.items()))
     nodes = eligible(request, view)
     found: list[Found] = []
     refusals: list[Refusal] = list(nodes.refusals)

@@ -5,6 +5,7 @@ taught to the profiles), then, with them, Replanning (a better plan was found; t
 NoBetterPlan (asked once for each plan); Replanned when the new one is in force.
 """
 
+from dataclasses import replace
 from datetime import datetime
 
 from dljob.accepted import Accepted
@@ -58,7 +59,9 @@ def replan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> A
         return accepted
     if reason is None:
         assert known.spec is not None
-        draft.lesson = run.lesson(known.spec, report, accepted)
+        learned = run.lesson(known.spec, report, accepted)
+        # The noise scale grows during a training: half of one says too little, and the run will say it again.
+        draft.lesson = learned and replace(learned, data=None)
         draft.verdicts.append(Verdict(CONDITION, TRUE, "SlowerThanPredicted", text))
         draft.requeue_in(LEARNING_S)
     elif reason == "SlowerThanPredicted":
