@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dljob.contract import CheckpointMark, Expectation, Failure, Outcome, Plan, RankMeasure, RunPhase
+from dljob.contract import CheckpointMark, Expectation, Failure, Noise, Outcome, Plan, RankMeasure, RunPhase
 from dltrain.layout import TERM, job_directory
 from dltrain.ledger import Ledger
-from dltrain.messages import Checkpointed, Evaluated, Resharded, Shrunk, Step
+from dltrain.messages import Checkpointed, Energy, Evaluated, Resharded, Shrunk, Step
 from dltrain.runreport import files
 from dltrain.runreport.document import Document
-from dltrain.runreport.history import CAPACITY, History, thinned
+from dltrain.runreport.history import CAPACITY, History, place, thinned
 from dltrain.runreport.page import duration, page
 from dltrain.runreport.plots import Curve, Mark, bars, lines, ticks
 from trainer.plans import make_plan, saving
@@ -200,6 +200,38 @@ def test_the_page_is_well_formed_escapes_and_holds_the_values() -> None:
     assert curve is not None and len(curve.attrib["points"].split()) == 29
     heights = [float(pair.split(",")[1]) for pair in curve.attrib["points"].split()]
     assert heights == sorted(heights), "a loss that falls goes down the page"
+
+
+def test_energy_and_noise_scale_are_shown_over_relaunches() -> None:
+    plan = make_plan(2)
+    history = begun(plan)
+
+    def hear(number: int, rank: int, joules: float) -> None:
+        energy, noise = Energy(joules=joules, source="NVML"), Noise(samples=100.0 * number, steps=50)
+        history.hear(step(number, rank).model_copy(update={"energy": energy, "noise": noise}), 0, 100.0 + number)
+
+    for number, joules in ((1, 10.0), (2, 700.0)):
+        for rank in (0, 1):
+            hear(number, rank, joules)
+    history.begin_world(plan, plan, 110.0)  # counters of ranks begin anew
+    hear(2, 0, 50.0)
+    document = told(history)
+    assert (document.totals.energy_J, document.totals.energy_sources) == (1450.0, ("NVML",))
+    assert {rank.place: rank.energy_J for rank in document.ranks} == {
+        place(plan.ranks[0]): 750,
+        place(plan.ranks[1]): 700,
+    }
+    assert [point.noise_samples for point in document.points] == [100, 200]
+    figures = "".join(ElementTree.fromstring(page(document)).find(".//dl").itertext())  # type: ignore[union-attr]
+    assert "200 samples" in figures and "1.45 kJ by NVML" in figures
+    assert "of 2 pods" not in figures, "every pod was read"
+
+
+def test_what_no_counter_tells_is_said_so() -> None:
+    history = begun(make_plan(1))
+    history.hear(step(1), 0, 101.0)
+    text = page(told(history))
+    assert "not readable: the pods can read no counter of NVML or RAPL" in text and "not measured" in text
 
 
 def test_an_empty_run_has_a_page_too() -> None:

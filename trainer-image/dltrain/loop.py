@@ -20,6 +20,7 @@ from dljob.contract import DATASET_VARIABLE, Outcome, Plan
 from dltrain import summing
 from dltrain.batchnorm import Ranks, local_layers, synchronized, unsynchronized
 from dltrain.cgroup import cpus
+from dltrain.energy import meter
 from dltrain.errors import BadInputError, DivergedError, ParametersDivergedError
 from dltrain.feeding.feed import Feed
 from dltrain.feeding.source import Collate, Request
@@ -70,7 +71,7 @@ class Trainer:
         """The gradient noise scale of the run, as far as it was measured."""
         self._measuring = False
         """Whether ranks tell the norms of their own gradients at the step under way."""
-        self._progress = Progress(reporter, world.rank, device_name, self.noise)
+        self._progress = Progress(reporter, world.rank, device_name, self.noise, meter(device, world.local_rank))
         self._began = time.monotonic()
         self._first = 0
         self._in_step = False

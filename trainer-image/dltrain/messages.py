@@ -73,6 +73,13 @@ class Chosen(Record):
     sums: tuple[Summing, ...]
 
 
+class Energy(Record):
+    """What a rank's device has used since the rank began."""
+
+    joules: Annotated[float, Field(ge=0)]
+    source: Literal["NVML", "RAPL"]
+
+
 class Step(Record):
     """After a step, at most a few a second: where this rank is. Rank 0's is the job's."""
 
@@ -93,6 +100,9 @@ class Step(Record):
         None
     )
     noise: Noise | None = None
+    energy: Annotated[Energy | None, Field(description="None: no counter can be read, or another rank reads it.")] = (
+        None
+    )
 
 
 class Evaluated(Record):

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 from dljob.contract import Noise
+from dltrain.energy import Meter
 from dltrain.measure import Times, Window
 from dltrain.messages import Busy, Evaluated, Step
 from dltrain.noise import NoiseScale
@@ -17,8 +18,11 @@ END_OF_EPOCH_S = 60.0
 class Progress:
     """One rank's times, losses and news of them. To the agent, silence between news means that the rank hangs."""
 
-    def __init__(self, reporter: Reporter, rank: int, device_name: str, noise: NoiseScale) -> None:
+    def __init__(
+        self, reporter: Reporter, rank: int, device_name: str, noise: NoiseScale, meter: Meter | None = None
+    ) -> None:
         self.reporter, self.rank, self.device_name, self._noise = reporter, rank, device_name, noise
+        self._meter = meter
         self.accuracy: float | None = None
         self.loss: float | None = None
         """Mean over the steps between the last two news."""
@@ -89,6 +93,7 @@ class Progress:
             staleness=sum(self._stale) / len(self._stale) if self._stale else None,
             ahead=self._ahead,
             noise=None if (samples := self._noise.samples) is None else Noise(samples=samples, steps=self._noise.steps),
+            energy=self._meter.used() if self._meter else None,
         )
         self._stale = []
         self.reporter.send(self._last)

@@ -31,6 +31,7 @@ class Point(Record):
     wait_s: float
     data_s: float
     world_size: int
+    noise_samples: Annotated[float | None, Field(description="Gradient noise scale of the run up to here.")] = None
 
 
 class Evaluation(Record):
@@ -94,6 +95,7 @@ class RankTotal(Record):
     comm_s: float = 0.0
     wait_s: float = 0.0
     data_s: float = 0.0
+    energy_J: Annotated[float | None, Field(description="None: no counter was read, or another rank's has it.")] = None
 
 
 class Totals(Record):
@@ -107,6 +109,8 @@ class Totals(Record):
     checkpoint_s: float = 0.0
     checkpoint_nbytes: int = 0
     splits: int = 0
+    energy_J: Annotated[float | None, Field(description="None: no counter could be read.")] = None
+    energy_sources: tuple[str, ...] = ()
 
 
 class Document(Record):

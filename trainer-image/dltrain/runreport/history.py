@@ -70,6 +70,8 @@ class History:
         self._measures: dict[int, RankMeasure] = {}
         self._told: dict[int, int] = {}
         """Step of each rank's last news in this world."""
+        self._used_J: dict[int, float] = {}
+        """Energy by each rank's last news in this world."""
         self._down_since: float | None = next((f.unix_s for f in self._faults if f.resumed_unix_s is None), None)
         self._split_known = False
         self.step, self._steps, self._epoch = before.step, before.steps, before.epoch
@@ -82,7 +84,7 @@ class History:
     def begin_world(self, whole: Plan, placed: Plan, unix_s: float) -> None:
         """Ranks are launched: of ``whole``, on the pods that there are."""
         self._plan, self._placed = whole, placed
-        self._measures, self._told, self._split_known = {}, {}, False
+        self._measures, self._told, self._used_J, self._split_known = {}, {}, {}, False
         expected, digest = whole.expected, whole.digest()
         if not self._plans or (self._plans[-1].number, self._plans[-1].digest) != (whole.number, digest):
             entry = PlanEntry(
@@ -157,6 +159,7 @@ class History:
         self._told[news.rank] = news.step
         self._measures[news.rank] = news.measure
         self._count(self._placed.ranks[news.rank], news.measure, steps)
+        self._use(news)
         if not self._split_known and len(self._measures) == len(self._placed.ranks):
             self._split({n: m.share for n, m in self._measures.items()}, news.step - 1, unix_s, "launched")
         if news.rank != leader:
@@ -183,6 +186,7 @@ class History:
                 predicted_s=self._plan.expected.step_s or None,
                 samples_per_s=news.samples_per_s,
                 world_size=news.world_size,
+                noise_samples=news.noise.samples if news.noise else None,
                 **mean,
             )
         )
@@ -197,6 +201,20 @@ class History:
         }
         self._ranks[name] = old.model_copy(
             update=parts | {"device": measure.device or rank.device, "steps": old.steps + steps}
+        )
+
+    def _use(self, news: Step) -> None:
+        """Energy since the rank's last news; steps that are done again have used theirs."""
+        if news.energy is None:
+            return
+        more_J = max(0.0, news.energy.joules - self._used_J.get(news.rank, 0.0))
+        self._used_J[news.rank] = news.energy.joules
+        name, totals = place(self._placed.ranks[news.rank]), self._totals
+        old = self._ranks[name]
+        self._ranks[name] = old.model_copy(update={"energy_J": (old.energy_J or 0.0) + more_J})
+        sources = tuple(sorted({*totals.energy_sources, news.energy.source}))
+        self._totals = totals.model_copy(
+            update={"energy_J": (totals.energy_J or 0.0) + more_J, "energy_sources": sources}
         )
 
     def _add(self, point: Point) -> None:

@@ -77,6 +77,7 @@ def _figures(document: Document) -> str:
     mean_s = sum(point.step_s * point.steps for point in document.points) / steps if steps else None
     predicted_s = document.plans[-1].predicted_step_s if document.plans else None
     error = document.prediction_error
+    noise = document.points[-1].noise_samples if document.points else None
     faults = ", ".join(f"{count} {reason}" for reason, count in sorted(totals.faults.items()))
     tiles = [
         ("accuracy, held out", None if accuracy is None else f"{100 * accuracy:.2f} %"),
@@ -89,9 +90,23 @@ def _figures(document: Document) -> str:
         ("faults", faults or "none"),
         ("lost to faults", f"{duration(totals.down_s)}, {number(totals.steps_repeated)} steps done again"),
         ("checkpoints", f"{totals.checkpoints}, of {size(totals.checkpoint_nbytes / (totals.checkpoints or 1))}"),
+        ("gradient noise scale", "not measured" if noise is None else f"{noise:.3g} samples"),
+        ("energy", _energy(document)),
     ]
     cells = "".join(f"<div><dt>{name}</dt><dd>{clean(text)}</dd></div>" for name, text in tiles if text is not None)
     return f"<dl>{cells}</dl>"
+
+
+def _energy(document: Document) -> str:
+    """What counters counted, and which; RAPL's are of whole nodes."""
+    totals = document.totals
+    if totals.energy_J is None:
+        return "not readable: the pods can read no counter of NVML or RAPL"
+    pods = {rank.place.split("/")[0] for rank in document.ranks}
+    read = {rank.place.split("/")[0] for rank in document.ranks if rank.energy_J is not None}
+    of = f", {len(read)} of {len(pods)} pods" if len(read) < len(pods) else ""
+    whole = ", all that ran on the CPUs" if "RAPL" in totals.energy_sources else ""
+    return f"{joules(totals.energy_J)} by {' and '.join(totals.energy_sources)}{of}{whole}"
 
 
 def _plots(document: Document) -> Iterable[str]:
@@ -107,6 +122,8 @@ def _plots(document: Document) -> Iterable[str]:
     accuracy = [(entry.step, 100 * entry.accuracy) for entry in document.evaluations]
     yield lines("Accuracy on held-out data", "step", "accuracy, %", [Curve("accuracy", accuracy)], at_step)
     yield lines("Learning rate", "step", "learning rate", [Curve("learning rate", over("learning_rate"))], zero=True)
+    noise = [Curve("noise scale of the run so far", over("noise_samples"))]
+    yield lines("Gradient noise scale", "step", "samples", noise, zero=True)
     measured = Curve("measured", over("step_s", 1e3))
     predicted = Curve("predicted", over("predicted_s", 1e3), dashed=True)
     yield lines("Time of a step: predicted and measured", "step", "ms", [measured, predicted], at_step, zero=True)
@@ -174,7 +191,7 @@ def _tables(document: Document) -> Iterable[str]:
         yield f'<h2>Split of the batch</h2><p class="soft">{document.totals.splits} in all; the last ones:</p>'
         yield _table(("from step", "why", "samples"), shares)
     names = ("step", "steps", "loss", "learning_rate", "gradient_norm", "step_s", "predicted_s", "samples_per_s",
-             "compute_s", "comm_s", "wait_s", "data_s", "world_size")  # fmt: skip
+             "compute_s", "comm_s", "wait_s", "data_s", "world_size", "noise_samples")  # fmt: skip
     values = [[_value(getattr(point, name)) for name in names] for point in document.points]
     yield f"<details><summary>Values of the series</summary>{_table(names, values, 'series')}</details>"
     told = [(str(entry.step), _value(entry.accuracy), _value(entry.loss)) for entry in document.evaluations]
@@ -216,3 +233,12 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     return f"{nbytes:.3g} TB"
+
+
+def joules(energy_J: float) -> str:
+    """For people: '950 J', '12.3 kJ', '4.56 MJ'."""
+    for unit in ("J", "kJ", "MJ"):
+        if energy_J < 1000:
+            return f"{energy_J:.3g} {unit}"
+        energy_J /= 1000
+    return f"{energy_J:.3g} GJ"
