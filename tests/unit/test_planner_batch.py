@@ -1,13 +1,14 @@
 """The global batch, chosen by the planner."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dljob.calibrate import Learned, NoiseOf
-from dljob.planner import BatchChoice, Batches, Kept, Request, plan
+from dljob.planner import BatchChoice, Batches, Kept, Request, batch, plan
 from dljob.planner.batch import MOST, WORTH, ladder
 from planning import A100, DIGITS, RESNET, THREE, decided, refused, view
 
@@ -98,6 +99,33 @@ def test_batches_that_do_not_fit_are_shown_with_their_reason() -> None:
     refusals = {o.batch: o.reason for o in found.options if o.prediction is None}
     assert 4096 in refusals and all("fits on no allowed set of nodes" in reason for reason in refusals.values())
     assert found.chosen not in refusals
+
+
+@pytest.mark.parametrize("noise", [1.0, 300.0, 4000.0, 1e5, 1e9])
+def test_of_a_long_ladder_as_good_a_batch_is_found_as_by_planning_all(
+    noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = replace(OPEN, global_batch=1024, batches=replace(WIDE, least=128, most=20_000), nodes_min=1)
+    quick = chosen(noise, asked)
+    monkeypatch.setattr(batch, "FEW", MOST)
+    whole = chosen(noise, asked)
+    assert len(quick.options) < len(whole.options) == MOST
+    assert (quick.chosen, quick.steps) == (whole.chosen, whole.steps)
+    assert set(quick.options) < set(whole.options)
+
+
+@pytest.mark.parametrize("stored", [{}, {"model": None, "like": "AlexNet", "dataset_samples": 10**6}])
+def test_every_batch_is_planned_as_if_it_had_been_asked_for(stored: dict[str, Any]) -> None:
+    """What the plans of a range share must not depend on the batch; what a training reads from disk does."""
+    asked = replace(OPEN, profile="p", sample_nbytes=100_000, **stored)
+    known = {("p", A100): Learned(noise=NoiseOf(WIDE.data, 4000.0, 1000))}
+    found = decided(asked, SIXTEEN, known).batch
+    assert found is not None
+    fitting = [option for option in found.options if option.prediction is not None]
+    assert len(fitting) > 3
+    for option in fitting:
+        one = replace(asked, batches=None, global_batch=option.batch, total_steps=option.steps)
+        assert decided(one, SIXTEEN, known).chosen.prediction == option.prediction
 
 
 def test_a_deadline_is_met_by_the_batch_that_can() -> None:

@@ -20,7 +20,9 @@ WORTH = 0.05
 AS_MANY_SAMPLES = 1e15
 """A noise scale by which any batch needs as many samples: for a batch that no noise scale chose."""
 MOST = 16
-"""Batches that are planned, at most."""
+"""Batches of a ladder, at most."""
+FEW = 8
+"""Batches that are all planned; of more, those about the best one."""
 Plan = Callable[[Request], Decision | Infeasible]
 
 
@@ -63,17 +65,34 @@ def choose(
         return _told(plan(_at(request, batches, base, 0.0)), BatchChoice(base, base, request.total_steps, None, text))
     scale = float(f"{noise.samples:.4g}")  # as status shows it, so that a job's later plans come to the same steps
     asked = {b: _at(request, batches, b, scale) for b in ladder(base, batches.least, batches.most)}
-    found = {b: plan(of) for b, of in asked.items()}
+    found = _looked_at(base, asked, plan)
     decisions = {batch: answer for batch, answer in found.items() if isinstance(answer, Decision)}
     if not decisions:
         return found[base]
-    chosen = pick(base, {b: _score(asked[b], d.chosen) for b, d in decisions.items()})
+    chosen = pick(base, _scores(asked, found))
     text = f"noise scale {samples(_rounded(scale))}, measured in {_runs(noise.runs)}"
     if chosen == base:
         text = f"stays {base}: no other batch is better by {100 * WORTH:.0f} %; {text}"
-    options = tuple(_option(asked[b], scale, base, answer) for b, answer in found.items())
+    options = tuple(_option(asked[b], scale, base, found[b]) for b in sorted(found))
     steps = asked[chosen].total_steps
     return _told(decisions[chosen], BatchChoice(base, chosen, steps, scale, text, options))
+
+
+def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int, Decision | Infeasible]:
+    """Answers for all of a short ladder; of a long one for every other batch, then for those beside the best.
+
+    Time to the same progress changes little from one of its batches to the next but one, and a plan on a large cluster
+    takes a tenth of a second.
+    """
+    rungs = sorted(asked)
+    first = rungs if len(rungs) <= FEW else sorted({base, rungs[-1], *rungs[::2]})
+    found = {b: plan(asked[b]) for b in first}
+    if scores := _scores(asked, found):
+        best = (min(scores, key=lambda b: scores[b]), pick(base, scores))
+        beside = {b for at in map(rungs.index, best) for b in rungs[max(0, at - 1) : at + 2]}
+    else:
+        beside = set(rungs)
+    return found | {b: plan(asked[b]) for b in sorted(beside - set(found))}
 
 
 def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
@@ -97,6 +116,11 @@ def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request
     """The request for just this batch."""
     steps = statistical.steps(request.total_steps, request.global_batch, batch, noise, batches.epoch_samples)
     return replace(request, global_batch=batch, total_steps=steps, batches=None)
+
+
+def _scores(asked: Mapping[int, Request], found: Mapping[int, Decision | Infeasible]) -> dict[int, tuple[bool, float]]:
+    """Of the batches that there is a plan for."""
+    return {b: _score(asked[b], answer.chosen) for b, answer in found.items() if isinstance(answer, Decision)}
 
 
 def _score(request: Request, choice: Choice) -> tuple[bool, float]:

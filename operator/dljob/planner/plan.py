@@ -6,14 +6,24 @@ from itertools import product
 
 from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
+from dljob.perf.data import Stored
 from dljob.perf.workload import Workload
 from dljob.planner import batch, kinds, modelsplit, objective, probing
-from dljob.planner.context import HALVES, options, ranks_per_node_choices, sharing_options, summing, workload_of
+from dljob.planner.context import (
+    HALVES,
+    Option,
+    options,
+    ranks_per_node_choices,
+    sharing_options,
+    stored_of,
+    summing,
+    workload_of,
+)
 from dljob.planner.evaluate import Part, evaluate
 from dljob.planner.explain import memory_refusals, power_advice, shown, slower, warning
 from dljob.planner.fixed import fixed_parts
 from dljob.planner.infeasible import no_such_device, nothing_fits, too_few
-from dljob.planner.pools import Eligible, eligible
+from dljob.planner.pools import Eligible, Pool, eligible
 from dljob.planner.screen import Screen
 from dljob.planner.search import Search
 from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request, Strategy
@@ -25,6 +35,7 @@ MOST_REFUSALS = 20
 Constants = Mapping[tuple[str, str], Learned]
 """Learned constants by (model or program, device)."""
 Found = tuple[list[Part], Choice | Refusal]
+Made = dict[tuple[str, bool, int, Stored | None], list[Option]]
 
 
 def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
@@ -35,12 +46,13 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     key = request.profile or request.model or ""
     request = replace(request, cautious=any(name == key and known.steps for (name, _), known in learned.items()))
     if request.batches is not None:
-        return batch.choose(request, request.batches, learned, lambda asked: _plan(asked, view, learned))
-    return _plan(request, view, learned)
+        made: Made = {}
+        return batch.choose(request, request.batches, learned, lambda asked: _plan(asked, view, learned, made))
+    return _plan(request, view, learned, {})
 
 
-def _plan(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
-    """Of one global batch."""
+def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -> Decision | Infeasible:
+    """Of one global batch. ``made``: options of the same request with other batches, which it adds to."""
     try:
         workload = workload_of(request)
     except ValueError as error:
@@ -67,7 +79,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants) -> Decision |
     else:
         if (short := too_few(request, nodes, view)) is not None:
             return short
-        found, refusals = _candidates(request, nodes, workload, learned)
+        found, refusals = _candidates(request, nodes, workload, learned, made)
     choices = [c for _, c in found if isinstance(c, Choice)]
     refusals += [c for _, c in found if isinstance(c, Refusal)]
     if not choices:
@@ -108,7 +120,7 @@ def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName
 
 
 def _candidates(
-    request: Request, nodes: Eligible, workload: Workload, learned: Constants
+    request: Request, nodes: Eligible, workload: Workload, learned: Constants, made: Made
 ) -> tuple[list[Found], list[Refusal]]:
     """Candidates worth a look, exactly, and what was ruled out. GPUs and CPUs never share a job: NCCL spans neither."""
     found: list[Found] = []
@@ -123,7 +135,7 @@ def _candidates(
             for option in (
                 sharing_options(pool, g, workload, request, learned, most)
                 if strategy == "Optimizer"
-                else options(pool, g, workload, request, learned)
+                else _options(pool, g, workload, request, learned, made)
             )
         ]
         if strategy == strategies(request)[-1]:  # the one that needs least memory
@@ -140,6 +152,16 @@ def _candidates(
             names = collectives(request, parts) if i == 0 else (best,)
             found += [(parts, evaluate(parts, name, request, workload)) for name in names]
     return found, refusals
+
+
+def _options(
+    pool: Pool, ranks_per_node: int, workload: Workload, request: Request, learned: Constants, made: Made
+) -> list[Option]:
+    """Made once for all batches of a range: of a batch they know only what a training reads from disk."""
+    key = (pool.device, pool.is_gpu, ranks_per_node, stored_of(request))
+    if key not in made:
+        made[key] = options(pool, ranks_per_node, workload, request, learned)
+    return made[key]
 
 
 def ordered(parts: Sequence[Part]) -> list[Part]:
