@@ -268,6 +268,26 @@ def test_oom_kills(tmp_path: Path, name: str, text: str, count: int | None) -> N
     assert cgroup.oom_kills(tmp_path) == count
 
 
+@pytest.mark.parametrize(("files", "free"), [
+    ({}, 4096),
+    ({"memory.max": "max", "memory.current": "900", "memory.stat": "inactive_file 1"}, 4096),
+    ({"memory.max": "1000", "memory.current": "900", "memory.stat": "anon 5\ninactive_file 50"}, 150),
+    ({
+        "memory/memory.limit_in_bytes": "1000",
+        "memory/memory.usage_in_bytes": "600",
+        "memory/memory.stat": "total_inactive_file 7",
+    }, 407),
+])  # fmt: skip
+def test_free_memory_is_what_machine_and_container_leave(files: dict[str, str], free: int, tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4 kB\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cgroup.free_nbytes(tmp_path, meminfo) == free
+    assert cgroup.free_nbytes(tmp_path, tmp_path / "none") == (None if free == 4096 else free)
+
+
 def test_finished_marker_belongs_to_one_job(tmp_path: Path) -> None:
     checkpoint = {"directory": str(tmp_path / "new")}
     outcome = Outcome(steps=10, seconds=5)

@@ -13,23 +13,26 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from dltrain import cgroup, messages
 from dltrain.errors import SampleError, WorkerLostError
 from dltrain.feeding import feed as feeding
 from dltrain.feeding import parcel
 from dltrain.feeding.feed import Carried, Feed
+from dltrain.feeding.move import Mover
 from dltrain.feeding.source import Request
 from dltrain.feeding.workers import Workers
-from dltrain.loader import Loader
+from dltrain.loader import MOST_AHEAD, Loader
+from dltrain.loop import Trainer
 from dltrain.sampling import Sampler
-from dltrain.zygote import Order
+from dltrain.zygote import Order, Serving, _Arriving
 from trainer.listener import Listener
 from trainer.plans import make_plan, write
 from trainer.ranks import BODIES, ROOT, command, end, environment, run, start
@@ -130,8 +133,66 @@ def test_a_dataset_that_cannot_be_sent_stays_with_the_rank(
     monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
     assert len(taken(Loader(dataset, CPU, most_workers=2), SHARES, STEPS)) == len(STEPS)
     assert capfd.readouterr().err.count("cannot be sent to worker processes") == 1
-    with pytest.raises(TypeError, match="cannot pickle"):
+    with pytest.raises(ValueError, match="dataset: cannot be sent to worker processes: TypeError: cannot pickle"):
         taken(Loader(dataset, CPU, workers=1), SHARES, STEPS)
+
+
+class Homebound(Augmented):
+    """Needs what only the rank has, such as a variable of a module that the script has set."""
+
+    def __init__(self, kills: bool = False) -> None:
+        super().__init__()
+        self.home, self.kills = os.getpid(), kills
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if os.getpid() != self.home:
+            if self.kills:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise KeyError("no label")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("dataset", "collate_fn", "why"), [
+    (Homebound(), None, "of the dataset: KeyError: 'no label'"),
+    (Homebound(kills=True), None, "data worker 0 of 1 ended with signal 9"),
+    (Augmented(), lambda samples: [*default_collate(samples), threading.Lock()], "cannot be sent by a worker: TypeError"),
+])  # fmt: skip
+def test_workers_that_nobody_asked_for_end_no_training(
+    dataset: Any, collate_fn: Any, why: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the rank can make it makes; told to use workers, it is an error."""
+    monkeypatch.setattr(feeding, "WORTH_S", 0.0)
+    monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
+    alone = Loader(Augmented(), CPU, workers=0)
+    with Feed(Loader(dataset, CPU, most_workers=1, collate_fn=collate_fn), request_of, 10**9) as feed:
+        step, deadline, said, after = 0, time.monotonic() + WITHIN_S, "", 0
+        while after < 3:
+            assert time.monotonic() < deadline, "nobody said so"
+            assert torch.equal(feed.take(step)[0], alone.fetch(request_of(step))[0])
+            after += why in (said := said + capfd.readouterr().err)
+            step += 1
+    assert said.count("dltrain: no workers, samples are made between steps as before") == 1
+    with pytest.raises((SampleError, WorkerLostError), match=why):
+        taken(Loader(dataset, CPU, workers=1, collate_fn=collate_fn), SHARES, STEPS)
+
+
+def test_a_dataset_is_copied_unasked_only_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(feeding, "WORTH_S", 0.0)
+    monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
+    monkeypatch.setattr(cgroup, "free_nbytes", lambda: 1000)
+    assert len(taken(Loader(Augmented(), CPU, most_workers=2), SHARES, STEPS)) == len(STEPS)
+    assert capfd.readouterr().err.count("the dataset does not fit into memory once more: found ") == 1
+
+
+def test_as_many_batches_may_be_on_their_way_as_a_loader_allows() -> None:
+    """Before a drop and after it: else the rank waits for a worker to listen, which waits for the rank to."""
+    with contextlib.closing(Workers(Loader(Augmented(), CPU).source, 1)) as workers:
+        for _ in range(2):
+            workers.drop()
+            tickets = [workers.ask(request_of(step)) for step in range(MOST_AHEAD)]
+        assert workers.get(tickets[-1])[0][1].tolist() == request_of(MOST_AHEAD - 1).indices.tolist()
 
 
 class Signed(Augmented):
@@ -198,6 +259,14 @@ def test_workers_behind_a_thread_as_on_a_gpu() -> None:
             assert torch.equal(lane.get(ticket)[0][0], loader.fetch(request_of(step))[0])
 
 
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+    def __len__(self) -> int:
+        return 40
+
+
 @pytest.mark.parametrize(
     ("dataset", "arguments", "message"),
     [
@@ -208,6 +277,13 @@ def test_workers_behind_a_thread_as_on_a_gpu() -> None:
         ((torch.zeros(3),), {"collate_fn": list}, "collate_fn: found one for tensors"),
         ((torch.zeros(3), torch.zeros(2)), {}, r"dataset: found tensors of \[2, 3\] samples, expected equally many"),
         (iter([1]), {}, "dataset: found list_iterator, expected a map-style dataset"),
+        (
+            DataLoader(Augmented()),
+            {},
+            r"found a DataLoader, expected the dataset in it: pass t.loader\(loader.dataset\)",
+        ),
+        (Stream(), {}, "dataset: found Stream, an IterableDataset, expected a map-style dataset"),
+        (Augmented(), {"workers": 2, "prefetch": 1000}, "prefetch: found 1000, expected at most 128"),
     ],
 )
 def test_what_a_loader_refuses(dataset: Any, arguments: dict[str, Any], message: str) -> None:
@@ -215,8 +291,41 @@ def test_what_a_loader_refuses(dataset: Any, arguments: dict[str, Any], message:
         Loader(dataset, CPU, **arguments)
 
 
+def test_steps_refuse_what_is_no_loader_of_theirs() -> None:
+    with pytest.raises(ValueError, match=r"loader: found DataLoader, expected what t.loader\(dataset\) returns"):
+        next(Trainer.steps(cast(Trainer, None), cast(Loader, DataLoader(Augmented()))))
+
+
+def test_a_dataset_of_the_users_may_have_attributes_of_ours() -> None:
+    dataset = Augmented()
+    dataset.train_samples = "images"  # type: ignore[attr-defined]
+    assert Loader(dataset, CPU).samples == 40
+
+
+def test_a_packed_sequence_moves_as_one() -> None:
+    """It is a tuple, of which a part stays on the CPU."""
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    moved = Mover(torch.device("meta")).now({"x": packed})["x"]
+    assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
+
+
+def test_mapped_files_are_mapped_again_not_copied(tmp_path: Path) -> None:
+    """They may be larger than memory."""
+    np.arange(10**6, dtype=np.int32).tofile(tmp_path / "tokens.bin")
+    tokens = np.memmap(tmp_path / "tokens.bin", np.int32, "r", offset=40)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        fd = parcel.pack((tokens, tokens[5:7]))
+        assert os.fstat(fd).st_size < 4096
+        socket.send_fds(ours, [b"head"], [fd])
+        os.close(fd)
+        whole, part = (parcel.receive(theirs) or (b"", ()))[1]
+    assert isinstance(whole, np.memmap) and np.array_equal(whole, tokens) and part.tolist() == [15, 16]
+
+
 @pytest.mark.parametrize("content", [
     {"x": torch.arange(12).view(3, 4)[:, ::2], "flag": torch.tensor(True), "none": torch.empty(0, 3)},
+    [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(3, 4).t(), torch.ones(1).expand(2, 3)],
     [torch.randn(3).bfloat16(), torch.randn(5, requires_grad=True).detach(), "text", 7, None],
     (np.arange(5.0), np.array([], np.int8), b"bytes", torch.ones(2, dtype=torch.complex64).conj()),
 ])  # fmt: skip
@@ -233,6 +342,7 @@ def test_parcels_hold_anything(content: Any) -> None:
     for a, b in zip(mine, other, strict=True):
         if isinstance(b, torch.Tensor):
             assert a.dtype == b.dtype and torch.equal(a, b)
+            assert a.stride() == torch.empty_like(b).stride() or 0 in b.stride()
             a.zero_()
         else:
             assert np.array_equal(a, b) if isinstance(b, np.ndarray) else a == b
@@ -353,6 +463,33 @@ def test_under_an_agent_workers_are_forks_of_its_zygote(tmp_path: Path) -> None:
         gone(family)
         zygote.kill()
         zygote.wait()
+
+
+def test_a_zygote_whose_parent_has_ended_does_not_begin() -> None:
+    """As when a rank is killed while it starts one."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        fd = listener.fileno()
+        others = str(os.getppid())
+        command = [sys.executable, "-m", "dltrain.zygote", str(fd), others]
+        assert subprocess.run(command, env=environment(), pass_fds=(fd,), timeout=WITHIN_S, check=False).returncode == 1
+
+
+def test_a_zygote_that_cannot_fork_says_so_and_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a pod has too many processes; the ranks that run are not ended for it."""
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+
+    def fork() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    with socket.socket(socket.AF_UNIX) as listener, ours, os.fdopen(reading) as output:
+        serving, arriving = Serving(listener), _Arriving()
+        arriving.data, arriving.fds = json.dumps({"argv": ["-m", "x"], "env": {}, "cwd": "/"}).encode(), [writing]
+        assert serving._fork(theirs, arriving) is None
+        assert output.read() == "dltrain: cannot start -m x: [Errno 11] Resource temporarily unavailable\n"
+        assert ours.recv(1) == b"", "whoever asked is told by the end of the connection"
+        serving.selector.close()
 
 
 def descendants(pid: int) -> set[int]:

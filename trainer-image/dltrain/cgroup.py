@@ -1,6 +1,7 @@
-"""What the container's cgroup tells about memory and CPUs. Users: ``localranks``, ``session``, ``loop``."""
+"""What the container's cgroup tells of memory and CPUs. Users: ``localranks``, ``session``, ``loop``, ``feeding``."""
 
 import os
+from contextlib import suppress
 from math import floor
 from pathlib import Path
 
@@ -24,6 +25,27 @@ def oom_kills(root: Path = ROOT) -> int | None:
             if name == "oom_kill":
                 return int(count)
     return None
+
+
+def free_nbytes(root: Path = ROOT, meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Memory left below the container's limit and on its machine, without swapping; None where neither can be read."""
+    found = []
+    with suppress(OSError, KeyError):
+        found.append(1024 * _numbers(meminfo)["MemAvailable:"])
+    for folder, limit, used, cached in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with suppress(OSError, ValueError, KeyError):  # ValueError: the limit is "max"
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+            found.append(left + _numbers(folder / "memory.stat")[cached])
+    return min(found, default=None)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Of a file with a name and a number on each line."""
+    words = (line.split() for line in path.read_text().splitlines())
+    return {name: int(number) for name, number, *_ in words if number.isdecimal()}
 
 
 def cpu_quota(root: Path = ROOT) -> float:

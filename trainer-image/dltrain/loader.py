@@ -4,8 +4,12 @@ from typing import Any
 
 import torch
 
+from dltrain import cgroup
 from dltrain.feeding.move import Mover
 from dltrain.feeding.source import Collate, Request, Source, undisturbed
+
+MOST_AHEAD = 128
+"""Twice as many messages, those of before a drop and those of after it, fit into a socket: nobody waits to send one."""
 
 
 class Loader:
@@ -20,8 +24,9 @@ class Loader:
         prefetch: int | None = None,
         collate_fn: Collate | None = None,
         most_workers: int = 0,
+        ranks_here: int = 1,
     ) -> None:
-        """See ``Trainer.loader``. ``most_workers``: where their number is left open.
+        """See ``Trainer.loader``. ``most_workers``: where their number is left open. ``ranks_here``: share the memory.
 
         Raises ValueError when the dataset is none of these, or empty, or the other arguments are not for it.
         """
@@ -39,7 +44,16 @@ class Loader:
                 f"prefetch: found {prefetch} without workers, expected workers to make what is fetched ahead: a thread "
                 "would draw from the generators that the training step draws from"
             )
+        if prefetch is not None and prefetch > MOST_AHEAD:
+            raise ValueError(f"prefetch: found {prefetch}, expected at most {MOST_AHEAD}: more would only take memory")
         self.workers, self.prefetch, self.most_workers = workers, prefetch, most_workers
+        self._ranks_here = ranks_here
+
+    @property
+    def room_nbytes(self) -> int | None:
+        """What workers that nobody asked for may take for the dataset: half of what is free. None: not known."""
+        free = cgroup.free_nbytes()
+        return None if free is None else free // (2 * self._ranks_here)
 
     @property
     def samples(self) -> int:

@@ -138,7 +138,13 @@ class Trainer:
         """
         most = max(0, int(cpus(self.world.local_size)) - 1)
         return Loader(
-            dataset, self.device, workers=workers, prefetch=prefetch, collate_fn=collate_fn, most_workers=most
+            dataset,
+            self.device,
+            workers=workers,
+            prefetch=prefetch,
+            collate_fn=collate_fn,
+            most_workers=most,
+            ranks_here=self.world.local_size,
         )
 
     @property
@@ -195,6 +201,9 @@ class Trainer:
 
         Ends with SystemExit when the run was asked to stop, once its checkpoint is durable.
         """
+        if not isinstance(loader, Loader):
+            found = type(loader).__name__
+            raise ValueError(f"loader: found {found}, expected what t.loader(dataset) returns")  # noqa: TRY004
         sampler = Sampler(loader.samples, min(self.plan.global_batch, loader.samples), self.plan.seed)
         self.total_steps = self.plan.steps or (self.plan.epochs or 0) * sampler.steps_per_epoch
         with Feed(loader, lambda step: self._request(sampler, step), self.total_steps) as feed:

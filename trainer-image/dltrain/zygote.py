@@ -1,4 +1,4 @@
-"""A process that has imported torch already and becomes a rank when asked: ``python -m dltrain.zygote FD``.
+"""A process that has imported torch already and becomes a rank when asked: ``python -m dltrain.zygote FD [PARENT]``.
 
 Started by the agent before anything else, so that the import (more than a second of CPU; five times that at a
 quota of 0.2) runs while the pods find each other, and is paid once per pod instead of once per rank and relaunch.
@@ -90,7 +90,14 @@ class Serving:
         order = Order(tuple(fields["argv"]), fields["env"], fields["cwd"])
         output, *others = arriving.fds
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes: no reason to end those that run
+            os.write(output, f"dltrain: cannot start {' '.join(order.argv)}: {error}\n".encode())
+            for fd in arriving.fds:
+                os.close(fd)
+            self._close(connection)
+            return None
         if pid == 0:
             self._leave_to_the_parent()
             become_rank(order, output, parent)
@@ -242,9 +249,11 @@ def import_ahead() -> None:
 
 
 def main() -> None:
-    """With DLTRAIN_IMPORT_AHEAD=off nothing is imported ahead: for commands that use no torch."""
-    agent = os.getppid()
-    die_with(agent)
+    """With DLTRAIN_IMPORT_AHEAD=off nothing is imported ahead: for commands that use no torch.
+
+    PARENT: the process to end with, which may have ended already.
+    """
+    die_with(int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.socket(fileno=int(sys.argv[1]))
     if os.environ.get("DLTRAIN_IMPORT_AHEAD", "on") != "off":

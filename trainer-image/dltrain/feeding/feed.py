@@ -16,7 +16,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
-from dltrain.errors import WorkerLostError
+from dltrain.errors import SampleError, WorkerLostError
 from dltrain.feeding.source import Request
 from dltrain.feeding.workers import Workers
 from dltrain.loader import Loader
@@ -173,7 +173,12 @@ class Feed:
             self._asked.clear()
         self._ask(self._lane, step)
         first = self._asked.popleft()
-        batch, self.spent_s = self._lane.get(first.ticket)
+        try:
+            batch, self.spent_s = self._lane.get(first.ticket)
+        except (SampleError, MemoryError, WorkerLostError) as error:
+            if self._loader.workers or not self._loader.source.foreign:
+                raise
+            return self._go_back(request, error)
         self._ask(self._lane, step + 1)
         return self._loader.mover.arrived(batch)
 
@@ -210,9 +215,9 @@ class Feed:
             return
         count = min(loader.most_workers, max(1, ceil(SPARE * fetched_s / max(between_s, 1e-9))))
         try:
-            self._starting = Workers(loader.source, count)
-        except Exception as error:  # noqa: BLE001 - whatever pickling the user's dataset raises
-            self._stay(f"{type(error).__name__}: {error}")
+            self._starting = Workers(loader.source, count, loader.room_nbytes)
+        except (ValueError, MemoryError, OSError) as error:
+            self._stay(str(error))
 
     def _take_over(self, workers: Workers) -> None:
         """Once they are ready; the rank goes on alone if they cannot be."""
@@ -224,10 +229,20 @@ class Feed:
             self._starting = None
             self._stay(str(error))
 
+    def _go_back(self, request: Request, error: Exception) -> Any:
+        """Nobody asked for the workers: what they cannot do the rank may, which has all that the script has set up."""
+        assert self._lane is not None
+        self._lane.close()
+        self._lane = None
+        self._asked.clear()
+        batch = self._fetch(request)  # raises where it was not for them
+        self._stay(str(error))
+        return batch
+
     def _stay(self, why: str) -> None:
         print(  # noqa: T201
-            "dltrain: the dataset cannot be sent to worker processes, and samples are made between steps as before "
-            f"(t.loader(…, workers=0) says so without this line): {why}",
+            "dltrain: no workers, samples are made between steps as before (t.loader(…, workers=0) says so without "
+            f"this line): {why}",
             file=sys.stderr,
             flush=True,
         )

@@ -64,6 +64,7 @@ class Hatchery:
     def __init__(self, count: int) -> None:
         """Returns at once; what is ordered waits until the zygote has imported what it imports. Raises OSError."""
         self._own: subprocess.Popen[bytes] | None = None
+        self.connections: list[socket.socket] = []
         self.connections = _agents_zygote(count) or self._start(count)
 
     def _start(self, count: int) -> list[socket.socket]:
@@ -71,12 +72,17 @@ class Hatchery:
             listener.bind(f"{folder}/zygote")
             listener.listen(count)
             fd = listener.fileno()
-            self._own = subprocess.Popen(
-                [sys.executable, "-m", "dltrain.zygote", str(fd)], pass_fds=(fd,), stdin=subprocess.DEVNULL
-            )
-            return _connected(f"{folder}/zygote", count)
+            argv = (sys.executable, "-m", "dltrain.zygote", str(fd), str(os.getpid()))
+            self._own = subprocess.Popen(argv, pass_fds=(fd,), stdin=subprocess.DEVNULL)
+            try:
+                return _connected(f"{folder}/zygote", count)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
         if self._own is not None:
             self._own.kill()
             self._own.wait()

@@ -24,7 +24,8 @@ class Mover:
         if self._stream is None:
             return self.now(batch)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            return _Arriving(self.now(batch), self._stream.record_event())
+            tensors = _mapped(batch, lambda part: self._moved(part) if isinstance(part, Tensor) else part)
+            return _Arriving(tensors, self._stream.record_event())
 
     def arrived(self, batch: Any) -> Any:
         """What ``ahead`` returned, as a batch: what the GPU is given next waits for it."""
@@ -33,13 +34,13 @@ class Mover:
         current = torch.cuda.current_stream(self._device)
         current.wait_event(batch.event)
 
-        def used(tensor: Any) -> Any:  # its memory must not go to another batch on the other stream before
-            if isinstance(tensor, Tensor):
-                tensor.record_stream(current)
-            return tensor
+        def used(part: Any) -> Any:
+            if not isinstance(part, Tensor):
+                return self._moved(part)  # only now: what memory it takes on the other stream nobody could know
+            part.record_stream(current)  # its memory must not go to another batch on the other stream before
+            return part
 
-        _mapped(batch.batch, used)
-        return batch.batch
+        return _mapped(batch.batch, used)
 
     def _moved(self, part: Any) -> Any:
         if isinstance(part, Tensor):
@@ -55,6 +56,8 @@ class _Arriving:
 
 def _mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
     """The batch with every leaf of its dicts, lists and tuples replaced; plain tuples become lists."""
+    if callable(getattr(batch, "to", None)):  # a PackedSequence too, which is a tuple, parts of which stay on the CPU
+        return function(batch)
     if isinstance(batch, dict):
         return {key: _mapped(value, function) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -9,10 +9,12 @@ worker need not run the script again.
 """
 
 import io
+import mmap
 import os
 import pickle
 import select
 import socket
+from pathlib import Path
 from typing import Any, Protocol
 
 import cloudpickle
@@ -46,11 +48,15 @@ def send(connection: socket.socket, head: bytes, content: Any) -> None:
         os.close(fd)
 
 
-def pack(content: Any) -> int:
-    """The object in memory, by a descriptor that may go to any number of processes. Raises what pickling raises."""
+def pack(content: Any, room_nbytes: int | None = None, receivers: int = 0) -> int:
+    """The object in memory, by a descriptor that may go to any number of processes.
+
+    ``room_nbytes``: what this and what becomes of it at ``receivers`` may take. Raises MemoryError where that is more,
+    and what pickling raises.
+    """
     fd = os.memfd_create("dltrain")
     try:
-        _write(fd, content)
+        _write(fd, content, room_nbytes, receivers)
     except BaseException:
         os.close(fd)
         raise
@@ -74,23 +80,46 @@ def receive(connection: socket.socket) -> tuple[bytes, Any] | None:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # which has no types
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.memmap and _of_a_file(obj):  # perhaps larger than memory: mapped there, too
+            order = "C" if obj.flags.c_contiguous else "F"
+            mode = "r" if obj.mode == "r" else "r+"
+            return _mapped, (str(obj.filename), obj.dtype, mode, obj.offset, obj.shape, order)
         plain = type(obj) is Tensor and obj.device.type == "cpu" and obj.layout is torch.strided and obj.numel()
         if plain and not (obj.requires_grad or obj.is_quantized or obj.is_conj() or obj.is_neg()):
-            flat = obj.contiguous().view(-1).view(torch.uint8).numpy()
-            return _tensor, (pickle.PickleBuffer(flat), obj.dtype, tuple(obj.shape))
+            # Dimensions stay in their order in memory (channels_last): kernels, and so the last bits, depend on it.
+            order = list(range(obj.dim()))
+            if not obj.is_contiguous() and 0 not in obj.stride():
+                order.sort(key=obj.stride, reverse=True)
+            dense = obj.permute(order).contiguous()
+            flat = dense.view(-1).view(torch.uint8).numpy()
+            back = [order.index(dimension) for dimension in range(obj.dim())]
+            return _tensor, (pickle.PickleBuffer(flat), obj.dtype, tuple(dense.shape), back)
         return super().reducer_override(obj)
 
 
-def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+def _of_a_file(array: Any) -> bool:
+    """Whether a numpy.memmap holds what is in its file; not so a part of one, or one with changes of its own."""
+    whole = isinstance(array.base, mmap.mmap) and array.mode in ("r", "r+", "w+")
+    return whole and array.filename is not None and Path(array.filename).exists()
 
 
-def _write(fd: int, content: Any) -> None:
+def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], back: list[int]) -> Tensor:
+    return torch.frombuffer(buffer, dtype=dtype).view(shape).permute(back)
+
+
+def _mapped(name: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any) -> Any:
+    return np.memmap(name, dtype, mode, offset, shape, order)
+
+
+def _write(fd: int, content: Any, room_nbytes: int | None, receivers: int) -> None:
     """In the file: how many parts, the length of each, then the parts (a pickle, its buffers) at multiples of 64."""
     buffers: list[pickle.PickleBuffer] = []
     skeleton = io.BytesIO()
     _Pickler(skeleton, protocol=5, buffer_callback=buffers.append).dump(content)
     parts = [skeleton.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    needed = sum(part.nbytes for part in parts) + receivers * parts[0].nbytes  # buffers are shared, objects are not
+    if room_nbytes is not None and needed > room_nbytes:
+        raise MemoryError(f"found {needed / 2**20:.0f} MiB to send, expected at most {room_nbytes / 2**20:.0f} MiB")
     lengths = np.array([len(parts), *(part.nbytes for part in parts)], np.int64).tobytes()
     _put(fd, memoryview(lengths), 0)
     at = len(lengths)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from dltrain.errors import BadInputError, SampleError
 
@@ -35,6 +35,9 @@ class Request:
     def same(self, other: "Request") -> bool:
         return (self.epoch, self.seed) == (other.epoch, other.seed) and np.array_equal(self.indices, other.indices)
 
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.indices[:4])) + (", …" if len(self.indices) > 4 else "")
+
     @property
     def sample_seeds(self) -> list[int]:
         """One for each sample: SplitMix64 (Steele, Lea and Flood 2014) at the sample's number, keyed by the epoch."""
@@ -50,10 +53,20 @@ class Source:
 
     def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
         """Raises ValueError when the dataset is none of these, or empty, or ``collate`` is not for it."""
+        if isinstance(dataset, DataLoader):
+            raise ValueError(  # noqa: TRY004 - what a user wrote
+                "dataset: found a DataLoader, expected the dataset in it: pass t.loader(loader.dataset), with its "
+                "collate_fn if that is your own; the batch is the job's, divided among the ranks"
+            )
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(  # noqa: TRY004 - what a user wrote
+                f"dataset: found {type(dataset).__name__}, an IterableDataset, expected a map-style dataset (with len "
+                "and []) or a tuple of tensors: which samples a step takes must be known before"
+            )
         if type(dataset) is TensorDataset and collate is None:
             dataset = dataset.tensors
         self.dataset = dataset
-        self.ours = hasattr(dataset, "train_samples")
+        self.ours = hasattr(dataset, "train_samples") and not hasattr(dataset, "__getitem__")
         if self.ours:
             self.samples: int = dataset.train_samples
         elif isinstance(dataset, tuple) and all(isinstance(part, Tensor) for part in dataset):
@@ -95,8 +108,7 @@ class Source:
         except (BadInputError, MemoryError):
             raise
         except Exception as error:
-            numbers = ", ".join(map(str, request.indices[:4])) + (", …" if len(request.indices) > 4 else "")
-            raise SampleError(f"collate_fn of samples {numbers}: {type(error).__name__}: {error}") from error
+            raise SampleError(f"collate_fn of samples {request}: {type(error).__name__}: {error}") from error
 
     def _samples(self, request: Request) -> list[Any]:
         indices, seeds = request.indices.tolist(), request.sample_seeds

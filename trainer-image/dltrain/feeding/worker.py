@@ -117,7 +117,17 @@ def _answer(connection: socket.socket, source: Source, ticket: int, request: Req
         text = str(error) if isinstance(error, SampleError) else f"{type(error).__name__}: {error}"
         made = Trouble(text, traceback.format_exc(), isinstance(error, MemoryError))
         says = Says.FAILED
-    parcel.send(connection, Head(says, ticket, time.perf_counter() - began).packed(), made)
+    spent_s = time.perf_counter() - began
+    try:
+        parcel.send(connection, Head(says, ticket, spent_s).packed(), made)
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - what pickling the user's batch raises
+        text = (
+            f"batch of samples {request}: cannot be sent by a worker: {type(error).__name__}: {error}; pass workers=0"
+        )
+        trouble = Trouble(f"{text} to t.loader", traceback.format_exc(), isinstance(error, MemoryError))
+        parcel.send(connection, Head(Says.FAILED, ticket, spent_s).packed(), trouble)
 
 
 if __name__ == "__main__":

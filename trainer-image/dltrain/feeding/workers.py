@@ -27,15 +27,22 @@ _OBITUARY_S = 2.0
 class Workers:
     """``count`` processes that take turns. ``ask`` and ``get`` may be called from two threads."""
 
-    def __init__(self, source: Source, count: int) -> None:
-        """Returns before they have started. Raises OSError, and what pickling the dataset raises."""
+    def __init__(self, source: Source, count: int, room_nbytes: int | None = None) -> None:
+        """Returns before they have started. ``room_nbytes``: what the dataset may take once more.
+
+        Raises ValueError when it cannot be pickled, MemoryError when it is larger, OSError.
+        """
         self._tickets = itertools.count(1)
         self._closing = False
         self._oom_kills = cgroup.oom_kills()
-        packed = parcel.pack(source)  # one for all; and before anything is started, as it may fail
-        self._hatchery = Hatchery(count)
+        packed = _packed(source, room_nbytes, count)  # one for all; and before anything is started, as it may fail
         try:
-            self._workers = [_Worker(zygote, packed) for zygote in self._hatchery.connections]
+            self._hatchery = Hatchery(count)
+            try:
+                self._workers = [_Worker(zygote, packed) for zygote in self._hatchery.connections]
+            except BaseException:
+                self._hatchery.close()
+                raise
         finally:
             os.close(packed)
 
@@ -142,6 +149,20 @@ class _Worker:
     def close(self) -> None:
         self.connection.close()
         self.child.close()
+
+
+def _packed(source: Source, room_nbytes: int | None, count: int) -> int:
+    try:
+        return parcel.pack(source, room_nbytes, count)
+    except MemoryError as error:
+        raise MemoryError(f"the dataset does not fit into memory once more: {error}") from error
+    except OSError:
+        raise
+    except Exception as error:  # whatever the user's classes raise
+        raise ValueError(
+            f"dataset: cannot be sent to worker processes: {type(error).__name__}: {error}; open files and connections "
+            "in __getitem__ instead, or pass workers=0 to t.loader"
+        ) from error
 
 
 class _InWorkerError(Exception):
