@@ -201,8 +201,9 @@ class Trainer:
 
         Ends with SystemExit when the run was asked to stop, once its checkpoint is durable.
         """
-        if not isinstance(loader, Loader):
-            found = type(loader).__name__
+        given: Any = loader
+        if not isinstance(given, Loader):
+            found = type(given).__name__
             raise ValueError(f"loader: found {found}, expected what t.loader(dataset) returns")  # noqa: TRY004
         sampler = Sampler(loader.samples, min(self.plan.global_batch, loader.samples), self.plan.seed)
         self.total_steps = self.plan.steps or (self.plan.epochs or 0) * sampler.steps_per_epoch

@@ -81,9 +81,8 @@ def receive(connection: socket.socket) -> tuple[bytes, Any] | None:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # which has no types
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is np.memmap and _of_a_file(obj):  # perhaps larger than memory: mapped there, too
-            order = "C" if obj.flags.c_contiguous else "F"
-            mode = "r" if obj.mode == "r" else "r+"
-            return _mapped, (str(obj.filename), obj.dtype, mode, obj.offset, obj.shape, order)
+            layout, mode = "C" if obj.flags.c_contiguous else "F", "r" if obj.mode == "r" else "r+"
+            return _mapped, (str(obj.filename), obj.dtype, mode, obj.offset, obj.shape, layout)
         plain = type(obj) is Tensor and obj.device.type == "cpu" and obj.layout is torch.strided and obj.numel()
         if plain and not (obj.requires_grad or obj.is_quantized or obj.is_conj() or obj.is_neg()):
             # Dimensions stay in their order in memory (channels_last): kernels, and so the last bits, depend on it.
@@ -107,8 +106,8 @@ def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], back: list[
     return torch.frombuffer(buffer, dtype=dtype).view(shape).permute(back)
 
 
-def _mapped(name: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any) -> Any:
-    return np.memmap(name, dtype, mode, offset, shape, order)
+def _mapped(name: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], layout: Any) -> Any:
+    return np.memmap(name, dtype, mode, offset, shape, layout)
 
 
 def _write(fd: int, content: Any, room_nbytes: int | None, receivers: int) -> None:
