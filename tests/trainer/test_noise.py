@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dltrain.noise import EVERY, LEAST, SMALL_NBYTES, NoiseScale, stride
+from dltrain.noise import LEAST, NoiseScale
 from trainer.ranks import BODIES, run_ranks
 
 
@@ -72,10 +72,6 @@ def test_what_tells_nothing() -> None:
     for square in (1e-3, 1.0) * LEAST:
         wild.observe(square + 1.0, square, 2)
     assert wild.samples is None, "a share of the signal that is off by more than 1"
-
-
-def test_large_gradients_are_measured_now_and_then() -> None:
-    assert (stride(SMALL_NBYTES), stride(SMALL_NBYTES + 4)) == (1, EVERY)
 
 
 def test_ranks_measure_the_noise_of_a_problem_whose_noise_is_known() -> None:
