@@ -12,8 +12,6 @@ from dljob.connection import connect
 from dljob.kube import Api, ApiError
 from dljob.kube.kinds import NODE, POD
 
-DEVICE = "hollow"
-"""Device label of these nodes: jobs that ask for it land here and nowhere else."""
 POLL_S = 0.1
 HEARTBEAT_S = 4.0
 
@@ -23,9 +21,13 @@ def _now() -> str:
 
 
 class HollowNodes:
-    """Nodes ``<prefix>-0`` to ``<prefix>-<count-1>``, alive between ``start`` and ``stop``."""
+    """Nodes ``<prefix>-0`` to ``<prefix>-<count-1>``, alive between ``start`` and ``stop``.
 
-    def __init__(self, prefix: str, count: int) -> None:
+    Jobs that ask for ``device`` land on them and nowhere else.
+    """
+
+    def __init__(self, prefix: str, count: int, device: str) -> None:
+        self.device = device
         self.names = [f"{prefix}-{i}" for i in range(count)]
         self.refusing: set[str] = set()
         """Names of pods whose image 'cannot be pulled'."""
@@ -58,7 +60,7 @@ class HollowNodes:
         self._session = connection.session()
         self._api = Api(self._session, connection.server)
         for name in self.names:
-            labels = {"kubernetes.io/hostname": name, "dljob.dev/device": DEVICE}
+            labels = {"kubernetes.io/hostname": name, "dljob.dev/device": self.device}
             # No pods but those that ask for the device; daemons of the cluster stay away.
             taints = [{"key": "dljob.dev/hollow", "value": "true", "effect": "NoSchedule"}]
             body = {

@@ -5,7 +5,6 @@ import time
 from typing import Any
 
 from dljob import contract
-from hollow import DEVICE
 from kube import Kubectl, wait_for
 
 Json = dict[str, Any]
@@ -15,20 +14,19 @@ SPEC: Json = {
     "globalBatchSize": 60,
     "epochs": 5,
     "nodes": {"min": 2, "max": 2},
-    "devices": [DEVICE],
     "checkpoint": {"enabled": False},
     "scheduling": {"tolerations": [{"key": "dljob.dev/hollow", "operator": "Exists"}]},
 }
 
 
 class Play:
-    """A user and the trainer of one namespace."""
+    """A user and the trainer of one namespace, whose jobs run on ``device``."""
 
-    def __init__(self, kubectl: Kubectl) -> None:
-        self.kubectl = kubectl
+    def __init__(self, kubectl: Kubectl, device: str) -> None:
+        self.kubectl, self.device = kubectl, device
 
     def submit(self, name: str, **changes: Any) -> Json:
-        spec = {key: value for key, value in {**SPEC, **changes}.items() if value is not None}
+        spec = {key: value for key, value in {**SPEC, "devices": [self.device], **changes}.items() if value is not None}
         job = {"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "metadata": {"name": name}, "spec": spec}
         self.kubectl.apply(job)
         return self.kubectl.job(name)

@@ -1,9 +1,15 @@
-"""A namespace with the operator as a process beside it, nodes without machines, and the trainer's part to play."""
+"""A namespace with the operator as a process beside it, nodes without machines, and the trainer's part to play.
 
+Each module and each pytest worker has its own: nothing of the cluster is shared but the kinds.
+"""
+
+import fcntl
 import json
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,20 +31,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def admin() -> Iterator[Kubectl]:
+def admin(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Kubectl]:
     """The cluster with our kinds, and with no other operator at work."""
     kubectl = Kubectl(os.environ["DLJOB_TEST_KUBECONFIG"])
     os.environ["KUBECONFIG"] = kubectl.kubeconfig
+    folder = tmp_path_factory.getbasetemp()
+    with _ours_alone(kubectl, folder if worker_id == "master" else folder.parent):
+        yield kubectl
+
+
+@contextmanager
+def _ours_alone(kubectl: Kubectl, folder: Path) -> Iterator[None]:
+    """Of the pytest workers that share ``folder`` the first sets the cluster up, the last starts again what it stopped."""
+    stopped = folder / "operators-stopped.json"
+    with (folder / "operators-turn").open("w") as turn, (folder / "operators-users").open("w") as users:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if not stopped.exists():
+            _our_kinds(kubectl)
+            text = kubectl.run("get", "deployments", "-A", "-l", "app.kubernetes.io/name=dljob", "-o", "json")
+            stopped.write_text(text)
+            for other in json.loads(text)["items"]:
+                _scale(kubectl, other["metadata"], 0)
+        fcntl.flock(users, fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        yield
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # another worker is still at it; the last one starts them
+        for other in json.loads(stopped.read_text())["items"]:
+            _scale(kubectl, other["metadata"], other["spec"]["replicas"])
+        stopped.unlink()
+
+
+def _our_kinds(kubectl: Kubectl) -> None:
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         definition = yaml.safe_load(path.read_text())
         kubectl.apply(_without_rules(definition), flags=("--validate=false", "--server-side", "--force-conflicts"))
     kubectl.run("wait", "--for=condition=Established", "crd/dljobs.dljob.dev", "crd/dlprofiles.dljob.dev")
-    others = json.loads(kubectl.run("get", "deployments", "-A", "-l", "app.kubernetes.io/name=dljob", "-o", "json"))
-    for other in others["items"]:
-        _scale(kubectl, other["metadata"], 0)
-    yield kubectl
-    for other in others["items"]:
-        _scale(kubectl, other["metadata"], other["spec"]["replicas"])
 
 
 def _scale(kubectl: Kubectl, meta: Json, replicas: int) -> None:
@@ -62,7 +93,7 @@ def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
 
 @pytest.fixture(scope="module")
 def nodes(kubectl: Kubectl) -> Iterator[HollowNodes]:
-    found = HollowNodes(kubectl.namespace, 3)
+    found = HollowNodes(kubectl.namespace, 3, device=kubectl.namespace.replace("api", "hollow"))
     found.start()
     yield found
     found.stop()
@@ -80,5 +111,5 @@ def operator(
 
 
 @pytest.fixture
-def play(kubectl: Kubectl, operator: OperatorProcess) -> Play:
-    return Play(kubectl)
+def play(kubectl: Kubectl, nodes: HollowNodes, operator: OperatorProcess) -> Play:
+    return Play(kubectl, nodes.device)
