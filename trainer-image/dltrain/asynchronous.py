@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dljob.contract import Plan, Role
+from dltrain import randomness
 from dltrain.buffers import GradientBuffer
 from dltrain.checkpoint import MODEL, OPTIMIZER, STATE, Snapshot, decode
 from dltrain.clocks import Clocks
@@ -236,7 +237,7 @@ class Worker(Asynchronous):
                 trainer.epoch = part.epoch
                 began = time.perf_counter()
                 batch = feed.take(trainer.step)
-                torch.manual_seed(step_seed(self.plan.seed, trainer.step, trainer.rank))
+                randomness.seed(step_seed(self.plan.seed, trainer.step, trainer.rank), trainer.device)
                 fetched, waited_s, seen = time.perf_counter(), self.link.waited_s, reply.samples
                 request = self._compute(batch, part.weight, part.batch, loss_of)
                 computed_s = time.perf_counter() - fetched

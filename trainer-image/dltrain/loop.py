@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dljob.contract import DATASET_VARIABLE, Outcome, Plan
-from dltrain import summing
+from dltrain import randomness, summing
 from dltrain.batchnorm import Ranks, local_layers, synchronized, unsynchronized
 from dltrain.cgroup import cpus
 from dltrain.energy import meter
@@ -216,7 +216,7 @@ class Trainer:
                 batch = feed.take(self.step)
                 self._data, self._fetch_s = self._clock.lap(), feed.spent_s
                 # Randomness of a step (dropout) is a function of (seed, step, rank): nothing to save, equal on resume.
-                torch.manual_seed(step_seed(self.plan.seed, self.step, self.rank))
+                randomness.seed(step_seed(self.plan.seed, self.step, self.rank), self.device)
                 full = part.batch == self.plan.global_batch
                 self._measuring = self._team.measure(self.step, always=self._scaling.measures) and full
                 self.parallel.begin(part.weight, self._shared())

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
+from dltrain import randomness
 from dltrain.feeding.source import Request
 from dltrain.layout import job_directory
 from dltrain.loader import Loader
@@ -94,7 +94,7 @@ def ramp(
         for step in range(STEPS):
             rate = LOW * (HIGH / LOW) ** (step / (STEPS - 1))
             part = sampler.part(step, trainer.shares, trainer.rank)
-            torch.manual_seed(step_seed(trainer.plan.seed, step, trainer.rank))
+            randomness.seed(step_seed(trainer.plan.seed, step, trainer.rank), trainer.device)
             parallel.begin(part.weight, [0.0] * parallel.buffer.tail.numel())
             if len(part.indices):
                 loss = loss_of(model, loader.fetch(Request(part.indices, part.epoch, trainer.plan.seed)))

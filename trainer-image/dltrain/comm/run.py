@@ -46,7 +46,7 @@ class Run(ABC):
             others = [run for run in self.siblings if run is not self and not run.finished]
             for run in others:
                 run.test()
-            if backoff.sleeps and self.test():  # what a test of another one took for us rings no more
+            if backoff.listens and self.test():  # what a test of another one took for us rings no more
                 return
             if (progress := sum(run.progress for run in self.siblings)) != seen:
                 seen = progress

@@ -59,7 +59,7 @@ class Backoff:
     through shared memory it sleeps a tenth of the time waited so far, 1 ms at most: 10 % late, 90 % idle.
 
     A message may be taken from its socket while another one is tested, and then rings no more. MPI's tests of several
-    requests look first and take what has arrived then. So look once more before a pause that ``sleeps``.
+    requests look first and take what has arrived then. So look once more before a pause that ``listens``.
     """
 
     def __init__(self) -> None:
@@ -76,9 +76,9 @@ class Backoff:
         return time.perf_counter() - self._began
 
     @property
-    def sleeps(self) -> bool:
-        """Whether ``pause`` would not come back at once."""
-        return self.waited_s >= _SPIN_S
+    def listens(self) -> bool:
+        """Whether ``pause`` would rely on a bell."""
+        return _all_ring and self.waited_s >= _SPIN_S
 
     def pause(self, longest_s: float = LONGEST_LISTEN_S) -> None:
         """``longest_s``: bound of listening, for whoever may have missed a bell."""
@@ -95,5 +95,5 @@ class Backoff:
 def wait_until(done: Callable[[], bool]) -> None:
     """Poll ``done`` until it holds."""
     backoff = Backoff()
-    while not (done() or (backoff.sleeps and done())):
+    while not (done() or (backoff.listens and done())):
         backoff.pause()
