@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dltrain.noise import LEAST, NoiseScale
+from dljob.calibrate.noise import LEAST_STEPS
+from dltrain.noise import ENOUGH, EVERY, LEAST, NoiseScale, stride
 from trainer.ranks import BODIES, run_ranks
 
 
@@ -72,6 +73,12 @@ def test_what_tells_nothing() -> None:
     for square in (1e-3, 1.0) * LEAST:
         wild.observe(square + 1.0, square, 2)
     assert wild.samples is None, "a share of the signal that is off by more than 1"
+
+
+@given(st.integers(ENOUGH, 10**6))
+def test_every_training_but_the_shortest_measures_as_much_as_a_profile_asks_for(steps: int) -> None:
+    assert len(range(0, steps, stride(steps))) >= LEAST_STEPS
+    assert stride(steps) <= EVERY and stride(1) == 1
 
 
 def test_ranks_measure_the_noise_of_a_problem_whose_noise_is_known() -> None:

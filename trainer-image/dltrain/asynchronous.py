@@ -223,7 +223,8 @@ class Worker(Asynchronous):
             return sampler.part(step, trainer.shares, trainer.rank)
 
         def samples_of(step: int) -> Samples:
-            return Samples(part_of(step).indices, part_of(step).epoch, self.plan.seed)
+            part = part_of(step)
+            return Samples(part.indices, part.epoch, self.plan.seed)
 
         trainer.step = first = self.done[trainer.worker]
         reply = self._ask(Request(Asks.PARAMETERS))

@@ -5,21 +5,17 @@ takes over takes a higher term. What happens is noted by its ``Observer``; here 
 conditions over what is known, and decides. Users: ``agent``.
 """
 
-import asyncio
 import logging
 import time
 
-from dljob.contract import Failure, Outcome, Plan, Report, RunPhase
+from dljob.contract import Failure, Outcome, RunPhase
 from dltrain import agentproto as proto
 from dltrain import finished
 from dltrain.diagnosis import World, delay_s, diagnose, explained, obituary
-from dltrain.exchange import Reporter
 from dltrain.fewer import fewer
 from dltrain.observer import Observer
 from dltrain.procedure import LeavingError, ReplannedError
-from dltrain.processes import Exit, Reaper
-from dltrain.settings import Settings
-from dltrain.tls import Identity
+from dltrain.processes import Exit
 
 log = logging.getLogger(__name__)
 
@@ -42,25 +38,6 @@ TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 class Coordinator(Observer):
     """Coordinates one plan after another, from ``run`` on, until it is told to leave or superseded."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        identity: Identity,
-        reaper: Reaper,
-        env: dict[str, str],
-        reporter: Reporter,
-        plan: Plan,
-        previous: Report | None,
-        *,
-        acting: bool = False,
-    ) -> None:
-        """``acting``: in the place of the plan's first pod, which was lost."""
-        super().__init__(settings, identity, reaper, env, reporter, plan, previous, acting=acting)
-        self.done = asyncio.Event()
-        self._previous = previous
-        self._fruitless = 0
-        """Launches in a row that came to nothing."""
 
     # What others ask of it
 

@@ -218,7 +218,9 @@ class Trainer:
                 # Randomness of a step (dropout) is a function of (seed, step, rank): nothing to save, equal on resume.
                 randomness.seed(step_seed(self.plan.seed, self.step, self.rank), self.device)
                 full = part.batch == self.plan.global_batch
-                self._measuring = self._team.measure(self.step, always=self._scaling.measures) and full
+                self._measuring = (
+                    self._team.measure(self.step, self.total_steps, always=self._scaling.measures) and full
+                )
                 self.parallel.begin(part.weight, self._shared())
                 self._kept = [buffer.clone() for buffer in self.model.buffers()] if self._team.elastic.active else []
                 self._in_step, self._again = True, False

@@ -22,10 +22,7 @@ from dltrain.comm.faults import translate
 from dltrain.comm.waiting import wait_until
 from dltrain.parallel import DataParallel
 from dltrain.sampling import Part, Sampler
-from dltrain.world import World
-
-_LONGEST_NBYTES = 2**18
-"""Of one message; see ``world``."""
+from dltrain.world import SLICE_NBYTES, World
 
 
 @dataclass(frozen=True)
@@ -207,7 +204,7 @@ def _transfer(array: Any, begin: Callable[[Any], Any]) -> None:
     from mpi4py import MPI
 
     try:
-        for start in range(0, len(array), _LONGEST_NBYTES):
-            wait_until(begin(array[start : start + _LONGEST_NBYTES]).Test)
+        for start in range(0, len(array), SLICE_NBYTES):
+            wait_until(begin(array[start : start + SLICE_NBYTES]).Test)
     except MPI.Exception as error:
         raise translate(error) from error

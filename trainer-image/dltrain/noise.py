@@ -23,10 +23,17 @@ from dljob.contract import MOST_NOISE
 EVERY = 10
 """Steps from one of which norms are taken to the next. At every step they made those of a small model on quotas of 0.2
 CPUs a tenth longer."""
+ENOUGH = 60
+"""Measured steps that a shorter training has nevertheless: more than a profile asks for before it learns of a run."""
 MOST = 16
 """Stretches of a run that are told apart; when there are more, neighbours become one."""
 LEAST = 16
 """Steps without which nothing is told."""
+
+
+def stride(steps: int) -> int:
+    """Every how many steps to measure in a training of so many."""
+    return max(1, min(EVERY, steps // ENOUGH))
 
 
 def estimates(within: float, together: float, ranks: int, batch: int) -> tuple[float, float]:

@@ -59,6 +59,10 @@ class Observer(Procedure):
         self._trained = False
         """Whether ranks have made a step under this plan, by whichever coordinator they were launched."""
         self._stopping = False
+        self._previous = previous
+        """The last report of an earlier coordinator, until it has been looked at."""
+        self._fruitless = 0
+        """Launches in a row that came to nothing."""
 
     def _tick(self) -> None:
         world = self._world

@@ -33,6 +33,8 @@ class Procedure(ABC):
         self._leaving = False
         self._new_plan: Plan | None = None
         self._ticked_s = 0.0
+        self.done = asyncio.Event()
+        """Set when the procedure has come to its end."""
 
     @abstractmethod
     def _take(self, event: Event) -> None:

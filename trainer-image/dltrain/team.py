@@ -13,7 +13,7 @@ from dltrain.balance import Balance
 from dltrain.elastic import Elastic, inherit
 from dltrain.errors import PeerLostError
 from dltrain.messages import Resharded, Shrunk
-from dltrain.noise import EVERY
+from dltrain.noise import stride
 from dltrain.parallel import DataParallel
 from dltrain.pipeline import Pipeline
 from dltrain.report import Reporter
@@ -57,10 +57,10 @@ class Team:
         self._model, self._optimizer, self._sample = model, optimizer, sample
         self._rebuild()
 
-    def measure(self, step: int, *, always: bool) -> bool:
-        """Whether ranks tell the norms of their own gradients at this step; ``always``: wherever they can."""
+    def measure(self, step: int, steps: int, *, always: bool) -> bool:
+        """Whether ranks tell their own gradients' norms at this step of ``steps``; ``always``: wherever they can."""
         told = self.plan.parallelism == "Data" and self.workers > 1
-        told = told and (always or step % EVERY == 0)
+        told = told and (always or step % stride(steps) == 0)
         self.parallel.square_at = WITHIN if told else None
         return told
 

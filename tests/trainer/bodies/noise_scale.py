@@ -27,7 +27,7 @@ def main() -> None:
     mean = gradients.mean(0)
     exact = float(((gradients - mean) ** 2).sum(1).mean() / (mean @ mean))
     for every, error in ((1, ERROR), (10, 3 * ERROR)):
-        team.EVERY = every
+        team.stride = lambda _, every=every: every
         model = nn.Linear(WIDTH, 1, bias=False)
         nn.init.zeros_(model.weight)
         plan = make_plan(shares=list(SHARES), global_batch=sum(SHARES), steps=STEPS)
