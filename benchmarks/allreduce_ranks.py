@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -41,9 +42,9 @@ def measured(world: World, nbytes: int, asked: dict[str, Any]) -> dict[str, Any]
     sums = {name: candidate(name, world, nbytes, asked["host"], ours) for name in asked["candidates"]}
     repeats = {name: _repeats(world, sum_once) for name, sum_once in sums.items()}
     times: dict[str, list[float]] = {name: [] for name in sums}
-    names = list(sums)
     for turn in range(asked["rounds"]):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        # Anew in every round, alike on all ranks: what a candidate leaves behind must not always hit the same next one.
+        for name in random.Random(turn).sample(list(sums), len(sums)):
             world.comm.Barrier()
             began = time.perf_counter()
             for _ in range(repeats[name]):

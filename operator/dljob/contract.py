@@ -31,7 +31,7 @@ CHECKPOINT_DIR = "/var/lib/dljob/checkpoints"
 DATASET_DIR = "/var/lib/dljob/dataset"
 """Where a pvc:// dataset's claim is mounted, read-only, and where fetched data is."""
 
-MEASURABLE = ("Ring", "MPI", "Tree", "Butterfly")
+MEASURABLE = ("Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling")
 """Collectives in which every rank is a worker and MPI is all they share: ranks may choose among them by themselves."""
 
 CPUS_VARIABLE = "DLTRAIN_CPUS_M"
@@ -162,7 +162,7 @@ class Plan(Record):
     term: Annotated[int, Field(ge=1, description="Raised by the operator when it fences a lost node.")] = 1
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
     global_batch: Annotated[int, Field(ge=1)]
-    collective: Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"] = "Ring"
+    collective: Literal["Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "Torch"] = "Ring"
     measure_collective: Annotated[
         bool,
         Field(

@@ -44,6 +44,7 @@ _COLLECTIVES: dict[Collective, CollectiveName | None] = {
     Collective.MPI: "MPI",
     Collective.TREE: "Tree",
     Collective.BUTTERFLY: "Butterfly",
+    Collective.HALVING_DOUBLING: "HalvingDoubling",
     Collective.PARAMETER_SERVER: "ParameterServer",
     Collective.TORCH: "Torch",
 }

@@ -51,7 +51,7 @@ def weights(folder: Path) -> Path:
     [
         ("Ring", ["0 loss 20"], (1, 2)),
         ("Auto", ["1 loss 20"], (0, 2)),
-        ("Butterfly", ["1 agree 20"], (0, 2)),
+        ("HalvingDoubling", ["1 agree 20"], (0, 2)),
         ("Tree", ["2 evaluate 2"], (0, 1)),
         ("MPI", ["1 loss 20", "2 loss 40"], (0,)),
         ("Ring", ["0 loss 20", "1 loss 20"], (2,)),

@@ -6,7 +6,6 @@ content is read as late as possible.
 
 import random
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dltrain.comm.butterfly import butterfly
+from dltrain.comm.halving import halving_doubling
 from dltrain.comm.parameter_server import parameter_server
 from dltrain.comm.ring import ring
 from dltrain.comm.schedule import Schedule, chunks, pieces
@@ -32,7 +32,8 @@ def two_servers(rank: int, size: int, count: int, longest: int) -> Schedule:
 
 
 STRATEGIES: dict[str, Make] = {
-    "ring": ring, "tree": tree, "butterfly": butterfly, "one server": one_server, "two servers": two_servers,
+    "ring": ring, "tree": tree, "butterfly": butterfly, "halving": halving_doubling,
+    "one server": one_server, "two servers": two_servers,
 }  # fmt: skip
 
 
@@ -104,19 +105,23 @@ def simulate(make: Make, size: int, count: int, longest: int, seed: int) -> None
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @settings(max_examples=40, deadline=None)
-@given(size=st.integers(2, 7), count=st.integers(1, 60), longest=st.integers(1, 17), seed=st.integers(0, 2**32))
+@given(size=st.integers(2, 9), count=st.integers(1, 60), longest=st.integers(1, 17), seed=st.integers(0, 2**32))
 def test_every_rank_ends_with_the_sum(name: str, size: int, count: int, longest: int, seed: int) -> None:
     simulate(STRATEGIES[name], size, count, longest, seed)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@given(size=st.integers(2, 9), count=st.integers(1, 60), longest=st.integers(1, 17))
-def test_ranges_are_a_grid_and_short(name: str, size: int, count: int, longest: int) -> None:
+@given(size=st.integers(2, 17), count=st.integers(1, 60), longest=st.integers(1, 17))
+def test_messages_are_short_and_wait_for_what_they_touch(name: str, size: int, count: int, longest: int) -> None:
     for rank in range(size):
         schedule = STRATEGIES[name](rank, size, count, longest)
-        ranges = sorted({(s.start, s.stop) for s in schedule.sends} | {(r.start, r.stop) for r in schedule.receives})
-        assert all(0 < stop - start <= longest for start, stop in ranges)
-        assert all(stop <= start for (_, stop), (start, _) in pairwise(ranges))
+        assert all(0 < m.stop - m.start <= longest for m in (*schedule.sends, *schedule.receives))
+        for position, (receive, blockers) in enumerate(zip(schedule.receives, schedule.blockers(), strict=True)):
+            assert blockers == [
+                index
+                for index, send in enumerate(schedule.sends)
+                if send.start < receive.stop and receive.start < send.stop and send.after <= position
+            ]
 
 
 @given(size=st.integers(2, 9), count=st.integers(1, 500), longest=st.integers(1, 50))
@@ -125,6 +130,28 @@ def test_a_ring_sends_the_least_that_is_possible(size: int, count: int, longest:
     sent = [sum(s.stop - s.start for s in ring(r, size, count, longest).sends) for r in range(size)]
     assert sum(sent) == 2 * (size - 1) * count
     assert max(sent) <= 2 * (size - 1) * -(-count // size)
+
+
+@given(power=st.integers(1, 5), count=st.integers(1, 500), longest=st.integers(1, 600))
+def test_halving_and_doubling_sends_what_a_ring_does_in_fewer_messages(power: int, count: int, longest: int) -> None:
+    size = 2**power
+    schedules = [halving_doubling(r, size, count, longest) for r in range(size)]
+    assert sum(s.stop - s.start for schedule in schedules for s in schedule.sends) == 2 * (size - 1) * count
+    if longest >= count >= size:
+        assert all(len(schedule.sends) == len(schedule.receives) == 2 * power for schedule in schedules)
+
+
+@given(power=st.integers(1, 4), beyond=st.integers(1, 15), count=st.integers(2, 500))
+def test_a_rank_beyond_a_power_of_two_shares_values_and_gets_the_total(power: int, beyond: int, count: int) -> None:
+    core = 2**power
+    beyond = min(beyond, core - 1)
+    for rank in range(core, core + beyond):
+        outside = halving_doubling(rank, core + beyond, count, count)
+        partner = halving_doubling(rank - core, core + beyond, count, count)
+        assert sum(s.stop - s.start for s in outside.sends) == count
+        assert sum(r.stop - r.start for r in outside.receives) in (count + count // 2, count + -(-count // 2))
+        assert {m.peer for m in (*outside.sends, *outside.receives)} == {rank - core}
+        assert [m.peer for m in partner.sends].count(rank) == [m.peer for m in partner.receives].count(rank) == 2
 
 
 @given(start=st.integers(0, 10), length=st.integers(0, 100), longest=st.integers(1, 40))

@@ -20,7 +20,7 @@ from dljob.perf.datasets import DATASETS
 from dljob.perf.models import MODELS
 from dljob.perf.workload import Workload, builtin, hinted
 
-COLLECTIVES: Sequence[Collective] = ("Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch")
+COLLECTIVES: Sequence[Collective] = ("Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "Torch")
 links = st.builds(Link, st.floats(0, 1e-2), st.floats(1e6, 1e12), st.floats(1e8, 1e12))
 sizes = st.floats(1.0, 1e11)
 ranks = st.integers(2, 2000)

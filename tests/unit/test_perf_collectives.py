@@ -21,6 +21,17 @@ def test_halving_doubling_on_powers_of_two_is_a_ring_with_fewer_messages(v: floa
     assert halving_doubling_s(v, n, link) + saved == pytest.approx(ring_s(v, n, link))
 
 
+@given(sizes, st.integers(1, 5), st.integers(0, 4), links)
+def test_halving_doubling_stays_in_nodes_first(v: float, k: int, inside: int, link: Link) -> None:
+    """With g ranks a node their link carries V (1 - 1/m) each way, as between m nodes of one rank; and V (1 - 1/g)."""
+    nodes, group = 2**k, 2**inside
+    link = replace(link, near_latency_s=link.latency_s / 3)
+    alone = halving_doubling_s(v, nodes, replace(link, reduce_Bps=1e30))
+    within = 2 * (1 - 1 / group) * v / link.bandwidth_Bps + 2 * inside * link.inside_s
+    found = halving_doubling_s(v, nodes * group, replace(link, reduce_Bps=1e30), nodes)
+    assert found == pytest.approx(alone + within)
+
+
 @given(sizes, st.integers(2, 10), links)
 def test_off_powers_of_two_it_costs_more(v: float, k: int, link: Link) -> None:
     assert halving_doubling_s(v, 2**k + 1, link) > halving_doubling_s(v, 2**k, link)

@@ -141,17 +141,20 @@ class TestDecisions:
         assert decision.chosen.groups == decided(RESNET, cluster).chosen.groups
 
     def test_collectives_compete_and_the_losers_are_shown(self) -> None:
-        decision = decided(
-            replace(RESNET, nodes_min=4, candidates_kept=2), view({"count": 4, "cpu": 8, "memory": "64Gi"})
-        )
-        assert decision.chosen.collective == "Ring"
+        cluster = view({"count": 5, "cpu": 8, "memory": "64Gi"})
+        even = decided(replace(RESNET, nodes_min=4, nodes_max=4, candidates_kept=2), cluster)
+        decision = decided(replace(RESNET, nodes_min=5, candidates_kept=2), cluster)
+        # The same traffic in fewer messages; between five it would be twice a ring's.
+        assert (even.chosen.collective, decision.chosen.collective) == ("HalvingDoubling", "Ring")
         lines = [r.reason for r in decision.refusals if "ParameterServer" in r.summary]
         assert lines
         assert lines[0].startswith("slower: ")
 
     def test_short_messages_go_through_few_rounds(self) -> None:
         tiny = replace(DIGITS, model="mlp", nodes_min=16)
-        assert decided(tiny, view({"count": 16, "cpu": 2})).chosen.collective == "Butterfly"
+        assert decided(tiny, view({"count": 16, "cpu": 2})).chosen.collective == "HalvingDoubling"
+        on_fast_links = view({"count": 16, "cpu": 2, "bandwidth": "100G"})
+        assert decided(tiny, on_fast_links).chosen.collective == "Butterfly"
 
     def test_a_parameter_server_has_a_rank_without_a_share(self) -> None:
         chosen = decided(replace(DIGITS, nodes_min=3, collective="ParameterServer"), THREE).chosen

@@ -30,8 +30,8 @@ def init(
 
     The arguments are for runs without a manifest; in a DLJob the plan decides instead of them. ``batch``: samples of a
     step over all ranks. ``seed``: also of torch's generator, so that all ranks make the same model. ``collective``:
-    Ring, MPI, Tree, Butterfly or Torch; Auto measures them at the start. ``checkpoints``: a directory to save to and
-    continue from.
+    Ring, MPI, Tree, Butterfly, HalvingDoubling or Torch; Auto measures them at the start. ``checkpoints``: a directory
+    to save to and continue from.
 
     When the script ends, its ranks end together; an exception becomes the reason in the job's status.
     """

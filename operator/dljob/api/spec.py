@@ -48,6 +48,7 @@ class Collective(StrEnum):
     MPI = "MPI"
     TREE = "Tree"
     BUTTERFLY = "Butterfly"
+    HALVING_DOUBLING = "HalvingDoubling"
     PARAMETER_SERVER = "ParameterServer"
     TORCH = "Torch"
 

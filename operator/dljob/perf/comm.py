@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Collective = Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch", "NCCL"]
+Collective = Literal["Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "Torch", "NCCL"]
 Number = float | NDArray[np.float64]
 
 
@@ -101,16 +101,24 @@ def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -
     )
 
 
-def halving_doubling_s(nbytes: float, n: Number, link: Link) -> Number:
+def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
     """Recursive halving, then doubling (Rabenseifner 2004): 2 log2 p alpha and a ring's volume, p a power of two.
 
     Off powers of two p is the one below n, and each of the n - p others first halves the message with a partner, which
     takes its half, and gets the sum in the end: 3 alpha + 2 V beta + V/2 gamma more (Thakur et al. 2005, section 4.3).
+
+    On ``nodes`` of g ranks in rank order the exchanges of the largest parts come first, between neighbours: where g is
+    a power of two, log2 g of them stay within nodes and meet the lower latency (their bandwidth is taken to be the
+    link's). In the others all g ranks of a node send at once, so that V/g - V/p of each are g times as long.
     """
     rounds = np.floor(np.log2(n))
-    powers = 2.0**rounds
-    part = (powers - 1) / powers * nbytes
-    whole = 2 * rounds * link.latency_s + 2 * part / link.bandwidth_Bps + part / link.reduce_Bps
+    group = np.maximum(np.asarray(n) / (n if nodes is None else nodes), 1.0)
+    aligned = np.log2(group)
+    inside = np.minimum(np.where(aligned == np.floor(aligned), aligned, 0.0), rounds)
+    near, far = 1 - 2.0**-inside, 2.0**-inside - 2.0**-rounds
+    latency_s = inside * link.inside_s + (rounds - inside) * link.latency_s
+    volume, part = (near + group * far) * nbytes, (near + far) * nbytes
+    whole = 2 * latency_s + 2 * volume / link.bandwidth_Bps + part / link.reduce_Bps
     fold = 3 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / 2 / link.reduce_Bps
     return whole + np.where(_rounds(n) > rounds, fold, 0.0)
 
@@ -166,9 +174,11 @@ def allreduce_s(
         one = tree_s(part, n, link)
     elif collective == "Butterfly":
         one = butterfly_s(part, n, link)
+    elif collective == "HalvingDoubling":
+        one = halving_doubling_s(part, n, link, nodes)
     elif collective == "ParameterServer":
         one = parameter_server_s(part, n, link, servers)
     else:
-        one = np.minimum(butterfly_s(part, n, link), halving_doubling_s(part, n, link))
+        one = np.minimum(butterfly_s(part, n, link), halving_doubling_s(part, n, link, nodes))
         one = np.minimum(one, ring_s(part, n, link, nodes))
     return np.where(np.asarray(n) > 1, buckets * one, 0.0)

@@ -29,7 +29,7 @@ GPU_LATENCY_S = 10e-6
 """Between GPUs of one node, a NCCL call included."""
 
 AUTO: dict[bool, tuple[CollectiveName, ...]] = {
-    False: ("Ring", "Butterfly", "Tree", "ParameterServer"),
+    False: ("Ring", "HalvingDoubling", "Butterfly", "Tree", "ParameterServer"),
     True: ("Torch",),
 }
 """What the planner chooses from, by whether ranks are on GPUs: there the trainer always sums with NCCL."""

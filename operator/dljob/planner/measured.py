@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import exp, log
 from statistics import fmean
+from typing import get_args
 
 import numpy as np
 
@@ -60,8 +61,8 @@ def posterior(
 
 def _known(collective: str) -> CollectiveName:
     """A profile's word for a collective; an unknown one counts as a ring."""
-    names: dict[str, CollectiveName] = {"MPI": "MPI", "Tree": "Tree", "Butterfly": "Butterfly", "Torch": "Torch"}
-    return names.get(collective, "Ring")
+    names: tuple[CollectiveName, ...] = get_args(CollectiveName)
+    return next((name for name in names if name == collective), "Ring")
 
 
 @lru_cache(maxsize=256)

@@ -116,7 +116,9 @@ def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName
     names, ranks = summing(parts[0].option), sum(p.ranks for p in parts)
     if ranks == 1:
         return names[:1]  # nothing to sum
-    return names if ranks > 2 else tuple(n for n in names if n != "ParameterServer")  # one worker needs no server
+    if ranks == 2:  # one worker needs no server, and halving between two is a ring
+        return tuple(n for n in names if n not in ("ParameterServer", "HalvingDoubling"))
+    return names
 
 
 def _candidates(

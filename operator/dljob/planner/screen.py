@@ -84,7 +84,7 @@ class Screen:
             if option.steps is not None:
                 by_device.setdefault(option.label, []).append(i)
         self._known = [(o.steps, m) for m in by_device.values() if (o := options[m[0]]).steps is not None]
-        self._collectives = (request.collective,) if request.collective else summing(options[0])[:3]
+        self._collectives = (request.collective,) if request.collective else summing(options[0])[:4]
 
     def screen(self, counts: Counts) -> Screened:
         """Predictions for candidates of one or more nodes each."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 Strategy = Literal["Data", "Optimizer"]
 """What ranks share out besides the batch: nothing, or the update with the optimizer's state."""
-CollectiveName = Literal["Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch"]
+CollectiveName = Literal["Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "Torch"]
 
 
 @dataclass(frozen=True)

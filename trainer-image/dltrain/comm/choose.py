@@ -12,7 +12,7 @@ from dltrain.comm.base import Collective
 from dltrain.comm.faults import duplicate
 from dltrain.comm.region import Region
 
-NAMES = ("Ring", "MPI", "Tree", "Butterfly", "ParameterServer", "Torch")
+NAMES = ("Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "Torch")
 AUTO = "Auto"
 KIB = 2**10
 EAGER_NBYTES = 56 * KIB
@@ -58,20 +58,21 @@ def choose(
 
         return ParameterServer(own, buffers, segment_nbytes, tuple(servers))
     if name == AUTO:
-        return Auto(own, buffers, partial(_made, region), candidates(segment_nbytes, region), picks)
+        return Auto(own, buffers, partial(_made, region), candidates(segment_nbytes, region, comm.Get_size()), picks)
     return _made(region, own, buffers, Pick(name, segment_nbytes))
 
 
-def candidates(segment_nbytes: int, region: Region | None) -> list[Pick]:
-    """What ``Auto`` tries, likeliest first: short segments for slow links, longer ones for fast, the plan's own.
+def candidates(segment_nbytes: int, region: Region | None, size: int) -> list[Pick]:
+    """What ``Auto`` tries on ``size`` ranks, likeliest first: short segments for slow links, longer ones for fast.
 
-    Torch is not among them: it needs ports of its own.
+    Torch is not among them: it needs ports of its own. Halving and doubling between two ranks is a ring.
     """
     return [
         *([Pick("SharedMemory")] if region is not None else []),
         Pick("Ring", 16 * KIB),
         Pick("Ring", EAGER_NBYTES),
         Pick("Butterfly", EAGER_NBYTES),
+        *([Pick("HalvingDoubling", 16 * KIB), Pick("HalvingDoubling", EAGER_NBYTES)] if size > 2 else []),
         *([Pick("Ring", segment_nbytes)] if segment_nbytes not in (16 * KIB, EAGER_NBYTES) else []),
         Pick("Ring", 8192 * KIB),
         Pick("Ring", 1024 * KIB),
@@ -99,6 +100,10 @@ def _made(region: Region | None, comm: Any, buffers: list[torch.Tensor], pick: P
         from dltrain.comm.tree import Tree
 
         return Tree(comm, buffers, pick.segment_nbytes)
+    if pick.strategy == "HalvingDoubling":
+        from dltrain.comm.halving import HalvingDoubling
+
+        return HalvingDoubling(comm, buffers, pick.segment_nbytes)
     from dltrain.comm.butterfly import Butterfly
 
     return Butterfly(comm, buffers, pick.segment_nbytes)
