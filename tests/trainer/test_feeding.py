@@ -68,7 +68,7 @@ def taken(loader: Loader, shares: Sequence[tuple[int, ...]], steps: Sequence[int
 
     with Feed(loader, request_of, 14) as feed:
         for step in steps:
-            found.append(feed.take(step))
+            found.append(feed.take(step, request_of(step)))
             if len(now) > 1:
                 now.pop(0)
     return found
@@ -168,7 +168,7 @@ def test_workers_that_nobody_asked_for_end_no_training(
         step, deadline, said, after = 0, time.monotonic() + WITHIN_S, "", 0
         while after < 3:
             assert time.monotonic() < deadline, "nobody said so"
-            assert torch.equal(feed.take(step)[0], alone.fetch(request_of(step))[0])
+            assert torch.equal(feed.take(step, request_of(step))[0], alone.fetch(request_of(step))[0])
             after += why in (said := said + capfd.readouterr().err)
             step += 1
     assert said.count("dltrain: no workers, samples are made between steps as before") == 1
@@ -211,7 +211,7 @@ def test_workers_take_over_where_samples_cost_something(monkeypatch: pytest.Monk
         step, deadline = 0, time.monotonic() + WITHIN_S
         while len(makers) < 2:
             assert time.monotonic() < deadline, "nobody took over"
-            x, pids = feed.take(step)
+            x, pids = feed.take(step, request_of(step))
             assert torch.equal(x, alone.fetch(request_of(step))[0])
             makers |= set(pids.tolist())
             step += 1
@@ -240,7 +240,7 @@ def test_a_dataset_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch, capfd: 
         step, deadline, said = 0, time.monotonic() + WITHIN_S, ""
         while "No module named 'codec'" not in (said := said + capfd.readouterr().err):
             assert time.monotonic() < deadline, "nobody said so"
-            feed.take(step)
+            feed.take(step, request_of(step))
             step += 1
     with pytest.raises(WorkerLostError, match="could not be brought there: ModuleNotFoundError: No module named"):
         taken(Loader(Bound(), CPU, workers=1), SHARES, STEPS)

@@ -32,7 +32,7 @@ from dltrain.loop import Trainer
 from dltrain.lr import rate
 from dltrain.measure import Times
 from dltrain.messages import EXIT_STOPPED
-from dltrain.sampling import Part, Sampler, step_seed
+from dltrain.sampling import Part, Sampler
 from dltrain.scaling import Scaling
 from dltrain.serverlink import Asks, Link, Reply, Request, Says
 from dltrain.state import capture, replicate, restore
@@ -217,18 +217,17 @@ class Worker(Asynchronous):
 
     def run(self, loader: Loader, loss_of: LossOf, end_of_epoch: Callable[[], None]) -> None:
         """Until all workers are done. Raises SystemExit when the ranks agreed to stop, PeerLostError, DivergedError."""
-        trainer, sampler = self.trainer, _sampler(self.plan, loader)
+        trainer, sampler = self.trainer, Sampler.planned(self.plan, loader.samples)
 
         def part_of(step: int) -> Part:
             return sampler.part(step, trainer.shares, trainer.rank)
 
-        def samples_of(step: int) -> Samples:
-            part = part_of(step)
+        def samples_of(part: Part) -> Samples:
             return Samples(part.indices, part.epoch, self.plan.seed)
 
         trainer.step = first = self.done[trainer.worker]
         reply = self._ask(Request(Asks.PARAMETERS))
-        with Feed(loader, samples_of, trainer.total_steps) as feed:
+        with Feed(loader, lambda step: samples_of(part_of(step)), trainer.total_steps) as feed:
             while reply.says != Says.OVER:
                 if reply.says == Says.PAUSE:
                     self.pause()
@@ -237,8 +236,8 @@ class Worker(Asynchronous):
                 part = part_of(trainer.step)
                 trainer.epoch = part.epoch
                 began = time.perf_counter()
-                batch = feed.take(trainer.step)
-                randomness.seed(step_seed(self.plan.seed, trainer.step, trainer.rank), trainer.device)
+                batch = feed.take(trainer.step, samples_of(part))
+                randomness.seed(randomness.of_step(self.plan.seed, trainer.step, trainer.rank), trainer.device)
                 fetched, waited_s, seen = time.perf_counter(), self.link.waited_s, reply.samples
                 request = self._compute(batch, part.weight, part.batch, loss_of)
                 computed_s = time.perf_counter() - fetched
@@ -316,7 +315,7 @@ def train(
     """
     model.to(trainer.device)
     replicate(model, trainer.world.broadcast)
-    total = trainer.plan.steps or (trainer.plan.epochs or 0) * _sampler(trainer.plan, loader).steps_per_epoch
+    total = trainer.plan.steps or (trainer.plan.epochs or 0) * Sampler.planned(trainer.plan, loader.samples).steps_per_epoch
     made: Server | Worker
     if trainer.plan.ranks[trainer.rank].role is Role.SERVER:
         made = Server(trainer, model, optimizer, total, alive_s)
@@ -335,7 +334,3 @@ def _packed(snapshot: Snapshot) -> dict[str, bytes]:
 
     state = json.dumps({"step": snapshot.step} | snapshot.state).encode()
     return {MODEL: save(snapshot.model), OPTIMIZER: save(snapshot.optimizer), STATE: state}
-
-
-def _sampler(plan: Plan, loader: Loader) -> Sampler:
-    return Sampler(loader.samples, min(plan.global_batch, loader.samples), plan.seed)

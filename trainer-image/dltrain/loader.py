@@ -6,7 +6,8 @@ import torch
 
 from dltrain import cgroup
 from dltrain.feeding.move import Mover
-from dltrain.feeding.source import Collate, Request, Source, undisturbed
+from dltrain.feeding.source import Collate, Request, Source
+from dltrain.randomness import undisturbed
 
 MOST_AHEAD = 128
 """Twice as many messages, those of before a drop and those of after it, fit into a socket: nobody waits to send one."""

@@ -31,7 +31,7 @@ from dltrain.noise import NoiseScale
 from dltrain.parallel import DataParallel
 from dltrain.progress import Progress
 from dltrain.report import Reporter
-from dltrain.sampling import Part, Sampler, step_seed
+from dltrain.sampling import Part, Sampler
 from dltrain.scaling import Scaling
 from dltrain.state import replicate
 from dltrain.tail import WEIGHED, Shared, pack, unpack
@@ -205,18 +205,18 @@ class Trainer:
         if not isinstance(given, Loader):
             found = type(given).__name__
             raise ValueError(f"loader: found {found}, expected what t.loader(dataset) returns")  # noqa: TRY004
-        sampler = Sampler(loader.samples, min(self.plan.global_batch, loader.samples), self.plan.seed)
+        sampler = Sampler.planned(self.plan, loader.samples)
         self.total_steps = self.plan.steps or (self.plan.epochs or 0) * sampler.steps_per_epoch
-        with Feed(loader, lambda step: self._request(sampler, step), self.total_steps) as feed:
+        with Feed(loader, lambda step: self._request(self._part(sampler, step)), self.total_steps) as feed:
             while self.step < self.total_steps:
                 part = self._part(sampler, self.step)
                 self._weight = self._part_weight = part.weight
                 self.epoch, self.end_of_epoch = part.epoch, part.last
                 self._clock.lap()
-                batch = feed.take(self.step)
+                request = self._request(part)
+                batch = feed.take(self.step, request) if request is not None else None
                 self._data, self._fetch_s = self._clock.lap(), feed.spent_s
-                # Randomness of a step (dropout) is a function of (seed, step, rank): nothing to save, equal on resume.
-                randomness.seed(step_seed(self.plan.seed, self.step, self.rank), self.device)
+                randomness.seed(randomness.of_step(self.plan.seed, self.step, self.rank), self.device)
                 full = part.batch == self.plan.global_batch
                 self._measuring = (
                     self._team.measure(self.step, self.total_steps, always=self._scaling.measures) and full
@@ -238,10 +238,8 @@ class Trainer:
     def _part(self, sampler: Sampler, step: int) -> Part:
         return self.parallel.part(sampler, step, self.shares, self.rank)
 
-    def _request(self, sampler: Sampler, step: int) -> Request | None:
-        """What this rank would compute in a step to come, as shares are now."""
-        part = self._part(sampler, step)
-        return Request(part.indices, part.epoch, self.plan.seed) if len(part.indices) else None
+    def _request(self, part: Part) -> Request | None:
+        return Request.of(part, self.plan.seed)
 
     @property
     def complete(self) -> bool:

@@ -20,7 +20,7 @@ from dltrain.feeding.source import Request
 from dltrain.layout import job_directory
 from dltrain.loader import Loader
 from dltrain.loop import Trainer
-from dltrain.sampling import Sampler, step_seed
+from dltrain.sampling import Sampler
 
 LOW, HIGH, STEPS = 1e-6, 10.0, 100
 BLOWN_UP = 4.0
@@ -88,16 +88,16 @@ def ramp(
     model, optimizer, parallel = trainer.model, trainer.optimizer, trainer.parallel
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = copy.deepcopy(optimizer.state_dict())
-    sampler = Sampler(loader.samples, min(trainer.plan.global_batch, loader.samples), trainer.plan.seed)
+    sampler = Sampler.planned(trainer.plan, loader.samples)
     rates, losses = list[float](), list[float]()
     try:
         for step in range(STEPS):
             rate = LOW * (HIGH / LOW) ** (step / (STEPS - 1))
             part = sampler.part(step, trainer.shares, trainer.rank)
-            randomness.seed(step_seed(trainer.plan.seed, step, trainer.rank), trainer.device)
+            randomness.seed(randomness.of_step(trainer.plan.seed, step, trainer.rank), trainer.device)
             parallel.begin(part.weight, [0.0] * parallel.buffer.tail.numel())
-            if len(part.indices):
-                loss = loss_of(model, loader.fetch(Request(part.indices, part.epoch, trainer.plan.seed)))
+            if (request := Request.of(part, trainer.plan.seed)) is not None:
+                loss = loss_of(model, loader.fetch(request))
                 parallel.share(0, (loss.detach() * part.weight, part.weight))
                 loss.backward()  # type: ignore[no-untyped-call]
             total, weight = parallel.finish()[:2]

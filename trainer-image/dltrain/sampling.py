@@ -1,10 +1,9 @@
 """Which samples a rank computes at a step: a pure function of (seed, step, shares), so that no loader has state.
 
-Users: ``loop``. Laws, held by property tests: an epoch's steps take every sample once; ranks' parts of a step are
+Users: ``loop``, ``asynchronous``, ``rangetest``. Laws, held by property tests: an epoch's steps take every sample once; ranks' parts of a step are
 disjoint and make up the batch, for any shares.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from dljob.contract import Plan
 from dltrain.shares import apportion
 
 
@@ -48,6 +48,11 @@ class Sampler:
     batch: int
     seed: int
 
+    @classmethod
+    def planned(cls, plan: Plan, samples: int) -> "Sampler":
+        """For a dataset of so many samples, of which a batch takes all where they are fewer than it."""
+        return cls(samples, min(plan.global_batch, samples), plan.seed)
+
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.samples // self.batch)
@@ -66,8 +71,3 @@ class Sampler:
         if not len(mine) and shares[rank]:
             mine = batch[:1]
         return Part(epoch, mine, parts[rank] / len(batch), len(batch), index == self.steps_per_epoch - 1)
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """Seed of torch's generator for one step of one rank."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=7).digest(), "big")

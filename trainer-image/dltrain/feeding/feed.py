@@ -128,7 +128,9 @@ class Feed:
     """
 
     def __init__(self, loader: Loader, request_of: Callable[[int], Request | None], steps: int) -> None:
-        """``request_of``: what this rank computes in a step as things are now, None for nothing; ``steps``: in all."""
+        """``request_of``: what this rank would compute in a step to come, as things are now; None for nothing.
+        ``steps``: in all.
+        """
         self.spent_s = 0.0
         self._loader, self._request_of, self._steps = loader, request_of, steps
         self._lane: Lane | None = None
@@ -157,13 +159,11 @@ class Feed:
             if lane is not None:
                 lane.close()
 
-    def take(self, step: int) -> Any:
-        """The batch of ``step``, on the device; None if this rank computes nothing in it.
+    def take(self, step: int, request: Request) -> Any:
+        """The batch of ``step``, on the device; ``request``: what this rank turns out to compute in it.
 
         Raises SampleError for the user's dataset, MemoryError and WorkerLostError for a worker.
         """
-        if (request := self._request_of(step)) is None:
-            return None
         if self._starting is not None:
             self._take_over(self._starting)
         if self._lane is None:
@@ -171,7 +171,8 @@ class Feed:
         if not (self._asked and self._asked[0].step == step and self._asked[0].request.same(request)):
             self._lane.drop()
             self._asked.clear()
-        self._ask(self._lane, step)
+            self._asked.append(_Asked(step, request, self._lane.ask(request)))
+            self._ask(self._lane, step + 1)
         first = self._asked.popleft()
         try:
             batch, self.spent_s = self._lane.get(first.ticket)

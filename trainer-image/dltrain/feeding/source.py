@@ -5,9 +5,7 @@ A user's dataset may draw random numbers (augmentation). Before each sample torc
 """
 
 import hashlib
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
+from dltrain import randomness
 from dltrain.errors import BadInputError, SampleError
+from dltrain.sampling import Part
 
 Collate = Callable[[list[Any]], Any]
 """Samples to a batch."""
@@ -31,6 +31,11 @@ class Request:
     indices: NDArray[np.int64]
     epoch: int
     seed: int
+
+    @classmethod
+    def of(cls, part: Part, seed: int) -> "Request | None":
+        """None: this rank computes nothing in the step."""
+        return cls(part.indices, part.epoch, seed) if len(part.indices) else None
 
     def same(self, other: "Request") -> bool:
         return (self.epoch, self.seed) == (other.epoch, other.seed) and np.array_equal(self.indices, other.indices)
@@ -95,7 +100,8 @@ class Source:
     def make(self, request: Request) -> Any:
         """The batch. Raises SampleError naming the sample that could not be made.
 
-        The process's random generators are elsewhere afterwards if the dataset is ``foreign``: see ``undisturbed``.
+        The process's random generators are elsewhere afterwards if the dataset is ``foreign``: see
+        ``randomness.undisturbed``.
         """
         if self.ours:
             return self.dataset.train(request.indices)
@@ -117,33 +123,14 @@ class Source:
         try:
             if many is not None:
                 index = f"{indices[0]} and {len(indices) - 1} more"
-                seed_generators(seeds[0])
+                randomness.seed(seeds[0], everywhere=True)
                 return list(many(indices))
             made = []
             for index, seed in zip(indices, seeds, strict=True):
-                seed_generators(seed)
+                randomness.seed(seed, everywhere=True)
                 made.append(self.dataset[index])
             return made
         except (BadInputError, MemoryError):
             raise
         except Exception as error:
             raise SampleError(f"sample {index} of the dataset: {type(error).__name__}: {error}") from error
-
-
-def seed_generators(seed: int) -> None:
-    """Seed what a dataset may draw from. Not torch.manual_seed, which also wakes up CUDA."""
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leave this process's generators as they are, for the script around the loop."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
