@@ -1,14 +1,17 @@
 """Waiting with and without a kernel that wakes up; real epoll queues, as MPI's are."""
 
+import re
 import select
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
 from dltrain.comm.run import Run
-from dltrain.comm.waiting import Backoff, event_queues, listen, wait_until
+from dltrain.comm.waiting import Backoff, complete, event_queues, listen, wait_until
+from trainer.ranks import ROOT
 
 
 @pytest.fixture
@@ -107,6 +110,39 @@ def test_what_another_sum_took_for_this_one_is_seen_before_the_next_pause(post: 
     waiting.siblings = [waiting, Other()]
     waiting.wait()
     assert post.taken
+
+
+@pytest.mark.parametrize("silent", range(1, 9))
+def test_what_arrives_within_any_look_at_several_is_seen_before_the_next_pause(silent: int, post: Post) -> None:
+    """As Open MPI does: a test of one request takes, at most once, what has arrived for any of them, and looks again.
+
+    The second one's message arrives, and is taken without ringing, as MPI takes messages for the ``silent``-th time.
+    """
+    taken = 0
+
+    class Request:
+        def __init__(self, arrives: int) -> None:
+            self.arrives = arrives
+
+        @property
+        def here(self) -> bool:
+            return taken >= self.arrives
+
+        def Test(self) -> bool:  # noqa: N802 - mpi4py's name
+            nonlocal taken
+            taken += not self.here
+            post.taken = taken >= silent
+            return self.here
+
+    wait_until(partial(complete, [Request(1), Request(silent)]))
+    assert post.taken
+
+
+def test_nobody_calls_a_test_of_several() -> None:
+    """Which looks first and takes then: ``complete`` is for that."""
+    sources = [*(ROOT / "trainer-image" / "dltrain").rglob("*.py")]
+    assert len(sources) > 50
+    assert [path.name for path in sources if re.search(r"\bTest(all|any|some)\b", path.read_text("utf-8"))] == []
 
 
 class Fake(Run):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dljob.contract import Plan, Role
+from dljob.contract import Role
 from dltrain import randomness
 from dltrain.buffers import GradientBuffer
 from dltrain.checkpoint import MODEL, OPTIMIZER, STATE, Snapshot, decode
@@ -153,7 +153,7 @@ class Server(Asynchronous):
         pausing, paused = False, 0
         self._round_began, self._rounds = time.perf_counter(), min(clocks.done)
         while paused < len(self.ranks):
-            peer, request = self.link.request([rank for i, rank in enumerate(self.ranks) if i not in waiting])
+            peer, request = self.link.request()
             worker = self.ranks.index(peer)
             waiting[worker] = self._take(worker, request)
             pausing = pausing or bool(request.wish) or trainer.reporter.stop.is_set()
@@ -315,7 +315,7 @@ def train(
     """
     model.to(trainer.device)
     replicate(model, trainer.world.broadcast)
-    total = trainer.plan.steps or (trainer.plan.epochs or 0) * Sampler.planned(trainer.plan, loader.samples).steps_per_epoch
+    total = Sampler.planned(trainer.plan, loader.samples).steps(trainer.plan)
     made: Server | Worker
     if trainer.plan.ranks[trainer.rank].role is Role.SERVER:
         made = Server(trainer, model, optimizer, total, alive_s)

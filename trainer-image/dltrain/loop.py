@@ -206,7 +206,7 @@ class Trainer:
             found = type(given).__name__
             raise ValueError(f"loader: found {found}, expected what t.loader(dataset) returns")  # noqa: TRY004
         sampler = Sampler.planned(self.plan, loader.samples)
-        self.total_steps = self.plan.steps or (self.plan.epochs or 0) * sampler.steps_per_epoch
+        self.total_steps = sampler.steps(self.plan)
         with Feed(loader, lambda step: self._request(self._part(sampler, step)), self.total_steps) as feed:
             while self.step < self.total_steps:
                 part = self._part(sampler, self.step)

@@ -16,7 +16,7 @@ from dljob.contract import Plan
 from dltrain.comm.base import host_array
 from dltrain.comm.faults import duplicate, revoke, translate
 from dltrain.comm.mpi import MpiAllreduce
-from dltrain.comm.waiting import wait_until
+from dltrain.comm.waiting import complete, wait_until
 from dltrain.errors import BadInputError
 from dltrain.modelparallel import Held, ModelParallel
 from dltrain.models.layers import layers_of
@@ -54,7 +54,7 @@ class Neighbours:
         began = time.perf_counter()
         try:
             requests = [self.comm.Irecv(part, peer) for part in self._parts(tensor)]
-            wait_until(lambda: bool(MPI.Request.Testall(requests)))
+            wait_until(lambda: complete(requests))
         except MPI.Exception as error:
             raise translate(error) from error
         self._waited(time.perf_counter() - began)

@@ -7,6 +7,7 @@ shares do not fit the devices as they are.
 import copy
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 
 from dljob.contract import ProbePoint, Rank
 from dltrain.comm.faults import translate
-from dltrain.comm.waiting import wait_until
+from dltrain.comm.waiting import complete, wait_until
 from dltrain.loop import Trainer
 from dltrain.messages import Probed
 from dltrain.shares import fit, worthwhile
@@ -146,7 +147,7 @@ def _exchange_s(world: World, nbytes: int) -> float:
         began = time.perf_counter()
         try:
             requests = [world.comm.Irecv(incoming, left), world.comm.Isend(outgoing, right)]
-            wait_until(lambda requests=requests: MPI.Request.Testall(requests))  # type: ignore[misc]
+            wait_until(partial(complete, requests))
         except MPI.Exception as error:
             raise translate(error) from error
         times.append(time.perf_counter() - began)

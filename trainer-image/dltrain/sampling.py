@@ -1,7 +1,7 @@
 """Which samples a rank computes at a step: a pure function of (seed, step, shares), so that no loader has state.
 
-Users: ``loop``, ``asynchronous``, ``rangetest``. Laws, held by property tests: an epoch's steps take every sample once; ranks' parts of a step are
-disjoint and make up the batch, for any shares.
+Users: ``loop``, ``asynchronous``, ``rangetest``. Laws, held by property tests: an epoch's steps take every sample once;
+ranks' parts of a step are disjoint and make up the batch, for any shares.
 """
 
 from collections.abc import Sequence
@@ -56,6 +56,10 @@ class Sampler:
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.samples // self.batch)
+
+    def steps(self, plan: Plan) -> int:
+        """Of the whole training."""
+        return plan.steps or (plan.epochs or 0) * self.steps_per_epoch
 
     def part(self, step: int, shares: Sequence[int], rank: int) -> Part:
         """``rank``'s part of ``step`` (from 0, over epochs) when ranks hold ``shares`` of a full batch.

@@ -5,7 +5,7 @@ go through main memory, point to point.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dltrain.comm.base import host_array
 from dltrain.comm.faults import translate
-from dltrain.comm.waiting import wait_until
+from dltrain.comm.waiting import complete, wait_until
 from dltrain.world import World
 
 _LONGEST_NBYTES = 2**24
@@ -62,7 +62,6 @@ class Link:
     def __init__(self, world: World, alive: Callable[[], None], alive_s: float = 1.0) -> None:
         self._world, self._alive, self._alive_s = world, alive, alive_s
         self._told_at = time.perf_counter()
-        self._expected: dict[int, tuple[Any, Any]] = {}
         self.waited_s = 0.0
         """In all."""
 
@@ -81,32 +80,27 @@ class Link:
         """The tensor that follows a header."""
         self._wait([self._world.comm.Irecv(part, peer, _BODY) for part in _parts(room)])
 
-    def request(self, peers: Sequence[int]) -> tuple[int, Request]:
-        """The next worker that asks, and what: of several the one that was heard longest ago, so that none starves."""
+    def request(self) -> tuple[int, Request]:
+        """The next worker that asks, and what. Of several that wait Open MPI takes one after the other, by rank.
+
+        One receive for all of them: of one for each, those tested first could arrive, without ringing, while the
+        others are tested.
+        """
         from mpi4py import MPI
 
+        header, status = np.empty(len(Request._fields)), MPI.Status()
         try:
-            for peer in peers:
-                if peer not in self._expected:
-                    header = np.empty(len(Request._fields))
-                    self._expected[peer] = (self._world.comm.Irecv(header, peer, _HEADER), header)
-            found: list[int] = []
-
-            def heard() -> bool:
-                found.extend(peer for peer, (request, _) in self._expected.items() if not found and request.Test())
-                return bool(found)
-
-            self._until(heard)
+            expected = self._world.comm.Irecv(header, MPI.ANY_SOURCE, _HEADER)
+            self._until(lambda: bool(expected.Test(status)))
         except MPI.Exception as error:
             raise translate(error) from error
-        _, header = self._expected.pop(found[0])
-        return found[0], Request(*header)
+        return int(status.source), Request(*header)
 
     def _wait(self, requests: list[Any]) -> None:
         from mpi4py import MPI
 
         try:
-            self._until(lambda: bool(MPI.Request.Testall(requests)))
+            self._until(lambda: complete(requests))
         except MPI.Exception as error:
             raise translate(error) from error
 

@@ -18,6 +18,7 @@ from dltrain.comm.butterfly import Butterfly
 from dltrain.comm.faults import duplicate, translate
 from dltrain.comm.run import Polled, Run
 from dltrain.comm.schedule import chunks
+from dltrain.comm.waiting import complete
 
 KINDS = {"BF16": torch.bfloat16, "FP16": torch.float16}
 
@@ -63,7 +64,7 @@ class _Run(Run):
         from mpi4py import MPI  # here, not above: importing it may start MPI
 
         self._mpi_error = MPI.Exception
-        self._startall, self._testall = MPI.Prequest.Startall, MPI.Prequest.Testall
+        self._startall = MPI.Prequest.Startall
         rank, size = comm.Get_rank(), comm.Get_size()
         bounds = chunks(buffer.numel(), size)
         start, stop = bounds[rank]
@@ -132,7 +133,7 @@ class _Run(Run):
 
     def _arrived(self, requests: list[Any]) -> bool:
         try:
-            return bool(self._testall(requests))
+            return complete(requests)
         except self._mpi_error as error:
             raise translate(error) from error
 

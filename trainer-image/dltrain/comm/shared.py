@@ -13,6 +13,7 @@ from dltrain.comm.faults import translate
 from dltrain.comm.region import Region
 from dltrain.comm.run import Polled, Run
 from dltrain.comm.schedule import chunks, pieces
+from dltrain.comm.waiting import complete
 
 _SEGMENT_NBYTES = 128 * 2**10
 """A sum is written to the others while it is in the cache."""
@@ -46,7 +47,7 @@ class _Run(Run):
         self._told = [comm.Send_init(nothing, dest=peer, tag=tag) for peer in others]
         self._heard = [comm.Recv_init(nothing, source=peer, tag=tag) for peer in others]
         self._requests = [*self._heard, *self._told]
-        self._startall, self._testall = MPI.Prequest.Startall, MPI.Prequest.Testall
+        self._startall = MPI.Prequest.Startall
         self._phase = 2
 
     def start(self) -> None:
@@ -64,11 +65,11 @@ class _Run(Run):
 
     def test(self) -> bool:
         try:
-            if self._phase == 0 and self._testall(self._requests):
+            if self._phase == 0 and complete(self._requests):
                 self._add()
                 self._startall(self._requests)
                 self._phase = 1
-            if self._phase == 1 and self._testall(self._requests):
+            if self._phase == 1 and complete(self._requests):
                 self._phase = 2
         except self._mpi_error as error:
             raise translate(error) from error

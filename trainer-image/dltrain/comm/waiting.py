@@ -9,9 +9,10 @@ import ctypes
 import os
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _SPIN_S = 50e-6
 """Longer than a message between neighbours on one machine takes, shorter than a scheduler's slice."""
@@ -58,8 +59,8 @@ class Backoff:
     Where every message rings it listens three times as long as it has waited so far, 10 ms at most. Where messages come
     through shared memory it sleeps a tenth of the time waited so far, 1 ms at most: 10 % late, 90 % idle.
 
-    A message may be taken from its socket while another one is tested, and then rings no more. MPI's tests of several
-    requests look first and take what has arrived then. So look once more before a pause that ``listens``.
+    A message may be taken from its socket while another one is tested, and then rings no more: what is awaited is to be
+    tested last (``complete``), and where that cannot be, look once more before a pause that ``listens``.
     """
 
     def __init__(self) -> None:
@@ -90,6 +91,15 @@ class Backoff:
             self._rings += bool(select.select(_bells, (), (), timeout)[0])
         else:
             time.sleep(min(waited / 10, _LONGEST_SLEEP_S))
+
+
+def complete(requests: Sequence[Any]) -> bool:
+    """Whether all of MPI's ``requests``, also persistent ones, are complete.
+
+    A test of one looks again after it has taken what arrived, and the first that is in vain ends this look: what comes
+    for it later rings. MPI's own tests of several look first and take then, silently, what is seen at the next look.
+    """
+    return all(request.Test() for request in requests)
 
 
 def wait_until(done: Callable[[], bool]) -> None:
