@@ -31,7 +31,7 @@ from dltrain.feeding.source import Request
 from dltrain.feeding.workers import Workers
 from dltrain.loader import MOST_AHEAD, Loader
 from dltrain.loop import Trainer
-from dltrain.sampling import Sampler
+from dltrain.sampling import Part, Sampler
 from dltrain.zygote import Order, Serving, _Arriving
 from trainer.listener import Listener
 from trainer.plans import make_plan, write
@@ -62,13 +62,12 @@ def taken(loader: Loader, shares: Sequence[tuple[int, ...]], steps: Sequence[int
     """Rank 1's batches of ``steps`` in this order, one after the other under each of ``shares``."""
     sampler, now, found = Sampler(loader.samples, 8, 5), list(shares), []
 
-    def request_of(step: int) -> Request:
-        part = sampler.part(step, now[0], 1)
-        return Request(part.indices, part.epoch, 5)
+    def part_of(step: int) -> Part:
+        return sampler.part(step, now[0], 1)
 
-    with Feed(loader, request_of, 14) as feed:
+    with Feed(loader, part_of, 5, 14) as feed:
         for step in steps:
-            found.append(feed.take(step, request_of(step)))
+            found.append(feed.take(step, part_of(step)))
             if len(now) > 1:
                 now.pop(0)
     return found
@@ -164,11 +163,11 @@ def test_workers_that_nobody_asked_for_end_no_training(
     monkeypatch.setattr(feeding, "WORTH_S", 0.0)
     monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
     alone = Loader(Augmented(), CPU, workers=0)
-    with Feed(Loader(dataset, CPU, most_workers=1, collate_fn=collate_fn), request_of, 10**9) as feed:
+    with Feed(Loader(dataset, CPU, most_workers=1, collate_fn=collate_fn), part_of, 3, 10**9) as feed:
         step, deadline, said, after = 0, time.monotonic() + WITHIN_S, "", 0
         while after < 3:
             assert time.monotonic() < deadline, "nobody said so"
-            assert torch.equal(feed.take(step, request_of(step))[0], alone.fetch(request_of(step))[0])
+            assert torch.equal(feed.take(step, part_of(step))[0], alone.fetch(request_of(step))[0])
             after += why in (said := said + capfd.readouterr().err)
             step += 1
     assert said.count("dltrain: no workers, samples are made between steps as before") == 1
@@ -207,19 +206,23 @@ def test_workers_take_over_where_samples_cost_something(monkeypatch: pytest.Monk
     monkeypatch.setattr(feeding, "WORTH_S", 0.0)
     monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
     alone, loader, makers = Loader(Signed(), CPU, workers=0), Loader(Signed(), CPU, most_workers=1), set[int]()
-    with Feed(loader, request_of, 10**9) as feed:
+    with Feed(loader, part_of, 3, 10**9) as feed:
         step, deadline = 0, time.monotonic() + WITHIN_S
         while len(makers) < 2:
             assert time.monotonic() < deadline, "nobody took over"
-            x, pids = feed.take(step, request_of(step))
+            x, pids = feed.take(step, part_of(step))
             assert torch.equal(x, alone.fetch(request_of(step))[0])
             makers |= set(pids.tolist())
             step += 1
     assert step > 7 and os.getpid() in makers
 
 
+def part_of(step: int) -> Part:
+    return Part(step, np.arange(4) + step % 30, 1.0, 4, False)
+
+
 def request_of(step: int) -> Request:
-    return Request(np.arange(4) + step % 30, step, 3)
+    return Request(part_of(step).indices, step, 3)
 
 
 def _only_in(pid: int) -> Augmented:
@@ -236,11 +239,11 @@ class Bound(Augmented):
 def test_a_dataset_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(feeding, "WORTH_S", 0.0)
     monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
-    with Feed(Loader(Bound(), CPU, most_workers=1), request_of, 10**9) as feed:
+    with Feed(Loader(Bound(), CPU, most_workers=1), part_of, 3, 10**9) as feed:
         step, deadline, said = 0, time.monotonic() + WITHIN_S, ""
         while "No module named 'codec'" not in (said := said + capfd.readouterr().err):
             assert time.monotonic() < deadline, "nobody said so"
-            feed.take(step, request_of(step))
+            feed.take(step, part_of(step))
             step += 1
     with pytest.raises(WorkerLostError, match="could not be brought there: ModuleNotFoundError: No module named"):
         taken(Loader(Bound(), CPU, workers=1), SHARES, STEPS)

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from dltrain.measure import BUDGET_WINDOW_S, Budget, Lap
 from dltrain.probe import compute_points
+from dltrain.stopwatch import BUDGET_WINDOW_S, Budget, Lap
 
 
 def steps(budget: Budget, seconds: float, computed: Lap, waited: Lap) -> float:

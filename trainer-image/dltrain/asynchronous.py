@@ -26,7 +26,6 @@ from dltrain.checkpoint import MODEL, OPTIMIZER, STATE, Snapshot, decode
 from dltrain.clocks import Clocks
 from dltrain.errors import DivergedError
 from dltrain.feeding.feed import Feed
-from dltrain.feeding.source import Request as Samples
 from dltrain.loader import Loader
 from dltrain.loop import Trainer
 from dltrain.lr import rate
@@ -222,12 +221,9 @@ class Worker(Asynchronous):
         def part_of(step: int) -> Part:
             return sampler.part(step, trainer.shares, trainer.rank)
 
-        def samples_of(part: Part) -> Samples:
-            return Samples(part.indices, part.epoch, self.plan.seed)
-
         trainer.step = first = self.done[trainer.worker]
         reply = self._ask(Request(Asks.PARAMETERS))
-        with Feed(loader, lambda step: samples_of(part_of(step)), trainer.total_steps) as feed:
+        with Feed(loader, part_of, self.plan.seed, trainer.total_steps) as feed:
             while reply.says != Says.OVER:
                 if reply.says == Says.PAUSE:
                     self.pause()
@@ -236,7 +232,7 @@ class Worker(Asynchronous):
                 part = part_of(trainer.step)
                 trainer.epoch = part.epoch
                 began = time.perf_counter()
-                batch = feed.take(trainer.step, samples_of(part))
+                batch = feed.take(trainer.step, part)
                 randomness.seed(randomness.of_step(self.plan.seed, trainer.step, trainer.rank), trainer.device)
                 fetched, waited_s, seen = time.perf_counter(), self.link.waited_s, reply.samples
                 request = self._compute(batch, part.weight, part.batch, loss_of)
@@ -248,7 +244,6 @@ class Worker(Asynchronous):
                 # Of all workers, while this one made its step: what the job does in that time.
                 samples = round(reply.samples - seen) if reply.says != Says.PAUSE else part.batch
                 if trainer.step == first + 1:
-                    trainer.reporter.mark("first_step")
                     trainer.progress.warm_up(times, samples)
                 else:
                     trainer.progress.add(times, samples, [])

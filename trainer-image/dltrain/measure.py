@@ -1,10 +1,9 @@
-"""Where a rank's time goes, step by step, and means of it. Users: ``loop``.
+"""Where a rank's time goes, step by step, and means of it. Users: ``stopwatch``, ``progress``, ``asynchronous``.
 
 Means, not medians: under a CPU quota most steps run at full speed and a few stand still for most of 100 ms, and it is
 both together that a run takes.
 """
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,63 +13,6 @@ from dljob.contract import RankMeasure
 
 WINDOW = 50
 """Steps that a mean looks back on: several periods of a quota, and short enough to follow a change."""
-
-
-BUDGET_WINDOW_S = 1.0
-"""Ten periods of a quota."""
-FORGETTING = 1.01
-"""How much faster than it has shown a rank may be after each such window: what slowed it down may be over."""
-
-
-@dataclass(frozen=True)
-class Lap:
-    """A stretch of time: on the clock, on a CPU in this thread, and on CPUs in all threads of the process."""
-
-    wall_s: float = 0.0
-    thread_s: float = 0.0
-    process_s: float = 0.0
-
-    def __add__(self, other: "Lap") -> "Lap":
-        return Lap(self.wall_s + other.wall_s, self.thread_s + other.thread_s, self.process_s + other.process_s)
-
-    def __sub__(self, other: "Lap") -> "Lap":
-        return Lap(self.wall_s - other.wall_s, self.thread_s - other.thread_s, self.process_s - other.process_s)
-
-
-class Clock:
-    """Takes laps, one after the other."""
-
-    def __init__(self) -> None:
-        self.lap()
-
-    def lap(self) -> Lap:
-        """Since the last one."""
-        now = (time.perf_counter(), time.thread_time(), time.process_time())
-        before, self._now = getattr(self, "_now", now), now
-        return Lap(*(b - a for a, b in zip(before, now, strict=True)))
-
-
-class Budget:
-    """What part of a CPU this rank gets when it asks for all of it: less than 1 under a quota, or beside others.
-
-    A quota stops a process only once it has used up its part of a period, and a rank that waits for others uses none.
-    So the time that its computing takes says little of how much more it could do; the CPU time that it uses does, once
-    ``rate`` is known. It is at most what it got while it computed, and at least what it got on the whole.
-    """
-
-    def __init__(self) -> None:
-        self.rate = 1.0
-        self._computed = self._whole = Lap()
-
-    def add(self, computed: Lap, whole: Lap) -> float:
-        """A step, and its computing. Returns seconds that its CPU time takes to come by."""
-        self._computed += computed
-        self._whole += whole
-        if self._whole.wall_s >= BUDGET_WINDOW_S:
-            most, least = (lap.thread_s / max(lap.wall_s, 1e-9) for lap in (self._computed, self._whole))
-            self.rate = max(least, min(most, FORGETTING * self.rate), 1e-3)
-            self._computed = self._whole = Lap()
-        return whole.thread_s / self.rate
 
 
 @dataclass(frozen=True)

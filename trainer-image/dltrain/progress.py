@@ -48,6 +48,7 @@ class Progress:
 
     def warm_up(self, times: Times, samples: int) -> None:
         """The first step: it allocates and compiles, so it counts only as long as there is no other."""
+        self.reporter.mark("first_step")
         self.times = times
         self._window.add(times, samples)
         self._cold = True

@@ -1,7 +1,8 @@
 """The ranks that train together: their shares of the batch, buffers and strategy, through losses. Users: ``loop``."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -11,8 +12,8 @@ from dltrain import summing
 from dltrain.agreement import compare
 from dltrain.balance import Balance
 from dltrain.elastic import Elastic, inherit
-from dltrain.errors import PeerLostError
-from dltrain.messages import Resharded, Shrunk
+from dltrain.errors import ParametersDivergedError, PeerLostError
+from dltrain.messages import Compared, Resharded, Shrunk
 from dltrain.noise import stride
 from dltrain.parallel import DataParallel
 from dltrain.pipeline import Pipeline
@@ -22,11 +23,14 @@ from dltrain.tail import WITHIN, Shared, length
 from dltrain.tensor import TensorParallel
 from dltrain.world import World
 
+T = TypeVar("T")
+
 
 class Team:
     """One for each rank, all alike. ``shares`` follow measurements and losses, and each change is told."""
 
-    def __init__(self, plan: Plan, world: World, reporter: Reporter, *, on_cpu: bool) -> None:
+    def __init__(self, plan: Plan, world: World, reporter: Reporter, lost: Callable[[], None], *, on_cpu: bool) -> None:
+        """``lost``: called when the team goes on without ranks, once it can."""
         self.plan, self.world = plan, world
         self.shares = self.planned_shares
         computes = [rank.role is Role.WORKER for rank in plan.ranks]
@@ -36,7 +40,9 @@ class Team:
         self.elastic = Elastic(plan, world, on_cpu=on_cpu)
         self.whole: tuple[int, ...] | None = None
         """Shares before ranks were lost, for when they are back."""
-        self._reporter, self._rank, self._size = reporter, world.rank, world.size
+        self.rank, self.size = world.rank, world.size
+        """In the plan, whoever was lost since."""
+        self._reporter, self._lost = reporter, lost
         self._parallel: DataParallel | None = None
         self._retired: list[DataParallel] = []
         self._balance: Balance | None = None
@@ -54,7 +60,7 @@ class Team:
 
     def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None) -> None:
         """Train this from now on. ``sample``: the input of a batch of one, where ranks split the model."""
-        self._model, self._optimizer, self._sample = model, optimizer, sample
+        self.model, self._optimizer, self._sample = model, optimizer, sample
         self._rebuild()
 
     def measure(self, step: int, steps: int, *, always: bool) -> bool:
@@ -76,15 +82,27 @@ class Team:
         self.worker, self.workers = self.world.rank, self.world.size
         alive = self.elastic.alive
         spent_s = time.perf_counter() - began
-        self._reporter.send(Shrunk(rank=self._rank, step=step, alive=alive, shrink_s=spent_s))
+        self._reporter.send(Shrunk(rank=self.rank, step=step, alive=alive, shrink_s=spent_s))
         self.whole = self.whole or self.shares
         lost = [rank for rank, share in enumerate(self.shares) if share and rank not in alive]
         self.reshard(step, inherit(self.shares, alive), f"lost ranks {lost}")
+        self._lost()
+
+    def together(self, step: int, operation: Callable[[], T]) -> T:
+        """What the workers do together, between steps; without those that are lost meanwhile. Raises PeerLostError
+        where that cannot be.
+        """
+        result = None
+        while result is None:
+            result = self.elastic.attempt(operation, self.among_workers.abandon)
+            if result is None:
+                self.go_on(step)
+        return result
 
     def reshard(self, step: int, shares: Sequence[int], reason: str) -> None:
         """Other shares from the next step on, the same ones on every rank."""
         self.shares = tuple(shares)
-        self._reporter.send(Resharded(rank=self._rank, step=step, shares=self.shares, reason=reason))
+        self._reporter.send(Resharded(rank=self.rank, step=step, shares=self.shares, reason=reason))
 
     def balance(
         self, step: int, computed_s: Sequence[float], exposed_s: Sequence[float], demanded_s: Sequence[float]
@@ -112,10 +130,20 @@ class Team:
         self.parallel.buffer.gradient.div_(agreed.weight)
 
     def agree_on_parameters(self, step: int) -> bool:
-        """True, on all ranks that compute. Raises ParametersDivergedError when theirs differ, PeerLostError."""
+        """True, on all ranks that compute, and the agent hears it. Raises ParametersDivergedError when theirs differ,
+        PeerLostError.
+        """
+        parameters = self.parallel.replicated(self.model)
+        if self.workers == 1 or not self.shares[self.rank] or not parameters:
+            return True
         ranks = [self.plan.ranks[number] for number in self.elastic.alive]
         kinds = {rank.rank: rank.device for rank in ranks if rank.role is Role.WORKER}
-        compare(self.among_workers, self.parallel.replicated(self._model), kinds, step)
+        try:
+            compare(self.among_workers, parameters, kinds, step)
+        except ParametersDivergedError:
+            self._reporter.send(Compared(rank=self.rank, step=step, agree=False))
+            raise
+        self._reporter.send(Compared(rank=self.rank, step=step, agree=True))
         return True
 
     def close(self) -> None:
@@ -136,17 +164,17 @@ class Team:
         if self._parallel is not None:
             self._parallel.retire()
             self._retired.append(self._parallel)
-        tail = length(self._size)
+        tail = length(self.size)
         made: DataParallel
-        if self.plan.parallelism == "Optimizer" and self._size > 1:
-            made = optimizer_parallel(self.plan, self.world, self._model, self._optimizer, tail)
-        elif self.plan.parallelism == "Pipeline" and self._size > 1:
+        if self.plan.parallelism == "Optimizer" and self.size > 1:
+            made = optimizer_parallel(self.plan, self.world, self.model, self._optimizer, tail)
+        elif self.plan.parallelism == "Pipeline" and self.size > 1:
             assert self._sample is not None, "only the built-in trainer gets such a plan"
-            made = Pipeline(self.plan, self.world, self._model, self._optimizer, self._sample, tail)
-        elif self.plan.parallelism == "Tensor" and self._size > 1:
-            made = TensorParallel(self.plan, self.world, self._model, self._optimizer, tail)
+            made = Pipeline(self.plan, self.world, self.model, self._optimizer, self._sample, tail)
+        elif self.plan.parallelism == "Tensor" and self.size > 1:
+            made = TensorParallel(self.plan, self.world, self.model, self._optimizer, tail)
         else:
-            parameters = list(self._model.parameters())
+            parameters = list(self.model.parameters())
             made = summing.data_parallel(self.plan, self.world, parameters, tail, self._parallel)
         self._parallel = made
         return made

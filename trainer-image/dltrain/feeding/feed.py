@@ -20,6 +20,7 @@ from dltrain.errors import SampleError, WorkerLostError
 from dltrain.feeding.source import Request
 from dltrain.feeding.workers import Workers
 from dltrain.loader import Loader
+from dltrain.sampling import Part
 
 WORTH_PART, WORTH_S = 0.05, 1e-3
 """What fetching must cost, of a step and at least, before somebody does it ahead: a thread and the rank share one
@@ -127,12 +128,12 @@ class Feed:
     it, when what the step felt of it was less.
     """
 
-    def __init__(self, loader: Loader, request_of: Callable[[int], Request | None], steps: int) -> None:
-        """``request_of``: what this rank would compute in a step to come, as things are now; None for nothing.
+    def __init__(self, loader: Loader, part_of: Callable[[int], Part], seed: int, steps: int) -> None:
+        """``part_of``: this rank's part of a step to come, as things are now. ``seed``: the plan's.
         ``steps``: in all.
         """
         self.spent_s = 0.0
-        self._loader, self._request_of, self._steps = loader, request_of, steps
+        self._loader, self._part_of, self._seed, self._steps = loader, part_of, seed, steps
         self._lane: Lane | None = None
         self._starting: Workers | None = None
         self._room = 0
@@ -159,11 +160,13 @@ class Feed:
             if lane is not None:
                 lane.close()
 
-    def take(self, step: int, request: Request) -> Any:
-        """The batch of ``step``, on the device; ``request``: what this rank turns out to compute in it.
+    def take(self, step: int, part: Part) -> Any:
+        """The batch of ``step``, on the device, of which this rank turns out to compute ``part``; None if that is none.
 
         Raises SampleError for the user's dataset, MemoryError and WorkerLostError for a worker.
         """
+        if (request := Request.of(part, self._seed)) is None:
+            return None
         if self._starting is not None:
             self._take_over(self._starting)
         if self._lane is None:
@@ -186,7 +189,9 @@ class Feed:
     def _ask(self, lane: Lane, step: int) -> None:
         """For the steps from this one on, as many as there is room for."""
         ahead = self._asked[-1].step + 1 if self._asked else step
-        while len(self._asked) < self._room and ahead < self._steps and (request := self._request_of(ahead)):
+        while len(self._asked) < self._room and ahead < self._steps:
+            if (request := Request.of(self._part_of(ahead), self._seed)) is None:
+                return
             self._asked.append(_Asked(ahead, request, lane.ask(request)))
             ahead += 1
 

@@ -1,0 +1,67 @@
+"""What a run in lockstep keeps in its checkpoints, and takes from them. Users: ``loop``."""
+
+from functools import partial
+
+from torch import nn
+from torch.optim import Optimizer
+
+from dltrain import summing
+from dltrain.checkpoint import Snapshot
+from dltrain.noise import NoiseScale
+from dltrain.progress import Progress
+from dltrain.scaling import Scaling
+from dltrain.team import Team
+from dltrain.writer import Keeper, patience_s
+
+
+class Saving:
+    """Model and optimizer as the ranks hold them together, and all else that the next step depends on."""
+
+    def __init__(self, keeper: Keeper, team: Team, progress: Progress, scaling: Scaling, noise: NoiseScale) -> None:
+        self._keeper, self._team, self._progress = keeper, team, progress
+        self._scaling, self._noise = scaling, noise
+
+    def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
+        """Go on from the newest state, if there is one; all ranks call it. Raises BadInputError for another job's."""
+        self._model, self._optimizer = model, optimizer
+        team, parallel = self._team, self._team.parallel
+        load_model, load_optimizer = partial(parallel.load_weights, model), partial(parallel.load_optimizer, optimizer)
+        if (snapshot := self._keeper.resume(parallel.shape_of(model), load_model, load_optimizer)) is None:
+            return None
+        state = snapshot.state
+        self._scaling.load(state.get("scaling", self._scaling.state()))
+        self._noise.load(state.get("noise", self._noise.state()))
+        self._progress.accuracy, self._progress.loss = state["accuracy"], state["loss"]
+        if self.same_ranks(snapshot):
+            team.shares = tuple(state["shares"])  # go on to the last bit
+            summing.reuse(parallel, state.get("summing", []))
+        return snapshot
+
+    def same_ranks(self, snapshot: Snapshot) -> bool:
+        """Whether the ranks are those that the snapshot is of, as far as the plan tells."""
+        return tuple(snapshot.state["planned_shares"]) == self._team.planned_shares
+
+    def save(self, step: int, epoch: int, *, durable: bool = True) -> None:
+        """Begin a checkpoint of the state after ``step`` steps; all ranks call it. Raises OSError, PeerLostError."""
+        if not self._team.plan.checkpoint.enabled:
+            return
+        parallel = self._team.parallel
+        state = {
+            "epoch": epoch,
+            "scaling": self._scaling.state(),
+            "noise": self._noise.state(),
+            "shares": self._team.whole or self._team.shares,
+            "planned_shares": self._team.planned_shares,
+            "accuracy": self._progress.accuracy,
+            "loss": self._progress.loss,
+            "summing": summing.known(parallel),
+        }
+        optimizer = parallel.optimizer_state(self._optimizer)
+        self._keeper.save(step, parallel.weights(self._model), optimizer, state, durable=durable)
+
+    def wait(self) -> None:
+        """Until it is durable: all ranks end together, so all wait for rank 0's volume. Raises OSError."""
+        if self._team.plan.checkpoint.enabled:
+            nbytes = 4 * self._team.parallel.buffer.flat.nbytes  # parameters, and up to three values for each
+            self._progress.busy("checkpoint", patience_s(nbytes))
+            self._keeper.wait()
