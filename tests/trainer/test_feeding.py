@@ -249,6 +249,17 @@ def test_a_dataset_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch, capfd: 
         taken(Loader(Bound(), CPU, workers=1), SHARES, STEPS)
 
 
+def test_the_last_words_of_who_closes_with_messages_unread_are_heard() -> None:
+    """Such as why a dataset could not be brought there, when batches were asked for meanwhile."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near:
+        with far:
+            parcel.send(near, b"asked", None)
+            parcel.send(far, b"failed", "why")
+        assert parcel.receive(near) == (b"failed", "why")
+        assert parcel.receive(near) is None
+
+
 def test_workers_behind_a_thread_as_on_a_gpu() -> None:
     """What was asked for and dropped is not mistaken for what is asked for next, and nothing waits for it at the end."""
     loader = Loader(Augmented(), CPU, workers=0)

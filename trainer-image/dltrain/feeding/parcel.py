@@ -65,10 +65,12 @@ def pack(content: Any, room_nbytes: int | None = None, receivers: int = 0) -> in
 
 def receive(connection: socket.socket) -> tuple[bytes, Any] | None:
     """The next head and object, None at the end of the connection. Raises what unpickling raises."""
-    try:
-        head, fds, _, _ = socket.recv_fds(connection, 64, 1)
-    except ConnectionError:
-        return None
+    for _ in range(2):
+        try:
+            head, fds, _, _ = socket.recv_fds(connection, 64, 1)
+            break
+        except ConnectionError:
+            head = b""  # the other end closed with messages unread, which is told, once, before what it sent
     if not head:
         return None
     (fd,) = fds
