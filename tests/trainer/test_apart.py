@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dljob.contract import ModelRef, OptimizerRef
 from dltrain import messages
-from dltrain.clocks import Clocks
+from dltrain.apart.clocks import Clocks
 from trainer.plans import make_plan, saving
 from trainer.ranks import BODIES, run_ranks
 from trainer.resume import stopped_and_resumed

@@ -1,4 +1,4 @@
-"""What the built-in trainer minimizes, and how it counts right answers. Users: ``rank``, ``asynchronous``."""
+"""What the built-in trainer minimizes, and how it counts right answers. Users: ``rank``, ``apart``."""
 
 from collections.abc import Callable
 

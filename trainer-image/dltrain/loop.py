@@ -1,4 +1,4 @@
-"""The training loop as scripts see it: batches of the steps left, and what is done after each. Users: ``api``, ``rank``."""
+"""The loop as scripts see it: batches of the steps left, and what is done after each. Users: ``api``, ``rank``."""
 
 import time
 import warnings
@@ -69,8 +69,6 @@ class Trainer:
         self._step = Step(self._team, self.progress, self._scaling, self.noise, Stopwatch(self.budget), device)
         self._began = time.monotonic()
         self._first = 0
-
-    # What a script calls.
 
     def wrap(
         self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None, sample: Tensor | None = None
@@ -265,8 +263,6 @@ class Trainer:
         team.elastic.active = False  # a rank lost within forward leaves others in the middle of it
         counts, weight = lambda: step.weight_by_samples > 0, lambda: step.weight
         return synchronized(model, Ranks(lambda of: team.among_workers.sum(of), counts, weight))
-
-    # Around a step.
 
     def _after_update(self) -> None:
         """Hook of ``optimizer.step()``."""

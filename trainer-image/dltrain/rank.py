@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dltrain import asynchronous, session
+from dltrain import session
+from dltrain.apart import training
 from dltrain.data import Dataset, load
 from dltrain.errors import BadInputError
 from dltrain.evaluation import count_right, mean_loss
@@ -112,7 +113,7 @@ def _apart(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dat
             trainer.log(accuracy=told / seen)
 
     loader = trainer.loader(data)
-    asynchronous.train(
+    training.train(
         trainer, network, optimizer, loader, lambda model, batch: mean_loss(model(batch[0]), batch[1]), end_of_epoch
     )
     if trainer.shares[trainer.rank]:

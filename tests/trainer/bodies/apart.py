@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dltrain import asynchronous
+from dltrain.apart import training
 from dltrain.comm.waiting import wait_until
 from dltrain.evaluation import mean_loss
 from dltrain.loop import Trainer
@@ -67,7 +67,7 @@ def main() -> None:
     net = build("mlp", InputShape((64,), 10))
     data = (torch.rand(40, 64), torch.arange(40) % 10)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    asynchronous.train(trainer, net, optimizer, trainer.loader(data), loss_of, lambda: None, alive_s=0.02)
+    training.train(trainer, net, optimizer, trainer.loader(data), loss_of, lambda: None, alive_s=0.02)
     mine = flat(net).numpy().tobytes()
     assert world.broadcast(mine, world.size - 1) == mine, "all end with the server's parameters"
     furthest = max(row[0] for row in world.gather([max(seen, default=0)]))

@@ -1,1 +1,1 @@
-"""Batches of the steps to come, made while a step computes. Users: ``loader``, ``loop``, ``asynchronous``."""
+"""Batches of the steps to come, made while a step computes. Users: ``loader``, ``loop``, ``apart``."""
