@@ -4,10 +4,10 @@ It is a script on the five-line API like any user's, and nothing more privileged
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
@@ -24,6 +24,7 @@ from dltrain.optimizers import make_optimizer
 from dltrain.pipeline import Pipeline
 from dltrain.probe import settle
 from dltrain.rangetest import find_rate
+from dltrain.shares import apportion
 
 
 def main() -> int:
@@ -86,14 +87,19 @@ def _settle(trainer: Trainer, data: Dataset) -> None:
 
 
 def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
-    """Part of the held-out samples (tokens: positions) told right; every worker looks at as many of them, or all
-    look at all together."""
-    together = trainer.plan.splits_model
-    mine = np.arange(0 if together else trainer.worker, data.test_samples, 1 if together else trainer.workers)
+    """Part of the held-out samples (tokens: positions) told right, by all workers together."""
+    chosen = np.arange(data.test_samples) if trainer.plan.splits_model else _mine(trainer, data)
     model.eval()
-    right, seen = trainer.sum(count_right(partial(trainer.parallel.predict, model), data, mine, trainer.device))
+    right, seen = trainer.sum(count_right(partial(trainer.parallel.predict, model), data, chosen, trainer.device))
     model.train()
     return right / seen
+
+
+def _mine(trainer: Trainer, data: Dataset) -> NDArray[np.int64]:
+    """Held-out samples for this rank to look at: the part of them that it has of a batch, as fast as it is."""
+    parts = apportion(data.test_samples, trainer.shares)
+    begin = sum(parts[: trainer.rank])
+    return np.arange(begin, begin + parts[trainer.rank])
 
 
 def _apart(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dataset) -> None:
@@ -101,7 +107,7 @@ def _apart(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dat
     trainer.model = network.to(trainer.device)
     _settle(trainer, data)
 
-    def right(chosen: np.ndarray[Any, Any]) -> tuple[int, int]:
+    def right(chosen: NDArray[np.int64]) -> tuple[int, int]:
         network.eval()
         found = count_right(network, data, chosen, trainer.device)
         network.train()
@@ -117,7 +123,7 @@ def _apart(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dat
         trainer, network, optimizer, loader, lambda model, batch: mean_loss(model(batch[0]), batch[1]), end_of_epoch
     )
     if trainer.shares[trainer.rank]:
-        told, seen = trainer.sum(right(np.arange(trainer.worker, data.test_samples, trainer.workers)))
+        told, seen = trainer.sum(right(_mine(trainer, data)))
         trainer.log(accuracy=told / seen)
 
 
