@@ -6,8 +6,7 @@ both together that a run takes.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from typing import NamedTuple
 
 from dljob.contract import RankMeasure
 
@@ -15,8 +14,7 @@ WINDOW = 50
 """Steps that a mean looks back on: several periods of a quota, and short enough to follow a change."""
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(NamedTuple):
     """One step of this rank, in seconds; together the step's time."""
 
     data_s: float
@@ -56,27 +54,31 @@ class Window:
 
     @property
     def step_s(self) -> float:
-        return fmean(t.data_s + t.compute_s + t.exposed_s for t in self._times) if self._times else 0.0
+        return self._spent_s / len(self._times) if self._times else 0.0
 
     @property
     def samples_per_s(self) -> float:
-        spent = sum(t.data_s + t.compute_s + t.exposed_s for t in self._times)
-        return sum(self._samples) / spent if spent else 0.0
+        spent_s = self._spent_s
+        return sum(self._samples) / spent_s if spent_s else 0.0
+
+    @property
+    def _spent_s(self) -> float:
+        return sum(t.data_s + t.compute_s + t.exposed_s for t in self._times)
 
     def measure(self, rank: int, device: str, share: int) -> RankMeasure:
         if not self._times:
             return RankMeasure(rank=rank, device=device, share=share)
-        exposed_s = fmean(t.exposed_s for t in self._times)
-        comm_s = min(exposed_s, fmean(self._comm_s)) if self._comm_s else exposed_s
+        mean = Times(*(sum(column) / len(self._times) for column in zip(*self._times, strict=True)))
+        comm_s = min(mean.exposed_s, sum(self._comm_s) / len(self._comm_s)) if self._comm_s else mean.exposed_s
         return RankMeasure(
             rank=rank,
             device=device,
             share=share,
-            compute_s=fmean(t.compute_s for t in self._times),
-            wait_s=exposed_s - comm_s,
+            compute_s=mean.compute_s,
+            wait_s=mean.exposed_s - comm_s,
             comm_s=comm_s,
-            data_s=fmean(t.data_s for t in self._times),
-            agree_s=fmean(t.agree_s for t in self._times),
-            wait_cpu_s=fmean(t.exposed_cpu_s for t in self._times),
-            fetch_s=fmean(t.fetch_s for t in self._times),
+            data_s=mean.data_s,
+            agree_s=mean.agree_s,
+            wait_cpu_s=mean.exposed_cpu_s,
+            fetch_s=mean.fetch_s,
         )

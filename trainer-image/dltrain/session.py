@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 
 from dljob.contract import DATASET_VARIABLE, CheckpointRef, DatasetRef, ModelRef, OptimizerRef, Plan, Rank
+from dltrain import heap
 from dltrain.cgroup import threads
 from dltrain.comm.choose import AUTO
 from dltrain.errors import BadInputError, failure
@@ -91,6 +92,7 @@ def start(reporter: Reporter, make_plan: Callable[[int], Plan] | None = None) ->
         plan = make_plan(size)
     if rank >= len(plan.ranks):
         raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start as many as planned")
+    heap.keep()
     device, name = find_device(plan.ranks[rank])
     reporter.send(Hello(rank=rank, pid=os.getpid(), device=name))
     reporter.mark("imported")
