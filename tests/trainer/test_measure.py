@@ -46,6 +46,27 @@ def test_what_slowed_a_rank_down_is_forgotten_when_it_is_over() -> None:
     assert budget.rate == 1
 
 
+@pytest.mark.parametrize(("cpu_s", "stopped_s", "sizes"), [
+    (0.02, 0.08, [4, 8, 16]),  # a quota of 0.2: the first step uses up a period's
+    (0.02, 0.2, [8]),
+])  # fmt: skip
+def test_a_probe_is_not_misled_by_its_first_step(cpu_s: float, stopped_s: float, sizes: list[int]) -> None:
+    """Which sets up kernels and memory: others take a twentieth of its CPU time here."""
+    cold = [cpu_s]
+
+    def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
+        first = bool(cold)
+        burnt_until_s = time.thread_time() + (cold.pop() if cold else 0.001)
+        while time.thread_time() < burnt_until_s:
+            pass
+        time.sleep(stopped_s if first else 0.01)
+
+    model = nn.Linear(1, 1)
+    points, rate = compute_points(model, SGD(model.parameters()), step, 8, 32)
+    assert [batch for batch, _ in points] == sizes
+    assert all(seconds * rate < cpu_s / 4 for _, seconds in points)
+
+
 def test_a_probe_tells_the_part_of_a_cpu_that_it_got() -> None:
     """A step that stands still for most of its time, as under a quota; other work on the machine only lowers it."""
     model = nn.Linear(1, 1)

@@ -89,7 +89,8 @@ def compute_points(
     model: nn.Module, optimizer: Optimizer, step: TrainStep, share: int, batch: int
 ) -> tuple[list[tuple[int, float]], float]:
     """Seconds of a training step at half the share, the share and twice it; only the share when that is slow already.
-    With them the part of a CPU that this rank got.
+    The first step of all counts only where it takes longer than a probe may. With them the part of a CPU that this rank
+    got.
 
     Under a CPU quota a process runs at full speed for a while and then stands still for the rest of a period of 100 ms,
     so a short timing sees either all or nothing of it. Therefore: median CPU time of each size over the part of a CPU
@@ -113,7 +114,8 @@ def compute_points(
     wall_began, cpu_began = time.perf_counter(), clock()
     sizes = sorted({max(1, share // 2), share, min(2 * share, batch)})
     timings: dict[int, list[float]] = {share: [timed(share)]}
-    if time.perf_counter() - wall_began < BUDGET_S / 4:
+    spent_s = time.perf_counter() - wall_began
+    if timings[share][0] < BUDGET_S / 4 and spent_s < LONGEST_S / 4:
         for size in sizes:
             timed(size)  # the first of a shape pays for its kernels' set-up
         timings = {size: [] for size in sizes}
@@ -124,6 +126,8 @@ def compute_points(
         ):
             for size in sizes:
                 timings[size].append(timed(size))
+    elif spent_s < LONGEST_S:
+        timings = {share: [timed(share)]}  # the first one took twice as long: memory, caches, kernels' set-up
     ends = [(wall_began, cpu_began), (time.perf_counter(), clock())] if len(stalls) < 3 else stalls
     rate = max(ends[-1][1] - ends[0][1], 1e-9) / (ends[-1][0] - ends[0][0])  # above 1 with several threads
     return [(size, max(median(times), 1e-9) / rate) for size, times in timings.items()], min(1.0, rate)
