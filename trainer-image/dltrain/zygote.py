@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dltrain.inherited import hand_over
+
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
-INHERITED_ENV = "DLTRAIN_INHERITED"
-"""To a process whose order came with a second descriptor: its number."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Serving:
             self._leave_to_the_parent()
             become_rank(order, output, parent)
             if others:
-                os.environ[INHERITED_ENV] = str(others[0])
+                hand_over(others[0])
             return order
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)  # here too, so that the group exists before anyone is told of it

@@ -25,7 +25,7 @@ class Child:
     """A Python command line, run in a fork of a zygote with a descriptor of ours."""
 
     def __init__(self, zygote: socket.socket, argv: Sequence[str], fd: int) -> None:
-        """``zygote``: a connection of its own. ``fd``: handed over, whose number there is in ``zygote.INHERITED_ENV``.
+        """``zygote``: a connection of its own. ``fd``: a socket, which ``inherited.taken`` gets there.
 
         Raises OSError.
         """

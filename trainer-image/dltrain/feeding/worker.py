@@ -3,7 +3,6 @@
 It knows neither MPI nor the device, and ends when its rank closes the connection or ends.
 """
 
-import os
 import socket
 import struct
 import sys
@@ -18,7 +17,7 @@ import torch
 from dltrain.errors import SampleError
 from dltrain.feeding import parcel
 from dltrain.feeding.source import Request, Source
-from dltrain.zygote import INHERITED_ENV
+from dltrain.inherited import taken
 
 
 class Says(IntEnum):
@@ -61,7 +60,7 @@ class Trouble(NamedTuple):
 
 
 def main() -> None:
-    connection = socket.socket(fileno=int(os.environ.pop(INHERITED_ENV)))
+    connection = taken()
     torch.set_num_threads(1)  # as many workers as there are cores, and none for more
     try:
         source = _unpacked(connection)
