@@ -41,6 +41,9 @@ class Accepted(BaseModel):
     memory_nbytes: Annotated[int, Field(ge=1, description="Main memory of the largest pod.")]
     spec_digest: str
     replans: Annotated[int, Field(ge=0, description="Plans of this spec that measurements have replaced.")] = 0
+    whole: Annotated[
+        bool, Field(description="Steps of this spec in parts of the model took too long: no plan has parts any more.")
+    ] = False
     warning: str | None = None
 
     @property

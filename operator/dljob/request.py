@@ -188,6 +188,9 @@ def planner_request(name: str, spec: DLJobSpec, kept: Kept | None = None) -> Req
         # A torchrun script sums with torch.distributed whatever the plan says, and knows nothing of shares.
         collective=collective or ("Torch" if torchrun else "ParameterServer" if apart else None),
         strategy=strategy.value,
+        whole="optimizer.findLearningRate needs ranks that hold the whole model"
+        if spec.optimizer.find_learning_rate
+        else None,
         stages=spec.parallelism.stages,
         micro_batches=micro_batches(spec),
         compressed=spec.gradient_compression is not None,
@@ -322,7 +325,7 @@ def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     """Fewest ranks the trainer may go on with: those of the smallest ``nodes.min`` nodes, and the servers; all of them
     where each has a part of the model."""
-    if spec.parallelism.strategy.splits_model:
+    if choice.in_parts:
         return sum(len(g.shares) for g in choice.groups)
     servers = sum(share == 0 for g in choice.groups for share in g.shares)
     per_node = sorted(g.ranks_per_node for g in choice.groups for _ in range(g.nodes))
@@ -372,7 +375,7 @@ def contract_plan(
         measure_collective=_measures(spec, chosen, strategy),
         compression=spec.gradient_compression.value if spec.gradient_compression else None,
         parallelism=strategy,
-        micro_batches=micro_batches(spec),
+        micro_batches=chosen.micro_batches,
         synchronization=spec.parallelism.synchronization.value,
         staleness_bound=spec.parallelism.staleness_bound,
         **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
@@ -399,7 +402,7 @@ def contract_plan(
         rebalance=spec.planning.uneven
         and all(group.batch_per_rank is None for group in spec.planning.groups)
         and spec.trainer.framework is not Framework.TORCHRUN
-        and not spec.parallelism.strategy.splits_model
+        and not chosen.in_parts
         and not spec.parallelism.apart,
         checkpoint=contract.CheckpointRef(
             enabled=spec.checkpoint.enabled,

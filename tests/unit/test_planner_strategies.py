@@ -130,11 +130,11 @@ class TestKinds:
     def test_models_in_parts_are_priced_where_the_trainer_can_cut_them(self) -> None:
         lines = {r.summary: r.reason for r in decided(replace(DIGITS, nodes_min=3), THREE).refusals}
         (pipeline,) = [reason for summary, reason in lines.items() if "Pipeline of 3 stages, 12 micro" in summary]
-        assert pipeline.startswith("not asked for (parallelism.strategy Pipeline): ")
+        assert pipeline.startswith("not asked for (parallelism.strategy Pipeline or Auto): ")
         assert lines["3 x cpu, Tensor"] == "no such parts: the model has no linear layers in pairs"
         request = replace(DIGITS, model="mlp", nodes_min=3)
         (tensor,) = [r.reason for r in decided(request, THREE).refusals if "x cpu, Tensor, " in r.summary]
-        assert tensor.startswith("not asked for (parallelism.strategy Tensor): ")
+        assert tensor.startswith("not asked for (parallelism.strategy Tensor or Auto): ")
         own = replace(large(1e6), optimizer="SGD", fixed=(FixedChoice("t4", 2, 2),))
         assert not any("Pipeline" in r.summary for r in decided(own, T4S).refusals), "programs are not cut"
         many = view({"count": 17, "cpu": 2})

@@ -6,7 +6,9 @@ does 2 k² c f h w operations (multiply and add), and its backward pass does tha
 the input (not for the network's own input).
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal, Self
 
@@ -26,6 +28,8 @@ class Layer:
     """Elements read and written by the forward and the backward pass, parameters apart."""
     output_elements: float = 0.0
     is_conv: bool = False
+    follows: bool = False
+    """The trainer runs it as one with the layer before: no pipeline stage begins here."""
 
 
 class Net:
@@ -50,6 +54,13 @@ class Net:
     def go(self, at: tuple[tuple[int, ...], int]) -> Self:
         self.shape, self._tensor = at
         return self
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """The layers that are added meanwhile are one module of the trainer's, such as a residual block."""
+        begin = len(self.layers) + 1
+        yield
+        self.layers[begin:] = [replace(layer, follows=True) for layer in self.layers[begin:]]
 
     @property
     def kept_elements(self) -> float:

@@ -44,8 +44,9 @@ def resnet18(data: Dataset) -> Net:
     for filters, first in ((64, 1), (128, 2), (256, 2), (512, 2)):
         for stride in (first, 1):
             start = net.at
-            net.conv(filters, 3, stride, bias=False).group_norm().relu().conv(filters, 3, bias=False).group_norm()
-            _shortcut(net, start, filters, stride)
+            with net.as_one():
+                net.conv(filters, 3, stride, bias=False).group_norm().relu().conv(filters, 3, bias=False).group_norm()
+                _shortcut(net, start, filters, stride)
     return net.global_pool().linear(data.classes)
 
 
@@ -56,10 +57,11 @@ def bottlenecks(data: Dataset, *depths: int) -> Net:
         width = 64 * 2**stage
         for block in range(depth):
             stride, start = 2 if stage and not block else 1, net.at
-            net.conv(width, 1, bias=False).group_norm().relu()
-            net.conv(width, 3, stride, bias=False).group_norm().relu()
-            net.conv(4 * width, 1, bias=False).group_norm()
-            _shortcut(net, start, 4 * width, stride)
+            with net.as_one():
+                net.conv(width, 1, bias=False).group_norm().relu()
+                net.conv(width, 3, stride, bias=False).group_norm().relu()
+                net.conv(4 * width, 1, bias=False).group_norm()
+                _shortcut(net, start, 4 * width, stride)
     return net.global_pool().linear(data.classes)
 
 
@@ -71,9 +73,11 @@ def decoder(data: Dataset, width: int, blocks: int, heads: int) -> Net:
     """GPT-2's layout (Radford et al. 2019): norms first, the output's weights those of the token embedding."""
     net = Net(*data.shape).embedding(data.classes, width)
     for _ in range(blocks):
-        net.layer_norm().linear(3 * width).attention(heads).linear(width).add()
-        net.layer_norm().linear(4 * width).gelu().linear(width).add()
-    return net.layer_norm().linear(data.classes, bias=False, tied=True)
+        with net.as_one():
+            net.layer_norm().linear(3 * width).attention(heads).linear(width).add()
+            net.layer_norm().linear(4 * width).gelu().linear(width).add()
+    with net.as_one():
+        return net.layer_norm().linear(data.classes, bias=False, tied=True)
 
 
 def gpt_mini(data: Dataset) -> Net:

@@ -12,6 +12,7 @@ its input going back, unless that is the data itself (Shoeybi et al. 2019, secti
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 
 from dljob.perf.layers import Layer
@@ -23,59 +24,95 @@ HEADS = 4
 """Of gpt-mini's attention, the only one that the trainer splits."""
 
 
+MOST_STAGES = 64
+"""Of a pipeline, by the API."""
+
+
 @dataclass(frozen=True)
 class Stages:
-    """What of a model the busiest and the largest stage hold; parts of 1."""
+    """What of a model the stages of a pipeline hold; parts of 1."""
 
     arithmetic: float
+    """Of the busiest stage."""
     parameters: int
-    activations: float
-    """Kept for the backward pass, of what the whole model keeps for one micro-batch: the most over stages, each with
-    as many micro-batches as it has under way."""
+    """Of the largest one."""
+    outputs: tuple[float, ...]
+    """By stage: of all elements that layers return for a sample."""
     boundary_elements: float
     """Most elements of a sample that go from one stage to the next."""
+
+    def activations(self, micro_batches: int) -> float:
+        """Kept for the backward pass, of what the whole model keeps for one micro-batch: the most over stages, each
+        with as many micro-batches as it has under way.
+        """
+        stages = len(self.outputs)
+        return max(min(micro_batches, stages - i) * part for i, part in enumerate(self.outputs))
 
 
 def _operations(layer: Layer) -> float:
     return layer.forward_FLOPs + layer.backward_FLOPs
 
 
-def cut(operations: Sequence[float], able: Sequence[bool], stages: int) -> list[int]:
-    """The first layer of each stage: contiguous, the largest sum of ``operations`` as small as can be, each with some
-    layer that is ``able``. Raises ValueError when there are too few of those.
+def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[list[int]]:
+    """For 1, 2, ... ``most`` stages (or as many as there can be) the first layer of each: contiguous, the largest sum
+    of ``operations`` as small as can be, each with some layer that is ``able``.
     """
-    if sum(able) < stages:
-        raise ValueError(f"found {sum(able)} layers with parameters, expected one for each of {stages} stages")
     best: list[tuple[float, list[int]]] = [(0.0, []), *[(float("inf"), list[int]())] * len(operations)]
-    for _ in range(stages):
+    found = []
+    for _ in range(min(most, sum(able))):
         after = [(float("inf"), list[int]())] * (len(operations) + 1)
         for end in range(1, len(operations) + 1):
-            total, can = 0.0, False
+            total, can, least, at = 0.0, False, float("inf"), -1
             for begin in range(end - 1, -1, -1):
                 total, can = total + operations[begin], can or able[begin]
+                if total >= least:
+                    break  # what begins earlier does still more
                 worst = max(best[begin][0], total)
-                if can and worst < after[end][0]:
-                    after[end] = (worst, [*best[begin][1], begin])
+                if can and worst < least:
+                    least, at = worst, begin
+            if at >= 0:
+                after[end] = (least, [*best[at][1], at])
         best = after
-    return best[-1][1]
+        found.append(best[-1][1])
+    return found
 
 
-def stages_of(workload: Workload, stages: int, micro_batches: int) -> Stages:
-    """Raises ValueError when there are more stages than layers with parameters."""
-    layers = workload.layers
-    begins = cut([_operations(layer) for layer in layers], [layer.parameters > 0 for layer in layers], stages)
-    parts = [layers[a:b] for a, b in zip(begins, [*begins[1:], len(layers)], strict=True)]
-    total = sum(map(_operations, layers)) or 1.0
-    outputs = sum(layer.output_elements for layer in layers) or 1.0
-    return Stages(
-        arithmetic=max(sum(map(_operations, part)) for part in parts) / total,
-        parameters=max(sum(layer.parameters for layer in part) for part in parts),
-        activations=max(
-            min(micro_batches, stages - i) * sum(layer.output_elements for layer in part) / outputs
-            for i, part in enumerate(parts)
-        ),
-        boundary_elements=max((layers[begin - 1].output_elements for begin in begins[1:]), default=0.0),
-    )
+@lru_cache(maxsize=64)
+def stages_of(workload: Workload) -> tuple[Stages, ...]:
+    """For 1, 2, ... stages, as many as the trainer can cut the model into: it runs some layers as one (``follows``)."""
+    blocks: list[list[Layer]] = []
+    for layer in workload.layers:
+        if layer.follows:
+            blocks[-1].append(layer)
+        else:
+            blocks.append([layer])
+    operations = [sum(map(_operations, block)) for block in blocks]
+    able = [any(layer.parameters for layer in block) for block in blocks]
+    total = sum(operations) or 1.0
+    outputs = sum(layer.output_elements for layer in workload.layers) or 1.0
+    found = []
+    for begins in cuts(operations, able, MOST_STAGES):
+        parts = [
+            [layer for block in blocks[a:b] for layer in block]
+            for a, b in zip(begins, [*begins[1:], len(blocks)], strict=True)
+        ]
+        found.append(
+            Stages(
+                arithmetic=max(sum(map(_operations, part)) for part in parts) / total,
+                parameters=max(sum(layer.parameters for layer in part) for part in parts),
+                outputs=tuple(sum(layer.output_elements for layer in part) / outputs for part in parts),
+                boundary_elements=max((part[-1].output_elements for part in parts[:-1]), default=0.0),
+            )
+        )
+    return tuple(found)
+
+
+def cut_into(workload: Workload, stages: int) -> Stages:
+    """Raises ValueError when the trainer cannot cut the model into so many."""
+    found = stages_of(workload)
+    if stages > len(found):
+        raise ValueError(f"found {len(found)} layers with parameters, expected one for each of {stages} stages")
+    return found[stages - 1]
 
 
 def pipeline_s(slot_s: float, transfer_s: float, stages: int, micro_batches: int) -> float:
@@ -97,6 +134,7 @@ class Pairs:
     """Of the pair with fewest."""
 
 
+@lru_cache(maxsize=64)
 def pairs_of(workload: Workload) -> Pairs | None:
     """The pairs as the trainer finds them, none in two; None where there are none."""
     layers = workload.layers

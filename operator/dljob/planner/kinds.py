@@ -57,7 +57,7 @@ def _not_asked_for(strategy: str, found: Choice, chosen: Choice) -> Refusal:
 def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
     """The same ranks with parts of the model, where the trainer can cut it: built-in models on one kind of device."""
     ranks = objective.size(chosen)
-    if request.model is None or len(parts) > 1 or ranks > MOST_STAGES or request.strategy not in ("Data", "Auto"):
+    if request.model is None or len(parts) > 1 or ranks > MOST_STAGES or request.strategy != "Data":
         return []
     lines = []
     micro_batches = min(MICRO_BATCHES_PER_STAGE * ranks, request.global_batch)
@@ -70,7 +70,7 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
         elif isinstance(found, Refusal):
             lines.append(Refusal(f"{found.summary}, {asked.strategy}", found.reason))
         else:
-            lines.append(_not_asked_for(asked.strategy, found, chosen))
+            lines.append(_not_asked_for(f"{asked.strategy} or Auto", found, chosen))
     return lines
 
 

@@ -1,27 +1,29 @@
 """Plans for ranks that hold parts of the model (strategies Pipeline and Tensor): on one kind of device, all alike.
 
-A pipeline has as many ranks as the user's stages; tensor parallel ranks are as many as are fastest. Users: ``plan``.
+Asked for by name, a pipeline has as many ranks as the user's stages, and tensor parallel ranks are as many as are
+fastest. With strategy Auto all stages that the trainer can cut are candidates beside the plans for whole models; a
+candidate of either kind must then be *surely* better than those (``objective.best``). Users: ``plan``, ``kinds``.
 """
 
-from collections.abc import Mapping, Sequence
-from math import ceil, exp, hypot
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from dljob.calibrate.learned import Learned
-from dljob.perf import energy, memory
 from dljob.perf import modelsplit as split
-from dljob.perf.comm import allreduce_s
-from dljob.perf.compute import STEP_OVERHEAD_S, update_s
-from dljob.perf.step import P90
-from dljob.perf.sync import straggler_factor
-from dljob.perf.workload import REAL_NBYTES, Workload
-from dljob.planner.context import AUTO, Option, link_of, options, ranks_per_node_choices
-from dljob.planner.evaluate import Part, describe
-from dljob.planner.names import gibibytes, group_names, rate
-from dljob.planner.pools import Eligible
+from dljob.perf.workload import Workload
+from dljob.planner import objective
+from dljob.planner.context import AUTO, Option, options, ranks_per_node_choices
+from dljob.planner.evaluate import Part
+from dljob.planner.modelcost import Way, choice, micro_batch_counts, predict
+from dljob.planner.pools import Eligible, Pool
 from dljob.planner.search import grid
-from dljob.planner.types import Choice, CollectiveName, Group, Infeasible, Prediction, Refusal, Request
+from dljob.planner.types import Choice, CollectiveName, Infeasible, Prediction, Refusal, Request
 
 Found = tuple[list[Choice | Refusal], list[Refusal]]
+Kind = Literal["Pipeline", "Tensor"]
+KINDS: tuple[Kind, ...] = ("Pipeline", "Tensor")
+KEPT = 5
+"""Of each kind that ``Auto`` looks at, so many best ones are candidates, beside the best of each device and size."""
 
 
 def candidates(
@@ -31,7 +33,8 @@ def candidates(
     learned: Mapping[tuple[str, str], Learned],
     fixed: Sequence[Part] = (),
 ) -> Found | Infeasible:
-    """Every way to place the ranks, evaluated, and what was ruled out; or why there is none. ``fixed``: the user's."""
+    """Every way to place the ranks asked for, evaluated, and what was ruled out; or why there is none. ``fixed``: the
+    user's groups."""
     pairs = split.pairs_of(workload)
     if request.strategy == "Tensor" and pairs is None:
         text = (
@@ -39,7 +42,7 @@ def candidates(
         )
         return Infeasible("BadWorkload", "spec.parallelism.strategy", text)
     try:
-        split.stages_of(workload, request.stages or 1, request.micro_batches)
+        split.cut_into(workload, request.stages or 1)
     except ValueError as error:
         return Infeasible("BadWorkload", "spec.parallelism.stages", f"{error}: use fewer stages")
     parts = [part for part in (fixed or _parts(request, nodes, workload, learned)) if _fits(request, part, pairs)]
@@ -54,9 +57,7 @@ def candidates(
             transient=not fixed,
             refusals=nodes.refusals,
         )
-    return [evaluate(part, name, request, workload) for part in parts for name in _collectives(request, part)], list(
-        nodes.refusals
-    )
+    return [evaluate(way, request, workload) for part in parts for way in _asked(part, request)], list(nodes.refusals)
 
 
 def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
@@ -67,11 +68,24 @@ def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal |
     if request.strategy == "Tensor" and pairs is not None and part.ranks > pairs.units:
         return f"no such parts: its linear layers have {pairs.units} units to share out"
     try:
-        found = [evaluate(part, name, request, workload) for name in _collectives(request, part)]
+        found = [evaluate(way, request, workload) for way in _asked(part, request)]
     except ValueError as error:
         return f"no such parts: {error}"
     fitting = [choice for choice in found if isinstance(choice, Choice)]
     return min(fitting, key=lambda choice: choice.prediction.step_s) if fitting else found[0]
+
+
+def evaluate(way: Way, request: Request, workload: Workload) -> Choice | Refusal:
+    """The candidate with its prediction, or a line against it. Raises ValueError when there is no such part."""
+    found = predict(way, request, workload)
+    return found if isinstance(found, Refusal) else choice(way, request, found)
+
+
+def _asked(part: Part, request: Request) -> list[Way]:
+    """By the strategy that was asked for."""
+    if request.strategy == "Pipeline":
+        return [Way(part, "Pipeline", "MPI", request.micro_batches)]
+    return [Way(part, "Tensor", name) for name in _collectives(request, part.option)]
 
 
 def _parts(
@@ -94,128 +108,137 @@ def _fits(request: Request, part: Part, pairs: split.Pairs | None) -> bool:
     return pairs is not None and 2 <= part.ranks <= pairs.units
 
 
-def _collectives(request: Request, part: Part) -> tuple[CollectiveName, ...]:
-    """A pipeline sends between neighbours, by MPI."""
-    if request.strategy == "Pipeline":
-        return ("MPI",)
+def _collectives(request: Request, option: Option) -> tuple[CollectiveName, ...]:
+    """What may sum activations."""
     if request.collective:
         return (request.collective,)
-    return tuple(name for name in AUTO[part.option.pool.is_gpu] if name != "ParameterServer")
+    return tuple(name for name in AUTO[option.pool.is_gpu] if name != "ParameterServer")
 
 
-def evaluate(part: Part, collective: CollectiveName, request: Request, workload: Workload) -> Choice | Refusal:
-    """The candidate with its prediction, or a line against it."""
-    option, ranks, batch = part.option, part.ranks, request.global_batch
-    held = _memory_nbytes(part, request, workload)
-    if held > option.memory_nbytes:
-        why = f"does not fit: its part of the model needs {gibibytes(held)} of {gibibytes(option.memory_nbytes)}"
-        return Refusal(describe([part]), why)
-    link, link_spread = link_of([option], part.nodes)
-    if request.strategy == "Pipeline":
-        busy_s, moving_s = _pipeline_s(part, request, workload)
-        idle = 1 - request.micro_batches / (request.micro_batches + ranks - 1)
-        text = f"{idle:.0%} of the turns idle: {ranks} stages, {request.micro_batches} micro-batches"
-        how = f"Pipeline of {ranks} stages, {request.micro_batches} micro-batches"
-    else:
-        busy_s, moving_s = _tensor_s(part, collective, request, workload)
-        text = f"sums of activations: {collective} over {link.name}, {rate(link.bandwidth_Bps)}"
-        how = f"Tensor, {collective}"
-    data_s = option.fetching.felt_s(busy_s, batch)
-    waiting_s = busy_s * (straggler_factor(ranks) - 1)
-    step_s = busy_s + moving_s + data_s + waiting_s
-    known, rest = busy_s + data_s, moving_s + waiting_s
-    spread = hypot(known * option.compute_spread, rest * link_spread) / step_s
-    total_s = step_s * request.total_steps
-    longest = max(("computing", busy_s), ("communication and waiting", rest), ("data", data_s), key=lambda p: p[1])
-    power_W = energy.rank_watts(option.device, busy_s / step_s) * ranks
-    return Choice(
-        summary=f"{describe([part])}, {how}",
-        groups=(
-            Group(
-                group_names([option.label])[0], option.label, option.pool.is_gpu, part.nodes, option.ranks_per_node,
-                (batch,) * ranks, option.ranks_per_node * (1.0 if option.pool.is_gpu else option.cores),
-            ),
-        ),
-        collective=collective,
-        prediction=Prediction(
-            step_s=step_s,
-            step_p90_s=step_s * exp(P90 * spread),
-            compute_s=busy_s,
-            communication_s=moving_s,
-            total_s=total_s,
-            samples_per_s=batch / step_s,
-            memory_nbytes=held,
-            energy_J=power_W * total_s,
-            cost_usd=energy.cost_usd(option.device, total_s, ranks),
-            bottleneck=f"{longest[0]} {longest[1] / step_s:.0%}; {text}",
-            basis="profile" if option.learned and option.learned.points else "catalogue",
-            host_memory_nbytes=_host_nbytes(part, request, workload, held),
-            efficiency=min(1.0, option.curve.seconds(batch) / (step_s * ranks)),
-            data_s=data_s,
-            total_p90_s=total_s * exp(P90 * spread),
-        ),
-    )  # fmt: skip
+# With strategy Auto.
 
 
-def _computing_s(option: Option, samples: int) -> float:
-    """The whole model's on so many samples, data at hand."""
-    return option.computing.seconds(samples)
+class _Priced(NamedTuple):
+    score: float
+    way: Way
+    prediction: Prediction
 
 
-def _pipeline_s(part: Part, request: Request, workload: Workload) -> tuple[float, float]:
-    """Seconds that the slowest stage computes in a step, and that the step takes longer."""
-    option, k, p = part.option, request.micro_batches, part.ranks
-    found = split.stages_of(workload, p, k)
-    samples = ceil(request.global_batch / k)
-    whole_s = _computing_s(option, samples)
-    # Once a step, not once a micro-batch.
-    once_s = min(update_s(workload, option.device) + STEP_OVERHEAD_S, 0.9 * whole_s)
-    slot_s = found.arithmetic * (whole_s - once_s)
-    link, _ = link_of([option], part.nodes)
-    transfer_s = 2 * (link.latency_s + REAL_NBYTES * samples * found.boundary_elements / link.bandwidth_Bps)
-    last_s = STEP_OVERHEAD_S + update_s(workload, option.device) * found.parameters / workload.parameters
-    busy_s = k * slot_s + last_s
-    return busy_s, split.pipeline_s(slot_s, transfer_s, p, k) - k * slot_s
+def search(
+    request: Request,
+    nodes: Eligible,
+    workload: Workload,
+    options_of: Callable[[Pool, int], Sequence[Option]],
+    fixed: Sequence[Part] = (),
+) -> tuple[list[Choice], list[Refusal]]:
+    """The best candidates of both kinds, and a line for each that was left out or fits nowhere.
 
-
-def _tensor_s(part: Part, collective: CollectiveName, request: Request, workload: Workload) -> tuple[float, float]:
-    """Seconds that a rank computes in a step, and that sums of activations take."""
-    option, batch = part.option, request.global_batch
-    pairs = split.pairs_of(workload)
-    assert pairs is not None, "checked before"
-    whole_s = _computing_s(option, batch)
-    fixed_s = min(_computing_s(option, 0), whole_s)
-    busy_s = fixed_s + (whole_s - fixed_s) * split.kept_part(pairs.arithmetic, pairs.units, part.ranks)
-    link, _ = link_of([option], part.nodes)
-    sums = (allreduce_s(collective, REAL_NBYTES * batch * n, float(part.ranks), link) for n in pairs.summed_elements)
-    return busy_s, float(sum(sums))
-
-
-def _memory_nbytes(part: Part, request: Request, workload: Workload) -> int:
-    """Memory that a rank needs where it computes. In main memory the whole state has a place too, as it is read and
-    written (``split.state_nbytes``), and the whole model as it is made.
+    ``options_of``: the ways to put so many ranks on each node of a pool. ``fixed``: the user's groups.
     """
-    batch, ranks, is_gpu = request.global_batch, part.ranks, part.option.pool.is_gpu
-    if request.strategy == "Pipeline":
-        stages = split.stages_of(workload, ranks, request.micro_batches)
-        samples = ceil(batch / request.micro_batches)
-        held = split.held_nbytes(workload, stages.parameters)
-        kept = samples * stages.activations * workload.activation_nbytes
+    found: list[Choice] = []
+    refusals: list[Refusal] = []
+    places = list(_places(request, nodes, options_of, fixed))
+    if not any(counts[-1] * option.ranks_per_node > 1 for option, counts in places):
+        return [], []  # one rank shares nothing out
+    for kind in KINDS:
+        if (why := _left_out(kind, request, workload, fixed)) is not None:
+            refusals.append(Refusal(kind, f"left out: {why}"))
+            continue
+        ways = [(option, _placed(kind, option, counts, workload)) for option, counts in places]
+        priced, lines = [], dict[str, Refusal]()
+        for option, parts in ways:
+            for part in parts:
+                these, refusal = _priced(kind, part, request, workload)
+                priced += these
+                if refusal is not None and not these:
+                    lines[option.label] = refusal
+        devices = {each.way.part.option.label for each in priced}
+        refusals += [line for label, line in lines.items() if label not in devices]
+        found += [choice(way, request, prediction) for _, way, prediction in _worth_showing(priced)]
+    return found, refusals
+
+
+def _left_out(kind: Kind, request: Request, workload: Workload, fixed: Sequence[Part]) -> str | None:
+    """Why a kind cannot be what the request is for."""
+    if request.model is None:
+        return "only built-in models can be cut"
+    if request.whole is not None:
+        return request.whole
+    if request.synchronization != "Synchronous" or request.compressed:
+        return "it sums no gradients, which the job wants compressed or without lockstep"
+    if len(fixed) > 1 or any(part.batch_per_rank for part in fixed):
+        return "every rank sees the whole batch, on one device: planning.groups has several, or batchPerRank"
+    if kind == "Pipeline" and request.collective:
+        return f"stages send to their neighbours, and collective {request.collective} was asked for"
+    if kind == "Tensor" and request.collective == "ParameterServer":
+        return "activations are summed by all ranks, and collective ParameterServer was asked for"
+    if kind == "Tensor" and split.pairs_of(workload) is None:
+        return "the model has no linear layers in pairs"
+    return None
+
+
+def _places(
+    request: Request, nodes: Eligible, options_of: Callable[[Pool, int], Sequence[Option]], fixed: Sequence[Part]
+) -> Iterator[tuple[Option, range]]:
+    """Options, and the numbers of nodes that each may take."""
+    for part in fixed:
+        yield part.option, range(part.nodes, part.nodes + 1)
+    if fixed:
+        return
+    for pool in nodes.pools:
+        for each in ranks_per_node_choices(pool):
+            seen = set[float]()
+            for option in sorted(options_of(pool, each), key=lambda o: -o.nodes):
+                if option.memory_nbytes in seen:
+                    continue  # fewer of the same
+                seen.add(option.memory_nbytes)
+                most = min(option.nodes, request.nodes_max or option.nodes)
+                if most >= max(1, request.nodes_min):
+                    yield option, range(max(1, request.nodes_min), most + 1)
+
+
+def _placed(kind: Kind, option: Option, counts: range, workload: Workload) -> list[Part]:
+    """As many ranks as the model has parts: all numbers of stages, some widths."""
+    if kind == "Pipeline":
+        wanted: Sequence[int] = counts[: len(split.stages_of(workload))]
+        most = len(split.stages_of(workload))
     else:
         pairs = split.pairs_of(workload)
         assert pairs is not None, "checked before"
-        share = split.kept_part(pairs.parameters / workload.parameters, pairs.units, ranks)
-        held = split.held_nbytes(workload, share * workload.parameters)
-        outputs = split.kept_part(pairs.outputs, pairs.units, ranks)
-        samples, kept = batch, batch * outputs * workload.activation_nbytes
-    kept += memory.PREFETCHED_BATCHES * batch * workload.sample_nbytes
-    state = 0.0 if is_gpu else split.state_nbytes(workload)
-    return int(state + memory.held_nbytes(held, kept, samples * workload.transient_nbytes, is_gpu))
+        most = pairs.units
+        last = min(counts[-1], most // option.ranks_per_node)
+        wanted = [n for n in {*grid(last), counts[0]} if n in counts] if last else []
+    return [Part(option, n) for n in sorted(wanted) if 2 <= n * option.ranks_per_node <= most]
 
 
-def _host_nbytes(part: Part, request: Request, workload: Workload, held: int) -> int:
-    """Main memory of a pod, all its ranks together."""
-    if not part.option.pool.is_gpu:
-        return memory.AGENT_NBYTES + part.option.ranks_per_node * held
-    share = memory.pod_nbytes(workload, request.global_batch, 1, is_gpu=True) - memory.AGENT_NBYTES
-    return memory.AGENT_NBYTES + part.option.ranks_per_node * share
+def _priced(kind: Kind, part: Part, request: Request, workload: Workload) -> tuple[list[_Priced], Refusal | None]:
+    """Candidates with these ranks, and the line against the last one that does not fit."""
+    found: list[_Priced] = []
+    refusal = None
+    if kind == "Pipeline":
+        ways: Iterator[Way] = (
+            Way(part, kind, "MPI", k) for k in micro_batch_counts(request.global_batch, part.ranks)
+        )
+    else:
+        ways = (Way(part, kind, name) for name in _collectives(request, part.option))
+    for way in ways:
+        prediction = predict(way, request, workload)
+        if isinstance(prediction, Refusal):
+            refusal = prediction
+            continue
+        found.append(_Priced(objective.score(request, prediction), way, prediction))
+        if kind == "Pipeline" and len(found) > 1 and found[-1].score > found[-2].score:
+            break  # smaller micro-batches only cost more from here on
+    return found, refusal
+
+
+def _worth_showing(priced: list[_Priced]) -> list[_Priced]:
+    """The best ones, and the best of each device and size."""
+    ranked = sorted(priced, key=lambda each: each.score)
+    picked = {id(each): each for each in ranked[:KEPT]}
+    kinds: dict[tuple[str, int], _Priced] = {}
+    for each in ranked:
+        part = each.way.part
+        kinds.setdefault((part.option.label, part.ranks.bit_length()), each)
+    picked |= {id(each): each for each in list(kinds.values())[: 2 * KEPT]}
+    return list(picked.values())

@@ -48,8 +48,36 @@ def size(choice: Choice) -> int:
     return sum(len(g.shares) for g in choice.groups)
 
 
+def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
+    """Whether a plan with parts of the model is better than one with whole models by more than what is uncertain of it.
+
+    By time: even at its 90th percentile it takes less than the other's median; by energy or cost the same, for both go
+    with time. Or it meets the deadline, and the other does not. No profile learns from parts, so that nothing would
+    correct the choice of a split that merely seems better, while whole models are measured and planned better each
+    time; and a split is never elastic.
+    """
+    p, q = parts.prediction, whole.prediction
+    meets_it = meets(request, p.total_p90_s)
+    if meets_it != meets(request, q.total_p90_s):
+        return meets_it
+    if request.minimize == "Time" or not meets_it:
+        return p.total_p90_s < q.total_s
+    return score(request, p) * p.total_p90_s / p.total_s < score(request, q)
+
+
 def best(request: Request, choices: list[Choice]) -> Choice:
-    """The best of at least one choice; among those that the model cannot tell apart, the smaller or the faster."""
+    """The best of at least one choice; parts of the model only where they are surely better, or whole ones fit nowhere.
+
+    Among those that the model cannot tell apart, the smaller or the faster.
+    """
+    parts, whole = ([c for c in choices if c.in_parts is split] for split in (True, False))
+    if not whole:
+        return _best(request, parts)
+    kept = _best(request, whole)
+    return _best(request, [c for c in parts if surely_better(request, c, kept)] or [kept])
+
+
+def _best(request: Request, choices: list[Choice]) -> Choice:
     lowest = min(score(request, c.prediction) for c in choices)
     alike = [c for c in choices if score(request, c.prediction) <= lowest * (1 + INDISTINCT)]
     if request.minimize == "Time":

@@ -20,7 +20,7 @@ from dljob.planner.context import (
     workload_of,
 )
 from dljob.planner.evaluate import Part, evaluate
-from dljob.planner.explain import memory_refusals, power_advice, shown, slower, warning
+from dljob.planner.explain import in_parts, memory_refusals, power_advice, shown, slower, warning
 from dljob.planner.fixed import fixed_parts
 from dljob.planner.infeasible import no_such_device, nothing_fits, too_few
 from dljob.planner.pools import Eligible, Pool, eligible
@@ -64,12 +64,12 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     refusals: list[Refusal] = list(nodes.refusals)
     if request.strategy in ("Pipeline", "Tensor"):
         fixed = fixed_parts(request, nodes, workload, learned) if request.fixed else []
-        split = (
+        asked = (
             fixed if isinstance(fixed, Infeasible) else modelsplit.candidates(request, nodes, workload, learned, fixed)
         )
-        if isinstance(split, Infeasible):
-            return split
-        found, refusals = [([], choice) for choice in split[0]], split[1]
+        if isinstance(asked, Infeasible):
+            return asked
+        found, refusals = [([], choice) for choice in asked[0]], asked[1]
     elif request.fixed:
         for strategy in strategies(request):
             parts = fixed_parts(request, nodes, workload, learned, strategy)
@@ -80,12 +80,23 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         if (short := too_few(request, nodes, view)) is not None:
             return short
         found, refusals = _candidates(request, nodes, workload, learned, made)
+    if request.strategy == "Auto":
+        split_up = modelsplit.search(
+            request,
+            nodes,
+            workload,
+            lambda pool, each: _options(pool, each, workload, request, learned, made),
+            found[0][0] if request.fixed else (),
+        )
+        found += [([], choice) for choice in split_up[0]]
+        refusals += split_up[1]
     choices = [c for _, c in found if isinstance(c, Choice)]
     refusals += [c for _, c in found if isinstance(c, Refusal)]
     if not choices:
         return nothing_fits(request, tuple(refusals))
     chosen = objective.best(request, choices)
     candidates = shown(request, chosen, choices)
+    refusals += in_parts(request, chosen, choices)
     refusals += slower(request, chosen, choices, candidates)
     measure = None
     if parts := next(parts for parts, c in found if c is chosen):
@@ -103,7 +114,8 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
 
 
 def strategies(request: Request) -> tuple[Strategy, ...]:
-    """What ranks may share out besides the batch: the user's choice, or both where the collective allows it."""
+    """What ranks with whole models may share out besides the batch: the user's choice, or both where the collective
+    allows it."""
     if request.strategy == "Auto":
         return ("Data", "Optimizer") if request.collective in (None, *HALVES) else ("Data",)
     return ("Optimizer",) if request.strategy == "Optimizer" else ("Data",)

@@ -6,6 +6,8 @@ from typing import Literal
 
 Strategy = Literal["Data", "Optimizer"]
 """What ranks share out besides the batch: nothing, or the update with the optimizer's state."""
+Parallelism = Literal["Data", "Optimizer", "Pipeline", "Tensor"]
+"""The same, and what of the model: its layers, or the inside of some."""
 CollectiveName = Literal["Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "Torch"]
 
 
@@ -79,7 +81,9 @@ class Request:
     collective: CollectiveName | None = None
     """None: the planner chooses."""
     strategy: Literal["Data", "Optimizer", "Pipeline", "Tensor", "Auto"] = "Data"
-    """Auto: the planner chooses between the first two."""
+    """Auto: the planner chooses."""
+    whole: str | None = None
+    """With Auto, why no rank may hold but a part of the model; None: they may."""
     stages: int | None = None
     """Of a pipeline."""
     micro_batches: int = 1
@@ -149,7 +153,14 @@ class Choice:
     groups: tuple[Group, ...]
     collective: CollectiveName
     prediction: Prediction
-    strategy: Strategy = "Data"
+    strategy: Parallelism = "Data"
+    micro_batches: int = 1
+    """Of a pipeline."""
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether each rank holds a part of the model and sees the whole batch."""
+        return self.strategy in ("Pipeline", "Tensor")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import ceil
 
 from dljob.accepted import Accepted, AcceptedGroup
-from dljob.api import PlanningMode
+from dljob.api import ParallelismStrategy, PlanningMode
 from dljob.cluster import ClusterView
 from dljob.contract import Plan
 from dljob.planner import Decision, Group, Infeasible, Kept
@@ -18,6 +18,9 @@ MAX_SET_NAME = 52
 """A StatefulSet's pods carry its name and a hash of 11 characters in a label of at most 63."""
 RETRY_S = 15.0
 """How soon a plan that was not possible is tried again; changes of nodes come as events besides."""
+
+
+PARTS_WERE_SLOW = "this job's steps in parts of the model took longer than predicted"
 
 
 def wants_plan(known: Known) -> bool:
@@ -42,7 +45,8 @@ def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
     """A plan for the spec on the cluster as it is; the one in force where it would be the same but for its number."""
     job, spec, view = known.observed.job, known.spec, known.observed.view
     assert spec is not None and view is not None and known.digest is not None
-    decision = plan(planner_request(job.name, spec, _begun_with(known)), view, known.observed.learned)
+    asked, whole = planner_request(job.name, spec, _begun_with(known)), _parts_were_slow(known)
+    decision = plan(replace(asked, whole=PARTS_WERE_SLOW) if whole else asked, view, known.observed.learned)
     if isinstance(decision, Infeasible):
         return decision
     decision = _fitting(job.name, decision)
@@ -68,8 +72,21 @@ def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
         groups=tuple(_group(group, view) for group in decision.chosen.groups),
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
         spec_digest=known.digest,
+        whole=whole,
         warning=decision.warning,
     )
+
+
+def _parts_were_slow(known: Known) -> bool:
+    """Whether a plan of strategy Auto with parts of the model has taken longer than predicted, under this spec.
+
+    Only a contradicted plan is made anew for the same spec. What its steps took taught no profile, since they were of
+    parts; so the planner would find the same plan again, or one much like it. Of whole models profiles know more.
+    """
+    spec, current = known.spec, known.accepted
+    if spec is None or current is None or spec.parallelism.strategy is not ParallelismStrategy.AUTO:
+        return False
+    return current.spec_digest == known.digest and (current.whole or current.plan.splits_model)
 
 
 def _begun_with(known: Known) -> Kept | None:
@@ -87,7 +104,12 @@ def _begun_with(known: Known) -> Kept | None:
     shown = current.status if current is not None else known.before.plan
     if shown is None:
         return None
-    batch = sum(share for group in shown.groups for share in group.batch_per_rank)
+    # A status alone does not say whether ranks split the model, and each share was the whole batch.
+    batch = (
+        current.plan.global_batch
+        if current is not None
+        else sum(share for group in shown.groups for share in group.batch_per_rank)
+    )
     choice = shown.batch_choice  # None: the range is new
     least = bounds.min or spec.global_batch_size
     return Kept(batch, choice.noise_scale if choice else None) if least <= batch <= bounds.max else None

@@ -125,7 +125,8 @@ def _judged(known: Known, accepted: Accepted, report: Report, config: RenderConf
         return Verdict(CONDITION, TRUE, "NoBetterPlan", f"{text}; {other}")
     left, startup = max(0, report.steps - report.step), known.before.startup
     switch_s = (startup.total_seconds if startup else None) or START_UP_S
-    stay_s, move_s = left * report.step_s, left * other.plan.expected.step_p90_s + switch_s
+    again = left if accepted.plan.checkpoint.enabled else report.steps  # without checkpoints from the beginning
+    stay_s, move_s = left * report.step_s, again * other.plan.expected.step_p90_s + switch_s
     both = (
         f"the {left} steps left take {stay_s:.3g} s as it is, "
         f"{move_s:.3g} s by {other.status.summary}, restart included"
@@ -139,7 +140,8 @@ def _other(known: Known, accepted: Accepted, config: RenderConfig) -> Accepted |
     """The best plan by what is known now, or why it is none."""
     found = planning.decide(known, config)
     if isinstance(found, Infeasible):
-        return f"no plan is possible now: {found.message}"
+        whole = " with the whole model on each rank" if accepted.plan.splits_model else ""
+        return f"no plan is possible now{whole}: {found.message}"
     if _layout(found) == _layout(accepted):
         return "with what was measured it is still the best plan"
     assert known.spec is not None
@@ -155,7 +157,7 @@ def _layout(accepted: Accepted) -> object:
     among collectives; other requests of CPU make no step faster.
     """
     plan, places = accepted.plan, [group.model_copy(update={"cpu_m": 1}) for group in accepted.groups]
-    return places, plan.parallelism, "measured" if plan.measure_collective else plan.collective
+    return places, plan.parallelism, plan.micro_batches, "measured" if plan.measure_collective else plan.collective
 
 
 def _move(known: Known, draft: Draft, config: RenderConfig) -> Accepted | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from dljob.accepted import Accepted
-from dljob.api import Condition, DLJobSpec, DLJobStatus
+from dljob.api import Condition, DLJobSpec, DLJobStatus, ParallelismStrategy
 from dljob.calibrate import Place
 from dljob.contract import EXIT_BAD_INPUT, Failure, Report, RunPhase
 from dljob.reconcile.desired import Lesson
@@ -178,11 +178,12 @@ def mentions(known: Known) -> Iterator[Verdict]:
 
 
 def lesson(spec: DLJobSpec, report: Report, accepted: Accepted | None) -> Lesson | None:
-    """What a run teaches; nothing where ranks computed parts of the model.
+    """What a run teaches; nothing where ranks computed parts of the model, or may have (Auto, and the plan is gone).
 
     Its place is known on one kind of devices, as many on each node, without servers.
     """
-    if spec.parallelism.strategy.splits_model:
+    asked = spec.parallelism.strategy
+    if accepted.plan.splits_model if accepted is not None else asked.splits_model or asked is ParallelismStrategy.AUTO:
         return None
     place = None
     if accepted is not None and len(accepted.groups) == 1 and accepted.plan.collective != "ParameterServer":
