@@ -2,12 +2,13 @@
 
     python benchmarks/planner.py [--json] [--check]
 
-For each size four jobs (a large model, a small one, one with the least energy within a deadline, and the large one once
-five steps on several devices of every kind were measured) on nodes with unlike numbers of free devices; the time is the
-worst of the four, the best of several repeats each, by the wall clock and in
-CPU time. Memory is what planning allocates at its peak, beside the nodes themselves. ``--check`` fails (exit code 1)
-when both times are above 200 ms for 1,000 nodes or 1 s for 10,000 (a busy machine stretches one, numpy's threads the
-other), or above 200 MB.
+For each size six jobs (a large model, a small one, one with the least energy within a deadline, the large one once five
+steps on several devices of every kind were measured, and two that leave the strategy open: sharded state, pipelines and
+split layers besides) on nodes with unlike numbers of free devices; the time is the worst of them, the best of several
+repeats each, by the wall clock and in CPU time; the time of those with an open strategy is shown by itself, too.
+Memory is what planning allocates at its peak, beside the nodes themselves. ``--check`` fails (exit code 1) when both
+times are above 200 ms for 1,000 nodes or 1 s for 10,000 (a busy machine stretches one, numpy's threads the other), or
+memory is above 200 MB.
 """
 
 import argparse
@@ -50,7 +51,11 @@ MEASURED = {
     )
     for device in (*GPUS, "cpu")
 }
-ASKED = (*((job, {}) for job in JOBS), (replace(LARGE, job="measured"), MEASURED))
+OPEN = (
+    replace(LARGE, job="open", strategy="Auto"),
+    replace(LARGE, job="open-tokens", strategy="Auto", model="gpt-mini", dataset="synthetic-tokens"),
+)
+ASKED = (*((job, {}) for job in (*JOBS, *OPEN)), (replace(LARGE, job="measured"), MEASURED))
 SIZES = (10, 100, 1_000, 10_000)
 LIMIT_S = {1_000: 0.2, 10_000: 1.0}
 LIMIT_NBYTES = 200e6
@@ -71,7 +76,7 @@ def cluster(nodes: int) -> ClusterView:
 
 def measure(nodes: int, repeats: int) -> dict[str, float]:
     view = cluster(nodes)
-    worst_s, worst_cpu_s, considered = 0.0, 0.0, 0
+    worst_s, worst_cpu_s, open_s, considered = 0.0, 0.0, 0.0, 0
     for job, known in ASKED:
         walls, cpus = [], []
         for _ in range(repeats):
@@ -81,13 +86,21 @@ def measure(nodes: int, repeats: int) -> dict[str, float]:
             cpus.append(time.process_time() - cpu)
         assert isinstance(found, Decision), found
         worst_s, worst_cpu_s = max(worst_s, min(walls)), max(worst_cpu_s, min(cpus))
+        open_s = max(open_s, min(walls)) if job in OPEN else open_s
         considered = max(considered, len(found.candidates))
     tracemalloc.start()
     for job, known in ASKED:
         plan(job, view, known)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return {"nodes": nodes, "plan_s": worst_s, "cpu_s": worst_cpu_s, "peak_nbytes": peak, "candidates": considered}
+    return {
+        "nodes": nodes,
+        "plan_s": worst_s,
+        "cpu_s": worst_cpu_s,
+        "open_s": open_s,
+        "peak_nbytes": peak,
+        "candidates": considered,
+    }
 
 
 def main() -> int:
@@ -101,10 +114,11 @@ def main() -> int:
     if given.json:
         print(json.dumps(rows))
     else:
-        print(f"{'nodes':>7} {'wall':>10} {'CPU':>10} {'memory':>10} {'candidates':>11}")
+        print(f"{'nodes':>7} {'wall':>10} {'CPU':>10} {'Auto':>10} {'memory':>10} {'candidates':>11}")
         for row in rows:
             print(
                 f"{row['nodes']:7.0f} {1e3 * row['plan_s']:7.1f} ms {1e3 * row['cpu_s']:7.1f} ms "
+                f"{1e3 * row['open_s']:7.1f} ms "
                 f"{row['peak_nbytes'] / 1e6:7.1f} MB {row['candidates']:11.0f}"
             )
     slow = [

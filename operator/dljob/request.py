@@ -35,7 +35,7 @@ from dljob.perf.datasets import DATASETS
 from dljob.perf.models import MODELS
 from dljob.planner import BatchChoice as ChosenBatch
 from dljob.planner import Batches, Choice, Decision, FixedChoice, Group, Kept, Prediction, Request
-from dljob.planner.kinds import MICRO_BATCHES_PER_STAGE
+from dljob.planner.modelsplit import MICRO_BATCHES_PER_STAGE
 from dljob.planner.types import CollectiveName
 
 _COLLECTIVES: dict[Collective, CollectiveName | None] = {

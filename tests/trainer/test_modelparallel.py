@@ -98,18 +98,18 @@ IMAGES, TOKENS = InputShape((3, 32, 32), 10), InputShape((128,), 256, tokens=Tru
 )  # fmt: skip
 def test_the_planner_predicts_the_trainers_parts(name: str, data: InputShape) -> None:
     """The busiest stage's part of the operations, but for what the trainer cannot cut, and pairs of linear layers."""
-    model, workload = build(name, data), builtin(name, None)
+    model, planned = build(name, data), modelsplit.cut_up(builtin(name, None))
     known = costs(model, torch.zeros(1, *data.shape, dtype=torch.long if data.tokens else torch.float))
     total = sum(cost.operations for cost in known)
-    assert len(modelsplit.stages_of(workload)) == sum(cost.parameters > 0 for cost in known), "as many stages at most"
-    for predicted in modelsplit.stages_of(workload):
+    assert len(planned.stages) == sum(cost.parameters > 0 for cost in known), "as many stages at most"
+    for predicted in planned.stages:
         stages = len(predicted.outputs)
         begins = cut(known, stages)
         ours = max(sum(c.operations for c in known[a:b]) for a, b in pairwise([*begins, len(known)])) / total
         assert ours == pytest.approx(predicted.arithmetic, abs=0.05), f"{stages} stages of {name}"
         shapes = [torch.Size(known[begin - 1].output).numel() for begin in begins[1:]]
         assert max(shapes, default=0) <= 4 * predicted.boundary_elements
-    pairs, found = pairs_of(model), modelsplit.pairs_of(workload)
+    pairs, found = pairs_of(model), planned.pairs
     assert bool(pairs) == (found is not None)
     if found is not None:
         assert min(pair.units for pair in pairs) == found.units

@@ -75,11 +75,11 @@ def test_units_bound_tensor_parallel_ranks() -> None:
     many = view({"count": 8, "cpu": 2, "memory": "4Gi"})
     found = decided(TENSOR, many)
     assert {len(c.groups[0].shares) for c in found.candidates} <= {2, 3, 4}, "gpt-mini has four heads"
-    pairs = split.pairs_of(builtin("gpt-mini", None))
+    pairs = split.cut_up(builtin("gpt-mini", None)).pairs
     assert pairs is not None and pairs.units == 4 and len(pairs.summed_elements) == 2 * 2 * 4
-    mlp = split.pairs_of(builtin("mlp", None))
+    mlp = split.cut_up(builtin("mlp", None)).pairs
     assert mlp is not None and (mlp.units, mlp.summed_elements) == (256, (128.0,)), "no sum before the data itself"
-    assert split.pairs_of(builtin("resnet18", None)) is None
+    assert split.cut_up(builtin("resnet18", None)).pairs is None
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,7 @@ def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[l
     return found
 
 
-@lru_cache(maxsize=64)
-def stages_of(workload: Workload) -> tuple[Stages, ...]:
+def _stages_of(workload: Workload) -> tuple[Stages, ...]:
     """For 1, 2, ... stages, as many as the trainer can cut the model into: it runs some layers as one (``follows``)."""
     blocks: list[list[Layer]] = []
     for layer in workload.layers:
@@ -107,14 +106,6 @@ def stages_of(workload: Workload) -> tuple[Stages, ...]:
     return tuple(found)
 
 
-def cut_into(workload: Workload, stages: int) -> Stages:
-    """Raises ValueError when the trainer cannot cut the model into so many."""
-    found = stages_of(workload)
-    if stages > len(found):
-        raise ValueError(f"found {len(found)} layers with parameters, expected one for each of {stages} stages")
-    return found[stages - 1]
-
-
 def pipeline_s(slot_s: float, transfer_s: float, stages: int, micro_batches: int) -> float:
     """A step's time in the pipeline: ``slot_s`` of the slowest stage, ``transfer_s`` of a micro-batch to and fro."""
     return micro_batches * max(slot_s, transfer_s) + (stages - 1) * (slot_s + transfer_s)
@@ -134,8 +125,7 @@ class Pairs:
     """Of the pair with fewest."""
 
 
-@lru_cache(maxsize=64)
-def pairs_of(workload: Workload) -> Pairs | None:
+def _pairs_of(workload: Workload) -> Pairs | None:
     """The pairs as the trainer finds them, none in two; None where there are none."""
     layers = workload.layers
     inside: list[Layer] = []
@@ -164,6 +154,31 @@ def pairs_of(workload: Workload) -> Pairs | None:
         summed_elements=tuple(n for n in sums if n),
         units=min(units),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A workload, and the parts that the trainer can cut it into."""
+
+    workload: Workload
+    stages: tuple[Stages, ...]
+    """For 1, 2, ... stages, as many as there can be."""
+    pairs: Pairs | None
+    """None: no linear layers in pairs."""
+
+    def cut_into(self, stages: int) -> Stages:
+        """Raises ValueError when the trainer cannot cut the model into so many."""
+        if stages > len(self.stages):
+            raise ValueError(
+                f"found {len(self.stages)} layers with parameters, expected one for each of {stages} stages"
+            )
+        return self.stages[stages - 1]
+
+
+@lru_cache(maxsize=64)
+def cut_up(workload: Workload) -> Model:
+    """Its parts; cutting takes milliseconds, so it is done once for each model."""
+    return Model(workload, _stages_of(workload), _pairs_of(workload))
 
 
 def kept_part(part: float, units: int, ranks: int) -> float:

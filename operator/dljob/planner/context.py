@@ -214,11 +214,16 @@ def sharing_options(
 
     Beside those that hold for any number of ranks ones for at least 2, 4, 8 and 16, if they let a rank hold more.
     """
-    found = options(pool, ranks_per_node, workload, request, learned, "Optimizer")
+    alike = options(pool, ranks_per_node, workload, request, learned, "Optimizer")
+    found = list(alike)
     for least in (2, 4, 8, 16):
         if least > most_ranks or all(o.largest_batch >= request.global_batch for o in found[-1:]):
             break
-        more = options(pool, ranks_per_node, workload, request, learned, "Optimizer", least)
+        held = memory.sharded(workload, least)
+        more = [
+            replace(o, least_ranks=least, largest_batch=memory.largest_batch(held, o.memory_nbytes, pool.is_gpu))
+            for o in alike
+        ]
         found += [o for o in more if o.largest_batch > max(f.largest_batch for f in found if f.nodes == o.nodes)]
     return found
 

@@ -97,8 +97,9 @@ def _worse(request: Request, choice: Choice, chosen: Choice) -> str:
     }["P90" if request.minimize == "Time" and objective.by_p90(request) else request.minimize]
 
 
-def in_parts(request: Request, chosen: Choice, choices: list[Choice]) -> list[Refusal]:
-    """Of strategy Auto, a line for the best pipeline and for the best split of layers, where whole models are chosen.
+def in_parts(request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]) -> list[Refusal]:
+    """Of strategy Auto, a line for the best pipeline and for the best split of layers, where whole models are chosen;
+    of one that is shown only where its figures would have it chosen.
 
     Such as '3 x cpu, Pipeline of 3 stages, 12 micro-batches' and '18 % slower: 9.4ms a step against 8ms; ...'.
     """
@@ -111,6 +112,8 @@ def in_parts(request: Request, chosen: Choice, choices: list[Choice]) -> list[Re
             continue
         best = min(found, key=lambda choice: objective.score(request, choice.prediction))
         p, q = (objective.score(request, c.prediction) for c in (best, chosen))
+        if p >= q and best in shown:
+            continue
         if p < q:
             p90_s, step_s = best.prediction.step_p90_s, chosen.prediction.step_s
             why = (

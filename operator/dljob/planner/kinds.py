@@ -16,8 +16,6 @@ from dljob.planner.types import Choice, Refusal, Request
 
 MOST_STAGES = 8
 """With more ranks a pipeline or a split of layers is not priced: cutting the model would take longer than the plan."""
-MICRO_BATCHES_PER_STAGE = 4
-"""At most a fifth of the turns is idle then: p - 1 of 5 p - 1."""
 BOUND = 3
 """Steps that stale-synchronous ranks are taken to be apart at most: a usual choice (Ho et al. 2013)."""
 
@@ -60,7 +58,7 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
     if request.model is None or len(parts) > 1 or ranks > MOST_STAGES or request.strategy != "Data":
         return []
     lines = []
-    micro_batches = min(MICRO_BATCHES_PER_STAGE * ranks, request.global_batch)
+    micro_batches = min(modelsplit.MICRO_BATCHES_PER_STAGE * ranks, request.global_batch)
     pipeline = replace(request, strategy="Pipeline", stages=ranks, micro_batches=micro_batches, collective=None)
     tensor = replace(request, strategy="Tensor", collective=None)
     for asked in (pipeline, tensor):

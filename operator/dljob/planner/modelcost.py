@@ -56,19 +56,19 @@ class _Step:
     """Of what is known of the link."""
 
 
-def predict(way: Way, request: Request, workload: Workload) -> Prediction | Refusal:
+def predict(way: Way, request: Request, model: split.Model) -> Prediction | Refusal:
     """Its prediction, or a line against it: the part does not fit. Raises ValueError when there is no such part."""
     part, option = way.part, way.part.option
     ranks, batch = part.ranks, request.global_batch
-    held = _memory_nbytes(way, batch, workload)
+    held = _memory_nbytes(way, batch, model)
     if held > option.memory_nbytes:
         why = f"does not fit: its part of the model needs {gibibytes(held)} of {gibibytes(option.memory_nbytes)}"
         return Refusal(f"{describe([part])}, {way.strategy}", why)
-    host, room = _host_nbytes(part, batch, workload, held), _host_room_nbytes(part, request)
+    host, room = _host_nbytes(part, batch, model.workload, held), _host_room_nbytes(part, request)
     if host > room:
         why = f"does not fit: main memory of a pod, where the whole model is made: {gibibytes(host)} of"
         return Refusal(f"{describe([part])}, {way.strategy}", f"{why} {gibibytes(room)}")
-    step = (_pipeline if way.strategy == "Pipeline" else _tensor)(way, batch, workload)
+    step = (_pipeline if way.strategy == "Pipeline" else _tensor)(way, batch, model)
     data_s = option.fetching.felt_s(step.busy_s, batch)
     link, _ = link_of([option], part.nodes)
     waiting_s = step.busy_s * (straggler_factor(ranks) - 1) + agreement_s(ranks, link.latency_s)
@@ -76,9 +76,7 @@ def predict(way: Way, request: Request, workload: Workload) -> Prediction | Refu
     step_s = known + rest
     spread = hypot(known * option.compute_spread / step_s, rest * step.spread / step_s, UNMEASURED_SPREAD)
     total_s = step_s * request.total_steps + option.fetching.first_s(batch)
-    longest = max(
-        ("computing", step.busy_s), ("communication and waiting", rest), ("data", data_s), key=lambda p: p[1]
-    )
+    longest = max(("computing", step.busy_s), ("communication and waiting", rest), ("data", data_s), key=lambda p: p[1])
     power_W = energy.rank_watts(option.device, min(1.0, step.mean_s / step_s)) * ranks
     return Prediction(
         step_s=step_s,
@@ -120,9 +118,9 @@ def _messages(option: Option, nodes: int) -> tuple[Link, float]:
     return Link(between.latency_s, bandwidth_Bps, between.reduce_Bps, between.name), spread
 
 
-def _pipeline(way: Way, batch: int, workload: Workload) -> _Step:
-    option, k, p = way.part.option, way.micro_batches, way.part.ranks
-    stages = split.cut_into(workload, p)
+def _pipeline(way: Way, batch: int, model: split.Model) -> _Step:
+    workload, option, k, p = model.workload, way.part.option, way.micro_batches, way.part.ranks
+    stages = model.cut_into(p)
     samples = ceil(batch / k)
     whole_s = option.computing.seconds(samples)
     # Once a step, not once a micro-batch.
@@ -142,9 +140,8 @@ def _pipeline(way: Way, batch: int, workload: Workload) -> _Step:
     )
 
 
-def _tensor(way: Way, batch: int, workload: Workload) -> _Step:
-    part, option = way.part, way.part.option
-    pairs = split.pairs_of(workload)
+def _tensor(way: Way, batch: int, model: split.Model) -> _Step:
+    part, option, pairs = way.part, way.part.option, model.pairs
     assert pairs is not None, "checked before"
     whole_s = option.computing.seconds(batch)
     fixed_s = min(option.computing.seconds(0), whole_s)
@@ -164,18 +161,18 @@ def _tensor(way: Way, batch: int, workload: Workload) -> _Step:
     )
 
 
-def _memory_nbytes(way: Way, batch: int, workload: Workload) -> int:
+def _memory_nbytes(way: Way, batch: int, model: split.Model) -> int:
     """Memory that a rank needs where it computes. In main memory the whole state has a place too, as it is read and
     written (``split.state_nbytes``), and the whole model as it is made.
     """
-    ranks, is_gpu = way.part.ranks, way.part.option.pool.is_gpu
+    workload, ranks, is_gpu = model.workload, way.part.ranks, way.part.option.pool.is_gpu
     if way.strategy == "Pipeline":
-        stages = split.cut_into(workload, ranks)
+        stages = model.cut_into(ranks)
         samples = ceil(batch / way.micro_batches)
         held = split.held_nbytes(workload, stages.parameters)
         kept = samples * stages.activations(way.micro_batches) * workload.activation_nbytes
     else:
-        pairs = split.pairs_of(workload)
+        pairs = model.pairs
         assert pairs is not None, "checked before"
         share = split.kept_part(pairs.parameters / workload.parameters, pairs.units, ranks)
         held = split.held_nbytes(workload, share * workload.parameters)

@@ -6,6 +6,7 @@ candidate of either kind must then be *surely* better than those (``objective.be
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf, log
 from typing import Literal, NamedTuple
 
 from dljob.calibrate.learned import Learned
@@ -22,6 +23,8 @@ from dljob.planner.types import Choice, CollectiveName, Infeasible, Prediction, 
 Found = tuple[list[Choice | Refusal], list[Refusal]]
 Kind = Literal["Pipeline", "Tensor"]
 KINDS: tuple[Kind, ...] = ("Pipeline", "Tensor")
+MICRO_BATCHES_PER_STAGE = 4
+"""Where none are asked for: at most a fifth of the turns is idle then, p - 1 of 5 p - 1."""
 KEPT = 5
 """Of each kind that ``Auto`` looks at, so many best ones are candidates, beside the best of each device and size."""
 
@@ -35,17 +38,17 @@ def candidates(
 ) -> Found | Infeasible:
     """Every way to place the ranks asked for, evaluated, and what was ruled out; or why there is none. ``fixed``: the
     user's groups."""
-    pairs = split.pairs_of(workload)
-    if request.strategy == "Tensor" and pairs is None:
+    model = split.cut_up(workload)
+    if request.strategy == "Tensor" and model.pairs is None:
         text = (
             f"found {workload.name} with Tensor, expected a model with linear layers in pairs: choose another strategy"
         )
         return Infeasible("BadWorkload", "spec.parallelism.strategy", text)
     try:
-        split.cut_into(workload, request.stages or 1)
+        model.cut_into(request.stages or 1)
     except ValueError as error:
         return Infeasible("BadWorkload", "spec.parallelism.stages", f"{error}: use fewer stages")
-    parts = [part for part in (fixed or _parts(request, nodes, workload, learned)) if _fits(request, part, pairs)]
+    parts = [part for part in (fixed or _parts(request, nodes, workload, learned)) if _fits(request, part, model.pairs)]
     if not parts:
         found = sum(part.ranks for part in fixed) if fixed else sum(sum(pool.free) for pool in nodes.pools)
         wanted = f"{request.stages} ranks, one for each stage" if request.stages else "2 ranks or more"
@@ -57,27 +60,27 @@ def candidates(
             transient=not fixed,
             refusals=nodes.refusals,
         )
-    return [evaluate(way, request, workload) for part in parts for way in _asked(part, request)], list(nodes.refusals)
+    return [evaluate(way, request, model) for part in parts for way in _asked(part, request)], list(nodes.refusals)
 
 
 def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
     """The best candidate with these very ranks, a line against it, or why the model has no such parts."""
-    pairs = split.pairs_of(workload)
-    if request.strategy == "Tensor" and pairs is None:
+    model = split.cut_up(workload)
+    if request.strategy == "Tensor" and model.pairs is None:
         return "no such parts: the model has no linear layers in pairs"
-    if request.strategy == "Tensor" and pairs is not None and part.ranks > pairs.units:
-        return f"no such parts: its linear layers have {pairs.units} units to share out"
+    if request.strategy == "Tensor" and model.pairs is not None and part.ranks > model.pairs.units:
+        return f"no such parts: its linear layers have {model.pairs.units} units to share out"
     try:
-        found = [evaluate(way, request, workload) for way in _asked(part, request)]
+        found = [evaluate(way, request, model) for way in _asked(part, request)]
     except ValueError as error:
         return f"no such parts: {error}"
     fitting = [choice for choice in found if isinstance(choice, Choice)]
     return min(fitting, key=lambda choice: choice.prediction.step_s) if fitting else found[0]
 
 
-def evaluate(way: Way, request: Request, workload: Workload) -> Choice | Refusal:
+def evaluate(way: Way, request: Request, model: split.Model) -> Choice | Refusal:
     """The candidate with its prediction, or a line against it. Raises ValueError when there is no such part."""
-    found = predict(way, request, workload)
+    found = predict(way, request, model)
     return found if isinstance(found, Refusal) else choice(way, request, found)
 
 
@@ -137,28 +140,36 @@ def search(
     """
     found: list[Choice] = []
     refusals: list[Refusal] = []
+    model = split.cut_up(workload)
     places = list(_places(request, nodes, options_of, fixed))
     if not any(counts[-1] * option.ranks_per_node > 1 for option, counts in places):
         return [], []  # one rank shares nothing out
     for kind in KINDS:
-        if (why := _left_out(kind, request, workload, fixed)) is not None:
+        if (why := _left_out(kind, request, model, fixed)) is not None:
             refusals.append(Refusal(kind, f"left out: {why}"))
             continue
-        ways = [(option, _placed(kind, option, counts, workload)) for option, counts in places]
         priced, lines = [], dict[str, Refusal]()
-        for option, parts in ways:
-            for part in parts:
-                these, refusal = _priced(kind, part, request, workload)
-                priced += these
-                if refusal is not None and not these:
-                    lines[option.label] = refusal
+        for option, counts in places:
+            turns = float(MICRO_BATCHES_PER_STAGE)
+            for part in _placed(kind, option, counts, model):
+                if kind == "Pipeline":
+                    these = _pipelines(part, request, model, turns)
+                else:
+                    these = [_priced(Way(part, kind, name), request, model) for name in _collectives(request, option)]
+                fitting = [each for each in these if isinstance(each, _Priced)]
+                if fitting:
+                    priced += fitting
+                    best = min(fitting, key=lambda each: each.score).way
+                    turns = best.micro_batches / part.ranks  # the next one is much like it
+                else:
+                    lines[option.label] = next(each for each in reversed(these) if isinstance(each, Refusal))
         devices = {each.way.part.option.label for each in priced}
         refusals += [line for label, line in lines.items() if label not in devices]
         found += [choice(way, request, prediction) for _, way, prediction in _worth_showing(priced)]
     return found, refusals
 
 
-def _left_out(kind: Kind, request: Request, workload: Workload, fixed: Sequence[Part]) -> str | None:
+def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[Part]) -> str | None:
     """Why a kind cannot be what the request is for."""
     if request.model is None:
         return "only built-in models can be cut"
@@ -172,7 +183,7 @@ def _left_out(kind: Kind, request: Request, workload: Workload, fixed: Sequence[
         return f"stages send to their neighbours, and collective {request.collective} was asked for"
     if kind == "Tensor" and request.collective == "ParameterServer":
         return "activations are summed by all ranks, and collective ParameterServer was asked for"
-    if kind == "Tensor" and split.pairs_of(workload) is None:
+    if kind == "Tensor" and model.pairs is None:
         return "the model has no linear layers in pairs"
     return None
 
@@ -197,39 +208,46 @@ def _places(
                     yield option, range(max(1, request.nodes_min), most + 1)
 
 
-def _placed(kind: Kind, option: Option, counts: range, workload: Workload) -> list[Part]:
+def _placed(kind: Kind, option: Option, counts: range, model: split.Model) -> list[Part]:
     """As many ranks as the model has parts: all numbers of stages, some widths."""
     if kind == "Pipeline":
-        wanted: Sequence[int] = counts[: len(split.stages_of(workload))]
-        most = len(split.stages_of(workload))
+        most = len(model.stages)
+        wanted: Sequence[int] = counts[:most]
     else:
-        pairs = split.pairs_of(workload)
-        assert pairs is not None, "checked before"
-        most = pairs.units
+        assert model.pairs is not None, "checked before"
+        most = model.pairs.units
         last = min(counts[-1], most // option.ranks_per_node)
         wanted = [n for n in {*grid(last), counts[0]} if n in counts] if last else []
     return [Part(option, n) for n in sorted(wanted) if 2 <= n * option.ranks_per_node <= most]
 
 
-def _priced(kind: Kind, part: Part, request: Request, workload: Workload) -> tuple[list[_Priced], Refusal | None]:
-    """Candidates with these ranks, and the line against the last one that does not fit."""
-    found: list[_Priced] = []
-    refusal = None
-    if kind == "Pipeline":
-        ways: Iterator[Way] = (
-            Way(part, kind, "MPI", k) for k in micro_batch_counts(request.global_batch, part.ranks)
-        )
-    else:
-        ways = (Way(part, kind, name) for name in _collectives(request, part.option))
-    for way in ways:
-        prediction = predict(way, request, workload)
-        if isinstance(prediction, Refusal):
-            refusal = prediction
-            continue
-        found.append(_Priced(objective.score(request, prediction), way, prediction))
-        if kind == "Pipeline" and len(found) > 1 and found[-1].score > found[-2].score:
-            break  # smaller micro-batches only cost more from here on
-    return found, refusal
+def _pipelines(part: Part, request: Request, model: split.Model, turns: float) -> list[_Priced | Refusal]:
+    """Pipelines of these ranks: from about ``turns`` micro-batches a stage to the number beside which fewer and more
+    are worse, with all that were looked at; to more as long as none fits.
+    """
+    counts = list(micro_batch_counts(request.global_batch, part.ranks))
+    at = min(range(len(counts)), key=lambda i: abs(log(counts[i] / (turns * part.ranks))))
+    seen: dict[int, _Priced | Refusal] = {}
+
+    def score(i: int) -> float:
+        if not 0 <= i < len(counts):
+            return inf
+        if i not in seen:
+            seen[i] = _priced(Way(part, "Pipeline", "MPI", counts[i]), request, model)
+        found = seen[i]
+        return inf if isinstance(found, Refusal) else found.score
+
+    while True:
+        here = score(at)
+        steps = [at + 1] if here == inf else [i for i in (at + 1, at - 1) if score(i) < here]
+        if not steps or steps[0] == len(counts):
+            return list(seen.values())
+        at = steps[0]
+
+
+def _priced(way: Way, request: Request, model: split.Model) -> _Priced | Refusal:
+    found = predict(way, request, model)
+    return found if isinstance(found, Refusal) else _Priced(objective.score(request, found), way, found)
 
 
 def _worth_showing(priced: list[_Priced]) -> list[_Priced]:

@@ -96,7 +96,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         return nothing_fits(request, tuple(refusals))
     chosen = objective.best(request, choices)
     candidates = shown(request, chosen, choices)
-    refusals += in_parts(request, chosen, choices)
+    refusals += in_parts(request, chosen, choices, candidates)
     refusals += slower(request, chosen, choices, candidates)
     measure = None
     if parts := next(parts for parts, c in found if c is chosen):
