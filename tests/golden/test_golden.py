@@ -125,6 +125,15 @@ CASES = {
         on_nodes(3, globalBatchSize=24, batchSizeRange={"max": 96}),
         learned={("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", samples=2000.0, steps=500))},
     ),
+    "auto-pipeline": Case({
+        "model": {"name": "resnet18"},
+        "dataset": {"name": "synthetic-images"},
+        "globalBatchSize": 256,
+        "steps": 30,
+        "nodes": {"max": 3},
+        "parallelism": {"strategy": "Auto"},
+        "resources": {"memory": "1Gi"},
+    }),
     "no-checkpoints": Case(on_nodes(1, checkpoint={"enabled": False})),
     "torchrun": Case(
         on_nodes(

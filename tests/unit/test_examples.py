@@ -11,7 +11,7 @@ import yaml
 from admission import refusals
 from dljob.api import DLJobSpec
 from dljob.cluster import cluster_view
-from dljob.planner import Decision, plan
+from dljob.planner import Decision, Infeasible, plan
 from dljob.request import planner_request
 from validation import assert_valid
 
@@ -21,7 +21,7 @@ DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 _BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 JOBS = {"digits.yaml", "minimal.yaml", "plan-only.yaml", "mixed-devices.yaml", "deadline-energy.yaml"}
 JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml"}
-JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml"}
+JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml", "auto-strategy.yaml"}
 
 
 def documented() -> list[Any]:
@@ -67,8 +67,22 @@ def test_example_has_a_plan(path: Path) -> None:
     decision = plan(planner_request(job["metadata"]["name"], spec), cluster_view({"nodes": NODES}), {})
     assert isinstance(decision, Decision), decision
     shares = [share for group in decision.chosen.groups for share in group.shares]
-    whole = spec.parallelism.strategy.splits_model
+    whole = decision.chosen.in_parts
     assert (set(shares) == {spec.global_batch_size}) if whole else (sum(shares) == spec.global_batch_size)
+
+
+def test_the_example_of_a_strategy_left_open_is_a_pipeline_for_nothing_else_fits() -> None:
+    job = yaml.safe_load((ROOT / "examples/auto-strategy.yaml").read_text())
+
+    def planned(strategy: str) -> Decision | Infeasible:
+        spec = DLJobSpec.model_validate({**job["spec"], "parallelism": {"strategy": strategy}})
+        return plan(planner_request("job", spec), cluster_view({"nodes": NODES}), {})
+
+    chosen = planned("Auto")
+    assert isinstance(chosen, Decision) and chosen.chosen.strategy == "Pipeline"
+    for strategy in ("Data", "Optimizer"):
+        refused = planned(strategy)
+        assert isinstance(refused, Infeasible) and refused.reason == "DoesNotFit"
 
 
 @pytest.mark.parametrize("text", documented())

@@ -34,6 +34,14 @@ def test_the_page_shows_the_batches_that_the_command_prints(tmp_path: Path, caps
     assert f"```\n{shown}```" in PAGE
 
 
+def test_the_page_shows_the_parts_that_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"nodes": [{"count": 3, "cpu": 2, "memory": "4Gi"}]}))
+    assert main(["plan", str(ROOT / "examples/auto-strategy.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 0
+    text = capsys.readouterr().out
+    shown = text[: text.index("\nScaling")]
+    assert f"```\n{shown}```" in PAGE
+
+
 def test_every_reason_is_explained() -> None:
     sources = (ROOT / "operator/dljob/planner").glob("*.py")
     pattern = re.compile(r'Infeasible\(\s*"([A-Za-z]+)"(?: if [^,]* else "([A-Za-z]+)")?')

@@ -119,6 +119,16 @@ def test_options_of_training_reach_the_plan() -> None:
     assert planned(spec(parallelism=staged, globalBatchSize=5)).micro_batches == 5
     tensor = planned(spec(model={"name": "mlp"}, parallelism={"strategy": "Tensor"}, collective="Tree"))
     assert (tensor.parallelism, tensor.collective, tensor.ranks[-1].share) == ("Tensor", "Tree", 96)
+    tight = spec(
+        model={"name": "resnet18"}, dataset={"name": "synthetic-images"}, globalBatchSize=256, epochs=None, steps=9,
+        parallelism={"strategy": "Auto"}, resources={"memory": "1Gi"},
+    )  # fmt: skip
+    chosen = planned(tight)
+    assert (chosen.parallelism, chosen.collective, chosen.min_ranks, chosen.rebalance) == ("Pipeline", "MPI", 3, False)
+    assert chosen.micro_batches == decided(tight).chosen.micro_batches > 3
+    assert [rank.share for rank in chosen.ranks] == [256] * 3
+    whole = planner_request("job", spec(parallelism={"strategy": "Auto"}, optimizer={"findLearningRate": True})).whole
+    assert whole is not None and "findLearningRate" in whole
     stale = planned(spec(parallelism=APART))
     assert (stale.synchronization, stale.staleness_bound, stale.collective) == (
         "StaleSynchronous",

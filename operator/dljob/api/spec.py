@@ -432,7 +432,9 @@ class Parallelism(ApiModel):
         Field(
             description="Data: every rank updates all parameters. Optimizer: each updates a part and keeps optimizer "
             "state for it alone. Pipeline: each holds some of the layers, one stage. Tensor: each holds a part of the "
-            "linear layers. The result is the same. Auto: the better one of Data and Optimizer, for built-in models."
+            "linear layers. The result is the same. Auto: whichever serves the objective best, for built-in models; a "
+            "program gets Data. Pipeline and Tensor only where they are better by more than what is uncertain, or "
+            "nothing else fits or meets the deadline."
         ),
     ] = ParallelismStrategy.DATA
     stages: Annotated[

@@ -12,6 +12,10 @@ BASIS = {
     "catalogue": "data sheets; the first run measures and later plans use it",
     "profile": "measurements of earlier runs (kubectl get dlprofiles)",
 }
+BASIS_OF_PARTS = {
+    "catalogue": "data sheets; runs in parts of the model are measured, but teach no later plan",
+    "profile": "measurements of whole models in earlier runs (kubectl get dlprofiles)",
+}
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -58,7 +62,7 @@ def decision(found: Decision) -> list[str]:
     lines.append(
         f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} a pod"
     )
-    lines.append(f"Based on:   {BASIS[p.basis]}")
+    lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.in_parts else BASIS)[p.basis]}")
     if found.power_advice:
         lines.append(f"Power:      {found.power_advice}")
     if found.next_measurement:

@@ -223,7 +223,8 @@ def _placed(kind: Kind, option: Option, counts: range, model: split.Model) -> li
 
 def _pipelines(part: Part, request: Request, model: split.Model, turns: float) -> list[_Priced | Refusal]:
     """Pipelines of these ranks: from about ``turns`` micro-batches a stage to the number beside which fewer and more
-    are worse, with all that were looked at; to more as long as none fits.
+    are worse, with all that were looked at; to more as long as none fits. Batches that do not divide make the next
+    number worse by some per cent where the one behind it is better, so two on either side are looked at.
     """
     counts = list(micro_batch_counts(request.global_batch, part.ranks))
     at = min(range(len(counts)), key=lambda i: abs(log(counts[i] / (turns * part.ranks))))
@@ -239,10 +240,12 @@ def _pipelines(part: Part, request: Request, model: split.Model, turns: float) -
 
     while True:
         here = score(at)
-        steps = [at + 1] if here == inf else [i for i in (at + 1, at - 1) if score(i) < here]
-        if not steps or steps[0] == len(counts):
+        better = [i for i in (at + 1, at - 1, at + 2, at - 2) if score(i) < here]
+        if here == inf and at + 1 < len(counts):
+            better = [at + 1]
+        if not better:
             return list(seen.values())
-        at = steps[0]
+        at = better[0]
 
 
 def _priced(way: Way, request: Request, model: split.Model) -> _Priced | Refusal:
@@ -251,12 +254,13 @@ def _priced(way: Way, request: Request, model: split.Model) -> _Priced | Refusal
 
 
 def _worth_showing(priced: list[_Priced]) -> list[_Priced]:
-    """The best ones, and the best of each device and size."""
-    ranked = sorted(priced, key=lambda each: each.score)
-    picked = {id(each): each for each in ranked[:KEPT]}
-    kinds: dict[tuple[str, int], _Priced] = {}
+    """The best ones, and the best of each device and size; of the same ranks only the best."""
+    places: dict[tuple[int, int], _Priced] = {}
+    for each in sorted(priced, key=lambda each: each.score):
+        places.setdefault((id(each.way.part.option), each.way.part.nodes), each)
+    ranked = list(places.values())
+    sizes: dict[tuple[str, int], _Priced] = {}
     for each in ranked:
-        part = each.way.part
-        kinds.setdefault((part.option.label, part.ranks.bit_length()), each)
-    picked |= {id(each): each for each in list(kinds.values())[: 2 * KEPT]}
+        sizes.setdefault((each.way.part.option.label, each.way.part.ranks.bit_length()), each)
+    picked = {id(each): each for each in (*ranked[:KEPT], *list(sizes.values())[: 2 * KEPT])}
     return list(picked.values())
