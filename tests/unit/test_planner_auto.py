@@ -109,21 +109,26 @@ class TestLaws:
         st.sampled_from([None, SMALL_PODS]),
         st.sampled_from([6, 97, 256]),
         st.sampled_from(["Time", "Energy"]),
+        st.sampled_from([0, 1, 4]),
     )
     def test_it_finds_what_exhaustive_search_finds(
-        self, asked: Request, nodes: int, bandwidth: str, memory: int | None, batch: int, minimize: Any
+        self, asked: Request, nodes: int, bandwidth: str, memory: int | None, batch: int, minimize: Any, gpus: int
     ) -> None:
         request = replace(asked, global_batch=batch, memory_per_pod_nbytes=memory, minimize=minimize)
         cluster, workload = cpus(nodes, bandwidth), workload_of(request)
+        if gpus:
+            entry = {"count": nodes, "device": T4, "devices": gpus, "cpu": 8, "memory": "6Gi", "bandwidth": bandwidth}
+            cluster = view(entry, {**entry, "device": A100, "count": 1, "memory": "64Gi"})
         model = split.cut_up(workload)
         best: dict[str, float] = {}
         for pool in eligible(request, cluster).pools:
             for option in [o for g in ranks_per_node_choices(pool) for o in options(pool, g, workload, request, {})]:
-                for part in [Part(option, n) for n in range(2, option.nodes + 1)]:
+                for part in [Part(option, n) for n in range(1, option.nodes + 1) if n * option.ranks_per_node > 1]:
                     ways = [Way(part, "Pipeline", "MPI", k) for k in micro_batch_counts(batch, part.ranks)]
                     ways = ways if part.ranks <= len(model.stages) else []
                     if model.pairs is not None and part.ranks <= model.pairs.units:
-                        ways += [Way(part, "Tensor", name) for name in ("Ring", "Tree", "Butterfly")]  # type: ignore[arg-type]
+                        names = ("Torch",) if gpus else ("Ring", "Tree", "Butterfly")
+                        ways += [Way(part, "Tensor", name) for name in names]  # type: ignore[arg-type]
                     for choice in (evaluate(way, request, model) for way in ways):
                         if isinstance(choice, Choice):
                             score = objective.score(request, choice.prediction)

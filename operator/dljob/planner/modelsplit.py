@@ -149,20 +149,24 @@ def search(
             refusals.append(Refusal(kind, f"left out: {why}"))
             continue
         priced, lines = [], dict[str, Refusal]()
-        for option, counts in places:
-            turns = float(MICRO_BATCHES_PER_STAGE)
-            for part in _placed(kind, option, counts, model):
-                if kind == "Pipeline":
-                    these = _pipelines(part, request, model, turns)
-                else:
-                    these = [_priced(Way(part, kind, name), request, model) for name in _collectives(request, option)]
-                fitting = [each for each in these if isinstance(each, _Priced)]
-                if fitting:
-                    priced += fitting
-                    best = min(fitting, key=lambda each: each.score).way
-                    turns = best.micro_batches / part.ranks  # the next one is much like it
-                else:
-                    lines[option.label] = next(each for each in reversed(these) if isinstance(each, Refusal))
+        turns, places_done = float(MICRO_BATCHES_PER_STAGE), set[tuple[str, int, bool]]()
+        for part in sorted(_placed(kind, places, model), key=_by_merit(request.global_batch)):
+            option = part.option
+            alike = (option.label, part.ranks, part.nodes == 1)
+            if alike in places_done:
+                continue
+            if kind == "Pipeline":
+                these = _pipelines(part, request, model, turns)
+            else:
+                these = [_priced(Way(part, kind, name), request, model) for name in _collectives(request, option)]
+            fitting = [each for each in these if isinstance(each, _Priced)]
+            if fitting:
+                priced += fitting
+                places_done.add(alike)
+                best = min(fitting, key=lambda each: each.score).way
+                turns = best.micro_batches / part.ranks  # the next one is much like it
+            else:
+                lines[option.label] = next(each for each in reversed(these) if isinstance(each, Refusal))
         devices = {each.way.part.option.label for each in priced}
         refusals += [line for label, line in lines.items() if label not in devices]
         found += [choice(way, request, prediction) for _, way, prediction in _worth_showing(priced)]
@@ -208,17 +212,27 @@ def _places(
                     yield option, range(max(1, request.nodes_min), most + 1)
 
 
-def _placed(kind: Kind, option: Option, counts: range, model: split.Model) -> list[Part]:
+def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Model) -> Iterator[Part]:
     """As many ranks as the model has parts: all numbers of stages, some widths."""
-    if kind == "Pipeline":
-        most = len(model.stages)
+    most = len(model.stages) if kind == "Pipeline" else model.pairs.units if model.pairs is not None else 0
+    for option, counts in places:
         wanted: Sequence[int] = counts[:most]
-    else:
-        assert model.pairs is not None, "checked before"
-        most = model.pairs.units
-        last = min(counts[-1], most // option.ranks_per_node)
-        wanted = [n for n in {*grid(last), counts[0]} if n in counts] if last else []
-    return [Part(option, n) for n in sorted(wanted) if 2 <= n * option.ranks_per_node <= most]
+        if kind == "Tensor":
+            last = min(counts[-1], most // option.ranks_per_node)
+            wanted = sorted(n for n in {*grid(last), counts[0]} if n in counts) if last else ()
+        yield from (Part(option, n) for n in wanted if 2 <= n * option.ranks_per_node <= most)
+
+
+def _by_merit(batch: int) -> Callable[[Part], tuple[str, int, bool, float, int]]:
+    """Of as many ranks on a device, those on one node apart: what computes faster first, else what takes fewer nodes.
+
+    Messages cross the same link however many ranks a node has, so the others can only fit where that one does not.
+    """
+
+    def key(part: Part) -> tuple[str, int, bool, float, int]:
+        return part.option.label, part.ranks, part.nodes > 1, part.option.computing.seconds(batch), part.nodes
+
+    return key
 
 
 def _pipelines(part: Part, request: Request, model: split.Model, turns: float) -> list[_Priced | Refusal]:

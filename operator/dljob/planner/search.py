@@ -6,6 +6,7 @@ grid, every subset of devices at several sizes, then steps to neighbours from th
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,21 +141,17 @@ class Search:
     def best(self, count: int, alike: float) -> list[NDArray[np.int64]]:
         """Feasible rows, best first: the ``count`` best; of those within ``alike`` of the best, the one with fewest
         ranks; the best of each of ``count`` sets of devices; and smaller and larger ones of the best set."""
-        order = [int(i) for i in np.argsort(self.scores, kind="stable") if np.isfinite(self.scores[i])]
-        if not order:
+        order = np.argsort(self.scores, kind="stable")
+        order = order[np.isfinite(self.scores[order])]
+        if not len(order):
             return []
-        picked = dict.fromkeys(order[:count])
-        near = [i for i in order if self.scores[i] <= self.scores[order[0]] * (1 + alike)]
-        picked[min(near, key=lambda i: int(self.counts[i] @ self._per_node))] = None
-        kinds: dict[bytes, int] = {}
-        sizes: dict[int, int] = {}
-        for i in order:
-            kind = (self.counts[i] > 0).tobytes()
-            kinds.setdefault(kind, i)
-            if kind == (self.counts[order[0]] > 0).tobytes():
-                sizes.setdefault(int(self.counts[i].sum()).bit_length(), i)
-        for i in (*list(kinds.values())[:count], *list(sizes.values())[:count]):
-            picked[i] = None
+        picked = dict.fromkeys(order[:count].tolist())
+        near = order[self.scores[order] <= self.scores[order[0]] * (1 + alike)]
+        picked[int(near[np.argmin(self.counts[near] @ self._per_node)])] = None
+        kinds = (self.counts[order] > 0) @ self._hashing
+        best = order[kinds == kinds[0]]
+        sizes = np.frexp(self.counts[best].sum(axis=1))[1]  # to the power of two below
+        picked |= dict.fromkeys([*order[_first(kinds)][:count].tolist(), *best[_first(sizes)][:count].tolist()])
         return [self.counts[i] for i in picked]
 
     def collectives_of(self, rows: Sequence[NDArray[np.int64]]) -> list[CollectiveName]:
@@ -166,3 +163,8 @@ def _numbered(labels: Sequence[str]) -> list[int]:
     """Each label's index among the distinct ones, in order of first appearance."""
     distinct = list(dict.fromkeys(labels))
     return [distinct.index(label) for label in labels]
+
+
+def _first(keys: NDArray[Any]) -> NDArray[np.intp]:
+    """Where each of the distinct keys stands first, in that order."""
+    return np.sort(np.unique(keys, return_index=True)[1])
