@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from dljob.cluster import ClusterView
 from dljob.perf import modelsplit as split
 from dljob.planner import Choice, FixedChoice, Infeasible, Learned, LearnedPoint, Request, objective, plan, scaling
-from dljob.planner.context import options, ranks_per_node_choices, workload_of
+from dljob.planner.context import AUTO, options, ranks_per_node_choices, workload_of
 from dljob.planner.evaluate import Part
 from dljob.planner.modelcost import Way, micro_batch_counts
 from dljob.planner.modelsplit import evaluate
 from dljob.planner.pools import eligible
+from dljob.planner.search import grid
 from planning import A100, DIGITS, T4, THREE, decided, refused, view
 
 RESNET18 = Request(
@@ -126,9 +127,11 @@ class TestLaws:
                 for part in [Part(option, n) for n in range(1, option.nodes + 1) if n * option.ranks_per_node > 1]:
                     ways = [Way(part, "Pipeline", "MPI", k) for k in micro_batch_counts(batch, part.ranks)]
                     ways = ways if part.ranks <= len(model.stages) else []
-                    if model.pairs is not None and part.ranks <= model.pairs.units:
-                        names = ("Torch",) if gpus else ("Ring", "Tree", "Butterfly")
-                        ways += [Way(part, "Tensor", name) for name in names]  # type: ignore[arg-type]
+                    if model.pairs is not None and part.nodes in grid(
+                        min(option.nodes, model.pairs.units // option.ranks_per_node)
+                    ):
+                        names = [n for n in AUTO[option.pool.is_gpu] if n != "ParameterServer"]
+                        ways += [Way(part, "Tensor", name) for name in names]
                     for choice in (evaluate(way, request, model) for way in ways):
                         if isinstance(choice, Choice):
                             score = objective.score(request, choice.prediction)

@@ -35,6 +35,8 @@ AUTO: dict[bool, tuple[CollectiveName, ...]] = {
 """What the planner chooses from, by whether ranks are on GPUs: there the trainer always sums with NCCL."""
 
 
+MORE = 1.02
+"""Of samples that a rank can hold, what makes another option: each costs the search time."""
 HALVES: tuple[CollectiveName, ...] = ("Ring", "Torch")
 """Made of a reduce-scatter and an all-gather, between which ranks can update their parts."""
 
@@ -212,7 +214,8 @@ def sharing_options(
 ) -> list[Option]:
     """The same where ranks share out the optimizer's state: the more ranks, the larger a batch each can hold.
 
-    Beside those that hold for any number of ranks ones for at least 2, 4, 8 and 16, if they let a rank hold more.
+    Beside those that hold for any number of ranks ones for at least 2, 4, 8 and 16, if they let a rank hold more by
+    what memory is known to.
     """
     alike = options(pool, ranks_per_node, workload, request, learned, "Optimizer")
     found = list(alike)
@@ -224,7 +227,8 @@ def sharing_options(
             replace(o, least_ranks=least, largest_batch=memory.largest_batch(held, o.memory_nbytes, pool.is_gpu))
             for o in alike
         ]
-        found += [o for o in more if o.largest_batch > max(f.largest_batch for f in found if f.nodes == o.nodes)]
+        most = {o.nodes: max(f.largest_batch for f in found if f.nodes == o.nodes) for o in more}
+        found += [o for o in more if o.largest_batch > MORE * most[o.nodes]]
     return found
 
 
