@@ -276,6 +276,8 @@ def plan_status(spec: DLJobSpec, decision: Decision, number: int, digest: str) -
         nodes=sum(g.nodes for g in chosen.groups),
         ranks=sum(len(g.shares) for g in chosen.groups),
         collective=chosen.collective,
+        parallelism=_parallelism(spec, chosen),
+        micro_batches=chosen.micro_batches if chosen.strategy == "Pipeline" else None,
         batch_choice=_batch_choice(spec, decision.batch) if decision.batch else None,
         predicted=predicted(chosen.prediction),
         candidates=tuple(
@@ -322,6 +324,12 @@ def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
     return several and theirs and chosen.collective in contract.MEASURABLE
 
 
+def _parallelism(spec: DLJobSpec, chosen: Choice) -> str:
+    """As asked for, even on one rank, which shares nothing out."""
+    asked = spec.parallelism.strategy
+    return chosen.strategy if asked is ParallelismStrategy.AUTO else asked.value
+
+
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     """Fewest ranks the trainer may go on with: those of the smallest ``nodes.min`` nodes, and the servers; all of them
     where each has a part of the model."""
@@ -357,8 +365,7 @@ def contract_plan(
     """
     chosen, optimizer = decision.chosen, spec.optimizer
     spread = sum(g.nodes for g in chosen.groups) > 1
-    asked = spec.parallelism.strategy
-    strategy = chosen.strategy if asked is ParallelismStrategy.AUTO else asked.value
+    strategy = _parallelism(spec, chosen)
     batch = decision.batch.chosen if decision.batch else spec.global_batch_size
     # With another batch than the spec's there are steps for the same progress, which need not be whole epochs.
     steps = decision.batch.steps if decision.batch and batch != spec.global_batch_size else spec.steps

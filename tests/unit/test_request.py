@@ -127,6 +127,8 @@ def test_options_of_training_reach_the_plan() -> None:
     assert (chosen.parallelism, chosen.collective, chosen.min_ranks, chosen.rebalance) == ("Pipeline", "MPI", 3, False)
     assert chosen.micro_batches == decided(tight).chosen.micro_batches > 3
     assert [rank.share for rank in chosen.ranks] == [256] * 3
+    shown = plan_status(tight, decided(tight), 1, "digest")
+    assert (shown.parallelism, shown.micro_batches) == ("Pipeline", chosen.micro_batches)
     whole = planner_request("job", spec(parallelism={"strategy": "Auto"}, optimizer={"findLearningRate": True})).whole
     assert whole is not None and "findLearningRate" in whole
     stale = planned(spec(parallelism=APART))

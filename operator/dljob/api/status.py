@@ -126,6 +126,10 @@ class PlanStatus(ApiModel):
     nodes: Annotated[int, Field(ge=1)]
     ranks: Annotated[int, Field(ge=1)]
     collective: str
+    parallelism: Annotated[
+        str | None, Field(description="What ranks share out besides the batch: Data, Optimizer, Pipeline or Tensor.")
+    ] = None
+    micro_batches: Annotated[int | None, Field(ge=1, description="Parts of the batch, in a Pipeline.")] = None
     batch_choice: BatchChoice | None = None
     predicted: Predicted
     candidates: tuple[Candidate, ...] = ()

@@ -21,7 +21,7 @@ from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refus
 UNMEASURED_SPREAD = 0.25
 """Standard deviation of log(measured / predicted) that a step in parts has beside that of whole models' figures: no
 profile learns from parts, and the formulas below know neither how a CPU's ranks drive messages nor how evenly stages
-really compute (docs/design/0016-models-in-parts.md: nine measured ratios' logarithms have a root mean square of 0.14)."""
+really compute (docs/design/0016-models-in-parts.md: logarithms of measured ratios have a root mean square of 0.14)."""
 
 
 @dataclass(frozen=True)
