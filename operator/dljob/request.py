@@ -262,6 +262,10 @@ def _batch_choice(spec: DLJobSpec, found: ChosenBatch) -> BatchChoice:
     )
 
 
+def _candidate(choice: Choice, chosen: Choice) -> Candidate:
+    return Candidate(summary=choice.summary, chosen=choice == chosen, predicted=predicted(choice.prediction))
+
+
 def plan_status(spec: DLJobSpec, decision: Decision, number: int, digest: str) -> PlanStatus:
     """What ``status.plan`` says about an accepted decision; ``digest`` is the contract plan's."""
     chosen = decision.chosen
@@ -280,10 +284,8 @@ def plan_status(spec: DLJobSpec, decision: Decision, number: int, digest: str) -
         micro_batches=chosen.micro_batches if chosen.strategy == "Pipeline" else None,
         batch_choice=_batch_choice(spec, decision.batch) if decision.batch else None,
         predicted=predicted(chosen.prediction),
-        candidates=tuple(
-            Candidate(summary=c.summary, chosen=c == chosen, predicted=predicted(c.prediction))
-            for c in decision.candidates
-        ),
+        candidates=tuple(_candidate(c, chosen) for c in decision.candidates),
+        trade_offs=tuple(_candidate(c, chosen) for c in decision.trade_offs if len(decision.trade_offs) > 1),
         next_measurement=decision.next_measurement,
         rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
     )

@@ -48,7 +48,9 @@ class TestPlan:
     def test_a_table_with_the_chosen_plan_marked(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", DIGITS, "--cluster", "cluster.yaml"]) == 0
         text = capsys.readouterr().out
-        (chosen,) = [line for line in text.splitlines() if line.startswith("* ") and "Ring" in line]
+        chosen, in_trade_offs = [line for line in text.splitlines() if line.startswith("* ") and "Ring" in line]
+        assert chosen.split("  ")[0] == in_trade_offs.split("  ")[0]
+        assert text.index("\nTrade-offs: ") < text.index(in_trade_offs, text.index(chosen) + 1)
         assert re.search(r"\d+(us|ms|s) ", chosen)
         for word in ("STEP", "P90", "EFFICIENCY", "ENERGY", "COST", "Bottleneck: ", "Based on:   data sheets"):
             assert word in text

@@ -61,7 +61,7 @@ def test_parts_that_are_too_slow_give_way_to_whole_models_for_good() -> None:
     assert plan_of(observed).plan.parallelism == "Pipeline"
     now = moved(observed)
     found = plan_of(now)
-    assert (found.plan.parallelism, found.replans, found.whole) == ("Optimizer", 1, True)
+    assert (found.plan.parallelism, found.replans, found.whole) == ("Data", 1, True)
     assert not needs_view(now)
     # Whole models were slower still: no plan goes back to what this job has seen fail.
     news = report(now, step=1000, steps=100_000, step_s=300.0)
@@ -75,7 +75,7 @@ def test_parts_that_are_slow_but_not_as_slow_as_whole_models_stay() -> None:
     observed = contradicted(OPEN, SLOW_NETWORK, 12.0)
     judged = step(observed, WARM_S + 10)
     assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
-    assert "sharded optimizer, 32+32, restart included" in told(judged, "PlanContradicted").message
+    assert "2 x cpu, Ring, 32+32, restart included" in told(judged, "PlanContradicted").message
 
 
 def test_parts_of_what_fits_in_no_other_way_stay() -> None:

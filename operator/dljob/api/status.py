@@ -133,6 +133,13 @@ class PlanStatus(ApiModel):
     batch_choice: BatchChoice | None = None
     predicted: Predicted
     candidates: tuple[Candidate, ...] = ()
+    trade_offs: Annotated[
+        tuple[Candidate, ...],
+        Field(
+            description="Of what was looked at, the plans that no other beats in time, energy and cost alike (Pareto "
+            "front), fastest first; none where that is the chosen one alone."
+        ),
+    ] = ()
     rejected: tuple[Rejected, ...] = ()
     next_measurement: Annotated[
         str | None,

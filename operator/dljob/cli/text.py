@@ -69,6 +69,13 @@ def decision(found: Decision) -> list[str]:
         lines.append(f"Next most informative measurement: {found.next_measurement}")
     if found.warning:
         lines.append(f"Warning:    {found.warning}")
+    if len(found.trade_offs) > 1:
+        lines += [
+            "",
+            "Trade-offs: what was looked at and is not beaten in time, energy and cost alike",
+        ]
+        rows = [_row(c, c == found.chosen) for c in found.trade_offs]
+        lines += table([HEADER[0], *HEADER[-3:]], [[row[0], *row[-3:]] for row in rows])
     if found.refusals:
         lines += ["", "Ruled out", *(f"  {r.summary}: {r.reason}" for r in found.refusals)]
     return lines

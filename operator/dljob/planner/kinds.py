@@ -1,12 +1,12 @@
 """Kinds of candidates beside the chosen plan's, each with its price and why it is none. Users: ``plan``.
 
-Sharing out the update where that was not asked for, and looser ways to keep ranks in step, which the trainer has not.
+Sharing out the update, the model, or less of keeping in step, where that was not asked for.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dljob.perf.sync import stale_factor, staleness, straggler_factor
+from dljob.perf.sync import staleness
 from dljob.perf.workload import Workload
 from dljob.planner import modelsplit, objective
 from dljob.planner.context import HALVES, summing
@@ -27,7 +27,7 @@ def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Wo
     return [
         *_sharded(request, chosen, parts, workload),
         *_in_parts(request, chosen, parts, workload),
-        *_synchronization(chosen),
+        *_synchronization(request, chosen, parts, workload),
     ]
 
 
@@ -72,20 +72,24 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
     return lines
 
 
-def _synchronization(chosen: Choice) -> list[Refusal]:
-    ranks, p = objective.size(chosen), chosen.prediction
-    waiting_s = p.compute_s * (straggler_factor(ranks) - 1)
-    left_s = p.compute_s * (stale_factor(ranks, BOUND) - 1)
-    step = f"of a step's {duration(p.step_s)}"
-    return [
-        Refusal(
-            f"ranks up to {BOUND} steps apart (stale-synchronous)",
-            f"not in the trainer, which counts every sample once in every update: {duration(waiting_s - left_s)} less "
-            f"waiting {step}",
-        ),
-        Refusal(
-            "ranks on their own (asynchronous)",
-            f"not in the trainer: {duration(waiting_s)} less waiting {step}, by gradients {staleness(ranks):.0f} "
-            f"update{'s' if ranks > 2 else ''} old",
-        ),
-    ]
+def _synchronization(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
+    """The same ranks out of step, one of them the parameter server; for built-in models, as the trainer has it."""
+    if request.model is None or request.strategy != "Data" or request.synchronization != "Synchronous":
+        return []
+    if request.collective not in (None, "ParameterServer"):
+        return []
+    lines = []
+    stale = replace(request, synchronization="StaleSynchronous", staleness_bound=BOUND)
+    for asked in (stale, replace(request, synchronization="Asynchronous")):
+        found = evaluate(parts, "ParameterServer", asked, workload)
+        if isinstance(found, Choice):
+            step_s, old = found.prediction.step_s, staleness(objective.size(chosen) - 1)
+            lines.append(
+                Refusal(
+                    found.summary,
+                    f"not asked for (parallelism.synchronization {asked.synchronization}): {duration(step_s)} for an "
+                    f"update by every worker against {duration(chosen.prediction.step_s)} a step, by gradients "
+                    f"{old:.0f} update{'' if round(old) == 1 else 's'} old",
+                )
+            )
+    return lines

@@ -77,9 +77,15 @@ def best(request: Request, choices: list[Choice]) -> Choice:
     return _best(request, [c for c in parts if surely_better(request, c, kept)] or [kept])
 
 
+def _least_to_lose(choice: Choice) -> tuple[int, bool, float, float, str]:
+    """Fewest ranks; then whole optimizer state on each, with which a job survives lost ranks; then the cheapest."""
+    p = choice.prediction
+    return size(choice), choice.strategy == "Optimizer", p.cost_usd or 0.0, p.total_s, choice.summary
+
+
 def _best(request: Request, choices: list[Choice]) -> Choice:
     lowest = min(score(request, c.prediction) for c in choices)
     alike = [c for c in choices if score(request, c.prediction) <= lowest * (1 + INDISTINCT)]
     if request.minimize == "Time":
-        return min(alike, key=lambda c: (size(c), c.prediction.cost_usd or 0.0, c.prediction.total_s, c.summary))
+        return min(alike, key=_least_to_lose)
     return min(alike, key=lambda c: (c.prediction.total_s, size(c), c.summary))

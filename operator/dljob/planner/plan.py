@@ -22,6 +22,7 @@ from dljob.planner.context import (
 from dljob.planner.evaluate import Part, evaluate
 from dljob.planner.explain import in_parts, memory_refusals, power_advice, shown, slower, warning
 from dljob.planner.fixed import fixed_parts
+from dljob.planner.front import front
 from dljob.planner.infeasible import no_such_device, nothing_fits, too_few
 from dljob.planner.pools import Eligible, Pool, eligible
 from dljob.planner.screen import Screen
@@ -110,6 +111,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         warning(request, chosen, nodes),
         measure,
         power_advice(request, chosen),
+        trade_offs=front(chosen, choices, objective.INDISTINCT),
     )
 
 

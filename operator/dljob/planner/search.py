@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dljob.planner.context import Option
+from dljob.planner.front import MOST, promising
 from dljob.planner.objective import scores
 from dljob.planner.screen import Counts, Screen, Screened
 from dljob.planner.types import CollectiveName, Request
@@ -108,12 +109,19 @@ class Search:
                     )
 
     def _neighbours(self, row: NDArray[np.int64], by_device: list[NDArray[np.intp]]) -> Iterator[NDArray[np.int64]]:
+        """Rows with another count of one device: a few more or less, or so many that ranks are a power of two.
+
+        The latter since halving and doubling is fast there and nowhere between, where no small step finds it.
+        """
+        ranks = int(row @ self._per_node)
+        powers = {1 << max(ranks.bit_length() - 1, 0), 1 << ranks.bit_length()}
         for members in by_device:
             held = next((int(i) for i in members if row[i]), None)
             n = int(row[held]) if held is not None else 0
+            others = ranks - (n * int(self._per_node[held]) if held is not None else 0)
             steps = {0, 1, n - 1, n + 1, n // 2, 2 * n, n + max(1, n // 8), n - max(1, n // 8), 10**9}
             for i in [int(i) for i in members]:
-                for count in steps:
+                for count in steps | {(power - others) // int(self._per_node[i]) for power in powers}:
                     new = row.copy()
                     new[members] = 0
                     new[i] = min(max(count, 0), int(self._most[i]))
@@ -140,7 +148,7 @@ class Search:
 
     def best(self, count: int, alike: float) -> list[NDArray[np.int64]]:
         """Feasible rows, best first: the ``count`` best; of those within ``alike`` of the best, the one with fewest
-        ranks; the best of each of ``count`` sets of devices; and smaller and larger ones of the best set."""
+        ranks; the best of each of ``count`` sets of devices; smaller and larger ones of the best set; trade-offs."""
         order = np.argsort(self.scores, kind="stable")
         order = order[np.isfinite(self.scores[order])]
         if not len(order):
@@ -152,6 +160,7 @@ class Search:
         best = order[kinds == kinds[0]]
         sizes = np.frexp(self.counts[best].sum(axis=1))[1]  # to the power of two below
         picked |= dict.fromkeys([*order[_first(kinds)][:count].tolist(), *best[_first(sizes)][:count].tolist()])
+        picked |= dict.fromkeys(promising(self.found, MOST).tolist())
         return [self.counts[i] for i in picked]
 
     def collectives_of(self, rows: Sequence[NDArray[np.int64]]) -> list[CollectiveName]:

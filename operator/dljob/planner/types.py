@@ -217,6 +217,8 @@ class Decision:
     """Of plans for least energy: power limits that would save some."""
     batch: BatchChoice | None = None
     """None: the request named the batch."""
+    trade_offs: tuple[Choice, ...] = ()
+    """The chosen one and those that no other one beats in time, energy and cost alike (Pareto front), fastest first."""
 
 
 @dataclass(frozen=True)

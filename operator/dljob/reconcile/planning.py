@@ -164,8 +164,11 @@ def _fitting(job: str, decision: Decision) -> Decision:
     for n, group in enumerate(decision.chosen.groups, 1):
         groups.append(replace(group, name=f"{group.name[: room - 3].strip('-')}-{n}"))
     chosen = replace(decision.chosen, groups=tuple(groups))
-    candidates = tuple(chosen if c == decision.chosen else c for c in decision.candidates)
-    return replace(decision, chosen=chosen, candidates=candidates)
+    candidates, trade_offs = (
+        tuple(chosen if c == decision.chosen else c for c in listed)
+        for listed in (decision.candidates, decision.trade_offs)
+    )
+    return replace(decision, chosen=chosen, candidates=candidates, trade_offs=trade_offs)
 
 
 def planned(accepted: Accepted, *, plan_only: bool = False) -> Verdict:
