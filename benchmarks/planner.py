@@ -37,11 +37,11 @@ LARGE = Request(
     total_steps=100_000,
     model="resnet50",
     dataset="synthetic-images",
-    candidates_kept=20,
+    candidates_kept=100,
 )
 JOBS = (
     LARGE,
-    Request(job="small", global_batch=96, total_steps=375, model="digits-cnn", dataset="digits", candidates_kept=20),
+    Request(job="small", global_batch=96, total_steps=375, model="digits-cnn", dataset="digits", candidates_kept=100),
     replace(LARGE, job="frugal", minimize="Energy", deadline_s=8 * 3600.0),
 )
 MEASURED = {
