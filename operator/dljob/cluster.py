@@ -113,10 +113,15 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
         _amount(entry, "memory", "8Gi"),
         _amount(entry, "bandwidth", None),
     )
-    name = str(entry.get("name", f"node{index}"))
+    name = entry.get("name", f"node{index}")
+    if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):
+        raise ValueError(f".name: found {name!r}, expected a name such as gpu")
+    is_gpu = entry.get("gpu", gpu(device) is not None)
+    if not isinstance(is_gpu, bool):
+        raise ValueError(f".gpu: found {is_gpu!r}, expected true or false")  # noqa: TRY004 - user input
     for i in range(count):
         yield Node(
-            name=f"{name}-{i}" if "count" in entry else name,
+            name=f"{name}-{i}" if "count" in entry else str(name),
             device=device,
             devices=devices,
             free_devices=_whole(entry, "free", devices, least=0, most=devices),
@@ -124,7 +129,7 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
             free_cpu=float(cpu or 0),
             free_memory_nbytes=int(memory or 0),
             link_bandwidth_Bps=float(bandwidth) if bandwidth is not None else None,
-            is_gpu=bool(entry.get("gpu", gpu(device) is not None)),
+            is_gpu=is_gpu,
             labels=_labels(entry.get("labels", {})),
             taints=_taints(entry.get("taints", [])),
         )

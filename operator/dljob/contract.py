@@ -187,7 +187,7 @@ class Plan(Record):
     optimizer: OptimizerRef = OptimizerRef()
     epochs: Annotated[int | None, Field(ge=1)] = None
     steps: Annotated[int | None, Field(ge=1)] = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     rebalance: Annotated[bool, Field(description="Whether the trainer may move shares by measured speed.")] = True
     checkpoint: CheckpointRef = CheckpointRef()
     compare_steps: Annotated[

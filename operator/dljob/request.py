@@ -30,6 +30,7 @@ from dljob.api import (
     ScalingRule,
     duration_s,
 )
+from dljob.api.base import PATTERNS
 from dljob.cluster import quantity
 from dljob.perf.datasets import DATASETS
 from dljob.perf.models import MODELS
@@ -67,8 +68,17 @@ def _in_words(error: ErrorDetails) -> str:
         return f"{where}: found nothing, expected a value; add it"
     if error["type"] == "extra_forbidden":
         return f"{where}: found an unknown field; remove it, or see kubectl explain dljob.spec"
+    return f"{where}: found {error['input']!r:.200}, expected {_expected(error)}"
+
+
+def _expected(error: ErrorDetails) -> str:
+    """In words that follow "expected"."""
+    if meaning := PATTERNS.get(str(error.get("ctx", {}).get("pattern"))):
+        return meaning
     message = error["msg"]
-    return f"{where}: found {error['input']!r:.200}, expected otherwise: {message[:1].lower()}{message[1:]}"
+    if (rest := message.removeprefix("Input should be ")) != message:
+        return f"a number {rest}" if rest.startswith(("greater", "less")) else rest
+    return f"otherwise: {message[:1].lower()}{message[1:]}"
 
 
 def _found(rule: str, given: object) -> str:

@@ -55,6 +55,22 @@ def test_the_operator_also_says_what_it_found(case: str, found: str) -> None:
     assert in_words(refusal.value).endswith(found)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"globalBatchSize": 0}, "spec.globalBatchSize: found 0, expected a number greater than or equal to 1"),
+        ({"globalBatchSize": 1.5}, "found 1.5, expected a valid integer, got a number with a fractional part"),
+        ({"collective": "Bus"}, "spec.collective: found 'Bus', expected 'Auto', 'Ring'"),
+        ({"objective": {"deadline": "soon"}}, "found 'soon', expected a duration such as 90s, 1h30m or 500ms"),
+        ({"resources": {"memory": "4GB"}}, "found '4GB', expected a quantity of bytes such as 512Mi or 4Gi"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_what_can(changes: Json, words: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        DLJobSpec.model_validate(spec_of(changes))
+    assert words in in_words(refusal.value)
+
+
 def test_the_table_breaks_every_rule() -> None:
     broken = {message for changes, _ in CASES.values() for message in said_by_cel(spec_of(changes))}
     assert broken == {rule["message"] for rule in _rules(SPEC)}

@@ -103,6 +103,8 @@ def test_a_cluster_file() -> None:
         ({"machines": []}, "found ['machines']"),
         ({"nodes": 3}, "expected a mapping with one key, nodes, that holds a list"),
         ({"nodes": ["a"]}, "nodes[0]: found 'a', expected a mapping"),
+        ({"nodes": [{"name": [1]}]}, "nodes[0].name: found [1], expected a name"),
+        ({"nodes": [{"gpu": "no"}]}, "nodes[0].gpu: found 'no', expected true or false"),
         ({"nodes": [{"cpus": 2}]}, "nodes[0].cpus: no such field, expected one of name, count"),
         ({"nodes": [{}, {"cpu": "two"}]}, "nodes[1].cpu: found 'two', expected a quantity"),
         ({"nodes": [{"cpu": 0}]}, "nodes[0].cpu: found 0, expected more than 0"),

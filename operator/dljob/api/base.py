@@ -17,16 +17,25 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 _DURATION_UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
+_BYTES_PATTERN = r"^[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$"
 _DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"
 
 Duration = Annotated[str, Field(pattern=_DURATION_PATTERN, max_length=32)]
 """A duration as Go writes it: ``90s``, ``1h30m``, ``500ms``."""
 
-Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$", max_length=32)]
+Quantity = Annotated[str, Field(pattern=_QUANTITY_PATTERN, max_length=32)]
 """A Kubernetes quantity: ``500m``, ``4Gi``."""
 
-Bytes = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$", max_length=32)]
+Bytes = Annotated[str, Field(pattern=_BYTES_PATTERN, max_length=32)]
 """A Kubernetes quantity of bytes: ``512Mi``, ``4Gi``. Thousandths (``512m``, Docker's megabytes) are none of these."""
+
+PATTERNS = {
+    _DURATION_PATTERN: "a duration such as 90s, 1h30m or 500ms",
+    _QUANTITY_PATTERN: "a quantity such as 2, 500m or 4Gi",
+    _BYTES_PATTERN: "a quantity of bytes such as 512Mi or 4Gi",
+}
+"""What the patterns of the types above mean, in words."""
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 DnsSubdomain = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Duration, Quantity, Rule
+from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Duration, Quantity, Rule, duration_s
 from dljob.api.dataset import Dataset
 
 
@@ -333,6 +333,15 @@ class NodeRange(ApiModel):
 
 
 class Objective(ApiModel):
+    rules = (
+        Rule(
+            "deadline",
+            "!has(self.deadline) || self.deadline.matches('[1-9]')",
+            "deadline must be more than 0, such as 2h",
+            lambda o: o.deadline is None or duration_s(o.deadline) > 0,
+        ),
+    )
+
     minimize: Annotated[
         Minimize, Field(description="What the plan minimizes: Time, Energy (J) or Cost (US dollars).")
     ] = Minimize.TIME
@@ -470,6 +479,15 @@ class Parallelism(ApiModel):
 
 
 class Checkpoint(ApiModel):
+    rules = (
+        Rule(
+            "interval",
+            "!has(self.interval) || self.interval.matches('[1-9]')",
+            "interval must be more than 0, such as 60s, and enabled false for no checkpoints",
+            lambda c: duration_s(c.interval) > 0,
+        ),
+    )
+
     enabled: Annotated[bool, Field(description="Whether to write checkpoints; false also needs no volume.")] = True
     volume: Annotated[CheckpointVolume, Field(description="Where checkpoints are kept.")] = CheckpointVolume()
     interval: Annotated[Duration, Field(description="Time between checkpoints, such as 90s or 1h30m.")] = "60s"
