@@ -109,8 +109,17 @@ def test_a_checkpoint_of_another_training_is_refused_and_kept(
         (_ARRAYS | {"y": np.arange(3)}, r"4 samples in x and 3 in y, expected as many targets as inputs"),
         (_ARRAYS | {"y": np.arange(4.0)}, r"y of float64, expected class numbers"),
         (b"not a zip file", r"data\.npz: .*: save it with numpy\.savez"),
+        (b"", r"data\.npz: .*: save it with numpy\.savez"),
+        (_ARRAYS | {"y": np.int64(3)}, r"4 samples in x and a number, not in y, expected as many targets"),
+        (_ARRAYS | {"y": np.zeros((4, 3), int)}, r"y of shape \(4, 3\), expected a class for each sample, shape \(4,\)"),
+        (_ARRAYS | {"y": np.full(4, 10**9)}, r"class 1000000000 in y, expected class numbers below 1048576"),
+        (_ARRAYS | {"x": np.array(["a"] * 4)}, r"x of <U1, expected numbers"),
+        (_ARRAYS | {"x": np.full((4, 1, 8, 8), np.nan)}, r"values in x that are not finite"),
+        (_ARRAYS | {"x_test": np.zeros((4, 1, 9, 9))}, r"shape \(1, 8, 8\) in x and \(1, 9, 9\) in x_test"),
     ],
-    ids=["missing", "keys", "lengths", "dtype", "format"],
+    ids=[
+        "missing", "keys", "lengths", "dtype", "format", "empty", "scalar", "shape", "class", "words", "nan", "held out",
+    ],
 )  # fmt: skip
 def test_a_bad_dataset_is_named(
     arrays: Any, message: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

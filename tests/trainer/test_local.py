@@ -55,6 +55,21 @@ def test_a_gpt_learns_real_text(tmp_path: Path) -> None:
     assert losses and max(losses) < 3.8, ended.output
 
 
+def test_a_script_that_ends_early_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, dltrain\nt = dltrain.init(batch=4, epochs=2)\nmodel = torch.nn.Linear(2, 1)\n"
+        "model, opt = t.wrap(model, torch.optim.SGD(model.parameters(), 0.1))\n"
+        "for (x,) in t.steps(t.loader((torch.ones(16, 2),))):\n"
+        "    model(x).mean().backward()\n    opt.step()\n    raise SystemExit(3)\n"
+    )
+    early = run([sys.executable, str(script)])
+    assert early.code == 3 and "dltrain: the script ends after step 1 of 8, without t.finish()" in early.output
+    script.write_text("import dltrain\ndltrain.init()\ndltrain.init()\n")
+    twice = run([sys.executable, str(script)])
+    assert twice.code == 1 and "ValueError: dltrain.init: found a second call" in twice.output, twice.output
+
+
 def test_a_script_finds_its_data_where_the_environment_says(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import dltrain\nprint('at', dltrain.init().dataset_path)\n")
@@ -64,10 +79,22 @@ def test_a_script_finds_its_data_where_the_environment_says(tmp_path: Path) -> N
     assert missing.code == EXIT_BAD_INPUT and "$DLJOB_DATASET unset" in missing.output, missing.output
 
 
-def test_bad_input_is_named() -> None:
-    ended = local(1, "--model", "mlp", "--dataset", "/nowhere.npz")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "mlp", "--dataset", "/nowhere.npz"], "spec.dataset.uri: found no file /nowhere.npz, expected "),
+        (["--model", "mlp", "--batch", "0"], "batch: found 0, expected a whole number, at least 1"),
+        (["--model", "mlp", "--epochs", "0"], "epochs: found 0, expected greater than or equal to 1"),
+        (["--model", "mlp", "--learning-rate", "nan"], "learning_rate: found nan, expected a finite number"),
+        (["nowhere.py"], "script: found nowhere.py, expected a Python file"),
+    ],
+    ids=["dataset", "batch", "epochs", "rate", "script"],
+)
+def test_bad_input_is_one_line(arguments: list[str], message: str) -> None:
+    ended = local(1, *arguments)
     assert ended.code == EXIT_BAD_INPUT
-    assert "spec.dataset.uri: found no file /nowhere.npz" in ended.output
+    (line,) = ended.output.splitlines()
+    assert line.startswith(f"dltrain: BadInput: {message}")
 
 
 MPI = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}

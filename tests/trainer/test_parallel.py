@@ -43,6 +43,13 @@ def test_a_sharded_optimizer_equals_replicated_ones(ranks: int, tmp_path: Path) 
     assert ended.output.count(": 20 steps off by") == 8, ended.output
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_clipping_micro_batches_and_unused_or_frozen_layers_equal_one_process(ranks: int) -> None:
+    ended = run_ranks(ranks, BODIES / "own_loop.py", str(ranks), timeout_s=120)
+    assert ended.output.count("off by") == 8, ended.output
+
+
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), longest=st.integers(1, 60))
 def test_buckets_hold_every_parameter_once_in_order(sizes: list[int], longest: int) -> None:
     buckets = plan_buckets(sizes, longest)
@@ -85,14 +92,14 @@ def test_zero_grad_does_not_break_the_views(to_none: bool) -> None:
         assert ours.grad.untyped_storage().data_ptr() == parallel.buffer.flat.untyped_storage().data_ptr()
 
 
-def test_a_parameter_without_a_part_in_the_loss_gets_zero() -> None:
+def test_a_parameter_without_a_part_in_the_loss_is_not_updated() -> None:
     used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
     parallel = wrapped(nn.ModuleList([used, unused]))
     for _ in range(2):
         parallel.begin(1.0, [0, 0])
         used(torch.ones(1, 2)).sum().backward()
         parallel.finish()
-    assert unused.weight.grad is not None and not unused.weight.grad.any()
+    assert unused.weight.grad is None, "weight decay and momentum would move it"
     assert used.weight.grad is not None and used.weight.grad.any()
 
 
@@ -116,6 +123,42 @@ def test_a_weight_comes_before_backward() -> None:
         parallel.weigh(1)
     parallel.finish()
     assert bool((parallel.buffer.gradient == 0).all()), "a rank without a token adds nothing, not NaN"
+
+
+def test_gradients_are_the_sums_when_backward_has_ended() -> None:
+    model = nn.Linear(2, 2)
+    parallel = wrapped(model)
+    parallel.begin(0.5, [0, 0])
+    model(torch.ones(1, 2)).sum().backward()
+    assert bool((model.weight.grad == 0.5).all()), "weighed, before the optimizer's step"
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    parallel.finish()
+    assert model.weight.grad is not None and float(parallel.buffer.gradient.norm()) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_gradients_changed_before_they_are_summed_are_refused() -> None:
+    used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
+    model = nn.ModuleList([used, unused])
+    parallel = wrapped(model)
+    for clip in (lambda: parallel.clip(0.1), lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1)):
+        parallel.begin(1.0, [0, 0])
+        used(torch.ones(1, 2)).sum().backward()
+        norm = clip()
+        assert norm == pytest.approx(6**0.5)
+        if parallel.gradient_norm() < 1:
+            break
+        parallel.finish()
+    with pytest.raises(RuntimeError, match=r"2 parameters had no part in the loss\. Clip by t\.clip_gradients"):
+        parallel.finish()
+
+
+def test_parameters_made_trainable_after_wrap_are_refused() -> None:
+    frozen = nn.Linear(2, 3).requires_grad_(False)
+    parallel = wrapped(nn.Sequential(frozen, nn.Linear(3, 2)))
+    parallel.begin(1.0, [0, 0])
+    frozen.weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"found parameters \[\(3, 2\)\] trainable that were frozen in t.wrap"):
+        parallel.begin(1.0, [0, 0])
 
 
 def test_mixed_dtypes_are_refused() -> None:

@@ -15,6 +15,8 @@ from dltrain.report import Reporter
 class _Script:
     """How this process ends: well at exit, or by the exception that nobody caught."""
 
+    made = False
+
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
         self.trainer: Trainer | None = None
@@ -37,11 +39,20 @@ class _Script:
             session.finish(trainer)
         else:
             # sys.exit in the middle: the other ranks must not wait for this one, and its exit code stays.
+            if trainer.step:
+                text = f"the script ends after step {trainer.step} of {trainer.total_steps}, without t.finish()"
+                print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
             trainer.abandon()
 
 
 def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None) -> Trainer:
-    """See ``dltrain.init``. An exception here ends the process, as one anywhere in the script does."""
+    """See ``dltrain.init``. An exception here ends the process, as one anywhere in the script does.
+
+    Raises ValueError when it was called before.
+    """
+    if _Script.made:
+        raise ValueError("dltrain.init: found a second call, expected one in a process")
+    _Script.made = True
     script = _Script(Reporter.open())
     make_plan = partial(
         session.local_plan, batch=batch, epochs=epochs, seed=seed, collective=collective, checkpoints=checkpoints

@@ -1,8 +1,9 @@
 """One contiguous buffer that holds all gradients, and its buckets. Users: ``parallel``.
 
 Parameters lie in reverse order, since backward reaches the last ones first: the first bucket is full while most of
-the backward pass is still to come. ``p.grad`` is a view, so that nothing is copied. The last bucket ends with a *tail*
-of numbers that ranks share at every step (loss, stop flag, timings), summed along at no extra message.
+the backward pass is still to come. ``p.grad`` is a view, so that nothing is copied. The last bucket ends with *marks*,
+a number for each parameter that counts the ranks whose backward reached it, and with a *tail* of numbers that ranks
+share at every step (loss, stop flag, timings), summed along at no extra message.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,7 +39,7 @@ def plan_buckets(sizes: Iterable[int], longest: int) -> list[Bucket]:
 
 
 class GradientBuffer:
-    """The gradients of ``parameters`` and ``tail`` shared numbers, contiguous."""
+    """The gradients of ``parameters``, their marks and ``tail`` shared numbers, contiguous."""
 
     def __init__(
         self,
@@ -46,9 +47,12 @@ class GradientBuffer:
         bucket_nbytes: int,
         tail: int,
         zeros: Callable[[int, torch.dtype, torch.device], Tensor] | None = None,
+        *,
+        marked: bool = False,
     ) -> None:
-        """``zeros``: where the buffer comes from; default: torch. Raises ValueError when nothing is trainable, or
-        parameters differ in dtype or device.
+        """``zeros``: where the buffer comes from; default: torch. ``marked``: with marks.
+
+        Raises ValueError when nothing is trainable, or parameters differ in dtype or device.
         """
         self.parameters = [p for p in parameters if p.requires_grad][::-1]
         kinds = {(p.dtype, p.device) for p in self.parameters}
@@ -58,10 +62,12 @@ class GradientBuffer:
         dtype, device = kinds.pop()
         sizes = [p.numel() for p in self.parameters]
         gradients = sum(sizes)
-        count = gradients + tail
+        marks = len(sizes) if marked else 0
+        count = gradients + marks + tail
         self.flat = zeros(count, dtype, device) if zeros else torch.zeros(count, dtype=dtype, device=device)
         self.gradient = self.flat[:gradients]
-        self.tail = self.flat[gradients:]
+        self.marks = self.flat[gradients : gradients + marks]
+        self.tail = self.flat[gradients + marks :]
         self.views: list[Tensor] = []
         offset = 0
         for parameter, size in zip(self.parameters, sizes, strict=True):
@@ -79,9 +85,11 @@ class GradientBuffer:
             parameter.grad = view
 
     def adopt(self, index: int) -> None:
-        """Bring parameter ``index``'s gradient back into the buffer if something replaced ``p.grad``."""
+        """Bring parameter ``index``'s gradient back into the buffer if something replaced ``p.grad``, or removed it."""
         parameter, view = self.parameters[index], self.views[index]
         gradient = parameter.grad
-        if gradient is not None and gradient is not view and gradient.data_ptr() != view.data_ptr():
+        if gradient is None:
+            parameter.grad = view  # other ranks may have one
+        elif gradient is not view and gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient)
             parameter.grad = view

@@ -10,7 +10,6 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,6 +39,8 @@ def main(arguments: list[str]) -> int:
     if given.script is None:
         _built_in(given)
     try:
+        if not Path(given.script).is_file():
+            raise BadInputError("script", given.script, "a Python file", "correct the path")
         variables = torchrun_variables(os.environ)
     except BadInputError as error:
         print(f"dltrain: BadInput: {error}", file=sys.stderr)  # noqa: T201
@@ -52,22 +53,25 @@ def main(arguments: list[str]) -> int:
 
 
 def _built_in(given: argparse.Namespace) -> NoReturn:
-    from dljob.contract import DatasetRef, ModelRef, OptimizerRef
+    from dljob.contract import DatasetRef, ModelRef, OptimizerRef, Plan
     from dltrain import rank, session
     from dltrain.data import NAMES
 
     dataset = given.dataset or "digits"
-    plan = partial(
-        session.local_plan,
-        batch=given.batch,
-        epochs=given.epochs,
-        seed=given.seed,
-        collective="Ring",
-        checkpoints=given.checkpoints,
-        model=ModelRef(name=given.model),
-        dataset=DatasetRef(name=dataset) if dataset in NAMES else DatasetRef(path=dataset),
-        optimizer=OptimizerRef(name=given.optimizer, learning_rate=given.learning_rate),
-    )
+
+    def plan(ranks: int) -> Plan:
+        return session.local_plan(
+            ranks,
+            batch=given.batch,
+            epochs=given.epochs,
+            seed=given.seed,
+            collective="Ring",
+            checkpoints=given.checkpoints,
+            model=ModelRef(name=given.model),
+            dataset=DatasetRef(name=dataset) if dataset in NAMES else DatasetRef(path=dataset),
+            optimizer=OptimizerRef(name=given.optimizer, learning_rate=given.learning_rate),
+        )
+
     session.leave(session.run(rank.train, plan))
 
 

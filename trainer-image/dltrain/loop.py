@@ -3,15 +3,18 @@
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from dljob.contract import DATASET_VARIABLE, Outcome, Plan
-from dltrain import randomness, summing
+from dltrain import randomness, summing, usage
 from dltrain.batchnorm import Ranks, local_layers, synchronized, unsynchronized
 from dltrain.cgroup import cpus
 from dltrain.energy import meter
@@ -27,6 +30,7 @@ from dltrain.report import Reporter
 from dltrain.sampling import Part, Sampler
 from dltrain.saving import Saving
 from dltrain.scaling import Scaling
+from dltrain.schedules import Schedules
 from dltrain.state import replicate
 from dltrain.step import Step, Wishes
 from dltrain.stopwatch import Budget, Stopwatch
@@ -65,10 +69,13 @@ class Trainer:
         """What part of a CPU this rank gets."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
         self.progress = Progress(reporter, world.rank, device_name, self.noise, meter(device, world.local_rank))
-        self._saving = Saving(self.keeper, self._team, self.progress, self._scaling, self.noise)
+        self._schedules = Schedules()
+        self._saving = Saving(self.keeper, self._team, self.progress, self._scaling, self.noise, self._schedules)
         self._step = Step(self._team, self.progress, self._scaling, self.noise, Stopwatch(self.budget), device)
         self._began = time.monotonic()
         self._first = 0
+        self._passed = False
+        """Whether ``steps`` has come to its end."""
 
     def wrap(
         self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None, sample: Tensor | None = None
@@ -79,6 +86,7 @@ class Trainer:
         ``sync_batch_norm``: BatchNorm over the whole batch instead of this rank's part; default: as the plan says.
         ``sample``: the input of a batch of one, for ranks that split the model by what its layers cost.
         """
+        usage.check_wrapped(model, optimizer, again=self._team.taken)
         model = self._normalized(model, self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm)
         self.model: nn.Module = model.to(self.device)
         self.optimizer: Optimizer = optimizer
@@ -142,6 +150,31 @@ class Trainer:
         """
         self._step.weigh(tokens)
 
+    def clip_gradients(self, max_norm: float) -> float:
+        """Between ``backward()`` and ``opt.step()``, on every rank: scale the whole batch's gradient to a norm of at
+        most ``max_norm``, whatever the strategy. Returns the norm that it had.
+        """
+        if not 0 < max_norm < inf:
+            raise ValueError(f"max_norm: found {max_norm}, expected more than 0")
+        return self.parallel.clip(max_norm)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Around all backward passes of a step but the last: gradients of a batch's parts add up, are summed once."""
+        return self.parallel.accumulating()
+
+    def finish(self) -> None:
+        """End the training early and well: the step under way is the last one. On every rank in the same step, so
+        decide by what is the same on all, such as what ``sum`` returned.
+        """
+        self.total_steps = self.step + int(self._step.open)
+
+    def schedule(self, scheduler: LRScheduler, *, each_epoch: bool = False) -> None:
+        """Step a torch scheduler of the optimizer after each step, or each epoch, and keep its state in checkpoints.
+
+        After ``wrap``, in the same order at every start; do not call ``scheduler.step()``. Raises ValueError.
+        """
+        self._schedules.add(scheduler, each_epoch)
+
     @property
     def learning_rate_factor(self) -> float:
         """What optimizer.learningRateScaling makes of the learning rate for the base batch, at this step."""
@@ -170,6 +203,11 @@ class Trainer:
         if not isinstance(given, Loader):
             found = type(given).__name__
             raise ValueError(f"loader: found {found}, expected what t.loader(dataset) returns")  # noqa: TRY004
+        team = self._team.among_workers
+        counts = self._team.together(self.step, lambda: team.gather([loader.samples]))
+        usage.check_samples([int(count) for (count,) in counts])
+        if self._passed:
+            usage.warn_of_a_second_pass(self.step)
         sampler, step = Sampler.planned(self.plan, loader.samples), self._step
         self.total_steps = sampler.steps(self.plan)
 
@@ -194,6 +232,7 @@ class Trainer:
                     raise RuntimeError("found no optimizer.step() in the loop's body, expected one for each batch")
                 if not step.given_up:
                     self._conclude(feed.spent_s)
+        self._passed = True
         self._saving.save(self.step, self.epoch)
         self._saving.wait()
 
@@ -285,6 +324,7 @@ class Trainer:
         if step.news_due:
             rate, norm = float(self.optimizer.param_groups[0]["lr"]), step.gradient_norm
             self.progress.tell(self.step, self.total_steps, self.epoch, rate, norm, self.shares[self.rank], self.alive)
+        self._schedules.step(end_of_epoch=self.end_of_epoch)
         saving, every = agreed.save or agreed.stop, self.plan.compare_steps
         if saving or agreed.keep or self.complete or (every and self.step % every == 0):
             # Before each checkpoint, too, so that none is made of wrong parameters.

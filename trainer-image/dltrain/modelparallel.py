@@ -22,6 +22,7 @@ from dltrain.comm.faults import translate
 from dltrain.comm.waiting import wait_until
 from dltrain.parallel import DataParallel
 from dltrain.sampling import Part, Sampler
+from dltrain.stopwatch import Lap
 from dltrain.world import SLICE_NBYTES, World
 
 
@@ -86,10 +87,6 @@ class ModelParallel(DataParallel):
     def replicated(self, model: nn.Module) -> list[Tensor]:
         return []
 
-    def begin(self, weight: float, shared: list[float]) -> None:
-        super().begin(weight, shared)
-        self.waited_s = 0.0
-
     def finish(self) -> list[float]:
         """The summed tail; gradients of what is held are complete afterwards. Raises PeerLostError."""
         assert self._open, "begin comes before finish"
@@ -99,7 +96,7 @@ class ModelParallel(DataParallel):
             self.buffer.adopt(index)
         self.complete_gradients()
         shared = self._world.sum(self.buffer.tail.tolist())
-        self.exposed_s = time.perf_counter() - began + self.waited_s
+        self.exposed_s = time.perf_counter() - began + self.waited.wall_s
         told = [own.grad for name, own in self._own.items() if name in self._told and own.grad is not None]
         self.square = sum(float(torch.linalg.vector_norm(gradient)) ** 2 for gradient in told)
         return shared
@@ -109,7 +106,7 @@ class ModelParallel(DataParallel):
 
     def _wait(self, seconds: float) -> None:
         """Take note of time spent on other ranks."""
-        self.waited_s += seconds
+        self.waited += Lap(seconds)
 
     def gradient_norm(self) -> float:
         """Of what this rank speaks for."""

@@ -3,21 +3,28 @@
 Rank r computes the mean loss of its b_r samples; its gradient times b_r / B, summed over ranks, is the gradient of the
 mean over the B samples of the batch, as one process would have it, whatever the split. The same holds for a mean over
 tokens, with tokens in the place of samples; their total is known only after the sum, and divides it then.
+
+Once backward has reached every parameter it ends with the wait for the sums, so that a script finds the whole batch's
+gradients in ``p.grad`` and may clip or look at them, as in one process. What it leaves without a part (a head that this
+step does not use) may still come by another backward pass: then the optimizer's step waits, as ``whole`` does.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from dltrain.buffers import GradientBuffer
 from dltrain.comm.base import Collective, Work
 from dltrain.errors import PeerLostError
 from dltrain.sampling import Part, Sampler
+from dltrain.stopwatch import Lap, reading
 
 _DRIVE_S, _DRIVEN = 0.5e-3, 3
 """During backward, sums are driven so often at most, and so many of them."""
@@ -30,6 +37,9 @@ class DataParallel:
     the messages under way, because MPI moves them only inside calls.
     """
 
+    in_parts = False
+    """Whether a rank gets the sum of its own part of the gradient only, so that ``p.grad`` is of no use to a script."""
+
     def __init__(
         self,
         parameters: Iterable[torch.nn.Parameter],
@@ -41,16 +51,20 @@ class DataParallel:
         """``collective`` makes the strategy for the buckets; ``tail``: numbers shared at every step; ``zeros``: where
         the memory of the buckets comes from, default torch.
         """
-        self.buffer = GradientBuffer(parameters, bucket_nbytes, tail, zeros)
+        parameters = list(parameters)
+        self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+        self.buffer = GradientBuffer(parameters, bucket_nbytes, tail, zeros, marked=not self.in_parts)
         self.collective = collective(self.buffer.slices)
         self.exposed_s = 0.0
         """Time of the last step spent waiting for the sum, not hidden behind backward."""
-        self.waited_s = 0.0
-        """Of the step under way, time within forward and backward that was spent on other ranks."""
+        self.waited = Lap()
+        """Of the step under way, time within the script's part of it that was spent on other ranks."""
         self.square = 0.0
         """Squared norm of this rank's part of the last gradient, where it holds but a part of it."""
         self.square_at: int | None = None
         """Position in the tail where this rank's weight times the square of its gradient goes; None: nowhere."""
+        self.weight_at: int | None = None
+        """Position in the tail of the total of what ranks weigh their loss by, which divides the sum; None: nowhere."""
         self._own_square = 0.0
         self._bucket_of = {p: i for i, bucket in enumerate(self.buffer.buckets) for p in bucket.parameters}
         self._missing: list[int] = []
@@ -59,6 +73,10 @@ class DataParallel:
         self._driven = 0.0
         self._weight = 1.0
         self._open = False
+        self._reached: set[int] = set()
+        self._accumulates = self._queued = self._whole = False
+        self._norm: float | None = None
+        self._version: int | None = None
         self._lost: PeerLostError | None = None
         self._handles = [
             p.register_post_accumulate_grad_hook(self._hook(i))  # type: ignore[no-untyped-call]
@@ -79,14 +97,26 @@ class DataParallel:
         return list(model.parameters())
 
     def begin(self, weight: float, shared: list[float]) -> None:
-        """Zero the gradients and open a step; ``weight``: b_r / B. ``shared``: this rank's part of the tail."""
+        """Zero the gradients and open a step; ``weight``: b_r / B. ``shared``: this rank's part of the tail.
+
+        Raises ValueError when the script made parameters trainable that were frozen.
+        """
+        if any(parameter.requires_grad for parameter in self._frozen):
+            thawed = [tuple(p.shape) for p in self._frozen if p.requires_grad]
+            raise ValueError(
+                f"model: found parameters {thawed} trainable that were frozen in t.wrap, whose gradients no rank sums: "
+                "wrap the model with all that will ever be trained trainable, and freeze after t.wrap"
+            )
         self.buffer.attach()
         self.buffer.tail[:] = torch.tensor(shared, dtype=self.buffer.tail.dtype)
         self._missing = [len(bucket.parameters) for bucket in self.buffer.buckets]
         self._works = []
         self._under_way.clear()
         self._weight = weight
-        self._own_square = 0.0
+        self._own_square, self.exposed_s, self.waited = 0.0, 0.0, Lap()
+        self._reached.clear()
+        self._queued = self._whole = False
+        self._norm = self._version = None
         self._open = True
 
     def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
@@ -98,11 +128,12 @@ class DataParallel:
             return False
         for offset, value in enumerate(values):
             self.buffer.tail[position + offset] = value
+        self._seen()
         return True
 
     def weigh(self, weight: float) -> None:
         """Another weight than ``begin``'s for this step, before its backward pass. Raises RuntimeError later on."""
-        if not self._open or self._works:
+        if not self._open or self._works or self._reached:
             raise RuntimeError("found a weight in the middle of backward, expected it between the batch and backward()")
         self._weight = weight
 
@@ -110,8 +141,41 @@ class DataParallel:
         """After the update: give every rank what it lacks of it. Here each has updated everything itself."""
 
     def gradient_norm(self) -> float:
-        """Euclidean norm of the gradient that this rank holds."""
-        return float(torch.linalg.vector_norm(self.buffer.gradient))
+        """Euclidean norm of the gradient that this rank holds; where it was taken before, that of before clipping."""
+        return float(torch.linalg.vector_norm(self.buffer.gradient)) if self._norm is None else self._norm
+
+    def clip(self, most: float) -> float:
+        """Scale the whole batch's gradient so that its norm is at most ``most``; returns the norm it had.
+
+        A lost rank shows in ``finish``; what is returned then is of no use, as in a step that was given up.
+        """
+        if not self._open or self._lost is not None:
+            return 0.0
+        began = reading()
+        try:
+            self.whole()
+            self.waited += reading() - began
+            self._norm = self._norm_of_all()
+        except PeerLostError as error:
+            self._lost = error
+            self.abandon()
+            return 0.0
+        if self._norm > most:
+            self.buffer.gradient.mul_(most / (self._norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
+        self._seen()
+        return self._norm
+
+    def _norm_of_all(self) -> float:
+        return self.gradient_norm()
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Backward passes within add up; the one after them is the step's last."""
+        self._accumulates = True
+        try:
+            yield
+        finally:
+            self._accumulates = False
 
     def shape_of(self, model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
         """Names, shapes and dtypes of the whole model's tensors."""
@@ -136,22 +200,70 @@ class DataParallel:
     def finish(self) -> list[float]:
         """Wait for the sum of all gradients; returns the summed tail. Raises PeerLostError.
 
-        Parameters that took no part in the step contribute zero.
+        Parameters that no rank's backward reached have no gradient afterwards: optimizers pass over them, as in one
+        process. Raises RuntimeError when the script changed gradients before they were summed.
         """
         assert self._open, "begin comes before finish"
-        began = time.perf_counter()
         self._open = False
         if self._lost is not None:
             raise self._lost
+        self.whole()
+        for parameter, mark in zip(self.buffer.parameters, self.buffer.marks.tolist(), strict=False):
+            if not mark:
+                parameter.grad = None
+        shared: list[float] = self.buffer.tail.tolist()
+        return shared
+
+    def whole(self) -> None:
+        """Wait until the gradients are those of the whole batch. Raises PeerLostError, RuntimeError as ``finish``."""
+        if self._version not in (None, self.buffer.flat._version) and (self.in_parts or not self._whole):
+            raise RuntimeError(
+                "found gradients changed between backward() and opt.step() while their sum over ranks was under way: "
+                + ("each rank holds a part of it (parallelism.strategy Optimizer)" if self.in_parts else self._rest)
+                + ". Clip by t.clip_gradients(max_norm), which knows"
+            )
+        if self._whole:
+            return
+        began = time.perf_counter()
         for bucket in range(len(self._works), len(self.buffer.buckets)):
             for parameter in self.buffer.buckets[bucket].parameters:
                 self.buffer.adopt(parameter)
             self._start(bucket)
+        self._wait_for_sums()
+        self.exposed_s += time.perf_counter() - began
+
+    @property
+    def _rest(self) -> str:
+        return f"{len(self.buffer.parameters) - len(self._reached)} parameters had no part in the loss"
+
+    def _wait_for_sums(self) -> None:
         for work in self._works:
             work.wait()
-        shared: list[float] = self.buffer.tail.tolist()
-        self.exposed_s = time.perf_counter() - began
-        return shared
+        if self.weight_at is not None and (weight := float(self.buffer.tail[self.weight_at])):
+            self.buffer.gradient.div_(weight)
+        self._whole = True
+        if self.square_at is not None:  # of before clipping
+            self._norm = self._norm_of_all()
+        self._seen()
+
+    def _backward_ended(self) -> None:
+        """The engine's last act in a backward pass; one within another (a reentrant checkpoint) has an end, too."""
+        self._queued = False
+        if self._lost is not None or self._whole or self.in_parts or len(self._works) < len(self.buffer.buckets):
+            return
+        began = reading()
+        try:
+            self._wait_for_sums()
+        except PeerLostError as error:  # ``finish`` tells
+            self._lost = error
+            self.abandon()
+        self.waited += reading() - began
+        self.exposed_s += self.waited.wall_s
+
+    def _seen(self) -> None:
+        """What the gradients' memory is now is our doing: torch counts its changes."""
+        if self._version is not None or self._reached:
+            self._version = self.buffer.flat._version
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         bucket = self._bucket_of[index]
@@ -159,12 +271,19 @@ class DataParallel:
         def ready(parameter: torch.Tensor) -> None:
             if not self._open or self._lost is not None:
                 return
+            if not self._queued:
+                Variable._execution_engine.queue_callback(self._backward_ended)
+                self._queued = True
             self.buffer.adopt(index)
+            self._reached.add(index)
+            if self._accumulates:
+                self._seen()
+                return
             self._missing[bucket] -= 1
             if self._missing[bucket] < 0:
                 raise RuntimeError(
-                    "found a second backward pass in one step, expected one: call opt.step() after each backward(), "
-                    "or add the losses up and call backward() once"
+                    "found a second backward pass in one step, expected one: call opt.step() after each backward(), or "
+                    "add the losses up and call backward() once, or pass `with t.no_sync():` around all but the last"
                 )
             try:
                 while len(self._works) < len(self._missing) and not self._missing[len(self._works)]:
@@ -173,6 +292,7 @@ class DataParallel:
             except PeerLostError as error:  # backward goes on to its end; ``finish`` tells
                 self._lost = error
                 self.abandon()
+            self._seen()
 
         return ready
 
@@ -200,6 +320,8 @@ class DataParallel:
             gradient.zero_()  # a mean over nothing is NaN, which 0 times it would stay
         elif self._weight != 1.0:
             gradient.mul_(self._weight)
+        if bucket == len(self.buffer.buckets) - 1 and not self.in_parts:  # now all that will be are reached
+            self.buffer.marks[sorted(self._reached)] = 1
         self._works.append(self.collective.start(bucket))
         self._under_way.append(self._works[-1])
 

@@ -107,10 +107,8 @@ def describe(news: News) -> str:
             return f"dltrain: shares {news.shares} from step {news.step}: {news.reason}"
         case Shrunk():
             return f"dltrain: ranks {news.alive} go on from step {news.step} after {1e3 * news.shrink_s:.0f} ms"
-        case Failed():
-            return f"dltrain: {news.failure.reason}: {news.failure.message}\n{news.failure.log_tail}".rstrip()
         case Finished():
             accuracy = f", accuracy {news.outcome.accuracy:.4f}" if news.outcome.accuracy is not None else ""
             return f"dltrain: finished {news.outcome.steps} steps in {news.outcome.seconds:.1f} s{accuracy}"
-        case Hello() | Mark() | Probed() | Chosen() | Busy() | Compared():
-            return ""
+        case Hello() | Mark() | Probed() | Chosen() | Busy() | Compared() | Failed():
+            return ""  # who fails says it on every rank, agent or not

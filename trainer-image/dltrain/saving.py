@@ -10,6 +10,7 @@ from dltrain.checkpoint import Snapshot
 from dltrain.noise import NoiseScale
 from dltrain.progress import Progress
 from dltrain.scaling import Scaling
+from dltrain.schedules import Schedules
 from dltrain.team import Team
 from dltrain.writer import Keeper, patience_s
 
@@ -17,9 +18,17 @@ from dltrain.writer import Keeper, patience_s
 class Saving:
     """Model and optimizer as the ranks hold them together, and all else that the next step depends on."""
 
-    def __init__(self, keeper: Keeper, team: Team, progress: Progress, scaling: Scaling, noise: NoiseScale) -> None:
+    def __init__(
+        self,
+        keeper: Keeper,
+        team: Team,
+        progress: Progress,
+        scaling: Scaling,
+        noise: NoiseScale,
+        schedules: Schedules,
+    ) -> None:
         self._keeper, self._team, self._progress = keeper, team, progress
-        self._scaling, self._noise = scaling, noise
+        self._scaling, self._noise, self._schedules = scaling, noise, schedules
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
         """Go on from the newest state, if there is one; all ranks call it. Raises BadInputError for another job's."""
@@ -31,6 +40,7 @@ class Saving:
         state = snapshot.state
         self._scaling.load(state.get("scaling", self._scaling.state()))
         self._noise.load(state.get("noise", self._noise.state()))
+        self._schedules.load(state.get("schedules", []))
         self._progress.accuracy, self._progress.loss = state["accuracy"], state["loss"]
         if self.same_ranks(snapshot):
             team.shares = tuple(state["shares"])  # go on to the last bit
@@ -50,6 +60,7 @@ class Saving:
             "epoch": epoch,
             "scaling": self._scaling.state(),
             "noise": self._noise.state(),
+            "schedules": self._schedules.state(),
             "shares": self._team.whole or self._team.shares,
             "planned_shares": self._team.planned_shares,
             "accuracy": self._progress.accuracy,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from pydantic import ValidationError
 
 from dljob.contract import DATASET_VARIABLE, CheckpointRef, DatasetRef, ModelRef, OptimizerRef, Plan, Rank
 from dltrain import heap
@@ -48,8 +49,10 @@ def local_plan(
     optimizer: OptimizerRef | None = None,
 ) -> Plan:
     """A plan for a run without an operator: equal ranks on this machine. ``model``: default: this very script."""
-    if batch < world_size:
-        raise BadInputError("batch", str(batch), f"at least {world_size}, a sample for each rank", "raise it")
+    if not isinstance(batch, int) or batch < world_size:
+        raise BadInputError(
+            "batch", str(batch), f"a whole number, at least {world_size}: a sample for each rank", "raise it"
+        )
     shares = apportion(batch, [1] * world_size)
     gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name().replace(" ", "-") if gpu else "cpu"
@@ -76,6 +79,13 @@ def local_plan(
     )
 
 
+def _named(error: ValidationError) -> BadInputError:
+    """What is wrong with an argument of a run without a manifest."""
+    first = error.errors()[0]
+    expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return BadInputError(".".join(map(str, first["loc"])) or "plan", repr(first["input"]), expected, "correct it")
+
+
 def start(reporter: Reporter, make_plan: Callable[[int], Plan] | None = None) -> Trainer:
     """Join the world and say hello. ``make_plan``: from the world's size, where no agent gives a plan.
 
@@ -89,7 +99,10 @@ def start(reporter: Reporter, make_plan: Callable[[int], Plan] | None = None) ->
     size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
     if plan is None:
         assert make_plan is not None, "checked above"
-        plan = make_plan(size)
+        try:
+            plan = make_plan(size)
+        except ValidationError as error:
+            raise _named(error) from None
     if rank >= len(plan.ranks):
         raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start as many as planned")
     heap.keep()

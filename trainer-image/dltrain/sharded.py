@@ -45,6 +45,8 @@ class Shard:
 class OptimizerParallel(DataParallel):
     """``DataParallel`` for one optimizer, whose parameters it replaces by this rank's shards."""
 
+    in_parts = True
+
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
@@ -56,7 +58,7 @@ class OptimizerParallel(DataParallel):
         tail: int,
     ) -> None:
         """``collective`` sums to owners, ``gather`` spreads from them. Raises BadInputError for an optimizer whose
-        update of a number depends on others, ValueError for one that has state already or parameters of elsewhere.
+        update of a number depends on others, ValueError for one that has state already.
         """
         _check(optimizer)
         super().__init__(parameters, collective, bucket_nbytes, tail)
@@ -79,20 +81,24 @@ class OptimizerParallel(DataParallel):
         self._spread = gather([values[b.start : b.stop] for b in self.buffer.buckets])
         self._collect = gather([self.buffer.gradient[b.start : b.stop] for b in self.buffer.buckets])
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
-        known = set(self.buffer.parameters)
-        if strange := [tuple(p.shape) for ps in self._groups for p in ps if p.requires_grad and p not in known]:
-            raise ValueError(f"optimizer: found parameters {strange} that are not the model's, expected its alone")
         for group, members in zip(optimizer.param_groups, self._groups, strict=True):
             group["params"] = [self._shards[p].parameter for p in members if p in self._shards]
 
     def finish(self) -> list[float]:
-        """As ``DataParallel``; the gradient's sum is there in this rank's shards only."""
+        """As ``DataParallel``; the gradient's sum is there in this rank's shards only. A parameter without a part in
+        the loss gets zero, so that all of a shard's neighbours count their steps alike.
+        """
         shared = super().finish()
-        self.square = 0.0
         for shard in self._shards.values():
             shard.parameter.grad = shard.gradient
-            self.square += float(torch.linalg.vector_norm(shard.gradient)) ** 2
+        self.square = self._square_of_parts()
         return shared
+
+    def _square_of_parts(self) -> float:
+        return sum(float(torch.linalg.vector_norm(shard.gradient)) ** 2 for shard in self._shards.values())
+
+    def _norm_of_all(self) -> float:
+        return sqrt(self._world.sum([self._square_of_parts()])[0])
 
     def spread(self) -> None:
         """Send the updated shards to everyone. Raises PeerLostError."""

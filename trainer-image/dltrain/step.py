@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dltrain import usage
 from dltrain.errors import DivergedError
 from dltrain.noise import NoiseScale
 from dltrain.progress import Progress
@@ -82,7 +83,7 @@ class Step:
 
     def log(self, loss: Tensor | float) -> None:
         """The mean loss of this rank's part."""
-        weighed = torch.as_tensor(loss).detach() * self.weight if self.weight else 0.0
+        weighed = usage.number(loss) * self.weight if self.weight else 0.0
         if not self._team.parallel.share(0, (weighed, self.weight)):
             self._late = (float(weighed), self.weight)
 
@@ -103,7 +104,7 @@ class Step:
             return  # outside of the loop it is the script's own business
         team, parallel = self._team, self._team.parallel
         self._synchronize()  # else backward would count as communication
-        self.watch.computed(parallel.waited_s)
+        self.watch.computed(parallel.waited)
         if self.given_up:  # ranks were lost in a sum of the script's own
             self.give_up()
             return
@@ -115,7 +116,7 @@ class Step:
         self.told = unpack(total, team.size)
         agreed, exposed = self.told.shared, self.told.exposed
         if agreed.weighed:
-            team.divide(agreed, self._number)
+            team.check_weights(agreed, self._number)
         if self._measuring:
             within = agreed.within / (agreed.weight or 1.0)
             together = parallel.gradient_norm() ** 2

@@ -26,6 +26,14 @@ class Lap:
         return Lap(self.wall_s - other.wall_s, self.thread_s - other.thread_s, self.process_s - other.process_s)
 
 
+NOTHING = Lap()
+
+
+def reading() -> Lap:
+    """Of the clocks, now: the difference of two is a stretch."""
+    return Lap(time.perf_counter(), time.thread_time(), time.process_time())
+
+
 class Budget:
     """What part of a CPU this rank gets when it asks for all of it: less than 1 under a quota, or beside others.
 
@@ -56,7 +64,7 @@ class Stopwatch:
         self._budget = budget
         self.demanded_s = 0.0
         """Time that the CPU time of the last step takes to come by; 0 where that is not known."""
-        self._now = self._read()
+        self._now = reading()
         self._data = self._computed = self._waited = Lap()
 
     def begin(self) -> None:
@@ -68,9 +76,8 @@ class Stopwatch:
         """The batch is here."""
         self._data = self._lap()
 
-    def computed(self, waited_s: float = 0.0) -> None:
-        """``waited_s``: spent on other ranks amid computing."""
-        waited = Lap(waited_s)
+    def computed(self, waited: Lap = NOTHING) -> None:
+        """``waited``: spent on other ranks amid computing."""
         self._computed += self._lap() - waited
         self._waited += waited
 
@@ -88,11 +95,7 @@ class Stopwatch:
 
     def _lap(self) -> Lap:
         """Since the last one."""
-        now = self._read()
+        now = reading()
         lap = now - self._now
         self._now = now
         return lap
-
-    @staticmethod
-    def _read() -> Lap:
-        return Lap(time.perf_counter(), time.thread_time(), time.process_time())

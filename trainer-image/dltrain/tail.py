@@ -60,4 +60,5 @@ def unpack(total: Sequence[float], ranks: int) -> Agreed:
 
 
 WEIGHED = Shared._fields.index("weighed")
+WEIGHT = Shared._fields.index("weight")
 WITHIN = Shared._fields.index("within")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dljob.contract import Plan, Role
-from dltrain import summing
+from dltrain import summing, usage
 from dltrain.agreement import compare
 from dltrain.balance import Balance
 from dltrain.elastic import Elastic, inherit
@@ -19,7 +19,7 @@ from dltrain.parallel import DataParallel
 from dltrain.pipeline import Pipeline
 from dltrain.report import Reporter
 from dltrain.sharded import optimizer_parallel
-from dltrain.tail import WITHIN, Shared, length
+from dltrain.tail import WEIGHT, WITHIN, Shared, length
 from dltrain.tensor import TensorParallel
 from dltrain.world import World
 
@@ -52,6 +52,11 @@ class Team:
         return tuple(rank.share for rank in self.plan.ranks)
 
     @property
+    def taken(self) -> bool:
+        """Whether there is a model."""
+        return self._parallel is not None
+
+    @property
     def parallel(self) -> DataParallel:
         """Raises RuntimeError before ``take``."""
         if self._parallel is None:
@@ -59,7 +64,12 @@ class Team:
         return self._parallel
 
     def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None) -> None:
-        """Train this from now on. ``sample``: the input of a batch of one, where ranks split the model."""
+        """Train this from now on. ``sample``: the input of a batch of one, where ranks split the model.
+
+        Raises ValueError for another optimizer than of the model's parameters.
+        """
+        usage.check_trained(model, optimizer)
+        optimizer.register_step_pre_hook(usage.without_closure)
         self.model, self._optimizer, self._sample = model, optimizer, sample
         self._rebuild()
 
@@ -121,13 +131,12 @@ class Team:
         if (shares := self._balance.add(computed_s, demanded_s, step_s)) is not None:
             self.reshard(step, shares, "measured while training")
 
-    def divide(self, agreed: Shared, step: int) -> None:
-        """From the sum of gradients times tokens to the mean over tokens."""
+    def check_weights(self, agreed: Shared, step: int) -> None:
+        """After a step in which ranks weighed their loss, so that the sum was divided by the total of it."""
         if agreed.weighed != self.workers:
             raise RuntimeError(f"found t.weigh() on {agreed.weighed:g} of {self.workers} ranks, expected all or none")
         if not agreed.weight:
             raise RuntimeError(f"found no token in the whole batch at step {step}, expected some")
-        self.parallel.buffer.gradient.div_(agreed.weight)
 
     def agree_on_parameters(self, step: int) -> bool:
         """True, on all ranks that compute, and the agent hears it. Raises ParametersDivergedError when theirs differ,
@@ -176,5 +185,6 @@ class Team:
         else:
             parameters = list(self.model.parameters())
             made = summing.data_parallel(self.plan, self.world, parameters, tail, self._parallel)
+        made.weight_at = WEIGHT
         self._parallel = made
         return made

@@ -5,7 +5,6 @@ sample's number; python-source is the text of Python's own modules; a path names
 y_test, or a ``.npy`` or ``.bin`` of tokens.
 """
 
-import zipfile
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dljob.contract import DatasetRef
+from dltrain.data.files import KEYS, read_arrays
 from dltrain.data.synthetic import SyntheticImages, SyntheticTokens
 from dltrain.data.tokens import python_source, read_tokens
 from dltrain.errors import BadInputError
@@ -26,7 +26,6 @@ SYNTHETIC = {"synthetic-images": SyntheticImages, "synthetic-tokens": SyntheticT
 PYTHON_SOURCE = "python-source"
 NAMES = (*BUNDLED, PYTHON_SOURCE, *SYNTHETIC)
 _TOKENS = (".npy", ".bin")
-_KEYS = ("x", "y", "x_test", "y_test")
 
 
 class Dataset(Protocol):
@@ -45,7 +44,7 @@ class ArrayDataset:
     """Arrays in memory. Integer ``x`` of one dimension a sample are tokens; uint8 images are scaled by ``scale``."""
 
     def __init__(self, arrays: dict[str, NDArray[np.generic]], scale: float = 1 / 255) -> None:
-        x, y, x_test, y_test = (torch.from_numpy(np.ascontiguousarray(arrays[key])) for key in _KEYS)
+        x, y, x_test, y_test = (torch.from_numpy(np.ascontiguousarray(arrays[key])) for key in KEYS)
         tokens = x.dim() == 2 and not x.is_floating_point() and y.shape == x.shape
         self._train, self._test = (self._prepare(a, b, tokens, scale) for a, b in ((x, y), (x_test, y_test)))
         self.train_samples, self.test_samples = len(x), len(x_test)
@@ -82,27 +81,5 @@ def load(ref: DatasetRef, seed: int = 0) -> Dataset:
     path = Path(ref.path)
     if path.suffix in _TOKENS:
         return read_tokens(path)
-    arrays = _read(path)
+    arrays = read_arrays(path)
     return ArrayDataset(arrays, float(arrays["scale"])) if "scale" in arrays else ArrayDataset(arrays)
-
-
-def _read(path: Path) -> dict[str, NDArray[np.generic]]:
-    field, expected = "spec.dataset.uri", f"an .npz file with arrays {', '.join(_KEYS)}"
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
-    except FileNotFoundError:
-        raise BadInputError(field, f"no file {path}", expected, "correct the path, or put the file there") from None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise BadInputError(field, f"{path}: {error}", expected, "save it with numpy.savez") from None
-    if missing := [key for key in _KEYS if key not in arrays]:
-        found = f"{path} with arrays {', '.join(sorted(arrays)) or 'none'}"
-        raise BadInputError(field, found, expected, f"add {', '.join(missing)}")
-    for x, y in (("x", "y"), ("x_test", "y_test")):
-        if not len(arrays[x]) or len(arrays[x]) != len(arrays[y]):
-            found = f"{path} with {len(arrays[x])} samples in {x} and {len(arrays[y])} in {y}"
-            raise BadInputError(field, found, "as many targets as inputs, at least one", "correct the file")
-        if not np.issubdtype(arrays[y].dtype, np.integer) or arrays[y].min() < 0:
-            found = f"{path} with {y} of {arrays[y].dtype}"
-            raise BadInputError(field, found, "class numbers: integers from 0", "correct the file")
-    return arrays

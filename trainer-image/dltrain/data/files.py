@@ -1,0 +1,58 @@
+"""A dataset's ``.npz`` file, checked before a model meets it. Users: ``dltrain.data``."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dltrain.errors import BadInputError
+
+KEYS = ("x", "y", "x_test", "y_test")
+FIELD = "spec.dataset.uri"
+MOST_CLASSES = 2**20
+"""Beyond that a number is rather an error than a class: the model would have an output for each."""
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    """The arrays of a file, those of ``KEYS`` among them. Raises BadInputError."""
+    expected = f"an .npz file with arrays {', '.join(KEYS)}"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
+    except FileNotFoundError:
+        raise BadInputError(FIELD, f"no file {path}", expected, "correct the path, or put the file there") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise BadInputError(FIELD, f"{path}: {error}", expected, "save it with numpy.savez") from None
+    if missing := [key for key in KEYS if key not in arrays]:
+        found = f"{path} with arrays {', '.join(sorted(arrays)) or 'none'}"
+        raise BadInputError(FIELD, found, expected, f"add {', '.join(missing)}")
+    for x, y in (("x", "y"), ("x_test", "y_test")):
+        _check(path, x, arrays[x], y, arrays[y])
+    if arrays["x"].shape[1:] != arrays["x_test"].shape[1:]:
+        found = f"{path} with samples of shape {arrays['x'].shape[1:]} in x and {arrays['x_test'].shape[1:]} in x_test"
+        raise BadInputError(FIELD, found, "one shape", "correct the file")
+    return arrays
+
+
+def _check(path: Path, x: str, inputs: NDArray[np.generic], y: str, targets: NDArray[np.generic]) -> None:
+    def wrong(found: str, expected: str) -> BadInputError:
+        return BadInputError(FIELD, f"{path} with {found}", expected, "correct the file")
+
+    if not inputs.ndim or not targets.ndim or not len(inputs) or len(inputs) != len(targets):
+        counts = [len(array) if array.ndim else "a number, not" for array in (inputs, targets)]
+        expected = "as many targets as inputs, at least one"
+        raise wrong(f"{counts[0]} samples in {x} and {counts[1]} in {y}", expected)
+    if inputs.dtype.kind not in "fiub" or inputs.dtype == np.longdouble:
+        raise wrong(f"{x} of {inputs.dtype}", "numbers: floats or integers")
+    if inputs.dtype.kind == "f" and not (np.isfinite(inputs.min()) and np.isfinite(inputs.max())):  # NaN is both
+        raise wrong(f"values in {x} that are not finite", "finite numbers")
+    if not np.issubdtype(targets.dtype, np.integer) or targets.min() < 0:
+        raise wrong(f"{y} of {targets.dtype}", "class numbers: integers from 0")
+    if targets.max() >= MOST_CLASSES:
+        raise wrong(f"class {targets.max()} in {y}", f"class numbers below {MOST_CLASSES}")
+    tokens = inputs.ndim == 2 and inputs.dtype.kind in "iu" and targets.shape == inputs.shape
+    if targets.ndim > 1 and not tokens:
+        raise wrong(f"{y} of shape {targets.shape}", f"a class for each sample, shape ({len(inputs)},)")
+    if tokens and not 0 <= inputs.min() <= inputs.max() < MOST_CLASSES:
+        raise wrong(f"tokens from {inputs.min()} to {inputs.max()} in {x}", f"tokens from 0 and below {MOST_CLASSES}")
