@@ -12,6 +12,7 @@ from statistics import fmean, median
 
 from dljob import hardware
 from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
+from dljob.api.profile import MOST_EXPONENT, MOST_GAMMA, MOST_S
 from dljob.calibrate import (
     Learned,
     LearnedPoint,
@@ -189,14 +190,14 @@ def _constants(found: Scaling | None) -> ScalingConstants | None:
     c = found.constants
     inter_s = found.reference_s * exp(c.log_inter)
     return ScalingConstants(
-        sharing=c.sharing,
-        crowding=c.crowding,
-        inter_node_seconds=inter_s,
-        intra_node_seconds=found.reference_s * exp(c.log_intra),
-        latency_seconds=inter_s * exp(c.log_latency),
-        overlap_gamma=1 + exp(c.log_gamma),
-        compute_deviation=found.compute_deviation,
-        communication_deviation=found.communication_deviation,
+        sharing=max(-MOST_EXPONENT, min(c.sharing, MOST_EXPONENT)),
+        crowding=max(-MOST_EXPONENT, min(c.crowding, MOST_EXPONENT)),
+        inter_node_seconds=min(inter_s, MOST_S),
+        intra_node_seconds=min(found.reference_s * exp(c.log_intra), MOST_S),
+        latency_seconds=min(inter_s * exp(c.log_latency), MOST_S),
+        overlap_gamma=min(1 + exp(c.log_gamma), MOST_GAMMA),
+        compute_deviation=min(found.compute_deviation, MOST_EXPONENT),
+        communication_deviation=min(found.communication_deviation, MOST_EXPONENT),
     )
 
 

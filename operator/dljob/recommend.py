@@ -87,8 +87,7 @@ def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
         try:
             profile = DLProfile.model_validate({"spec": body.get("spec"), "status": body.get("status") or {}})
         except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"profiles[{i}].{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise ValueError(in_words(error, f"profiles[{i}]")) from None
         constants[profile.spec.model, profile.spec.device] = learned(profile.status)
     return constants
 

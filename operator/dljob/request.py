@@ -54,13 +54,13 @@ TCP_SEGMENT_NBYTES = 56 * 2**10
 """Below Open MPI's eager limit over TCP (64 KiB), so that a segment needs no handshake."""
 
 
-def in_words(error: ValidationError) -> str:
+def in_words(error: ValidationError, root: str = "spec") -> str:
     """What is wrong with a spec: ``spec.nodes.min: found 0, expected …``, problems separated by semicolons."""
-    return "; ".join(_in_words(item) for item in error.errors())
+    return "; ".join(_in_words(item, root) for item in error.errors())
 
 
-def _in_words(error: ErrorDetails) -> str:
-    where = ".".join(["spec", *(str(part) for part in error["loc"])])
+def _in_words(error: ErrorDetails, root: str) -> str:
+    where = ".".join([root, *(str(part) for part in error["loc"])])
     if error["type"] == "value_error":  # a rule, which names its own field
         rule = error["msg"].removeprefix("Value error, ")
         return f"{where}.{rule}{_found(rule, error['input'])}"

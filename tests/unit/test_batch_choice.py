@@ -246,3 +246,9 @@ class TestTheCommandLine:
         (folder / "wrong.yaml").write_text(text)
         assert main(["plan", "job.yaml", *arguments]) == 2
         assert words in capsys.readouterr().err
+
+    def test_profiles_of_another_model_are_told(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        text = (folder / "profiles.yaml").read_text().replace("model: digits-cnn", "model: mlp")
+        (folder / "other.yaml").write_text(text)
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--profiles", "other.yaml"]) == 0
+        assert "open: --profiles: found mlp, none of digits-cnn: planned from data sheets" in capsys.readouterr().err

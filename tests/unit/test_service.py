@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -85,6 +86,23 @@ def test_no_plan_is_an_answer(service: Service) -> None:
     assert answer["infeasible"]["transient"]
 
 
+CONSTANTS = {
+    "sharing": 0.1,
+    "crowding": 0.1,
+    "interNodeSeconds": 1e-3,
+    "intraNodeSeconds": 1e-4,
+    "latencySeconds": 1e-5,
+    "overlapGamma": 2,
+    "computeDeviation": 0.1,
+    "communicationDeviation": 0.1,
+}
+
+
+def measured(**status: Any) -> dict[str, Any]:
+    """A question with a profile that holds nonsense."""
+    return {"job": JOB, "cluster": NODES, "profiles": [{**PROFILE, "status": status}]}
+
+
 def with_spec(**changes: Any) -> dict[str, Any]:
     return {"job": {**JOB, "spec": JOB["spec"] | changes}, "cluster": NODES}
 
@@ -110,13 +128,14 @@ def with_spec(**changes: Any) -> dict[str, Any]:
         ({"job": JOB, "cluster": NODES, "profiles": {}}, "profiles: found dict, expected a list"),
         ({"job": JOB, "cluster": NODES, "profiles": [3]}, "profiles[0].spec"),
         (
-            {
-                "job": JOB,
-                "cluster": NODES,
-                "profiles": [{**PROFILE, "status": {"compute": [{"batch": 1, "seconds": -1}]}}],
-            },
-            "profiles[0].status.compute.0.seconds",
+            measured(compute=[{"batch": 1, "seconds": -1}]),
+            "compute.0.seconds: found -1, expected a number greater than 0",
         ),
+        (measured(compute=[{"batch": 1, "seconds": inf}]), "compute.0.seconds: found inf, expected a finite number"),
+        (measured(compute=[{"batch": 1, "seconds": 1e300}]), "compute.0.seconds: found 1e+300, expected a number less"),
+        (measured(linkLatencySeconds=inf), "profiles[0].status.linkLatencySeconds: found inf, expected a finite"),
+        (measured(constants=CONSTANTS | {"sharing": nan}), "profiles[0].status.constants.sharing: found nan, expected"),
+        (measured(constants=CONSTANTS | {"overlapGamma": 1e300}), "constants.overlapGamma: found 1e+300, expected"),
     ],
 )
 def test_a_wrong_question_is_named(service: Service, body: Any, message: str) -> None:

@@ -75,7 +75,11 @@ class ApiModel(BaseModel):
     """Base of every API type: camelCase outside, snake_case inside, frozen, unknown fields refused."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, frozen=True, extra="forbid", use_enum_values=False
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        extra="forbid",
+        use_enum_values=False,
     )
 
     rules: ClassVar[tuple[Rule, ...]] = ()

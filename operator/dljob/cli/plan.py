@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView
 from dljob.planner import Choice, Decision, Learned, scaling
 from dljob.recommend import Recommendation, recommend
+from dljob.request import profile_key
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -44,6 +46,9 @@ def run(given: argparse.Namespace) -> int:
         view, known = remote.reach(remote.observe)
     code = 0
     for i, job in enumerate(jobs):
+        if given.profiles and (wanted := profile_key(job.spec)) not in (models := {model for model, _ in known}):
+            hint = f"--profiles: found {', '.join(sorted(models))}, none of {wanted}: planned from data sheets"
+            print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         found = recommend(job, view, known)
         if given.json:
             print(json.dumps(found.document(), indent=2))

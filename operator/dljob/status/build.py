@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from math import isfinite
 
 from pydantic import ValidationError
 
@@ -144,7 +145,7 @@ def _measured(report: Report, accepted: Accepted) -> Measured:
     return Measured(
         step_seconds=round(report.step_s, 6),
         samples_per_second=round(report.samples_per_s or 0.0, 1),
-        step_error=round(error, 4),
+        step_error=round(error, 4) if isfinite(error) else None,
         noise_scale=float(f"{report.noise.samples:.4g}") if report.noise else None,
     )
 
