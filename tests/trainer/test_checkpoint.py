@@ -109,7 +109,9 @@ def test_the_newest_are_kept(checkpoints: Checkpoints) -> None:
 @pytest.mark.parametrize(
     "damage", ["flip a bit", "cut short", "remove a file", "remove the manifest", "break the manifest"]
 )
-def test_a_corrupt_one_falls_back_to_the_one_before(checkpoints: Checkpoints, damage: str) -> None:
+def test_a_corrupt_one_falls_back_to_the_one_before(
+    checkpoints: Checkpoints, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkpoints.save(snapshot(1, 0.5))
     path, _ = checkpoints.save(snapshot(2))
     content = bytearray((path / MODEL).read_bytes())
@@ -126,6 +128,7 @@ def test_a_corrupt_one_falls_back_to_the_one_before(checkpoints: Checkpoints, da
         case "break the manifest":
             (path / MANIFEST).write_text('{"format": 1')
     assert newest(checkpoints).step == 1
+    assert f"dltrain: {path} is damaged and passed over: " in capsys.readouterr().err
     checkpoints.save(snapshot(2, 0.75))
     assert newest(checkpoints).model["w"].tolist() == [0.75] * 3
     assert checkpoints.steps() == [1, 2]

@@ -89,8 +89,12 @@ def test_a_finished_run_started_again_says_the_same(
         ({"model": ModelRef(name="digits-cnn")}, r"spec\.checkpoint\.volume: found .*, a checkpoint of another model"),
         ({"global_batch": 60}, r"spec\.globalBatchSize: found 60, expected 120, as in the checkpoint"),
         ({"seed": 3}, r"spec\.seed: found 3, expected 0, as in the checkpoint"),
+        (
+            {"optimizer": OptimizerRef(name="Adam", learning_rate=0.01)},
+            r"spec\.optimizer: found Adam, expected one with dampening, momentum, nesterov, as in the checkpoint",
+        ),
     ],
-    ids=["model", "batch", "seed"],
+    ids=["model", "batch", "seed", "optimizer"],
 )  # fmt: skip
 def test_a_checkpoint_of_another_training_is_refused_and_kept(
     changes: dict[str, Any], message: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

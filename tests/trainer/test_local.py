@@ -10,7 +10,7 @@ import pytest
 from dljob.contract import DatasetRef, ModelRef, OptimizerRef
 from dltrain.errors import BadInputError
 from dltrain.local import torchrun_variables
-from dltrain.messages import EXIT_BAD_INPUT, EXIT_OK
+from dltrain.messages import EXIT_BAD_INPUT, EXIT_OK, EXIT_USER_ERROR
 from trainer.plans import make_plan, write
 from trainer.ranks import ROOT, Ended, command, run, run_ranks
 
@@ -53,6 +53,16 @@ def test_a_gpt_learns_real_text(tmp_path: Path) -> None:
     ended = run_ranks(2, "-m", "dltrain.rank", DLTRAIN_PLAN=write(plan, tmp_path), OMP_NUM_THREADS="1")
     losses = [float(loss) for loss in re.findall(r"step 2\d/24 .* loss (\d+\.\d+)", ended.output)]
     assert losses and max(losses) < 3.8, ended.output
+
+
+def test_a_volume_that_takes_no_checkpoint_is_one_line_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    words = ["-m", "dltrain.local", "--model", "mlp", "--epochs", "1", "--checkpoints", str(tmp_path)]
+    ended = run(["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", sys.executable, *words])
+    assert ended.code == EXIT_USER_ERROR and "Traceback" not in ended.output, ended.output
+    assert f"CheckpointFailed: spec.checkpoint.volume: found {tmp_path}/local-local: File too large, expected room" in (
+        ended.output
+    )
+    assert [path.name for path in (tmp_path / "local-local").iterdir()] == ["term"]
 
 
 def test_a_script_that_ends_early_says_so(tmp_path: Path) -> None:

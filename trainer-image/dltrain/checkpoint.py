@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -89,9 +90,18 @@ class Checkpoints:
         return sorted(int(name) for name in names if name.isdigit())
 
     def save(self, snapshot: Snapshot) -> tuple[Path, int]:
-        """Write a checkpoint; returns its folder and size in bytes once it is durable. Raises OSError, FencedError."""
+        """Write a checkpoint; returns its folder and size in bytes once it is durable. Raises OSError, FencedError;
+        then nothing of it is left.
+        """
+        temporary = self.directory / f".{step_name(snapshot.step)}.{os.getpid()}"
+        try:
+            return self._save(snapshot, temporary)
+        except OSError:
+            _remove(temporary)
+            raise
+
+    def _save(self, snapshot: Snapshot, temporary: Path) -> tuple[Path, int]:
         final = self.directory / step_name(snapshot.step)
-        temporary = self.directory / f".{final.name}.{os.getpid()}"
         _remove(temporary)
         temporary.mkdir()
         state = json.dumps({"step": snapshot.step} | snapshot.state, indent=1).encode()
@@ -138,8 +148,9 @@ class Checkpoints:
                 UnicodeDecodeError,
                 json.JSONDecodeError,
                 _CorruptError,
-            ):
-                continue
+            ) as error:
+                text = f"{folder} is damaged and passed over: {type(error).__name__}: {error}"
+                print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
         return None
 
     def _read(self, folder: Path) -> dict[str, bytes]:

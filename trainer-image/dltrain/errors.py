@@ -24,6 +24,16 @@ class BadInputError(ValueError):
         super().__init__(f"{field}: found {found}, expected {expected}: {remedy}")
 
 
+class CheckpointError(OSError):
+    """The volume did not take a checkpoint: full, gone, or read-only by now."""
+
+    def __init__(self, directory: object, error: OSError) -> None:
+        super().__init__(
+            f"spec.checkpoint.volume: found {directory}: {error.strerror or error}, expected room for one checkpoint "
+            "more than checkpoint.keep: enlarge the volume, or keep fewer; what was saved before is untouched"
+        )
+
+
 class SampleError(RuntimeError):
     """The user's dataset or collate_fn failed; says for which sample. Its cause is what they raised."""
 
@@ -45,6 +55,7 @@ _REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
     (ParametersDivergedError, "ParametersDiverged", EXIT_PARAMETERS_DIVERGED),
     (DivergedError, "Diverged", EXIT_DIVERGED),
     (PeerLostError, "PeerLost", EXIT_PEER_LOST),
+    (CheckpointError, "CheckpointFailed", EXIT_USER_ERROR),
     (MemoryError, "OutOfMemory", EXIT_USER_ERROR),
     (BaseException, "TrainingError", EXIT_USER_ERROR),
 )
@@ -54,7 +65,7 @@ def failure(error: BaseException, rank: int, host: str) -> Failure:
     """What to tell the agent of an exception that ends this rank; ``exit_code`` is the code to exit with."""
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
     last = traceback.format_exception_only(error)[-1].strip()
-    known = isinstance(error, BadInputError | DivergedError | ParametersDivergedError | PeerLostError)
+    known = isinstance(error, BadInputError | CheckpointError | DivergedError | ParametersDivergedError | PeerLostError)
     tail = "" if known else "".join(traceback.format_exception(error))[-MAX_LOG_TAIL:]
     return Failure(
         reason=reason,

@@ -1,18 +1,39 @@
 """What a run in lockstep keeps in its checkpoints, and takes from them. Users: ``loop``."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from dltrain import summing
 from dltrain.checkpoint import Snapshot
+from dltrain.errors import BadInputError
 from dltrain.noise import NoiseScale
 from dltrain.progress import Progress
 from dltrain.scaling import Scaling
 from dltrain.schedules import Schedules
 from dltrain.team import Team
 from dltrain.writer import Keeper, patience_s
+
+
+def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> None:
+    """Whether groups of a checkpoint can be those of ``optimizer``. Raises BadInputError.
+
+    Versions of torch add options to an optimizer; another optimizer has some that this one has not, and lacks others.
+    """
+    here = optimizer.param_groups
+    if len(kept) != len(here):
+        found, expected = f"{len(here)} groups of parameters", f"{len(kept)}"
+    else:
+        options, theirs = set(here[0]) - {"initial_lr"}, set(kept[0]) - {"initial_lr"}
+        if options <= theirs or theirs <= options:
+            return
+        found = type(optimizer).__name__
+        expected = f"one with {', '.join(sorted(theirs - options))}"
+    remedy = "set it back, or use another volume"
+    raise BadInputError("spec.optimizer", found, f"{expected}, as in the checkpoint", remedy)
 
 
 class Saving:
@@ -34,7 +55,12 @@ class Saving:
         """Go on from the newest state, if there is one; all ranks call it. Raises BadInputError for another job's."""
         self._model, self._optimizer = model, optimizer
         team, parallel = self._team, self._team.parallel
-        load_model, load_optimizer = partial(parallel.load_weights, model), partial(parallel.load_optimizer, optimizer)
+
+        def load_optimizer(whole: dict[str, Any]) -> None:
+            check_optimizer(whole["param_groups"], optimizer)
+            parallel.load_optimizer(optimizer, whole)
+
+        load_model = partial(parallel.load_weights, model)
         if (snapshot := self._keeper.resume(parallel.shape_of(model), load_model, load_optimizer)) is None:
             return None
         state = snapshot.state

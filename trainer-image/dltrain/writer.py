@@ -17,7 +17,7 @@ from torch import Tensor
 from dljob.contract import CheckpointMark, Plan
 from dltrain import memory
 from dltrain.checkpoint import Checkpoints, Snapshot, decode, identity
-from dltrain.errors import BadInputError, FencedError
+from dltrain.errors import BadInputError, CheckpointError, FencedError
 from dltrain.layout import job_directory
 from dltrain.memory import NOTHING, held, step_of
 from dltrain.messages import Checkpointed
@@ -67,8 +67,11 @@ class Writer:
         began = time.perf_counter()
         try:
             path, nbytes = self.checkpoints.save(snapshot)
-        except (OSError, FencedError, ValueError) as error:
+        except (FencedError, ValueError) as error:
             self._error = error
+            return
+        except OSError as error:
+            self._error = error if self._reporter is None else CheckpointError(self.checkpoints.directory, error)
             return
         self.last = CheckpointMark(step=snapshot.step, unix_s=time.time(), path=str(path))
         duration_s = time.perf_counter() - began
