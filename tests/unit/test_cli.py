@@ -64,6 +64,19 @@ class TestPlan:
         assert document["job"] == "digits"
         assert document["plan"]["nodes"] == 3
         assert sum(b for g in document["plan"]["groups"] for b in g["batchPerRank"]) == 120
+        by_nodes = {point["nodes"]: point for point in document["scaling"]}
+        assert sorted(by_nodes) == [1, 2, 3] and by_nodes[3]["ranks"] == 3
+        assert by_nodes[3]["stepSeconds"] == document["plan"]["predicted"]["stepSeconds"]
+        assert 0 < by_nodes[2]["efficiency"] <= 1 and by_nodes[1]["samplesPerSecond"] > 0
+
+    def test_the_json_has_the_documented_keys(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        page = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+        table = page[page.index("### As JSON") : page.index("## Steer")]
+        documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+        for cluster, code in (("cluster.yaml", 0), ("none.yaml", 1)):
+            (folder / "none.yaml").write_text("nodes: []")
+            assert main(["plan", DIGITS, "--cluster", cluster, "--json"]) == code
+            assert list(json.loads(capsys.readouterr().out)) == documented
 
     def test_a_plot(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--plot", "out.png"]) == 0

@@ -3,12 +3,11 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dljob.cli import files, remote, text
 from dljob.cli.errors import BadInputError
-from dljob.cluster import ClusterView
 from dljob.planner import Choice, Decision, Learned, scaling
 from dljob.recommend import Recommendation, recommend
 from dljob.request import profile_key
@@ -20,7 +19,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="show the plan of a DLJob, its candidates and what was ruled out",
         description="Show the plan that a DLJob would get: candidates with predicted step time, throughput, "
         "efficiency, energy and cost, the bottleneck, and what was ruled out. Runs nothing. Exits with 1 when no plan "
-        "is possible.",
+        "is possible, with 2 for bad input.",
         epilog="cluster.yaml holds nodes: [{name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, cpu: 64, "
         "memory: 512Gi, bandwidth: 12.5G}, …]; see docs/planning.md.",
     )
@@ -50,13 +49,13 @@ def run(given: argparse.Namespace) -> int:
             hint = f"--profiles: found {', '.join(sorted(models))}, none of {wanted}: planned from data sheets"
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         found = recommend(job, view, known)
+        points = scaling(found.request, view, known) if isinstance(found.answer, Decision) else []
         if given.json:
-            print(json.dumps(found.document(), indent=2))
+            print(json.dumps(found.document() | {"scaling": curve(points)}, indent=2))
         else:
-            points = scaling(found.request, view, known) if isinstance(found.answer, Decision) else []
             print("\n".join(["---"] * (i > 0) + _lines(found, points)))
         if given.plot and isinstance(found.answer, Decision):
-            draw(Path(given.plot), i, found, view, known)
+            draw(Path(given.plot), i, found, points)
         code = code if isinstance(found.answer, Decision) else 1
     return code
 
@@ -66,16 +65,28 @@ def _lines(found: Recommendation, points: list[tuple[int, Choice]]) -> list[str]
     return lines + text.scaling_curve(points, found.answer.chosen) if isinstance(found.answer, Decision) else lines
 
 
-def draw(
-    path: Path, index: int, found: Recommendation, view: ClusterView, known: Mapping[tuple[str, str], Learned]
-) -> None:
+def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
+    """The best plan with so many nodes, each, for programs."""
+    return [
+        {
+            "nodes": nodes,
+            "ranks": sum(len(group.shares) for group in choice.groups),
+            "stepSeconds": float(f"{choice.prediction.step_s:.4g}"),
+            "stepSecondsP90": float(f"{choice.prediction.step_p90_s:.4g}"),
+            "samplesPerSecond": float(f"{choice.prediction.samples_per_s:.4g}"),
+            "efficiency": float(f"{choice.prediction.efficiency:.4g}"),
+        }
+        for nodes, choice in points
+    ]
+
+
+def draw(path: Path, index: int, found: Recommendation, points: Sequence[tuple[int, Choice]]) -> None:
     """Step time and efficiency over nodes, with the interval, as an image. Raises BadInputError where it cannot."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise BadInputError("--plot: found no matplotlib, expected it: pip install 'dljob[plot]'") from None
-    points = scaling(found.request, view, known)
     nodes = [n for n, _ in points]
     steps = [c.prediction.step_s for _, c in points]
     figure = Figure(figsize=(7, 4.2), layout="constrained")
