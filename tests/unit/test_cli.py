@@ -65,7 +65,7 @@ class TestPlan:
         assert document["plan"]["nodes"] == 3
         assert sum(b for g in document["plan"]["groups"] for b in g["batchPerRank"]) == 120
         by_nodes = {point["nodes"]: point for point in document["scaling"]}
-        assert sorted(by_nodes) == [1, 2, 3] and by_nodes[3]["ranks"] == 3
+        assert sorted(by_nodes) == [1, 2, 3, 4, 6] and by_nodes[3]["ranks"] == 3
         assert by_nodes[3]["stepSeconds"] == document["plan"]["predicted"]["stepSeconds"]
         assert 0 < by_nodes[2]["efficiency"] <= 1 and by_nodes[1]["samplesPerSecond"] > 0
 

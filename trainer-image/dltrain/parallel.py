@@ -321,7 +321,10 @@ class DataParallel:
         elif self._weight != 1.0:
             gradient.mul_(self._weight)
         if bucket == len(self.buffer.buckets) - 1 and not self.in_parts:  # now all that will be are reached
-            self.buffer.marks[sorted(self._reached)] = 1
+            if len(self._reached) == len(self.buffer.parameters):
+                self.buffer.marks.fill_(1)
+            else:
+                self.buffer.marks[sorted(self._reached)] = 1
         self._works.append(self.collective.start(bucket))
         self._under_way.append(self._works[-1])
 
