@@ -109,13 +109,15 @@ def test_a_failure_in_its_own_words_is_completed_by_the_agent() -> None:
     assert (failure.rank, failure.host, failure.exit_code, failure.log_tail) == (1, "p-1", 134, "the log's end")
 
 
-def test_success_needs_a_result_only_of_built_in_models() -> None:
+def test_success_needs_a_result_of_what_trains_by_dltrain() -> None:
     done = (ended(0, 0), ended(1, 0), ended(2, 0))
     assert not world(*done).succeeded
     assert world(*done, outcome=Outcome(steps=1, seconds=1)).succeeded
     own = World(plan(model=ModelRef(command=("x",))), "1.1")
     own.ended = {end.rank: end for end in done}
     assert own.succeeded and not own.troubled
+    own.progressed, own.launcher = True, Exit(code=0)
+    assert not own.succeeded and own.troubled and diagnose(own).reason == "NoResult", "it left in the middle"
 
 
 def test_killed_ranks_that_others_go_on_without_are_no_trouble() -> None:

@@ -92,12 +92,12 @@ class World:
 
     @property
     def succeeded(self) -> bool:
-        """Every rank is through; a built-in model also says its result, a user's own command need not."""
+        """Every rank is through, and what trains by ``dltrain`` also said its result; another command need not."""
         if not self.all_ended:
             return False
         if self.outcome is not None:
             return True
-        return bool(self.plan.model.command) and not self.deaths
+        return bool(self.plan.model.command) and not self.deaths and not self.progressed
 
     @property
     def over_or_troubled(self) -> bool:
@@ -163,9 +163,13 @@ def diagnose(world: World) -> Failure:
             return _of_rank(world, end, "PeerLost", "lost contact with another rank")
         if end.exit_code == EXIT_STOPPED:
             return _of_rank(world, end, "RankStopped", "ended as if asked to stop, which nobody did")
-    return Failure(reason="NoResult", message="all ranks ended with exit code 0, but rank 0 told no result")
+    return Failure(reason="NoResult", message=_NO_RESULT)
 
 
+_NO_RESULT = (
+    "all ranks ended with exit code 0, but rank 0 told no result: a script that trains goes through t.steps to its end, "
+    "or calls t.finish()"
+)
 _ECHOES = frozenset({"PeerLost", "RankStopped", "LaunchFailed", "NoResult"})
 
 
