@@ -167,8 +167,8 @@ def diagnose(world: World) -> Failure:
 
 
 _NO_RESULT = (
-    "all ranks ended with exit code 0, but rank 0 told no result: a script that trains goes through t.steps to its end, "
-    "or calls t.finish()"
+    "all ranks ended with exit code 0, but rank 0 told no result: a script that trains goes through t.steps to its "
+    "end, or calls t.finish()"
 )
 _ECHOES = frozenset({"PeerLost", "RankStopped", "LaunchFailed", "NoResult"})
 
