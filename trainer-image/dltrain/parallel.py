@@ -63,6 +63,8 @@ class DataParallel:
         """Squared norm of this rank's part of the last gradient, where it holds but a part of it."""
         self.square_at: int | None = None
         """Position in the tail where this rank's weight times the square of its gradient goes; None: nowhere."""
+        self.measured_norm = 0.0
+        """Of the whole batch's gradient, before the script touches it; in steps with ``square_at`` only."""
         self.weight_at: int | None = None
         """Position in the tail of the total of what ranks weigh their loss by, which divides the sum; None: nowhere."""
         self._own_square = 0.0
@@ -141,7 +143,7 @@ class DataParallel:
         """After the update: give every rank what it lacks of it. Here each has updated everything itself."""
 
     def gradient_norm(self) -> float:
-        """Euclidean norm of the gradient that this rank holds; where it was taken before, that of before clipping."""
+        """Euclidean norm of the gradient that this rank holds; of before ``clip``."""
         return float(torch.linalg.vector_norm(self.buffer.gradient)) if self._norm is None else self._norm
 
     def clip(self, most: float) -> float:
@@ -242,8 +244,8 @@ class DataParallel:
         if self.weight_at is not None and (weight := float(self.buffer.tail[self.weight_at])):
             self.buffer.gradient.div_(weight)
         self._whole = True
-        if self.square_at is not None:  # of before clipping
-            self._norm = self._norm_of_all()
+        if self.square_at is not None:
+            self.measured_norm = self._norm_of_all()
         self._seen()
 
     def _backward_ended(self) -> None:

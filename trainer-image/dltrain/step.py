@@ -119,7 +119,7 @@ class Step:
             team.check_weights(agreed, self._number)
         if self._measuring:
             within = agreed.within / (agreed.weight or 1.0)
-            together = parallel.gradient_norm() ** 2
+            together = parallel.measured_norm**2
             self._scaling.observe(within, together, team.workers)
             self._noise.observe(within, together, team.workers)
         self.exposed_s = [e for e, share in zip(exposed, team.shares, strict=True) if share] if any(exposed) else []
