@@ -77,7 +77,11 @@ def test_a_script_that_ends_early_says_so(tmp_path: Path) -> None:
     assert early.code == 3 and "dltrain: the script ends after step 1 of 8, without t.finish()" in early.output
     script.write_text("import dltrain\ndltrain.init()\ndltrain.init()\n")
     twice = run([sys.executable, str(script)])
-    assert twice.code == 1 and "ValueError: dltrain.init: found a second call" in twice.output, twice.output
+    assert twice.code == EXIT_BAD_INPUT
+    assert (
+        twice.output
+        == "dltrain: BadInput: train.py, line 3: dltrain.init: found a second call, expected one in a process\n"
+    )
 
 
 def test_a_script_finds_its_data_where_the_environment_says(tmp_path: Path) -> None:

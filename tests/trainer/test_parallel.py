@@ -11,6 +11,7 @@ from torch import nn
 
 from dltrain.buffers import GradientBuffer, plan_buckets
 from dltrain.comm.alone import Alone
+from dltrain.errors import MisuseError
 from dltrain.parallel import DataParallel
 from trainer.ranks import BODIES, run_ranks
 
@@ -108,7 +109,7 @@ def test_two_backward_passes_in_a_step_are_refused() -> None:
     parallel = wrapped(model)
     parallel.begin(1.0, [0, 0])
     model(torch.ones(1, 2)).sum().backward()
-    with pytest.raises(RuntimeError, match="second backward pass"):
+    with pytest.raises(MisuseError, match="second backward pass"):
         model(torch.ones(1, 2)).sum().backward()
 
 
@@ -148,7 +149,7 @@ def test_gradients_changed_before_they_are_summed_are_refused() -> None:
         if parallel.gradient_norm() < 1:
             break
         parallel.finish()
-    with pytest.raises(RuntimeError, match=r"2 parameters had no part in the loss\. Clip by t\.clip_gradients"):
+    with pytest.raises(MisuseError, match=r"2 parameters had no part in the loss\. Clip by t\.clip_gradients"):
         parallel.finish()
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 import torch
 
 from dltrain import session
+from dltrain.errors import MisuseError
 from dltrain.loop import Trainer
 from dltrain.report import Reporter
 
@@ -48,10 +49,10 @@ class _Script:
 def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None) -> Trainer:
     """See ``dltrain.init``. An exception here ends the process, as one anywhere in the script does.
 
-    Raises ValueError when it was called before.
+    Raises MisuseError when it was called before.
     """
     if _Script.made:
-        raise ValueError("dltrain.init: found a second call, expected one in a process")
+        raise MisuseError("dltrain.init: found a second call, expected one in a process")
     _Script.made = True
     script = _Script(Reporter.open())
     make_plan = partial(

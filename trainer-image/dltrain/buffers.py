@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dltrain.errors import MisuseError
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -52,13 +54,13 @@ class GradientBuffer:
     ) -> None:
         """``zeros``: where the buffer comes from; default: torch. ``marked``: with marks.
 
-        Raises ValueError when nothing is trainable, or parameters differ in dtype or device.
+        Raises MisuseError when nothing is trainable, or parameters differ in dtype or device.
         """
         self.parameters = [p for p in parameters if p.requires_grad][::-1]
         kinds = {(p.dtype, p.device) for p in self.parameters}
         if len(kinds) != 1:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "no trainable parameter"
-            raise ValueError(f"model: found {found}, expected trainable parameters of one dtype on one device")
+            raise MisuseError(f"model: found {found}, expected trainable parameters of one dtype on one device")
         dtype, device = kinds.pop()
         sizes = [p.numel() for p in self.parameters]
         gradients = sum(sizes)

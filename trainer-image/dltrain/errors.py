@@ -1,6 +1,7 @@
 """How a run ends early: the exceptions, and what each says to the agent and to the shell. Users: all of dltrain."""
 
 import traceback
+from pathlib import Path
 
 from dljob.contract import MAX_LOG_TAIL, Failure
 from dltrain.messages import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_PARAMETERS_DIVERGED, EXIT_PEER_LOST, EXIT_USER_ERROR
@@ -22,6 +23,10 @@ class BadInputError(ValueError):
 
     def __init__(self, field: str, found: str, expected: str, remedy: str) -> None:
         super().__init__(f"{field}: found {found}, expected {expected}: {remedy}")
+
+
+class MisuseError(ValueError):
+    """A script calls what dltrain gives it in a way that cannot work, whenever it is tried again."""
 
 
 class CheckpointError(OSError):
@@ -52,6 +57,7 @@ class ParametersDivergedError(ArithmeticError):
 
 _REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
     (BadInputError, "BadInput", EXIT_BAD_INPUT),
+    (MisuseError, "BadInput", EXIT_BAD_INPUT),
     (ParametersDivergedError, "ParametersDiverged", EXIT_PARAMETERS_DIVERGED),
     (DivergedError, "Diverged", EXIT_DIVERGED),
     (PeerLostError, "PeerLost", EXIT_PEER_LOST),
@@ -61,15 +67,27 @@ _REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
 )
 
 
+_KNOWN = (BadInputError, CheckpointError, DivergedError, MisuseError, ParametersDivergedError, PeerLostError)
+"""Say all that there is to say, without a traceback."""
+_OURS = str(Path(__file__).parent)
+
+
+def _line(error: BaseException) -> str:
+    """The line of the script that called dltrain: ``train.py, line 12: ``."""
+    script = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_OURS, "<"))]
+    return f"{Path(script[-1].filename).name}, line {script[-1].lineno}: " if script else ""
+
+
 def failure(error: BaseException, rank: int, host: str) -> Failure:
     """What to tell the agent of an exception that ends this rank; ``exit_code`` is the code to exit with."""
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
     last = traceback.format_exception_only(error)[-1].strip()
-    known = isinstance(error, BadInputError | CheckpointError | DivergedError | ParametersDivergedError | PeerLostError)
+    known = isinstance(error, _KNOWN)
     tail = "" if known else "".join(traceback.format_exception(error))[-MAX_LOG_TAIL:]
+    where = _line(error) if isinstance(error, MisuseError) else ""
     return Failure(
         reason=reason,
-        message=(str(error) if known else last)[:8192],
+        message=(f"{where}{error}" if known else last)[:8192],
         rank=rank,
         host=host,
         exit_code=code,

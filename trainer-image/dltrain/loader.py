@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from dltrain import cgroup
+from dltrain.errors import MisuseError
 from dltrain.feeding.move import Mover
 from dltrain.feeding.source import Collate, Request, Source
 from dltrain.randomness import undisturbed
@@ -29,24 +30,24 @@ class Loader:
     ) -> None:
         """See ``Trainer.loader``. ``most_workers``: where their number is left open. ``ranks_here``: share the memory.
 
-        Raises ValueError when the dataset is none of these, or empty, or the other arguments are not for it.
+        Raises MisuseError when the dataset is none of these, or empty, or the other arguments are not for it.
         """
         self.source = Source(dataset, collate_fn)
         self.device, self.mover = device, Mover(device)
         for name, value in (("workers", workers), ("prefetch", prefetch)):
             if value is not None and value < 0:
-                raise ValueError(f"{name}: found {value}, expected 0 or more")
+                raise MisuseError(f"{name}: found {value}, expected 0 or more")
         if workers and not self.source.foreign:
-            raise ValueError(f"workers: found {workers} for samples that are in memory, expected none: leave it out")
+            raise MisuseError(f"workers: found {workers} for samples that are in memory, expected none: leave it out")
         if workers and prefetch is not None and prefetch < workers:
-            raise ValueError(f"prefetch: found {prefetch} batches for {workers} workers, expected one each at least")
+            raise MisuseError(f"prefetch: found {prefetch} batches for {workers} workers, expected one each at least")
         if workers == 0 and prefetch and self.source.foreign:
-            raise ValueError(
+            raise MisuseError(
                 f"prefetch: found {prefetch} without workers, expected workers to make what is fetched ahead: a thread "
                 "would draw from the generators that the training step draws from"
             )
         if prefetch is not None and prefetch > MOST_AHEAD:
-            raise ValueError(f"prefetch: found {prefetch}, expected at most {MOST_AHEAD}: more would only take memory")
+            raise MisuseError(f"prefetch: found {prefetch}, expected at most {MOST_AHEAD}: more would only take memory")
         self.workers, self.prefetch, self.most_workers = workers, prefetch, most_workers
         self._ranks_here = ranks_here
 

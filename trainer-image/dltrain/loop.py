@@ -18,7 +18,7 @@ from dltrain import randomness, summing, usage
 from dltrain.batchnorm import Ranks, local_layers, synchronized, unsynchronized
 from dltrain.cgroup import cpus
 from dltrain.energy import meter
-from dltrain.errors import BadInputError
+from dltrain.errors import BadInputError, MisuseError
 from dltrain.feeding.feed import Feed
 from dltrain.feeding.source import Collate
 from dltrain.loader import Loader
@@ -155,7 +155,7 @@ class Trainer:
         most ``max_norm``, whatever the strategy. Returns the norm that it had.
         """
         if not 0 < max_norm < inf:
-            raise ValueError(f"max_norm: found {max_norm}, expected more than 0")
+            raise MisuseError(f"t.clip_gradients: max_norm: found {max_norm}, expected more than 0")
         return self.parallel.clip(max_norm)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -202,7 +202,7 @@ class Trainer:
         given: Any = loader
         if not isinstance(given, Loader):
             found = type(given).__name__
-            raise ValueError(f"loader: found {found}, expected what t.loader(dataset) returns")  # noqa: TRY004
+            raise MisuseError(f"t.steps: loader: found {found}, expected what t.loader(dataset) returns")
         team = self._team.among_workers
         counts = self._team.together(self.step, lambda: team.gather([loader.samples]))
         usage.check_samples([int(count) for (count,) in counts])
@@ -229,7 +229,7 @@ class Trainer:
                 else:
                     yield batch
                 if step.open:
-                    raise RuntimeError("found no optimizer.step() in the loop's body, expected one for each batch")
+                    raise MisuseError("t.steps: found no opt.step() in the loop's body, expected one for each batch")
                 if not step.given_up:
                     self._conclude(feed.spent_s)
         self._passed = True
@@ -243,7 +243,7 @@ class Trainer:
 
     @property
     def parallel(self) -> DataParallel:
-        """Raises RuntimeError before ``wrap``."""
+        """Raises MisuseError before ``wrap``."""
         return self._team.parallel
 
     @property

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from dltrain.buffers import GradientBuffer
 from dltrain.comm.base import Collective, Work
-from dltrain.errors import PeerLostError
+from dltrain.errors import MisuseError, PeerLostError
 from dltrain.sampling import Part, Sampler
 from dltrain.stopwatch import Lap, reading
 
@@ -101,11 +101,11 @@ class DataParallel:
     def begin(self, weight: float, shared: list[float]) -> None:
         """Zero the gradients and open a step; ``weight``: b_r / B. ``shared``: this rank's part of the tail.
 
-        Raises ValueError when the script made parameters trainable that were frozen.
+        Raises MisuseError when the script made parameters trainable that were frozen.
         """
         if any(parameter.requires_grad for parameter in self._frozen):
             thawed = [tuple(p.shape) for p in self._frozen if p.requires_grad]
-            raise ValueError(
+            raise MisuseError(
                 f"model: found parameters {thawed} trainable that were frozen in t.wrap, whose gradients no rank sums: "
                 "wrap the model with all that will ever be trained trainable, and freeze after t.wrap"
             )
@@ -134,9 +134,11 @@ class DataParallel:
         return True
 
     def weigh(self, weight: float) -> None:
-        """Another weight than ``begin``'s for this step, before its backward pass. Raises RuntimeError later on."""
+        """Another weight than ``begin``'s for this step, before its backward pass. Raises MisuseError later on."""
         if not self._open or self._works or self._reached:
-            raise RuntimeError("found a weight in the middle of backward, expected it between the batch and backward()")
+            raise MisuseError(
+                "t.weigh: found a weight in the middle of backward, expected it between the batch and backward()"
+            )
         self._weight = weight
 
     def spread(self) -> None:
@@ -203,7 +205,7 @@ class DataParallel:
         """Wait for the sum of all gradients; returns the summed tail. Raises PeerLostError.
 
         Parameters that no rank's backward reached have no gradient afterwards: optimizers pass over them, as in one
-        process. Raises RuntimeError when the script changed gradients before they were summed.
+        process. Raises MisuseError when the script changed gradients before they were summed.
         """
         assert self._open, "begin comes before finish"
         self._open = False
@@ -217,9 +219,9 @@ class DataParallel:
         return shared
 
     def whole(self) -> None:
-        """Wait until the gradients are those of the whole batch. Raises PeerLostError, RuntimeError as ``finish``."""
+        """Wait until the gradients are those of the whole batch. Raises PeerLostError, MisuseError as ``finish``."""
         if self._version not in (None, self.buffer.flat._version) and (self.in_parts or not self._whole):
-            raise RuntimeError(
+            raise MisuseError(
                 "found gradients changed between backward() and opt.step() while their sum over ranks was under way: "
                 + ("each rank holds a part of it (parallelism.strategy Optimizer)" if self.in_parts else self._rest)
                 + ". Clip by t.clip_gradients(max_norm), which knows"
@@ -283,7 +285,7 @@ class DataParallel:
                 return
             self._missing[bucket] -= 1
             if self._missing[bucket] < 0:
-                raise RuntimeError(
+                raise MisuseError(
                     "found a second backward pass in one step, expected one: call opt.step() after each backward(), or "
                     "add the losses up and call backward() once, or pass `with t.no_sync():` around all but the last"
                 )

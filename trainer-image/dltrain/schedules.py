@@ -9,6 +9,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from dltrain.errors import MisuseError
+
 _PLAIN = (str, int, float, bool, type(None))
 _LEFT_OUT = object()
 
@@ -25,9 +27,9 @@ class Schedules:
         self._kept = kept
 
     def add(self, scheduler: LRScheduler, each_epoch: bool) -> None:
-        """One more; it goes on where the run that is resumed left it. Raises ValueError for what is none."""
+        """One more; it goes on where the run that is resumed left it. Raises MisuseError for what is none."""
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
-            raise ValueError(  # noqa: TRY004 - what a user wrote
+            raise MisuseError(
                 f"scheduler: found {type(scheduler).__name__}, expected one of torch.optim.lr_scheduler that "
                 "steps by itself: set the learning rate of the optimizer's groups where it depends on more than t.step"
             )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dltrain import usage
-from dltrain.errors import DivergedError
+from dltrain.errors import DivergedError, MisuseError
 from dltrain.noise import NoiseScale
 from dltrain.progress import Progress
 from dltrain.sampling import Part
@@ -90,7 +90,7 @@ class Step:
     def weigh(self, tokens: float) -> None:
         """See ``Trainer.weigh``."""
         if not 0 <= tokens < inf:
-            raise ValueError(f"weigh: found {tokens} tokens, expected the number that the loss is the mean of")
+            raise MisuseError(f"t.weigh: found {tokens} tokens, expected the number that the loss is the mean of")
         self.weight = float(tokens) if self.weight_by_samples else 0.0  # 0: a sample that was not this rank's to count
         self._team.parallel.weigh(self.weight)
         self._team.parallel.share(WEIGHED, (1.0, self.weight))

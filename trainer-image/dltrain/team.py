@@ -12,7 +12,7 @@ from dltrain import summing, usage
 from dltrain.agreement import compare
 from dltrain.balance import Balance
 from dltrain.elastic import Elastic, inherit
-from dltrain.errors import ParametersDivergedError, PeerLostError
+from dltrain.errors import MisuseError, ParametersDivergedError, PeerLostError
 from dltrain.messages import Compared, Resharded, Shrunk
 from dltrain.noise import stride
 from dltrain.parallel import DataParallel
@@ -58,9 +58,9 @@ class Team:
 
     @property
     def parallel(self) -> DataParallel:
-        """Raises RuntimeError before ``take``."""
+        """Raises MisuseError before ``take``."""
         if self._parallel is None:
-            raise RuntimeError("found no model, expected t.wrap(model, optimizer) first")
+            raise MisuseError("found no model, expected t.wrap(model, optimizer) first")
         return self._parallel
 
     def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None) -> None:
@@ -134,7 +134,7 @@ class Team:
     def check_weights(self, agreed: Shared, step: int) -> None:
         """After a step in which ranks weighed their loss, so that the sum was divided by the total of it."""
         if agreed.weighed != self.workers:
-            raise RuntimeError(f"found t.weigh() on {agreed.weighed:g} of {self.workers} ranks, expected all or none")
+            raise MisuseError(f"found t.weigh() on {agreed.weighed:g} of {self.workers} ranks, expected all or none")
         if not agreed.weight:
             raise RuntimeError(f"found no token in the whole batch at step {step}, expected some")
 

@@ -8,54 +8,56 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dltrain.errors import MisuseError
+
 
 def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
-    """What is passed to ``t.wrap``. Raises ValueError."""
+    """What is passed to ``t.wrap``. Raises MisuseError."""
     for name, given, kind in (("model", model, nn.Module), ("optimizer", optimizer, Optimizer)):
         if not isinstance(given, kind):
             found = f"{type(given).__module__}.{type(given).__name__}"
-            raise ValueError(f"t.wrap: {name}: found {found}, expected a torch {kind.__name__}")  # noqa: TRY004
+            raise MisuseError(f"t.wrap: {name}: found {found}, expected a torch {kind.__name__}")
     if again:
-        raise ValueError(
+        raise MisuseError(
             "t.wrap: found a second call, expected one: put what is trained into one nn.Module with one optimizer"
         )
 
 
 def check_trained(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raises ValueError for an optimizer of parameters that are not the model's, whose gradients no rank would sum."""
+    """Raises MisuseError for an optimizer of parameters that are not the model's, whose gradients no rank would sum."""
     known = set(model.parameters())
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if strange := [tuple(p.shape) for p in trained if p not in known]:
-        raise ValueError(
+        raise MisuseError(
             f"optimizer: found parameters {strange} that are not the model's, expected its alone: put all that is "
             "trained into one nn.Module"
         )
 
 
 def without_closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Hook of ``optimizer.step()``. Raises ValueError: gradients that it computes itself are not summed."""
+    """Hook of ``optimizer.step()``. Raises MisuseError: gradients that it computes itself are not summed."""
     if any(given is not None for given in (*args[1:], kwargs.get("closure"))):  # args[0]: the optimizer
-        raise ValueError(
+        raise MisuseError(
             f"{type(optimizer).__name__}.step: found a closure, expected none: gradients are summed over ranks before "
             "a step, and not within it; call backward() first and choose an optimizer that needs no closure"
         )
 
 
 def number(loss: Any) -> Tensor:
-    """A loss as a tensor of no dimension. Raises ValueError when it is not one number."""
+    """A loss as a tensor of no dimension. Raises MisuseError when it is not one number."""
     try:
         found = torch.as_tensor(loss).detach()
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"t.log: loss: found {type(loss).__name__}, expected a number") from None
+        raise MisuseError(f"t.log: loss: found {type(loss).__name__}, expected a number") from None
     if found.numel() != 1:
-        raise ValueError(f"t.log: loss: found shape {tuple(found.shape)}, expected one number: the mean of the batch")
+        raise MisuseError(f"t.log: loss: found shape {tuple(found.shape)}, expected one number: the mean of the batch")
     return found.reshape(())
 
 
 def check_samples(counts: Sequence[int]) -> None:
-    """Of the dataset on each rank. Raises ValueError when they differ."""
+    """Of the dataset on each rank. Raises MisuseError when they differ."""
     if len(set(counts)) > 1:
-        raise ValueError(
+        raise MisuseError(
             f"t.steps: found {', '.join(map(str, counts))} samples in the dataset on ranks 0, 1, …, expected the whole "
             "dataset on each: dltrain divides it among them"
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from dltrain import randomness
-from dltrain.errors import BadInputError, SampleError
+from dltrain.errors import BadInputError, MisuseError, SampleError
 from dltrain.sampling import Part
 
 Collate = Callable[[list[Any]], Any]
@@ -57,14 +57,14 @@ class Source:
     """Makes batches of a dataset: one of ``dltrain.data``, a tuple of tensors, or a map-style dataset of the user's."""
 
     def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
-        """Raises ValueError when the dataset is none of these, or empty, or ``collate`` is not for it."""
+        """Raises MisuseError when the dataset is none of these, or empty, or ``collate`` is not for it."""
         if isinstance(dataset, DataLoader):
-            raise ValueError(  # noqa: TRY004 - what a user wrote
+            raise MisuseError(
                 "dataset: found a DataLoader, expected the dataset in it: pass t.loader(loader.dataset), with its "
                 "collate_fn if that is your own; the batch is the job's, divided among the ranks"
             )
         if isinstance(dataset, IterableDataset):
-            raise ValueError(  # noqa: TRY004 - what a user wrote
+            raise MisuseError(
                 f"dataset: found {type(dataset).__name__}, an IterableDataset, expected a map-style dataset (with len "
                 "and []) or a tuple of tensors: which samples a step takes must be known before"
             )
@@ -77,19 +77,19 @@ class Source:
         elif isinstance(dataset, tuple) and all(isinstance(part, Tensor) for part in dataset):
             lengths = {len(part) for part in dataset}
             if len(lengths) != 1:
-                raise ValueError(f"dataset: found tensors of {sorted(lengths)} samples, expected equally many")
+                raise MisuseError(f"dataset: found tensors of {sorted(lengths)} samples, expected equally many")
             (self.samples,) = lengths
         elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
             self.samples = len(dataset)
         else:
-            raise ValueError(
+            raise MisuseError(
                 f"dataset: found {type(dataset).__name__}, expected a map-style dataset (with len and []) or a tuple "
                 "of tensors; sampling by step needs random access"
             )
         if not self.samples:
-            raise ValueError("dataset: found no samples, expected at least one")
+            raise MisuseError("dataset: found no samples, expected at least one")
         if collate is not None and not self.foreign:
-            raise ValueError("collate_fn: found one for tensors, whose batches are slices; expected none")
+            raise MisuseError("collate_fn: found one for tensors, whose batches are slices; expected none")
         self.collate = default_collate if collate is None else collate
 
     @property
