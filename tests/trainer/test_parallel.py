@@ -120,7 +120,7 @@ def test_a_weight_comes_before_backward() -> None:
     parallel.weigh(0)
     loss = model(torch.ones(1, 2)).sum() * float("nan")
     loss.backward()
-    with pytest.raises(RuntimeError, match="expected it between the batch and backward"):
+    with pytest.raises(MisuseError, match="expected it between the batch and backward"):
         parallel.weigh(1)
     parallel.finish()
     assert bool((parallel.buffer.gradient == 0).all()), "a rank without a token adds nothing, not NaN"
