@@ -9,7 +9,8 @@ Needs a cluster with the operator and unlike nodes, such as
 ``--ideal``: what the speeds of the nodes allow before communication: with quotas q, mean(q) / min(q), here 0.4 / 0.2.
 Throughput is that of the last 50 steps. Profiles that earlier jobs taught are used as they are found. The optimum is
 what the best split of the batch gives by the speeds that all jobs' ranks probed before their first step, without
-communication, and with what it took the uneven jobs' last ranks, who wait for nobody else. Of the time in which ranks wait and communicate, the part is shown that they spend on a CPU.
+communication, and with what it took the uneven jobs' last ranks, who wait for nobody else. Of the time in which ranks
+wait and communicate, the part is shown that they spend on a CPU.
 """
 
 import argparse
