@@ -55,6 +55,8 @@ class Serving:
     def run(self) -> Order:
         while True:
             for key, _ in self.selector.select():
+                if self.selector.get_map().get(key.fd) is not key:
+                    continue  # closed by what was ready with it: a rank ended just as nobody waited for it any more
                 handle: Callable[[Any], Order | None] = key.data
                 if (order := handle(key.fileobj)) is not None:
                     return order
@@ -109,7 +111,7 @@ class Serving:
         for fd in arriving.fds:
             os.close(fd)
         self.pids[connection] = pid
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):
             connection.sendall(b'{"pid": %d}\n' % pid)
         pidfd = os.pidfd_open(pid)
 
@@ -118,7 +120,7 @@ class Serving:
             os.close(pidfd)
             _, status = os.waitpid(pid, 0)
             kill_group(pid)  # whatever the rank left behind, such as data-loading workers
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(ConnectionError):
                 connection.sendall(b'{"status": %d}\n' % status)
             del self.pids[connection]
             self._close(connection)
