@@ -17,7 +17,7 @@ def forgetful(trainer: Trainer) -> None:
     if os.environ["OMPI_COMM_WORLD_RANK"] == "1" and trainer.step == step and not marker.exists():
         marker.touch()
         last = list(trainer.model.parameters())[-1].detach().numpy()
-        last.view("int32")[0] ^= 1
+        last.view("int32")[0] ^= 1 << 12  # the lowest one may be rounded away before anybody looks
 
 
 Trainer._after_update = forgetful  # type: ignore[method-assign]
