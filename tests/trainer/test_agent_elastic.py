@@ -56,10 +56,10 @@ def test_killed_rank_is_gone_on_without_and_comes_back(victim: int, three: Job) 
     report = three.until(lambda r: r.world_size == 2 and r.restarts)
     assert report.phase is RunPhase.RUNNING and report.restarts == {"RankKilled": 1} and report.failures == 0
     assert report.failure is not None and report.failure.rank == victim and report.failure.exit_code == 137
-    later = three.until(lambda r: r.step > report.step)
+    # While shares move, one rank may have told its old one and another its new one.
+    later = three.until(lambda r: r.step > report.step and sum(m.share for m in r.ranks) == 60)
     assert "phase Relaunching" not in three.pods[0].text()
     assert [m.rank for m in later.ranks] == [n for n in range(3) if n != victim]
-    assert sum(m.share for m in later.ranks) == 60
 
     back = three.until(lambda r: r.world_size == 3 and r.step > later.step)
     assert back.restarts == {"RankKilled": 1} and back.failures == 0
