@@ -261,8 +261,9 @@ class DataParallel:
         except PeerLostError as error:  # ``finish`` tells
             self._lost = error
             self.abandon()
-        self.waited += reading() - began
-        self.exposed_s += self.waited.wall_s
+        took = reading() - began
+        self.waited += took
+        self.exposed_s += took.wall_s
 
     def _seen(self) -> None:
         """What the gradients' memory is now is our doing: torch counts its changes."""

@@ -9,10 +9,17 @@ import torch
 from dltrain.comm.alone import Alone
 from dltrain.comm.auto import Auto, Pick, Picks
 from dltrain.comm.base import Collective
+from dltrain.comm.butterfly import Butterfly
+from dltrain.comm.engine import Scheduled
 from dltrain.comm.faults import duplicate
+from dltrain.comm.halving import HalvingDoubling
 from dltrain.comm.region import Region
+from dltrain.comm.ring import Ring
+from dltrain.comm.tree import Tree
 
 NAMES = ("Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "Torch")
+SCHEDULED: dict[str, type[Scheduled]] = {kind.name: kind for kind in (Ring, Tree, Butterfly, HalvingDoubling)}
+"""Those that differ by their schedule alone, and need no more than a communicator."""
 AUTO = "Auto"
 KIB = 2**10
 EAGER_NBYTES = 56 * KIB
@@ -92,18 +99,4 @@ def _made(region: Region | None, comm: Any, buffers: list[torch.Tensor], pick: P
         from dltrain.comm.mpi import MpiAllreduce
 
         return MpiAllreduce(comm, buffers)
-    if pick.strategy == "Ring":
-        from dltrain.comm.ring import Ring
-
-        return Ring(comm, buffers, pick.segment_nbytes)
-    if pick.strategy == "Tree":
-        from dltrain.comm.tree import Tree
-
-        return Tree(comm, buffers, pick.segment_nbytes)
-    if pick.strategy == "HalvingDoubling":
-        from dltrain.comm.halving import HalvingDoubling
-
-        return HalvingDoubling(comm, buffers, pick.segment_nbytes)
-    from dltrain.comm.butterfly import Butterfly
-
-    return Butterfly(comm, buffers, pick.segment_nbytes)
+    return SCHEDULED[pick.strategy](comm, buffers, pick.segment_nbytes)
