@@ -220,21 +220,21 @@ def micro_batches(spec: DLJobSpec) -> int:
     return min(spec.parallelism.micro_batches or max(1, default), spec.global_batch_size)
 
 
-def _figures(value: float) -> float:
+def figures(value: float) -> float:
     """Four significant figures: more than any prediction is good for, and what people can read in a column."""
     return float(f"{value:.4g}")
 
 
 def predicted(prediction: Prediction) -> Predicted:
     return Predicted(
-        step_seconds=_figures(prediction.step_s),
-        step_seconds_p90=_figures(prediction.step_p90_s),
-        compute_seconds=_figures(prediction.compute_s),
-        communication_seconds=_figures(prediction.communication_s),
-        total_seconds=_figures(prediction.total_s),
-        samples_per_second=_figures(prediction.samples_per_s),
-        energy_joules=None if prediction.energy_J is None else _figures(prediction.energy_J),
-        cost=None if prediction.cost_usd is None else _figures(prediction.cost_usd),
+        step_seconds=figures(prediction.step_s),
+        step_seconds_p90=figures(prediction.step_p90_s),
+        compute_seconds=figures(prediction.compute_s),
+        communication_seconds=figures(prediction.communication_s),
+        total_seconds=figures(prediction.total_s),
+        samples_per_second=figures(prediction.samples_per_s),
+        energy_joules=None if prediction.energy_J is None else figures(prediction.energy_J),
+        cost=None if prediction.cost_usd is None else figures(prediction.cost_usd),
         memory_bytes=prediction.memory_nbytes,
         bottleneck=prediction.bottleneck,
         basis=prediction.basis,
@@ -246,27 +246,27 @@ def _batch_choice(spec: DLJobSpec, found: ChosenBatch) -> BatchChoice:
     rows = []
     for option in found.options:
         p = option.prediction
-        figures = {
-            "step_seconds": p and _figures(p.step_s),
-            "total_seconds": p and _figures(p.total_s),
-            "energy_joules": p and p.energy_J and _figures(p.energy_J),
-            "cost": p and p.cost_usd and _figures(p.cost_usd),
+        known = {
+            "step_seconds": p and figures(p.step_s),
+            "total_seconds": p and figures(p.total_s),
+            "energy_joules": p and p.energy_J and figures(p.energy_J),
+            "cost": p and p.cost_usd and figures(p.cost_usd),
         }
         rows.append(
             BatchCandidate(
                 global_batch_size=option.batch,
                 chosen=option.batch == found.chosen,
-                efficiency=_figures(option.efficiency),
+                efficiency=figures(option.efficiency),
                 steps=option.steps,
                 reason=option.reason or None,
-                **figures,
+                **known,
             )
         )
     return BatchChoice(
         global_batch_size=found.chosen,
         steps=found.steps,
         message=found.text,
-        noise_scale=None if found.noise is None else _figures(found.noise),
+        noise_scale=None if found.noise is None else figures(found.noise),
         learning_rate_scaling=rule[0].value if rule else None,
         candidates=tuple(rows),
     )

@@ -10,7 +10,7 @@ from dljob.cli import files, remote, text
 from dljob.cli.errors import BadInputError
 from dljob.planner import Choice, Decision, Learned, scaling
 from dljob.recommend import Recommendation, recommend
-from dljob.request import profile_key
+from dljob.request import figures, profile_key
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -71,10 +71,10 @@ def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
         {
             "nodes": nodes,
             "ranks": sum(len(group.shares) for group in choice.groups),
-            "stepSeconds": float(f"{choice.prediction.step_s:.4g}"),
-            "stepSecondsP90": float(f"{choice.prediction.step_p90_s:.4g}"),
-            "samplesPerSecond": float(f"{choice.prediction.samples_per_s:.4g}"),
-            "efficiency": float(f"{choice.prediction.efficiency:.4g}"),
+            "stepSeconds": figures(choice.prediction.step_s),
+            "stepSecondsP90": figures(choice.prediction.step_p90_s),
+            "samplesPerSecond": figures(choice.prediction.samples_per_s),
+            "efficiency": figures(choice.prediction.efficiency),
         }
         for nodes, choice in points
     ]

@@ -34,22 +34,22 @@ def front(chosen: Choice, choices: Sequence[Choice], alike: float) -> tuple[Choi
     What another one equals or beats in everything to within ``alike`` is left out. Energy or cost that is not known of
     all of them does not count.
     """
-    listed = sorted({id(c): c for c in choices if c is not chosen}.values(), key=lambda c: _figures(c.prediction))
+    listed = sorted({id(c): c for c in choices if c is not chosen}.values(), key=lambda c: _criteria(c.prediction))
     kept = [chosen]
     known = [i for i, values in enumerate(zip(*map(_known, (chosen, *listed)), strict=True)) if all(values)]
     for choice in listed:
-        figures = _figures(choice.prediction)
-        shown = (_figures(other.prediction) for other in kept)
-        if not any(all(other[i] <= figures[i] * (1 + alike) for i in known) for other in shown):
+        own = _criteria(choice.prediction)
+        shown = (_criteria(other.prediction) for other in kept)
+        if not any(all(other[i] <= own[i] * (1 + alike) for i in known) for other in shown):
             kept.append(choice)
-    kept.sort(key=lambda c: _figures(c.prediction))
+    kept.sort(key=lambda c: _criteria(c.prediction))
     if len(kept) > MOST:
         others = np.array([i for i, choice in enumerate(kept) if choice is not chosen])
         kept = [kept[i] for i in sorted({*_spread(others, MOST - 1).tolist(), kept.index(chosen)})]
     return tuple(kept)
 
 
-def _figures(p: Prediction) -> tuple[float, float, float]:
+def _criteria(p: Prediction) -> tuple[float, float, float]:
     return p.total_s, p.energy_J or 0.0, p.cost_usd or 0.0
 
 

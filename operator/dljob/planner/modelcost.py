@@ -18,6 +18,8 @@ from dljob.planner.evaluate import Part, describe
 from dljob.planner.names import gibibytes, group_names, rate
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
 
+MOST_MICRO_BATCHES = 4096
+"""By the API."""
 UNMEASURED_SPREAD = 0.25
 """Standard deviation of log(measured / predicted) that a step in parts has beside that of whole models' figures: no
 profile learns from parts, and the formulas below know neither how a CPU's ranks drive messages nor how evenly stages
@@ -211,7 +213,3 @@ def micro_batch_counts(batch: int, stages: int) -> Iterator[int]:
         elif wanted >= min(batch, MOST_MICRO_BATCHES):
             return
         last, wanted = max(last, found), 2 * wanted
-
-
-MOST_MICRO_BATCHES = 4096
-"""By the API."""

@@ -19,6 +19,7 @@ from dljob.api import (
 )
 from dljob.contract import Report, RunPhase
 from dljob.observed import JobSeen, Observed
+from dljob.request import figures
 from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
@@ -146,7 +147,7 @@ def _measured(report: Report, accepted: Accepted) -> Measured:
         step_seconds=round(report.step_s, 6),
         samples_per_second=round(report.samples_per_s or 0.0, 1),
         step_error=round(error, 4) if isfinite(error) else None,
-        noise_scale=float(f"{report.noise.samples:.4g}") if report.noise else None,
+        noise_scale=figures(report.noise.samples) if report.noise else None,
     )
 
 
