@@ -202,10 +202,13 @@ def test_job_deleted_in_the_middle_leaves_fast(three: Job) -> None:
     """Well within the grace period, which is the time that a rank gets that does not end."""
     three.start(three.plan(speaking("4000", "mpi=1", UNHEARD), grace_s=600), **NO_TORCH)
     three.until(lambda r: r.step >= 1)
+    at_home = [bool(list(pod.directory.glob("tmp/dljob/mpi/*/hwloc.sm"))) for pod in three.pods]
+    assert all(at_home), "MPI's files of one pod among another's, where processes of the same number overwrite them"
     assert leave(three) == [143, 143, 143]
     report = three.report
     assert report is not None and report.phase is RunPhase.STOPPED and report.last_checkpoint is not None
-    assert report.failures == 0 and (report.failure is None or report.failure.reason == "PodStopped")
+    assert report.failures == 0, f"{report.restarts}; {report.failure}"
+    assert report.failure is None or report.failure.reason == "PodStopped"
 
 
 def test_evicted_pod_stops_the_world_and_its_return_resumes_it(three: Job) -> None:

@@ -314,6 +314,12 @@ def test_only_the_daemons_arguments_are_taken_from_mpiruns_command() -> None:
         launch.daemon_arguments("rm -rf /; prted-not")
 
 
+def test_a_daemon_keeps_to_the_settings_of_its_own_pod() -> None:
+    env = launch.mpi_environment({}, "net1", "1.1", Path("/run/own"))
+    told = ("--leave-session-attached", "--prtemca", "prte_if_include", "eth0", "--prtemca", "ess", "env")
+    assert launch.without_others_settings(told, env) == ("--leave-session-attached", "--prtemca", "ess", "env")
+
+
 def test_mpirun_gets_pods_by_name_with_as_many_slots_as_ranks() -> None:
     pods = ("p-0", "p-0", "p-1")
     ranks = [

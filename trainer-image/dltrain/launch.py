@@ -8,7 +8,7 @@ MPI's traffic keeps to ``MPI_PORTS`` and to the pod's own address. Users: ``coor
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dljob.contract import MPI_PORTS, Plan, Rank
@@ -65,6 +65,24 @@ def daemon_arguments(command: str) -> tuple[str, ...]:
         if Path(word.rpartition(";")[2]).name == "prted":  # after "NAME=value;export NAME;"
             return tuple(words[i + 1 :])
     raise ValueError(f"remote launch: found {command!r}, expected a command that starts prted")
+
+
+def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
+    """The daemon's arguments without what ``env``, its pod's own, settles: its interface, its folder for files.
+
+    mpirun repeats its own settings in the daemons' arguments, which win over the environment. Two pods that see one
+    folder would write one file there, for processes of different pods have the same number: daemons crashed.
+    """
+    kept: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if word != "--prtemca":
+            kept.append(word)
+            continue
+        name, value = next(rest, ""), next(rest, "")
+        if f"PRTE_MCA_{name}" not in env:
+            kept += [word, name, value]
+    return tuple(kept)
 
 
 def mpi_environment(base: Mapping[str, str], interface: str, world: str, run_dir: Path) -> dict[str, str]:

@@ -133,8 +133,8 @@ class LocalRanks:
         """Run Open MPI's daemon; its end is an event."""
         world = self.world
         read_fd, write_fd = os.pipe()
-        argv = (str(launch.bin_dir() / "prted"), *arguments)
         env = launch.mpi_environment(self._env, self._interface, world, self.run_dir)
+        argv = (str(launch.bin_dir() / "prted"), *launch.without_others_settings(arguments, env))
         try:
             daemon = self._daemon = self._reaper.start(argv, env=env, output=write_fd)
         finally:
