@@ -51,6 +51,7 @@ CASES: dict[str, tuple[Json, str]] = {
     "args without command": ({"trainer": {"args": ["-v"]}}, "args needs command"),
     "no args": ({"trainer": {"args": []}}, ""),
     "no time between checkpoints": ({"checkpoint": {"interval": "0m0.0s"}}, "interval must be more than 0"),
+    "a time between checkpoints that is to be chosen": ({"checkpoint": {"interval": "Auto"}}, ""),
     "a short time between checkpoints": ({"checkpoint": {"interval": "0m0.5s"}}, ""),
     "no time until the deadline": ({"objective": {"minimize": "Cost", "deadline": "0s"}}, "deadline must be more than 0"),
     "min above max": ({"nodes": {"min": 4, "max": 2}}, "lower min or raise max"),

@@ -136,7 +136,13 @@ class CheckpointRef(Record):
     enabled: bool = True
     directory: str = CHECKPOINT_DIR
     interval_s: Annotated[float, Field(gt=0)] = 60.0
+    choose_interval: Annotated[
+        bool,
+        Field(description="Whether ranks choose it once they know what a checkpoint costs; interval_s until then."),
+    ] = False
     keep: Annotated[int, Field(ge=1)] = 3
+    faults: Annotated[int, Field(ge=0, description="Of the run before this launch; filled in by the agents.")] = 0
+    trained_s: Annotated[float, Field(ge=0, description="In steps before it; filled in by the agents.")] = 0.0
 
 
 class Expectation(Record):
@@ -323,6 +329,9 @@ class RankMeasure(Told):
     wait_s: _Seconds = 0.0
     comm_s: _Seconds = 0.0
     data_s: _Seconds = 0.0
+    forward_s: Annotated[_Seconds, Field(description="Of compute_s: before backward, with the loss.")] = 0.0
+    backward_s: Annotated[_Seconds, Field(description="Of compute_s; 0: not told, such as of parts of a model.")] = 0.0
+    sum_s: Annotated[_Seconds, Field(description="From the start of a step's first sum to the end of its last.")] = 0.0
     agree_s: Annotated[_Seconds, Field(description="Of comm_s: agreeing that a step commits; 0 if not elastic.")] = 0.0
     wait_cpu_s: Annotated[_Seconds, Field(description="CPU time that wait_s and comm_s cost the process.")] = 0.0
     fetch_s: Annotated[_Seconds, Field(description="Making a batch, by whoever did; data_s is what is felt.")] = 0.0

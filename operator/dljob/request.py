@@ -30,7 +30,7 @@ from dljob.api import (
     ScalingRule,
     duration_s,
 )
-from dljob.api.base import PATTERNS
+from dljob.api.base import AUTO_INTERVAL, PATTERNS
 from dljob.cluster import quantity
 from dljob.perf.datasets import DATASETS
 from dljob.perf.models import MODELS
@@ -352,6 +352,13 @@ def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     return min(sum(per_node), max(1, sum(per_node[: spec.nodes.min]) + servers))
 
 
+def _checkpoint(spec: DLJobSpec) -> contract.CheckpointRef:
+    given = contract.CheckpointRef(enabled=spec.checkpoint.enabled, keep=spec.checkpoint.keep)
+    if spec.checkpoint.interval == AUTO_INTERVAL:
+        return given.model_copy(update={"choose_interval": True})
+    return given.model_copy(update={"interval_s": duration_s(spec.checkpoint.interval)})
+
+
 def _grace_s(spec: DLJobSpec) -> float:
     """Seconds a pod gets to end, pod-template overrides included: what its last checkpoint must fit in."""
     found = [override.spec.get("terminationGracePeriodSeconds") for override in spec.pod_template_overrides]
@@ -423,11 +430,7 @@ def contract_plan(
         and spec.trainer.framework is not Framework.TORCHRUN
         and not chosen.in_parts
         and not spec.parallelism.apart,
-        checkpoint=contract.CheckpointRef(
-            enabled=spec.checkpoint.enabled,
-            interval_s=duration_s(spec.checkpoint.interval),
-            keep=spec.checkpoint.keep,
-        ),
+        checkpoint=_checkpoint(spec),
         compare_steps=spec.run_policy.compare_parameters_steps,
         min_ranks=_min_ranks(spec, chosen),
         backoff_limit=spec.run_policy.backoff_limit,

@@ -82,6 +82,14 @@ def test_built_in_model_from_the_zygote(two: Job) -> None:
     for pod in two.pods:  # a fork of the zygote has its command line
         assert sum("dltrain.zygote" in line for line in pod.command_lines()) == 2, pod.command_lines()
     report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    families = {f.name: f for f in text_string_to_metric_families(two.pods[0].get("/metrics")[1])}
+    parts = ["compute", "forward", "backward", "wait", "communication", "data", "sum", "fetch"]
+    shown = [f"step_{part}_seconds" for part in parts] + [
+        "samples_per_second", "loss", "accuracy_ratio", "learning_rate", "gradient_norm", "world_size",
+        "gradient_bandwidth_bytes_per_second", "link_bandwidth_bytes_per_second", "checkpoint_duration_seconds",
+        "checkpoint_timestamp_seconds", "checkpoint_cost_seconds", "checkpoint_interval_seconds", "parameters_agree",
+    ]  # fmt: skip
+    assert not [name for name in shown if not families[f"dljob_trainer_{name}"].samples], "exported for real"
     assert report.step == 30 and report.last_checkpoint is not None and report.world_size == 2
     assert report.probes and report.mismatches == ()
     assert report.outcome is not None and report.outcome.report is not None
@@ -119,6 +127,21 @@ def test_hung_rank_is_noticed_and_relaunched(two: Job) -> None:
     os.kill(rank_process(two.pods[1], 1), STOP)
     report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts)
     assert report.restarts == {"Hung": 1}
+
+
+def test_a_stopped_process_is_noticed_whatever_it_was_busy_with(two: Job) -> None:
+    """A rank that said it would be silent for an hour; and mpirun, on which nobody waits."""
+    two.start(two.plan(speaking("4000", "mpi=1", "busy=3600")), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    two.wait(lambda: "busy from now on" in two.pods[1].text())
+    os.kill(rank_process(two.pods[1], 1), STOP)
+    report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts)
+    assert report.restarts == {"Hung": 1} and report.failure is not None
+    assert report.failure.rank == 1 and report.failure.host == "test-cpu-1"
+    (mpirun,) = [pid for pid in two.pods[0].pids() if Path(f"/proc/{pid}/comm").read_text().strip() == "prterun"]
+    os.kill(mpirun, STOP)
+    again = two.until(lambda r: sum(r.restarts.values()) == 2 and r.phase is RunPhase.RUNNING)
+    assert again.restarts["Hung"] == 1 and all(pod.starts == 1 for pod in two.pods)
 
 
 def test_exception_in_a_rank_reaches_the_report(two: Job) -> None:

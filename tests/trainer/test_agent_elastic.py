@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dljob.contract import ModelRef, Role, RunPhase
+from dljob.contract import ModelRef, Plan, Role, RunPhase
 from dltrain.runreport import files
 from trainer.pods import KILL, Job, Pod, job, leave
 
@@ -88,6 +88,8 @@ def test_without_mpirun_or_a_daemon_ranks_start_again_from_memory(program: str, 
     assert sum(report.restarts.values()) == 1 and report.step >= step, three.logs()
     assert "found in the memory of rank" in three.pods[0].text()
     assert all(pod.starts == 1 for pod in three.pods)
+    told = Plan.parse((three.pods[0].directory / "tmp/dljob/plan.json").read_text()).checkpoint
+    assert told.faults == 1 and told.trained_s > 0, "what ranks choose the interval of checkpoints by"
 
 
 @pytest.mark.parametrize("kind", ["Pipeline", "StaleSynchronous"])

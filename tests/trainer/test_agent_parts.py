@@ -207,8 +207,9 @@ def test_silence_is_judged_by_the_pace_of_the_rank() -> None:
     ledger.hear(step(1, 1, step_s=2.0), 100.0)
     assert ledger.silent_rank(104.9) is None
     assert ledger.silent_rank(105.5) == (0, 5.5), "five seconds at least"
+    ledger.hear(step(1, 1, step_s=9.0).model_copy(update={"typical_s": 2.0}), 100.0)  # one of its steps was long
     ledger.hear(step(0, 2), 119.9)
-    assert ledger.silent_rank(119.95) is None and ledger.silent_rank(120.5) == (1, 20.5), "ten of its steps"
+    assert ledger.silent_rank(119.95) is None and ledger.silent_rank(120.5) == (1, 20.5), "ten median steps"
     ledger.hear(Busy(rank=1, what="evaluation", limit_s=60), 121.0)
     ledger.hear(step(0, 3), 185.0)
     assert ledger.silent_rank(185.0) is None and ledger.silent_rank(187.0) == (1, 66.0)

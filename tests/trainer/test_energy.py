@@ -5,9 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from dljob.contract import RankMeasure
 from dltrain import energy
 from dltrain.energy import Meter, Packages, meter
-from dltrain.messages import Energy
+from dltrain.localranks import LocalRanks
+from dltrain.member import Member
+from dltrain.messages import Energy, Step
+from dltrain.metrics import TrainerCollector
+from dltrain.running import Running
 
 
 def rapl(root: Path, name: str, label: str, counted_uJ: int, span_uJ: int = 1000) -> Path:
@@ -32,6 +37,25 @@ def test_cpu_packages_are_added_up_and_go_round(tmp_path: Path, monkeypatch: pyt
     assert meter(torch.device("cpu"), 1) is None, "a node is counted once a pod"
     (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
     assert made.used() is None
+
+
+def test_the_metric_has_what_the_rank_told() -> None:
+    measure = RankMeasure(rank=0, device="cpu", share=1, sum_s=0.5)
+    told = Step(
+        rank=0, step=1, steps=2, step_s=1.0, samples_per_s=1.0, world_size=1, measure=measure, gradient_nbytes=100,
+        energy=Energy(joules=7.5, source="RAPL"),
+    )  # fmt: skip
+    local = LocalRanks.__new__(LocalRanks)  # made in full it would take over this process's children
+    run = Running.__new__(Running)
+    run.latest, run.heard_unix_s = {Step: told}, 1.0
+    local.running, local.last_ranks = {}, {0: run}
+    found = {f.name: f.samples for f in TrainerCollector(Member("a-0", "a"), local, lambda: None).collect()}
+    (joules,) = found["dljob_trainer_energy_joules"]
+    assert (joules.name, joules.labels, joules.value) == (
+        "dljob_trainer_energy_joules_total", {"rank": "0", "source": "RAPL"}, 7.5,
+    )  # fmt: skip
+    assert [s.value for s in found["dljob_trainer_gradient_bandwidth_bytes_per_second"]] == [200.0]
+    assert found["dljob_trainer_step_backward_seconds"] == [], "what is not told is not 0"
 
 
 def test_what_cannot_be_read_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,9 +100,10 @@ def test_a_script_finds_its_data_where_the_environment_says(tmp_path: Path) -> N
         (["--model", "mlp", "--batch", "0"], "batch: found 0, expected a whole number, at least 1"),
         (["--model", "mlp", "--epochs", "0"], "epochs: found 0, expected greater than or equal to 1"),
         (["--model", "mlp", "--learning-rate", "nan"], "learning_rate: found nan, expected a finite number"),
+        (["--model", "mlp", "--collective", "Telepathy"], "collective: found 'Telepathy', expected Auto, Ring, MPI, "),
         (["nowhere.py"], "script: found nowhere.py, expected a Python file"),
     ],
-    ids=["dataset", "batch", "epochs", "rate", "script"],
+    ids=["dataset", "batch", "epochs", "rate", "collective", "script"],
 )
 def test_bad_input_is_one_line(arguments: list[str], message: str) -> None:
     ended = local(1, *arguments)

@@ -52,6 +52,11 @@ def test_three_ranks_learn_digits(tmp_path: Path) -> None:
     assert len(chosen) >= 3 and all(sum_.strategy and sum_.bandwidth_Bps > 0 for sum_ in chosen)
     measures = {step.rank: step.measure for step in listener.of(messages.Step)}
     assert all(m.compute_s > 0 and m.comm_s > 0 and m.wait_s >= 0 and m.data_s > 0 for m in measures.values())
+    # A small network: neither is the larger part for certain, but with the update they are all of it.
+    assert all(
+        0.1 * m.compute_s < part < m.compute_s for m in measures.values() for part in (m.forward_s, m.backward_s)
+    )
+    assert all(m.forward_s + m.backward_s < m.compute_s and m.sum_s > 0 for m in measures.values())
 
 
 def test_two_ranks_learn_digits_by_compressed_gradients(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ def test_the_plan_as_the_trainer_reads_it() -> None:
     assert (todo.collective, todo.min_ranks, todo.epochs, todo.steps) == ("Ring", 3, 25, None)
     assert todo.dataset == contract.DatasetRef(name="digits", samples=1437)
     assert todo.checkpoint == contract.CheckpointRef(enabled=True, interval_s=5.0, keep=2)
+    assert planned(spec(nodes={"min": 3})).checkpoint == contract.CheckpointRef(choose_interval=True)
     assert todo.expected.step_s > 0
     assert todo.expected.total_s == pytest.approx(375 * todo.expected.step_s)
     assert todo.rebalance and not todo.measure_collective

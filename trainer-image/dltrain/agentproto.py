@@ -60,12 +60,15 @@ class Refused(Record):
 class Prepare(Record):
     """Coordinator: a new world begins; end what is left of any other. Answered by Prepared.
 
-    ``pods``: those of the plan that it is made of, where others are lost; empty: all.
+    ``pods``: those of the plan that it is made of, where others are lost; empty: all. ``faults`` of the run before it,
+    and the time that it had trained: by them ranks choose the interval of their checkpoints.
     """
 
     type: Literal["prepare"] = "prepare"
     world: str
     pods: tuple[str, ...] = ()
+    faults: Annotated[int, Field(ge=0)] = 0
+    trained_s: Annotated[float, Field(ge=0)] = 0.0
 
 
 class Prepared(Record):
@@ -137,6 +140,15 @@ class RankNews(Record):
     news: News
 
 
+class RankStopped(Record):
+    """Its process has stood still for so long: stopped by a signal, whatever it was doing, so that it cannot say so."""
+
+    type: Literal["rank_stopped"] = "rank_stopped"
+    world: str
+    rank: int
+    stopped_s: float
+
+
 class RankEnded(Record):
     """Member: a rank's process is gone; exactly one of exit code and signal is set."""
 
@@ -161,7 +173,7 @@ class Beat(Record):
 
 Line = Annotated[
     Welcome | Assign | Assigned | Refused | Prepare | Prepared | StartDaemon | DaemonEnded | StartRanks | StopRanks
-    | EndWorld | WorldEnded | PhaseNow | RankUp | RankNews | RankEnded | Leaving | Beat,
+    | EndWorld | WorldEnded | PhaseNow | RankUp | RankNews | RankStopped | RankEnded | Leaving | Beat,
     Field(discriminator="type"),
 ]  # fmt: skip
 _adapter: TypeAdapter[Line] = TypeAdapter(Line)

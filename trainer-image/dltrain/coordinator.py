@@ -154,7 +154,8 @@ class Coordinator(Observer):
         self.ledger.begin_world(plan)
         self._account.history.begin_world(self.plan, plan, time.time())
         self._prepared.clear()
-        self._links.send_all(proto.Prepare(world=world.name, pods=plan.pods))
+        faults, trained_s = self._account.history.lost, self._account.history.trained_s
+        self._links.send_all(proto.Prepare(world=world.name, pods=plan.pods, faults=faults, trained_s=trained_s))
         await self._until(lambda: self._prepared >= set(plan.pods) or world.troubled)
         if world.troubled:
             return world

@@ -101,7 +101,7 @@ class Ledger:
             case Mark():
                 transition = self._marked(news)
             case Step():
-                limit_s = max(HANG_MIN_S, HANG_STEPS * news.step_s)
+                limit_s = max(HANG_MIN_S, HANG_STEPS * (news.step_s if news.typical_s is None else news.typical_s))
                 self._measures[news.rank] = news.measure
                 if news.rank == self.leader:
                     transition = self._world_size == 0  # the first one after a launch

@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--epochs", type=int, default=10, help="default: 10")
     parser.add_argument("--optimizer", choices=("SGD", "Adam", "AdamW"), default="SGD", help="default: SGD")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="default: 0.05")
+    parser.add_argument("--collective", default="Auto", help="as spec.collective; default: Auto, the fastest measured")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoints", help="a folder to save to, and to continue from")
     given = parser.parse_args(arguments)
@@ -65,7 +66,7 @@ def _built_in(given: argparse.Namespace) -> NoReturn:
             batch=given.batch,
             epochs=given.epochs,
             seed=given.seed,
-            collective="Ring",
+            collective=given.collective,
             checkpoints=given.checkpoints,
             model=ModelRef(name=given.model),
             dataset=DatasetRef(name=dataset) if dataset in NAMES else DatasetRef(path=dataset),

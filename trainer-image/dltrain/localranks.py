@@ -18,21 +18,22 @@ from pydantic import ValidationError
 
 from dljob.contract import Plan, Rank
 from dltrain import cgroup, launch
-from dltrain.agentproto import DaemonEnded, RankEnded, RankNews, RankUp
+from dltrain.agentproto import DaemonEnded, RankEnded, RankNews, RankStopped, RankUp
 from dltrain.messages import Hello, news_adapter
 from dltrain.output import Output
-from dltrain.processes import Exit, Process, Reaper
+from dltrain.processes import Exit, Process, Reaper, Stillness
 from dltrain.running import Running
 from dltrain.shim import WORLD_ENV, parse_request
 from dltrain.spawn import Spawner
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Event = RankUp | RankNews | RankEnded | DaemonEnded
+Event = RankUp | RankNews | RankStopped | RankEnded | DaemonEnded
 DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
 """(host, shell command) → exit code and last output of the daemon: what stands in for ssh."""
 
 SHARED_MEMORY = Path("/dev/shm")
+LOOK_S = 0.5
 
 
 class LocalRanks:
@@ -77,6 +78,23 @@ class LocalRanks:
             path = self.run_dir / name
             path.unlink(missing_ok=True)
             await asyncio.start_unix_server(handler, path, limit=2**22)
+        self._keep(self._look_for_stopped())
+
+    async def _look_for_stopped(self) -> None:
+        """For ever: a rank that is stopped (SIGSTOP) is told of, whatever it was busy with; a daemon is killed, which
+        ends the world.
+        """
+        stillness = Stillness()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            ranks = {run.process: run.rank.rank for run in self.running.values()}
+            daemon = [self._daemon] if self._daemon is not None else []
+            for process, stopped_s in stillness.look([*ranks, *daemon], time.monotonic()).items():
+                if process in ranks:
+                    self._emit(RankStopped(world=self.world, rank=ranks[process], stopped_s=stopped_s))
+                else:
+                    log.warning("the MPI daemon was stopped %.0f s ago and is killed", stopped_s)
+                    process.kill()
 
     async def begin(self, world: str, plan: Plan) -> None:
         """A new world with this plan; what is left of the one before is killed."""

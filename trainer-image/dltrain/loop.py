@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dljob.contract import DATASET_VARIABLE, Outcome, Plan
-from dltrain import randomness, summing, usage
+from dltrain import randomness, replay, summing, usage
 from dltrain.batchnorm import Ranks, local_layers, synchronized, unsynchronized
 from dltrain.cgroup import cpus
 from dltrain.energy import meter
@@ -47,6 +47,9 @@ class Trainer:
 
     def __init__(self, plan: Plan, world: World, reporter: Reporter, device: torch.device, device_name: str) -> None:
         """``device_name``: what ``device`` really is, for measurements."""
+        self._replay = replay.asked(plan)
+        if self._replay is not None:
+            plan = plan.model_copy(update={"rebalance": False})
         self.plan, self.world, self.reporter = plan, world, reporter
         self.device, self.device_name = device, device_name
         self.rank, self.size = world.rank, world.size
@@ -92,6 +95,9 @@ class Trainer:
         self.optimizer: Optimizer = optimizer
         replicate(self.model, self.world.broadcast)
         self._team.take(self.model, optimizer, sample)
+        if self._replay is not None:
+            summing.reuse(self.parallel, summing.told(self._replay.sums))
+        self.progress.gradient_nbytes = self.parallel.buffer.gradient.nbytes
         optimizer.register_step_pre_hook(lambda *_: self._step.sum())
         optimizer.register_step_post_hook(lambda *_: self._after_update())
         if (snapshot := self._saving.resume(self.model, optimizer)) is not None:
@@ -216,6 +222,7 @@ class Trainer:
 
         with Feed(loader, part_of, self.plan.seed, self.total_steps) as feed:
             while self.step < self.total_steps:
+                self._replay_shares()
                 part = part_of(self.step)
                 self.epoch, self.end_of_epoch = part.epoch, part.last
                 step.watch.begin()
@@ -302,6 +309,12 @@ class Trainer:
         team.elastic.active = False  # a rank lost within forward leaves others in the middle of it
         counts, weight = lambda: step.weight_by_samples > 0, lambda: step.weight
         return synchronized(model, Ranks(lambda of: team.among_workers.sum(of), counts, weight))
+
+    def _replay_shares(self) -> None:
+        """Those of the recorded run at the step to come, if there is one to be replayed."""
+        shares = self._replay.shares(self.step) if self._replay is not None else None
+        if shares is not None and shares != self.shares:
+            self.reshard(shares, "replayed")
 
     def _after_update(self) -> None:
         """Hook of ``optimizer.step()``."""

@@ -1,11 +1,12 @@
 """Where a rank's time goes, step by step, and means of it. Users: ``stopwatch``, ``progress``, ``apart``.
 
-Means, not medians: under a CPU quota most steps run at full speed and a few stand still for most of 100 ms, and it is
-both together that a run takes.
+Means, not medians, tell where time goes: under a CPU quota most steps run at full speed and a few stand still for most
+of 100 ms, and it is both together that a run takes.
 """
 
 from collections import deque
 from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 from dljob.contract import RankMeasure
@@ -29,6 +30,12 @@ class Times(NamedTuple):
     """CPU time of this process meanwhile, all of its threads."""
     fetch_s: float = 0.0
     """Making the batch, by whoever did: what of it is more than ``data_s`` was done beside other steps."""
+    forward_s: float = 0.0
+    """Of ``compute_s``: before backward and between its passes, the loss included."""
+    backward_s: float = 0.0
+    """Of ``compute_s``; what is left of it is the update. 0, as ``forward_s``: not told."""
+    sum_s: float = 0.0
+    """From the start of the step's first sum over ranks to the end of its last, most of it beside backward."""
 
 
 class Window:
@@ -57,6 +64,11 @@ class Window:
         return self._spent_s / len(self._times) if self._times else 0.0
 
     @property
+    def typical_s(self) -> float:
+        """Median of the steps: what silence is held against, for one long step must not excuse ten."""
+        return median(t.data_s + t.compute_s + t.exposed_s for t in self._times) if self._times else 0.0
+
+    @property
     def samples_per_s(self) -> float:
         spent_s = self._spent_s
         return sum(self._samples) / spent_s if spent_s else 0.0
@@ -81,4 +93,7 @@ class Window:
             agree_s=mean.agree_s,
             wait_cpu_s=mean.exposed_cpu_s,
             fetch_s=mean.fetch_s,
+            forward_s=mean.forward_s,
+            backward_s=mean.backward_s,
+            sum_s=mean.sum_s,
         )

@@ -109,7 +109,10 @@ class Member:
                 plan = fewer(self.plan, line.pods) if line.pods else self.plan
                 if plan is None:
                     raise ValueError(f"found a world of {line.pods}, too few for the plan")
-                await self.local.begin(line.world, plan.model_copy(update={"term": self.term}))
+                known = {"faults": line.faults, "trained_s": line.trained_s}
+                checkpoint = plan.checkpoint.model_copy(update=known)
+                told = plan.model_copy(update={"term": self.term, "checkpoint": checkpoint})
+                await self.local.begin(line.world, told)
                 channel.send(proto.Prepared(world=line.world))
             case proto.StartDaemon() if line.world == self.local.world:
                 self.local.start_daemon(line.arguments)

@@ -92,9 +92,11 @@ class Step(Record):
     learning_rate: float | None = None
     gradient_norm: float | None = None
     step_s: float
+    typical_s: Annotated[float | None, Field(ge=0, description="Median, where step_s is the mean.")] = None
     samples_per_s: float
     world_size: int
     measure: RankMeasure
+    gradient_nbytes: Annotated[int, Field(ge=0, description="Summed over ranks in each step; 0: not told.")] = 0
     staleness: Annotated[float | None, Field(description="Mean of the last updates'; None in lockstep.")] = None
     ahead: Annotated[float | None, Field(description="Steps done more than the slowest worker; None in lockstep.")] = (
         None
@@ -128,6 +130,8 @@ class Checkpointed(Record):
     mark: CheckpointMark
     duration_s: float
     nbytes: int
+    cost_s: Annotated[float, Field(ge=0, description="Of training: standing still, and the writer's CPU time.")] = 0.0
+    interval_s: Annotated[float | None, Field(description="Until the next one, if the run lasts so long.")] = None
 
 
 class Resharded(Record):
@@ -153,7 +157,7 @@ class Shrunk(Record):
 class Busy(Record):
     """Before something that takes longer than a step (an evaluation, a large checkpoint): no news for so long is fine.
 
-    Without it, silence of max(5 s, 10 steps) after the first step means that the rank hangs.
+    Without it, silence of max(5 s, 10 median steps) after the first step means that the rank hangs.
     """
 
     type: Literal["busy"] = "busy"

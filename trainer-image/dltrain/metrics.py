@@ -44,6 +44,27 @@ OF_STEP = (
     ),
     OfStep("step_compute_seconds", "Of a step: forward, backward and update.", lambda s: s.measure.compute_s),
     OfStep(
+        "step_forward_seconds",
+        "Of step_compute_seconds: forward, with the loss. What neither this nor backward is of it is the update.",
+        lambda s: s.measure.forward_s or None,
+    ),
+    OfStep(
+        "step_backward_seconds",
+        "Of step_compute_seconds: backward. Not told of models in parts and of workers without lockstep.",
+        lambda s: s.measure.backward_s or None,
+    ),
+    OfStep(
+        "step_sum_seconds",
+        "From the start of a step's first sum of gradients to the end of its last: most of it hides behind backward.",
+        lambda s: s.measure.sum_s or None,
+    ),
+    OfStep(
+        "gradient_bandwidth_bytes_per_second",
+        "Gradients by step_sum_seconds. Below collective_bandwidth_bytes_per_second, the probe's at the start, by what "
+        "backward holds back; falling while steps grow longer: the network, or a slow rank.",
+        lambda s: s.gradient_nbytes / s.measure.sum_s if s.measure.sum_s else None,
+    ),
+    OfStep(
         "step_wait_seconds",
         "Of a step: waiting for slower ranks. High on most ranks: the one with little of it is the slow one.",
         lambda s: s.measure.wait_s,
@@ -119,6 +140,16 @@ class TrainerCollector(Collector):
         )
         for metric in OF_STEP:
             yield _gauge(metric.name, metric.text, {n: metric.value(step) for n, step in self._latest(Step)})
+        energy = CounterMetricFamily(
+            PREFIX + "energy_joules",
+            "Energy that this rank's device used since the rank began, by NVML (its GPU) or RAPL (its node's CPUs). "
+            "None where no counter can be read.",
+            labels=["rank", "source"],
+        )
+        for n, step in self._latest(Step):
+            if step.energy is not None:
+                energy.add_metric([str(n), step.energy.source], step.energy.joules)
+        yield energy
         accuracy = {n: evaluated.accuracy for n, evaluated in self._latest(Evaluated)}
         yield _gauge("accuracy_ratio", "Accuracy on held-out data, last known.", accuracy)
         yield _gauge(
@@ -138,6 +169,16 @@ class TrainerCollector(Collector):
             {n: checkpoint.duration_s for n, checkpoint in saved.items()},
         )
         yield _gauge("checkpoint_size_bytes", "Size of the last checkpoint.", {n: c.nbytes for n, c in saved.items()})
+        yield _gauge(
+            "checkpoint_cost_seconds",
+            "What the last checkpoint cost the training: standing still for its copy, and the CPU time of writing it.",
+            {n: c.cost_s for n, c in saved.items()},
+        )
+        yield _gauge(
+            "checkpoint_interval_seconds",
+            "From one checkpoint to the next: as given, or chosen by that cost and the job's faults.",
+            {n: c.interval_s for n, c in saved.items()},
+        )
         probed = dict(self._latest(Probed))
         yield _gauge(
             "link_latency_seconds",

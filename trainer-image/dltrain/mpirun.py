@@ -11,7 +11,7 @@ from dltrain import launch
 from dltrain.interfaces import interface_of
 from dltrain.links import Links
 from dltrain.output import Output
-from dltrain.processes import Exit, Reaper
+from dltrain.processes import Exit, Process, Reaper, Stillness
 from dltrain.settings import Settings
 
 
@@ -35,7 +35,7 @@ class Mpirun:
         env = launch.mpi_environment(env, interface_of(settings.pod_ip), world, settings.run_dir)
         read_fd, write_fd = os.pipe()
         try:
-            self._process = reaper.start(command, env=env, output=write_fd)
+            self.process: Process = reaper.start(command, env=env, output=write_fd)
         finally:
             os.close(write_fd)
         self._watching = asyncio.create_task(self._watch(Output("[mpirun] ", read_fd), ended))
@@ -63,12 +63,12 @@ class Mpirun:
     def end(self) -> None:
         """Kill it; its end is no news any more."""
         self._watching.cancel()
-        self._process.kill()
+        self.process.kill()
         for pod in list(self._daemons):
             self.daemon_ended(pod, 1, "")
 
     async def _watch(self, output: Output, ended: Callable[[Exit, str], None]) -> None:
-        end = await asyncio.shield(self._process.ended)
+        end = await asyncio.shield(self.process.ended)
         await output.drained()
         ended(end, output.tail)
 
@@ -79,6 +79,7 @@ class Launcher:
     def __init__(self, settings: Settings, reaper: Reaper, env: dict[str, str], links: Links) -> None:
         self._settings, self._reaper, self._env, self._links = settings, reaper, env, links
         self._mpirun: Mpirun | None = None
+        self._stillness = Stillness()
 
     def start(self, plan: Plan, world: str, ended: Callable[[Exit, str], None]) -> None:
         """Raises what ``Mpirun`` raises."""
@@ -94,6 +95,12 @@ class Launcher:
         """News of a pod's daemon."""
         if self._mpirun is not None:
             self._mpirun.daemon_ended(pod, code, tail)
+
+    def look(self, now_s: float) -> None:
+        """Kill an mpirun that was stopped (SIGSTOP) and stays so: its end is news, and the world's."""
+        running = [self._mpirun.process] if self._mpirun is not None else []
+        for process in self._stillness.look(running, now_s):
+            process.kill()
 
     def end(self) -> None:
         """Kill mpirun, if it runs; its end is no news any more."""

@@ -23,6 +23,13 @@ from dltrain.settings import Settings
 from dltrain.tls import Identity
 
 log = logging.getLogger(__name__)
+LAUNCH_LIMIT_S = 300.0
+"""From a launch to the first sign of every rank's process; it takes a second or two, and mpirun knows no limit."""
+_LATE = Failure(
+    reason="LaunchFailed",
+    message=f"mpirun has not started all ranks within {LAUNCH_LIMIT_S:.0f} s; does anything keep the job's pods from "
+    "reaching each other on their MPI ports?",
+)
 
 
 class Observer(Procedure):
@@ -70,6 +77,14 @@ class Observer(Procedure):
             world.hung = self.ledger.silent_rank(time.monotonic())
         if world is not None:
             self._account.tick(time.time())
+            self._launcher.look(time.monotonic())
+            if world.launcher_runs and not world.troubled and self._launched_late(world):
+                world.failures.append((0, _LATE))
+
+    def _launched_late(self, world: World) -> bool:
+        """Whether ranks that mpirun should have started long ago did not even begin."""
+        begun = world.up | world.ended.keys() | world.absent
+        return len(begun) < len(world.plan.ranks) and time.monotonic() - world.started_s > LAUNCH_LIMIT_S
 
     def _take(self, event: Event) -> None:
         match event:
@@ -118,6 +133,9 @@ class Observer(Procedure):
                     self._running()
             case proto.RankNews():
                 self._news(line, world)
+            case proto.RankStopped():
+                if world.hung is None and world.outcome is None and not self._stopping:
+                    world.hung = (line.rank, line.stopped_s)
             case proto.RankEnded():
                 world.ended[line.rank] = line
                 self.ledger.forget_rank(line.rank)

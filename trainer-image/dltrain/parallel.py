@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from dltrain.buffers import GradientBuffer
 from dltrain.comm.base import Collective, Work
 from dltrain.errors import MisuseError, PeerLostError
+from dltrain.passes import Passes
 from dltrain.sampling import Part, Sampler
 from dltrain.stopwatch import Lap, reading
 
@@ -59,6 +60,11 @@ class DataParallel:
         """Time of the last step spent waiting for the sum, not hidden behind backward."""
         self.waited = Lap()
         """Of the step under way, time within the script's part of it that was spent on other ranks."""
+        self.passes = Passes(self.buffer.flat.device)
+        """Backward passes of the step under way."""
+        self.sum_s = 0.0
+        """Of the last step, from the start of the first sum to the end of the last."""
+        self._sums_began = 0.0
         self.square = 0.0
         """Squared norm of this rank's part of the last gradient, where it holds but a part of it."""
         self.square_at: int | None = None
@@ -116,6 +122,7 @@ class DataParallel:
         self._under_way.clear()
         self._weight = weight
         self._own_square, self.exposed_s, self.waited = 0.0, 0.0, Lap()
+        self.passes.begin()
         self._reached.clear()
         self._queued = self._whole = False
         self._norm = self._version = None
@@ -243,6 +250,7 @@ class DataParallel:
     def _wait_for_sums(self) -> None:
         for work in self._works:
             work.wait()
+        self.sum_s = time.perf_counter() - self._sums_began
         if self.weight_at is not None and (weight := float(self.buffer.tail[self.weight_at])):
             self.buffer.gradient.div_(weight)
         self._whole = True
@@ -253,6 +261,7 @@ class DataParallel:
     def _backward_ended(self) -> None:
         """The engine's last act in a backward pass; one within another (a reentrant checkpoint) has an end, too."""
         self._queued = False
+        self.passes.end()
         if self._lost is not None or self._whole or self.in_parts or len(self._works) < len(self.buffer.buckets):
             return
         began = reading()
@@ -279,6 +288,7 @@ class DataParallel:
             if not self._queued:
                 Variable._execution_engine.queue_callback(self._backward_ended)
                 self._queued = True
+                self.passes.start()
             self.buffer.adopt(index)
             self._reached.add(index)
             if self._accumulates:
@@ -316,6 +326,8 @@ class DataParallel:
             work.test()
 
     def _start(self, bucket: int) -> None:
+        if not self._works:
+            self._sums_began = time.perf_counter()
         gradient = self.buffer.flat[self.buffer.buckets[bucket].start : self.buffer.buckets[bucket].stop]
         if self.square_at is not None and self._weight:
             self._own_square += self._weight * float(torch.linalg.vector_norm(gradient)) ** 2

@@ -11,9 +11,12 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+STOPPED_S = 4.0
+"""Of a stop that lasts: with looks every half second it is noticed within five."""
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -62,6 +65,27 @@ class Process:
 
     def kill(self) -> None:
         self.send(signal.SIGKILL)
+
+
+class Stillness:
+    """How long processes have stood still, stopped by a signal: nothing else can be heard of that by who waits."""
+
+    def __init__(self) -> None:
+        self._since: dict[Process, float] = {}
+
+    def look(self, processes: Iterable[Process], now_s: float) -> dict[Process, float]:
+        """Those that have been seen stopped for ``STOPPED_S`` or longer, and for how long; ``now_s`` by any clock."""
+        self._since = {each: self._since.get(each, now_s) for each in processes if _stopped(each.pid)}
+        return {each: now_s - since for each, since in self._since.items() if now_s - since >= STOPPED_S}
+
+
+def _stopped(pid: int) -> bool:
+    """Whether a process is stopped by job control (SIGSTOP); one under a debugger is not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 class Reaper:

@@ -28,6 +28,8 @@ class Progress:
         """Mean over the steps between the last two news."""
         self.times = Times(0.0, 0.0, 0.0)
         """Of the last step."""
+        self.gradient_nbytes = 0
+        """Summed over ranks in each step."""
         self._window = Window()
         self._cold = False
         self._losses: list[float] = []
@@ -90,7 +92,9 @@ class Progress:
             step_s=self._window.step_s,
             samples_per_s=self._window.samples_per_s,
             world_size=world_size,
+            typical_s=self._window.typical_s,
             measure=self._window.measure(self.rank, self.device_name, share),
+            gradient_nbytes=self.gradient_nbytes,
             staleness=sum(self._stale) / len(self._stale) if self._stale else None,
             ahead=self._ahead,
             noise=None if (samples := self._noise.samples) is None else Noise(samples=samples, steps=self._noise.steps),

@@ -102,7 +102,8 @@ def describe(news: News) -> str:
         case Evaluated():
             return f"dltrain: step {news.step} accuracy {news.accuracy:.4f}"
         case Checkpointed():
-            return f"dltrain: checkpoint {news.mark.path} in {news.duration_s:.2f} s"
+            next_one = f", the next one {news.interval_s:.0f} s later" if news.interval_s is not None else ""
+            return f"dltrain: checkpoint {news.mark.path} in {news.duration_s:.2f} s{next_one}"
         case Resharded():
             return f"dltrain: shares {news.shares} from step {news.step}: {news.reason}"
         case Shrunk():

@@ -1,5 +1,6 @@
 """What a run in lockstep keeps in its checkpoints, and takes from them. Users: ``loop``."""
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -81,7 +82,7 @@ class Saving:
         """Begin a checkpoint of the state after ``step`` steps; all ranks call it. Raises OSError, PeerLostError."""
         if not self._team.plan.checkpoint.enabled:
             return
-        parallel = self._team.parallel
+        parallel, began = self._team.parallel, time.monotonic()
         state = {
             "epoch": epoch,
             "scaling": self._scaling.state(),
@@ -94,7 +95,8 @@ class Saving:
             "summing": summing.known(parallel),
         }
         optimizer = parallel.optimizer_state(self._optimizer)
-        self._keeper.save(step, parallel.weights(self._model), optimizer, state, durable=durable)
+        weights = parallel.weights(self._model)
+        self._keeper.save(step, weights, optimizer, state, durable=durable, gathered_s=time.monotonic() - began)
 
     def wait(self) -> None:
         """Until it is durable: all ranks end together, so all wait for rank 0's volume. Raises OSError."""

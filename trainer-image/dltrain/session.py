@@ -11,7 +11,16 @@ from typing import NoReturn
 import torch
 from pydantic import ValidationError
 
-from dljob.contract import DATASET_VARIABLE, CheckpointRef, DatasetRef, ModelRef, OptimizerRef, Plan, Rank
+from dljob.contract import (
+    DATASET_VARIABLE,
+    MEASURABLE,
+    CheckpointRef,
+    DatasetRef,
+    ModelRef,
+    OptimizerRef,
+    Plan,
+    Rank,
+)
 from dltrain import heap
 from dltrain.cgroup import threads
 from dltrain.comm.choose import AUTO
@@ -53,6 +62,8 @@ def local_plan(
         raise BadInputError(
             "batch", str(batch), f"a whole number, at least {world_size}: a sample for each rank", "raise it"
         )
+    if collective not in (names := (AUTO, *MEASURABLE, "Torch")):
+        raise BadInputError("collective", repr(collective), ", ".join(names), "choose one of them")
     shares = apportion(batch, [1] * world_size)
     gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name().replace(" ", "-") if gpu else "cpu"
@@ -74,7 +85,7 @@ def local_plan(
         optimizer=optimizer or OptimizerRef(),
         epochs=epochs,
         seed=seed,
-        checkpoint=CheckpointRef(enabled=checkpoints is not None, directory=checkpoints or "."),
+        checkpoint=CheckpointRef(enabled=checkpoints is not None, directory=checkpoints or ".", choose_interval=True),
         rebalance=False,
     )
 

@@ -83,6 +83,8 @@ class Step:
 
     def log(self, loss: Tensor | float) -> None:
         """The mean loss of this rank's part."""
+        if self.open and isinstance(loss, Tensor) and loss.requires_grad and loss.grad_fn is not None:
+            loss.register_hook(lambda _: self._team.parallel.passes.start())  # type: ignore[no-untyped-call]
         weighed = usage.number(loss) * self.weight if self.weight else 0.0
         if not self._team.parallel.share(0, (weighed, self.weight)):
             self._late = (float(weighed), self.weight)
@@ -105,6 +107,7 @@ class Step:
         team, parallel = self._team, self._team.parallel
         self._synchronize()  # else backward would count as communication
         self.watch.computed(parallel.waited)
+        self.watch.differentiated(parallel.passes.seconds)
         if self.given_up:  # ranks were lost in a sum of the script's own
             self.give_up()
             return
@@ -164,7 +167,7 @@ class Step:
         """
         team, told = self._team, self.told
         agree_s = team.elastic.agree_s
-        times = self.watch.times(team.parallel.exposed_s + agree_s, agree_s, fetch_s)
+        times = self.watch.times(team.parallel.exposed_s + agree_s, agree_s, fetch_s, team.parallel.sum_s)
         if first:
             self._progress.warm_up(times, self._samples)
             return

@@ -64,6 +64,7 @@ class Stopwatch:
         self._budget = budget
         self.demanded_s = 0.0
         """Time that the CPU time of the last step takes to come by; 0 where that is not known."""
+        self._forward_s = self._backward_s = 0.0
         self._now = reading()
         self._data = self._computed = self._waited = Lap()
 
@@ -84,10 +85,24 @@ class Stopwatch:
     def waited(self) -> None:
         self._waited += self._lap()
 
-    def times(self, exposed_s: float, agree_s: float, fetch_s: float) -> Times:
+    def differentiated(self, backward_s: float) -> None:
+        """What was computed so far is forward, and backward for so long."""
+        self._backward_s = backward_s
+        self._forward_s = max(0.0, self._computed.wall_s - backward_s) if backward_s else 0.0
+
+    def times(self, exposed_s: float, agree_s: float, fetch_s: float, sum_s: float = 0.0) -> Times:
         """Of the step just made; the arguments as in ``Times``."""
-        cpu_s = self._waited.process_s
-        return Times(self._data.wall_s, self._computed.wall_s, exposed_s, agree_s, cpu_s, fetch_s)
+        return Times(
+            self._data.wall_s,
+            self._computed.wall_s,
+            exposed_s,
+            agree_s,
+            self._waited.process_s,
+            fetch_s,
+            self._forward_s,
+            self._backward_s,
+            sum_s,
+        )
 
     def demand(self) -> None:
         """Count the step just made for the budget and ``demanded_s``."""

@@ -1,13 +1,14 @@
 """From a plan to gradients that are summed: their memory, their strategy, what was measured of it. Users: ``loop``."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dljob.contract import Plan, Role
-from dltrain.comm.auto import Auto, Pick
+from dltrain.comm.auto import Auto, Pick, size_class
 from dltrain.comm.base import Collective
 from dltrain.comm.choose import AUTO, choose
 from dltrain.comm.region import Memory
@@ -66,6 +67,11 @@ def known(parallel: DataParallel) -> Known:
     if (auto := measured_by(parallel)) is None:
         return []
     return [[number, pick.strategy, pick.segment_nbytes] for number, pick in sorted(auto.picks.items())]
+
+
+def told(sums: Sequence[Summing]) -> Known:
+    """What ``tell`` told, as ``reuse`` takes it."""
+    return [[size_class(each.nbytes), each.strategy, each.segment_nbytes] for each in sums]
 
 
 def reuse(parallel: DataParallel, picks: Known) -> None:

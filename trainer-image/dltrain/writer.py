@@ -18,6 +18,7 @@ from dljob.contract import CheckpointMark, Plan
 from dltrain import memory
 from dltrain.checkpoint import Checkpoints, Snapshot, decode, identity
 from dltrain.errors import BadInputError, CheckpointError, FencedError
+from dltrain.interval import Interval
 from dltrain.layout import job_directory
 from dltrain.memory import NOTHING, held, step_of
 from dltrain.messages import Checkpointed
@@ -37,9 +38,12 @@ def patience_s(nbytes: int) -> float:
 class Writer:
     """One checkpoint at a time, each announced to the agent (if there is a ``reporter``) once it is durable."""
 
-    def __init__(self, checkpoints: Checkpoints, reporter: Reporter | None) -> None:
+    def __init__(
+        self, checkpoints: Checkpoints, reporter: Reporter | None, paid: Callable[[float], float] | None = None
+    ) -> None:
+        """``paid``: told what each cost the training; answers in how many seconds the next one comes."""
         self.checkpoints = checkpoints
-        self._reporter = reporter
+        self._reporter, self._paid = reporter, paid
         self._thread: threading.Thread | None = None
         self._error: OSError | FencedError | ValueError | None = None
         self.last: CheckpointMark | None = None
@@ -48,10 +52,12 @@ class Writer:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def begin(self, snapshot: Snapshot) -> None:
-        """Write ``snapshot``, whose tensors nobody changes any more. Raises OSError of the one before."""
+    def begin(self, snapshot: Snapshot, stall_s: float = 0.0) -> None:
+        """Write ``snapshot``, whose tensors nobody changes any more, and for which training stood still for
+        ``stall_s``. Raises OSError of the one before.
+        """
         self.wait()
-        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(snapshot, stall_s), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -63,8 +69,8 @@ class Writer:
             error, self._error = self._error, None
             raise error
 
-    def _write(self, snapshot: Snapshot) -> None:
-        began = time.perf_counter()
+    def _write(self, snapshot: Snapshot, stall_s: float) -> None:
+        began, cpu_began = time.perf_counter(), time.thread_time()
         try:
             path, nbytes = self.checkpoints.save(snapshot)
         except (FencedError, ValueError) as error:
@@ -75,9 +81,19 @@ class Writer:
             return
         self.last = CheckpointMark(step=snapshot.step, unix_s=time.time(), path=str(path))
         duration_s = time.perf_counter() - began
+        cost_s = stall_s + time.thread_time() - cpu_began  # this thread's CPU time is taken from the steps beside it
+        next_s = self._paid(cost_s) if self._paid is not None else None
         if self._reporter is not None:
-            rank = self._reporter.rank
-            self._reporter.send(Checkpointed(rank=rank, mark=self.last, duration_s=duration_s, nbytes=nbytes))
+            self._reporter.send(
+                Checkpointed(
+                    rank=self._reporter.rank,
+                    mark=self.last,
+                    duration_s=duration_s,
+                    nbytes=nbytes,
+                    cost_s=cost_s,
+                    interval_s=next_s,
+                )
+            )
 
 
 class Keeper:
@@ -92,6 +108,8 @@ class Keeper:
         self._identity = ""
         self._memory: Writer | None = None
         self._pace = memory.Pace()
+        self._interval = Interval(plan.checkpoint, len(plan.pods))
+        self._launched = time.monotonic()
         self._staging = Staging()
 
     @property
@@ -103,7 +121,16 @@ class Keeper:
         """Whether this rank wants a checkpoint after this step. Only rank 0 ever does."""
         if self._writer is None or self._writer.busy:
             return False
-        return time.monotonic() - self._saved_at >= self.plan.checkpoint.interval_s
+        return time.monotonic() - self._saved_at >= self.interval_s
+
+    @property
+    def interval_s(self) -> float:
+        """Between checkpoints on the volume."""
+        return self._interval.seconds(time.monotonic() - self._launched)
+
+    def _paid(self, cost_s: float) -> float:
+        self._interval.paid(cost_s)
+        return self.interval_s
 
     @property
     def memory_due(self) -> bool:
@@ -163,7 +190,7 @@ class Keeper:
 
     def _open(self) -> Checkpoints:
         checkpoints = Checkpoints(job_directory(self.plan), self._identity, self.plan.checkpoint.keep, self.plan.term)
-        self._writer = Writer(checkpoints, self.reporter)
+        self._writer = Writer(checkpoints, self.reporter, self._paid)
         return checkpoints
 
     def take_over(self) -> None:
@@ -189,10 +216,12 @@ class Keeper:
         state: dict[str, Any],
         *,
         durable: bool = True,
+        gathered_s: float = 0.0,
     ) -> None:
         """Begin a checkpoint of the state after ``step`` steps, unless it is there; all ranks call it.
 
-        It goes to the pods' memory, too, and only there where it need not be ``durable``. Raises OSError.
+        It goes to the pods' memory, too, and only there where it need not be ``durable``. ``gathered_s``: what it took
+        to have the state of all ranks here. Raises OSError.
         """
         writers = []
         if durable:
@@ -209,12 +238,12 @@ class Keeper:
             free = not any(writer is not None and writer.busy for writer in (self._writer, self._memory))
             snapshot = capture(step, model, optimizer, state | agreed, self._staging if free else None)
             for writer in writers:
-                self._begin(writer, snapshot)
+                self._begin(writer, snapshot, gathered_s + time.monotonic() - began)
         self._pace.kept(time.monotonic() - began)
 
-    def _begin(self, writer: Writer, snapshot: Snapshot) -> None:
+    def _begin(self, writer: Writer, snapshot: Snapshot, stall_s: float) -> None:
         if writer is not self._memory:
-            writer.begin(snapshot)
+            writer.begin(snapshot, stall_s)
             return
         try:
             if not memory.room_for(writer.checkpoints.directory, snapshot):

@@ -20,9 +20,14 @@ _DURATION_UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"
 _BYTES_PATTERN = r"^[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$"
 _DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"
+_AUTO_DURATION_PATTERN = r"^(Auto|([0-9]+(\.[0-9]+)?(ms|s|m|h))+)$"
 
 Duration = Annotated[str, Field(pattern=_DURATION_PATTERN, max_length=32)]
 """A duration as Go writes it: ``90s``, ``1h30m``, ``500ms``."""
+
+AUTO_INTERVAL = "Auto"
+AutoDuration = Annotated[str, Field(pattern=_AUTO_DURATION_PATTERN, max_length=32)]
+"""A duration, or that it is for dljob to choose."""
 
 Quantity = Annotated[str, Field(pattern=_QUANTITY_PATTERN, max_length=32)]
 """A Kubernetes quantity: ``500m``, ``4Gi``."""
@@ -32,6 +37,7 @@ Bytes = Annotated[str, Field(pattern=_BYTES_PATTERN, max_length=32)]
 
 PATTERNS = {
     _DURATION_PATTERN: "a duration such as 90s, 1h30m or 500ms",
+    _AUTO_DURATION_PATTERN: "Auto, or a duration such as 90s, 1h30m or 500ms",
     _QUANTITY_PATTERN: "a quantity such as 2, 500m or 4Gi",
     _BYTES_PATTERN: "a quantity of bytes such as 512Mi or 4Gi",
 }

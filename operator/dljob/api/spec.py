@@ -5,7 +5,17 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Duration, Quantity, Rule, duration_s
+from dljob.api.base import (
+    AUTO_INTERVAL,
+    ApiModel,
+    AutoDuration,
+    Bytes,
+    DnsSubdomain,
+    Duration,
+    Quantity,
+    Rule,
+    duration_s,
+)
 from dljob.api.dataset import Dataset
 
 
@@ -482,15 +492,21 @@ class Checkpoint(ApiModel):
     rules = (
         Rule(
             "interval",
-            "!has(self.interval) || self.interval.matches('[1-9]')",
+            "!has(self.interval) || self.interval == 'Auto' || self.interval.matches('[1-9]')",
             "interval must be more than 0, such as 60s, and enabled false for no checkpoints",
-            lambda c: duration_s(c.interval) > 0,
+            lambda c: c.interval == AUTO_INTERVAL or duration_s(c.interval) > 0,
         ),
     )
 
     enabled: Annotated[bool, Field(description="Whether to write checkpoints; false also needs no volume.")] = True
     volume: Annotated[CheckpointVolume, Field(description="Where checkpoints are kept.")] = CheckpointVolume()
-    interval: Annotated[Duration, Field(description="Time between checkpoints, such as 90s or 1h30m.")] = "60s"
+    interval: Annotated[
+        AutoDuration,
+        Field(
+            description="Time between checkpoints, such as 90s or 1h30m. Auto: the first one after 60s, then by what "
+            "they cost and how often there are faults, √(2 · cost · time between faults), at most 30 minutes."
+        ),
+    ] = AUTO_INTERVAL
     keep: Annotated[int, Field(ge=1, le=100, description="How many checkpoints are kept.")] = 3
 
 

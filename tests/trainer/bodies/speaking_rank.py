@@ -1,7 +1,8 @@
 """A rank without torch that speaks to its agent as ``dltrain.rank`` does, and misbehaves when told to.
 
 ``speaking_rank.py STEPS [PACE_S] [KEY=VALUE…]``: ``fail_rank=N fail_step=N fail_code=N`` ends that rank so, once per
-directory of the plan's checkpoints; ``mpi=1`` joins MPI and all-reduces in every step; of ``unheard=N`` no step is told.
+directory of the plan's checkpoints; ``mpi=1`` joins MPI and all-reduces in every step; of ``unheard=N`` no step is told; ``busy=S`` says
+at its first launch, after its first step, that there may be no news for so long, and makes no more steps.
 """
 
 import os
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 from dljob.contract import CheckpointMark, Failure, Outcome, Plan, RankMeasure
-from dltrain.messages import EXIT_PEER_LOST, EXIT_STOPPED, Checkpointed, Failed, Finished, Hello, Step
+from dltrain.messages import EXIT_PEER_LOST, EXIT_STOPPED, Busy, Checkpointed, Failed, Finished, Hello, Step
 from dltrain.report import Reporter
 
 
@@ -54,6 +55,10 @@ def main() -> int:
             )  # fmt: skip
             if step == 1:
                 reporter.mark("first_step")
+        if "busy" in options and step == 1:
+            reporter.send(Busy(rank=rank, what="a test", limit_s=float(options["busy"])))
+            print("busy from now on", flush=True)
+            time.sleep(float(options["busy"]))
         if str(rank) == options.get("fail_rank") and step == int(options.get("fail_step", "1")):
             code = int(options["fail_code"])
             if code == 1 and not failed_before.exists():

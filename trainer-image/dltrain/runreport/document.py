@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field
 
 from dljob.contract import Failure, Outcome, Record, RunPhase
+from dltrain.messages import Summing
 
 SCHEMA = 1
 
@@ -138,6 +139,7 @@ class Document(Record):
     evaluations: tuple[Evaluation, ...] = ()
     plans: tuple[PlanEntry, ...] = ()
     splits: tuple[Split, ...] = ()
+    sums: Annotated[tuple[Summing, ...], Field(description="How gradients were summed, as measured at the start.")] = ()
     worlds: tuple[World, ...] = ()
     faults: tuple[Fault, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()

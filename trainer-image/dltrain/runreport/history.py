@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from dljob.contract import Failure, Outcome, Plan, Rank, RankMeasure, RunPhase
-from dltrain.messages import Checkpointed, Evaluated, News, Resharded, Shrunk, Step
+from dltrain.messages import Checkpointed, Chosen, Evaluated, News, Resharded, Shrunk, Step
 from dltrain.runreport.document import (
     Checkpoint,
     Document,
@@ -64,7 +64,7 @@ class History:
         self._points, self._least = list(before.points), before.least_steps
         self._evaluations, self._checkpoints = list(before.evaluations), list(before.checkpoints)
         self._plans, self._splits, self._worlds = list(before.plans), list(before.splits), list(before.worlds)
-        self._faults = list(before.faults)
+        self._faults, self._sums = list(before.faults), before.sums
         self._totals = before.totals
         self._ranks = {total.place: total for total in before.ranks}
         self._measures: dict[int, RankMeasure] = {}
@@ -74,12 +74,24 @@ class History:
         """Energy by each rank's last news in this world."""
         self._down_since: float | None = next((f.unix_s for f in self._faults if f.resumed_unix_s is None), None)
         self._split_known = False
+        self._launched_at = 0
+        """Steps that were done when the ranks were launched."""
         self.step, self._steps, self._epoch = before.step, before.steps, before.epoch
 
     @property
     def faults(self) -> int:
         """So far."""
         return sum(self._totals.faults.values())
+
+    @property
+    def lost(self) -> int:
+        """Faults so far before which nothing could be saved: all but pods that were told to stop."""
+        return self.faults - self._totals.faults.get("PodStopped", 0)
+
+    @property
+    def trained_s(self) -> float:
+        """In steps, so far."""
+        return self._totals.training_s
 
     def begin_world(self, whole: Plan, placed: Plan, unix_s: float) -> None:
         """Ranks are launched: of ``whole``, on the pods that there are."""
@@ -107,6 +119,8 @@ class History:
             case Evaluated() if news.rank == leader:
                 entry = Evaluation(step=news.step, unix_s=unix_s, accuracy=news.accuracy, loss=news.loss)
                 self._evaluations = thinned([*self._evaluations, entry])
+            case Chosen() if news.rank == leader and not self._sums:
+                self._sums = news.sums
             case Checkpointed():
                 self._saved(news)
             case Resharded() if news.rank == leader and len(news.shares) == len(self._placed.ranks):
@@ -144,6 +158,7 @@ class History:
                 "evaluations": tuple(self._evaluations),
                 "plans": tuple(self._plans),
                 "splits": tuple(self._splits),
+                "sums": self._sums,
                 "worlds": tuple(self._worlds),
                 "faults": tuple(self._faults),
                 "checkpoints": tuple(self._checkpoints),
@@ -156,12 +171,14 @@ class History:
         steps = 1 if before is None else news.step - before  # the first step after a launch is told at once
         if steps < 1 or news.rank >= len(self._placed.ranks):
             return
+        if not self._told:
+            self._launched_at = news.step - 1
         self._told[news.rank] = news.step
         self._measures[news.rank] = news.measure
         self._count(self._placed.ranks[news.rank], news.measure, steps)
         self._use(news)
         if not self._split_known and len(self._measures) == len(self._placed.ranks):
-            self._split({n: m.share for n, m in self._measures.items()}, news.step - 1, unix_s, "launched")
+            self._split({n: m.share for n, m in self._measures.items()}, self._launched_at, unix_s, "launched")
         if news.rank != leader:
             return
         if before is None:
@@ -261,7 +278,7 @@ class History:
             return  # of different moments
         self._split_known = True
         by_place = {place(self._placed.ranks[rank]): share for rank, share in sorted(shares.items())}
-        if self._splits and self._splits[-1].shares == by_place:
+        if self._splits and self._splits[-1].shares == by_place and self._splits[-1].step <= step:
             return
         capacity = max(16, min(CAPACITY, SHARES // len(by_place)))
         entry = Split(step=step, unix_s=unix_s, shares=by_place, reason=reason)
