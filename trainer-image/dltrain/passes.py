@@ -41,7 +41,7 @@ class Passes:
     def seconds(self) -> float:
         """Of all passes of the step; on a GPU after it was waited for."""
         if self._gpu:
-            return sum(float(began.elapsed_time(ended)) for began, ended in self._done) / 1e3
+            return sum(float(began.elapsed_time(ended)) for began, ended in self._done if ended.query()) / 1e3
         return float(sum(ended - began for began, ended in self._done))
 
     def _now(self) -> Moment:

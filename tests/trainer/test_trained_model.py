@@ -1,0 +1,34 @@
+"""docs/trained-model.md: what it does with a job's last checkpoint works on a real one."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dltrain import messages, rank
+from dltrain.messages import EXIT_OK
+from trainer.listener import Listener
+from trainer.plans import make_plan, saving, write
+from trainer.ranks import ROOT
+
+
+def test_the_page_loads_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the model is as accurate as the run said."""
+    page = (ROOT / "docs/trained-model.md").read_text(encoding="utf-8")
+    own, built_in = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    with Listener(tmp_path) as listener:
+        monkeypatch.setenv(messages.PLAN_ENV, write(make_plan(checkpoint=saving(tmp_path / "volume")), tmp_path))
+        monkeypatch.setenv(messages.SOCKET_ENV, listener.path)
+        assert rank.main() == EXIT_OK
+        listener.wait_for(messages.Finished, 1)
+    (finished,) = listener.of(messages.Finished)
+    folder = Path(finished.outcome.checkpoint or "")
+    files = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|$", page, re.MULTILINE))
+    assert {name for names in files for name in re.findall(r"`(.+?)`", names)} == {p.name for p in folder.iterdir()}
+    folder.rename(tmp_path / "step-0000000300")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(built_in, names)
+    assert names["accuracy"] == finished.outcome.accuracy
+    exec(own, {"make_model": lambda: names["build"]("mlp", names["digits"].shape)})
