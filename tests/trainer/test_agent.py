@@ -129,6 +129,16 @@ def test_hung_rank_is_noticed_and_relaunched(two: Job) -> None:
     assert report.restarts == {"Hung": 1}
 
 
+def test_a_hung_ranks_failure_says_where_it_hangs(two: Job) -> None:
+    """And not where the other one waits for it, whichever was silent for longer."""
+    two.start(two.plan(["python", SPEAKING.replace("speaking_rank", "stuck")], backoff_limit=0))
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    failure = report.failure
+    assert failure is not None and failure.reason == "Hung" and failure.rank == 1, failure
+    assert failure.host == "test-cpu-1" and "t.busy(what, seconds)" in failure.message
+    assert "stuck.py" in failure.log_tail and " in stuck\n" in failure.log_tail, failure.log_tail
+
+
 def test_a_stopped_process_is_noticed_whatever_it_was_busy_with(two: Job) -> None:
     """A rank that said it would be silent for an hour; and mpirun, on which nobody waits."""
     two.start(two.plan(speaking("4000", "mpi=1", "busy=3600")), **NO_TORCH)

@@ -100,7 +100,22 @@ def test_an_echo_is_no_explanation() -> None:
     assert not explained(world(failures=[(1, said("TrainingError"))])), "the end of its log is still to come"
     assert explained(world(ended(1, 1), failures=[(1, said("TrainingError"))]))
     assert explained(world(ended(0, 75), ended(1, number=9)))
-    assert explained(world(lost={"p-1": "silent"})) and explained(world(hung=(2, 7.0)))
+    assert explained(world(lost={"p-1": "silent"}))
+
+
+def test_who_hangs_is_who_does_not_wait_for_others() -> None:
+    """By what the ranks wrote down, once all that run have; a stopped one writes nothing."""
+    where = {n: f'Thread 0x1 (most recent call first):\n  File "{file}"' for n, file in (
+        (0, "/x/dltrain/comm/waiting.py"), (1, "/app/train.py"), (2, "/x/dltrain/comm/waiting.py"),
+    )}  # fmt: skip
+    facts = world(hung=(2, 7.0))
+    assert not explained(facts)
+    facts.logs = where
+    assert explained(facts)
+    failure = diagnose(facts)
+    assert (failure.rank, failure.host, failure.log_tail) == (1, "p-1", where[1])
+    facts.logs = where | {1: where[0], 2: "step 3"}
+    assert diagnose(facts).rank == 2, "all others wait, for a process that cannot answer"
 
 
 def test_a_failure_in_its_own_words_is_completed_by_the_agent() -> None:

@@ -149,6 +149,22 @@ class RankStopped(Record):
     stopped_s: float
 
 
+class Explain(Record):
+    """Coordinator: a rank hangs; let every rank of this pod write down where it is. Answered by RankLogs."""
+
+    type: Literal["explain"] = "explain"
+    world: str
+
+
+class RankLog(Record):
+    """The end of a running rank's log."""
+
+    type: Literal["rank_log"] = "rank_log"
+    world: str
+    rank: int
+    tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)]
+
+
 class RankEnded(Record):
     """Member: a rank's process is gone; exactly one of exit code and signal is set."""
 
@@ -173,7 +189,8 @@ class Beat(Record):
 
 Line = Annotated[
     Welcome | Assign | Assigned | Refused | Prepare | Prepared | StartDaemon | DaemonEnded | StartRanks | StopRanks
-    | EndWorld | WorldEnded | PhaseNow | RankUp | RankNews | RankStopped | RankEnded | Leaving | Beat,
+    | EndWorld | WorldEnded | PhaseNow | RankUp | RankNews | RankStopped | Explain | RankLog | RankEnded
+    | Leaving | Beat,
     Field(discriminator="type"),
 ]  # fmt: skip
 _adapter: TypeAdapter[Line] = TypeAdapter(Line)

@@ -110,6 +110,8 @@ class Coordinator(Observer):
                 break
             self._mourn(world)
         if world.troubled:
+            if world.hung is not None:
+                self._links.send_all(proto.Explain(world=world.name))
             await self._until(lambda: world.succeeded or explained(world), SETTLE_S)
         if world.outcome is None and not world.succeeded:
             return False

@@ -35,6 +35,8 @@ class World:
     left: set[str] = field(default_factory=set)
     hung: tuple[int, float] | None = None
     """A rank, and for how long it was silent."""
+    logs: dict[int, str] = field(default_factory=dict)
+    """How the logs of running ranks end, once one was found to hang."""
     launcher_runs: bool = False
     launcher: Exit | None = None
     launcher_tail: str = ""
@@ -133,14 +135,7 @@ def diagnose(world: World) -> Failure:
                 "was killed by the kernel for memory; raise the memory limit or lower the batch",
             )
     if world.hung is not None:
-        number, silent_s = world.hung
-        rank = world.plan.ranks[number]
-        return Failure(
-            reason="Hung",
-            message=f"rank {number} in pod {rank.pod} was silent for {silent_s:.0f} s",
-            rank=number,
-            host=rank.pod,
-        )
+        return _of_hung(world, *world.hung)
     if world.left:
         pods = ", ".join(sorted(world.left))
         return Failure(reason="PodStopped", message=f"told to stop: {pods}", host=min(world.left), counts=False)
@@ -166,6 +161,25 @@ def diagnose(world: World) -> Failure:
     return Failure(reason="NoResult", message=_NO_RESULT)
 
 
+def _of_hung(world: World, number: int, silent_s: float) -> Failure:
+    """Where one rank hangs the others wait for it, and any of them may have been silent for longest."""
+    told = {n: text.rpartition("hread 0x")[2] for n, text in world.logs.items() if "hread 0x" in text}
+    if _WAITS in told.get(number, ""):
+        number = next((n for n, where in sorted(told.items()) if _WAITS not in where), number)
+    pod = world.plan.ranks[number].pod
+    return Failure(
+        reason="Hung",
+        message=f"rank {number} in pod {pod} was silent for {silent_s:.0f} s; what takes longer than ten steps and 5 s "
+        "in a script, such as an evaluation, it announces by t.busy(what, seconds)",
+        rank=number,
+        host=pod,
+        log_tail=world.logs.get(number, "")[-MAX_LOG_TAIL:],
+    )
+
+
+_WAITS = "/dltrain/comm/"
+"""On the stack of whoever waits for other ranks."""
+
 _NO_RESULT = (
     "all ranks ended with exit code 0, but rank 0 told no result: a script that trains goes through t.steps to its "
     "end, or calls t.finish()"
@@ -176,7 +190,9 @@ _ECHOES = frozenset({"PeerLost", "RankStopped", "LaunchFailed", "NoResult"})
 def explained(world: World) -> bool:
     """Whether the cause is known, so that nothing needs to be waited for: no mere echo, and its rank has ended."""
     failure = diagnose(world)
-    settled = failure.rank is None or failure.rank in world.ended or failure.reason == "Hung"
+    if failure.reason == "Hung":
+        return len(world.logs.keys() | world.ended.keys()) >= len(world.up)
+    settled = failure.rank is None or failure.rank in world.ended
     return failure.reason not in _ECHOES and settled
 
 

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from dljob.contract import Plan, Rank
-from dltrain import cgroup, launch
-from dltrain.agentproto import DaemonEnded, RankEnded, RankNews, RankStopped, RankUp
+from dltrain import cgroup, launch, messages
+from dltrain.agentproto import DaemonEnded, RankEnded, RankLog, RankNews, RankStopped, RankUp
 from dltrain.messages import Hello, news_adapter
 from dltrain.output import Output
 from dltrain.processes import Exit, Process, Reaper, Stillness
@@ -28,12 +28,14 @@ from dltrain.spawn import Spawner
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Event = RankUp | RankNews | RankStopped | RankEnded | DaemonEnded
+Event = RankUp | RankNews | RankStopped | RankLog | RankEnded | DaemonEnded
 DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
 """(host, shell command) → exit code and last output of the daemon: what stands in for ssh."""
 
 SHARED_MEMORY = Path("/dev/shm")
 LOOK_S = 0.5
+WRITE_S = 0.2
+"""For a rank to write down where it is."""
 
 
 class LocalRanks:
@@ -146,6 +148,17 @@ class LocalRanks:
             elif progressed is False:
                 run.process.kill()
             asyncio.get_running_loop().call_later(grace_s, run.process.kill)
+
+    def explain(self) -> None:
+        """Have the ranks that speak to us write down where they are, and tell how their logs end then."""
+        for run in self.running.values():
+            if run.writer is not None:
+                run.process.send_alone(messages.WHERE)
+            self._keep(self._tell_log(run, self.world))
+
+    async def _tell_log(self, run: Running, world: str) -> None:
+        await asyncio.sleep(WRITE_S)
+        self._emit(RankLog(world=world, rank=run.rank.rank, tail=run.output.tail))
 
     def start_daemon(self, arguments: tuple[str, ...]) -> None:
         """Run Open MPI's daemon; its end is an event."""

@@ -118,6 +118,8 @@ class Member:
                 self.local.start_daemon(line.arguments)
             case proto.StartRanks() if line.world == self.local.world:
                 self.local.start_all()
+            case proto.Explain() if line.world == self.local.world:
+                self.local.explain()
             case proto.StopRanks() if line.world == self.local.world:
                 self.local.stop(line.grace_s, progressed=line.progressed)
             case proto.EndWorld():

@@ -5,6 +5,7 @@ as its interpreter runs, says ``Hello`` and then news as they come; silence beyo
 that it hangs. Users: ``report`` (rank side), ``agent`` (agent side).
 """
 
+import signal
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -16,6 +17,9 @@ SOCKET_ENV = "DLTRAIN_SOCKET"
 PLAN_ENV = "DLTRAIN_PLAN"
 MEMORY_ENV = "DLTRAIN_MEMORY"
 """A folder of the pod, for training state that a relaunch starts from."""
+
+WHERE = signal.SIGUSR2
+"""Agent to a rank that hangs: write down where each thread is."""
 
 EXIT_OK = 0
 EXIT_USER_ERROR = 1

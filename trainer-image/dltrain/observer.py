@@ -136,6 +136,8 @@ class Observer(Procedure):
             case proto.RankStopped():
                 if world.hung is None and world.outcome is None and not self._stopping:
                     world.hung = (line.rank, line.stopped_s)
+            case proto.RankLog():
+                world.logs[line.rank] = line.tail
             case proto.RankEnded():
                 world.ended[line.rank] = line
                 self.ledger.forget_rank(line.rank)

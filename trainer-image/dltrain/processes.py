@@ -63,6 +63,12 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
+    def send_alone(self, number: int) -> None:
+        """A signal to the process, and not to its children."""
+        if not self.ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
     def kill(self) -> None:
         self.send(signal.SIGKILL)
 

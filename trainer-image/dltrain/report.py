@@ -3,6 +3,7 @@
 Without an agent (a laptop) rank 0's news become lines on standard error.
 """
 
+import faulthandler
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from dltrain.messages import (
     SOCKET_ENV,
+    WHERE,
     Busy,
     Checkpointed,
     Chosen,
@@ -50,8 +52,10 @@ class Reporter:
 
     @classmethod
     def open(cls) -> "Reporter":
-        """By the environment. SIGTERM becomes the wish to stop."""
+        """By the environment. SIGTERM becomes the wish to stop; an agent may ask where a rank is that hangs."""
         reporter = cls(os.environ.get(SOCKET_ENV))
+        if reporter._socket is not None and signal.getsignal(WHERE) == signal.SIG_DFL:
+            faulthandler.register(WHERE)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, reporter._terminate)
         return reporter
