@@ -91,6 +91,19 @@ CASES: dict[str, tuple[Json, str]] = {
         {"batchSizeRange": {"max": 64}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
         "batchSizeRange needs trainer.framework DLTrain",
     ),
+    "torchrun by torch": ({"collective": "Torch", "trainer": {"command": ["a"], "framework": "Torchrun"}}, ""),
+    "torchrun by a tree": (
+        {"collective": "Tree", "trainer": {"command": ["a"], "framework": "Torchrun"}},
+        "trainer.framework Torchrun runs scripts that sum gradients",
+    ),
+    "sharded optimizer for torchrun": (
+        {"parallelism": {"strategy": "Optimizer"}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
+        "update parameters by themselves",
+    ),
+    "batch norm for torchrun": (
+        {"model": {"name": "mlp", "syncBatchNorm": True}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
+        "remove collective (but Torch), parallelism.strategy, model.syncBatchNorm",
+    ),
     "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
     "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
     "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),

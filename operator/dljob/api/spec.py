@@ -818,6 +818,26 @@ class DLJobSpec(ApiModel):
             "of the two",
             lambda s: s.batch_size_range is None or s.trainer.framework is Framework.DLTRAIN,
         ),
+        Rule(
+            "trainer.framework",
+            "!has(self.trainer) || !has(self.trainer.framework) || self.trainer.framework == 'DLTrain' || "
+            "(!has(self.collective) || self.collective in ['Auto', 'Torch']) && "
+            "(!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy == 'Data') && "
+            "(!has(self.model.syncBatchNorm) || !self.model.syncBatchNorm) && "
+            "(!has(self.optimizer) || !has(self.optimizer.learningRateScaling))",
+            "trainer.framework Torchrun runs scripts that sum gradients and update parameters by themselves: remove "
+            "collective (but Torch), parallelism.strategy, model.syncBatchNorm and optimizer.learningRateScaling, or "
+            "choose DLTrain",
+            lambda s: (
+                s.trainer.framework is Framework.DLTRAIN
+                or (
+                    s.collective in (Collective.AUTO, Collective.TORCH)
+                    and s.parallelism.strategy is ParallelismStrategy.DATA
+                    and not s.model.sync_batch_norm
+                    and s.optimizer.learning_rate_scaling is None
+                )
+            ),
+        ),
     )
 
     model: Annotated[ModelSpec, Field(description="What to train.")]
