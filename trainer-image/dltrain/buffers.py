@@ -6,7 +6,7 @@ a number for each parameter that counts the ranks whose backward reached it, and
 share at every step (loss, stop flag, timings), summed along at no extra message.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +70,8 @@ class GradientBuffer:
         self.gradient = self.flat[:gradients]
         self.marks = self.flat[gradients : gradients + marks]
         self.tail = self.flat[gradients + marks :]
+        self.told = self.flat[gradients:]
+        """Marks and tail."""
         self.views: list[Tensor] = []
         offset = 0
         for parameter, size in zip(self.parameters, sizes, strict=True):
@@ -86,6 +88,17 @@ class GradientBuffer:
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
+    def tell(self, numbers: Sequence[float]) -> None:
+        """Fill the tail."""
+        _fill(self.tail, numbers)
+
+    def mark(self, reached: Collection[int]) -> None:
+        """Mark the parameters of these indices, of each of which there is one."""
+        if len(reached) == len(self.marks):
+            self.marks.fill_(1)
+        else:
+            _fill(self.marks, [float(index in reached) for index in range(len(self.marks))])
+
     def adopt(self, index: int) -> None:
         """Bring parameter ``index``'s gradient back into the buffer if something replaced ``p.grad``, or removed it."""
         parameter, view = self.parameters[index], self.views[index]
@@ -95,3 +108,8 @@ class GradientBuffer:
         elif gradient is not view and gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient)
             parameter.grad = view
+
+
+def _fill(numbers: Tensor, values: Sequence[float]) -> None:
+    """To a GPU from pinned memory, which torch holds until the copy is made: else the rank would wait for the GPU."""
+    numbers.copy_(torch.tensor(values, dtype=numbers.dtype, pin_memory=numbers.is_cuda), non_blocking=True)

@@ -1,5 +1,6 @@
 """How a run ends early: the exceptions, and what each says to the agent and to the shell. Users: all of dltrain."""
 
+import re
 import traceback
 from pathlib import Path
 
@@ -43,6 +44,10 @@ class SampleError(RuntimeError):
     """The user's dataset or collate_fn failed; says for which sample. Its cause is what they raised."""
 
 
+class DeviceMissingError(RuntimeError):
+    """Some ranks have the GPU that they were promised, and others have not."""
+
+
 class WorkerLostError(RuntimeError):
     """A process that makes batches ended."""
 
@@ -63,12 +68,28 @@ _REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
     (PeerLostError, "PeerLost", EXIT_PEER_LOST),
     (CheckpointError, "CheckpointFailed", EXIT_USER_ERROR),
     (MemoryError, "OutOfMemory", EXIT_USER_ERROR),
+    (DeviceMissingError, "DeviceMissing", EXIT_USER_ERROR),
     (BaseException, "TrainingError", EXIT_USER_ERROR),
 )
 
 
-_KNOWN = (BadInputError, CheckpointError, DivergedError, MisuseError, ParametersDivergedError, PeerLostError)
+_KNOWN = (
+    BadInputError,
+    CheckpointError,
+    DeviceMissingError,
+    DivergedError,
+    MisuseError,
+    ParametersDivergedError,
+    PeerLostError,
+)
 """Say all that there is to say, without a traceback."""
+_NO_MEMORY = re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory")
+"""What torch, NCCL, cuBLAS and cuDNN say when memory, a device's or the machine's, is not enough."""
+_BROKEN = re.compile(
+    r"uncorrectable (ECC|NVLink)|hardware stack error|hardware error|fallen off the bus|(GPU|device) is lost"
+    r"|busy or unavailable|(CUDA|HIP) error: unknown error"
+)
+"""CUDA's words (of cudaGetErrorString) where the device is to blame and no program."""
 _OURS = str(Path(__file__).parent)
 
 
@@ -81,6 +102,9 @@ def _line(error: BaseException) -> str:
 def failure(error: BaseException, rank: int, host: str) -> Failure:
     """What to tell the agent of an exception that ends this rank; ``exit_code`` is the code to exit with."""
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
+    if reason == "TrainingError" and isinstance(error, RuntimeError):  # torch has no better class for most of these
+        reason = "OutOfMemory" if _NO_MEMORY.search(str(error)) else reason
+        reason = "DeviceFailed" if _BROKEN.search(str(error)) else reason
     last = traceback.format_exception_only(error)[-1].strip()
     known = isinstance(error, _KNOWN)
     tail = "" if known else "".join(traceback.format_exception(error))[-MAX_LOG_TAIL:]

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from dltrain.buffers import GradientBuffer
 from dltrain.comm.base import Collective, Work
+from dltrain.device import finish
 from dltrain.errors import MisuseError, PeerLostError
 from dltrain.passes import Passes
 from dltrain.sampling import Part, Sampler
@@ -73,7 +74,9 @@ class DataParallel:
         """Of the whole batch's gradient, before the script touches it; in steps with ``square_at`` only."""
         self.weight_at: int | None = None
         """Position in the tail of the total of what ranks weigh their loss by, which divides the sum; None: nowhere."""
-        self._own_square = 0.0
+        self._own_square: torch.Tensor | float = 0.0
+        self._summed: list[float] = []
+        """Sums of marks and tail."""
         self._bucket_of = {p: i for i, bucket in enumerate(self.buffer.buckets) for p in bucket.parameters}
         self._missing: list[int] = []
         self._works: list[Work] = []
@@ -116,7 +119,7 @@ class DataParallel:
                 "wrap the model with all that will ever be trained trainable, and freeze after t.wrap"
             )
         self.buffer.attach()
-        self.buffer.tail[:] = torch.tensor(shared, dtype=self.buffer.tail.dtype)
+        self.buffer.tell(shared)
         self._missing = [len(bucket.parameters) for bucket in self.buffer.buckets]
         self._works = []
         self._under_way.clear()
@@ -162,6 +165,7 @@ class DataParallel:
         """
         if not self._open or self._lost is not None:
             return 0.0
+        self._catch_up()
         began = reading()
         try:
             self.whole()
@@ -219,11 +223,10 @@ class DataParallel:
         if self._lost is not None:
             raise self._lost
         self.whole()
-        for parameter, mark in zip(self.buffer.parameters, self.buffer.marks.tolist(), strict=False):
+        for parameter, mark in zip(self.buffer.parameters, self._summed[: len(self.buffer.marks)], strict=False):
             if not mark:
                 parameter.grad = None
-        shared: list[float] = self.buffer.tail.tolist()
-        return shared
+        return self._summed[len(self.buffer.marks) :]
 
     def whole(self) -> None:
         """Wait until the gradients are those of the whole batch. Raises PeerLostError, MisuseError as ``finish``."""
@@ -235,6 +238,7 @@ class DataParallel:
             )
         if self._whole:
             return
+        self._catch_up()
         began = time.perf_counter()
         for bucket in range(len(self._works), len(self.buffer.buckets)):
             for parameter in self.buffer.buckets[bucket].parameters:
@@ -250,13 +254,21 @@ class DataParallel:
     def _wait_for_sums(self) -> None:
         for work in self._works:
             work.wait()
+        self._catch_up()
         self.sum_s = time.perf_counter() - self._sums_began
-        if self.weight_at is not None and (weight := float(self.buffer.tail[self.weight_at])):
+        self._summed = self.buffer.told.tolist()  # one copy from a GPU
+        if self.weight_at is not None and (weight := self._summed[len(self.buffer.marks) + self.weight_at]):
             self.buffer.gradient.div_(weight)
         self._whole = True
         if self.square_at is not None:
             self.measured_norm = self._norm_of_all()
         self._seen()
+
+    def _catch_up(self) -> None:
+        """Wait until a GPU has done what it was given: else it would count as time spent on other ranks. Whatever comes
+        next needs the sum, so that there is nothing to give the GPU meanwhile.
+        """
+        finish(self.buffer.flat.device)
 
     def _backward_ended(self) -> None:
         """The engine's last act in a backward pass; one within another (a reentrant checkpoint) has an end, too."""
@@ -264,6 +276,7 @@ class DataParallel:
         self.passes.end()
         if self._lost is not None or self._whole or self.in_parts or len(self._works) < len(self.buffer.buckets):
             return
+        self._catch_up()
         began = reading()
         try:
             self._wait_for_sums()
@@ -330,7 +343,8 @@ class DataParallel:
             self._sums_began = time.perf_counter()
         gradient = self.buffer.flat[self.buffer.buckets[bucket].start : self.buffer.buckets[bucket].stop]
         if self.square_at is not None and self._weight:
-            self._own_square += self._weight * float(torch.linalg.vector_norm(gradient)) ** 2
+            norm = torch.linalg.vector_norm(gradient)  # read on a CPU only: backward would wait for a GPU
+            self._own_square += self._weight * (float(norm) if gradient.device.type == "cpu" else norm) ** 2
             if bucket == len(self.buffer.buckets) - 1:
                 self.buffer.tail[self.square_at] = self._own_square
         if not self._weight:
@@ -338,10 +352,7 @@ class DataParallel:
         elif self._weight != 1.0:
             gradient.mul_(self._weight)
         if bucket == len(self.buffer.buckets) - 1 and not self.in_parts:  # now all that will be are reached
-            if len(self._reached) == len(self.buffer.parameters):
-                self.buffer.marks.fill_(1)
-            else:
-                self.buffer.marks[sorted(self._reached)] = 1
+            self.buffer.mark(self._reached)
         self._works.append(self.collective.start(bucket))
         self._under_way.append(self._works[-1])
 

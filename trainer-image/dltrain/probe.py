@@ -1,4 +1,4 @@
-"""What this rank's device really is, and how fast it and its links are. Users: ``session``, ``rank``.
+"""How fast this rank's device and its links are. Users: ``rank``.
 
 A third of a second before the first step. It teaches the operator's performance model, and shows when the plan's
 shares do not fit the devices as they are.
@@ -15,16 +15,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dljob.contract import ProbePoint, Rank
+from dljob.contract import ProbePoint
 from dltrain.comm.faults import translate
 from dltrain.comm.waiting import complete, wait_until
+from dltrain.device import finish
 from dltrain.loop import Trainer
 from dltrain.messages import Probed
 from dltrain.shares import fit, worthwhile
 from dltrain.world import World
 
-MISMATCH = "cpu"
-"""Name of the device of a rank that was promised a GPU and found none."""
 BUDGET_S = 0.3
 LONGEST_S = 0.6
 """Under a quota, to see two of its periods from end to end."""
@@ -37,24 +36,6 @@ TrainStep = Callable[[nn.Module, Optimizer, int], None]
 """Forward, backward and update of a model on that many samples."""
 
 
-def find_device(rank: Rank) -> tuple[torch.device, str]:
-    """The torch device for a rank, and what it really is, in the plan's words where it matches.
-
-    A rank planned on a class of CPU nodes computes on the CPU, and cannot tell more than that it is one.
-    """
-    if not rank.gpu:
-        return torch.device("cpu"), rank.device
-    if not torch.cuda.is_available():
-        return torch.device("cpu"), MISMATCH
-    index = rank.local_rank % torch.cuda.device_count()
-    return torch.device("cuda", index), product_label(torch.cuda.get_device_name(index))
-
-
-def product_label(name: str) -> str:
-    """A GPU's name as node label ``nvidia.com/gpu.product`` has it: 'NVIDIA A100-SXM4-40GB' with dashes for spaces."""
-    return "-".join(name.split())
-
-
 def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], step: TrainStep) -> None:
     """Probe this rank and its links, tell the agent, and move shares if that is worth it. All ranks call it."""
     share = trainer.shares[trainer.rank]
@@ -63,7 +44,11 @@ def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], s
     if share:
         twin = copy.deepcopy(trainer.model)  # what a probe learns must not be kept
         points, trainer.budget.rate = compute_points(twin, make_optimizer(twin), step, share, trainer.plan.global_batch)
+        del twin
     on_cpu = trainer.device.type == "cpu"
+    if not on_cpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(trainer.device)  # of the steps to come, as ``device.most_samples`` takes it
     link = link_speed(trainer.world) if trainer.size > 1 and on_cpu else None
     trainer.reporter.send(
         Probed(
@@ -76,10 +61,13 @@ def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], s
     if trainer.settled or trainer.workers == 1:
         return
     flat = [value for point in (points * 3)[:3] for value in point] if points else [0.0] * 6
-    speeds = [fit([(int(row[i]), row[i + 1]) for i in (0, 2, 4)]) for row in trainer.world.gather(flat) if row[0]]
+    rows = [row for row in trainer.world.gather(flat) if row[0]]
+    speeds = [fit([(int(row[i]), row[i + 1]) for i in (0, 2, 4)]) for row in rows]
+    # A GPU is known to hold what it was probed with; a CPU's memory is not what bounds it.
+    held = [trainer.plan.global_batch if on_cpu else int(max(row[::2])) for row in rows]
     workers = [rank for rank, share in enumerate(trainer.shares) if share]
     now = [trainer.shares[rank] for rank in workers]
-    if (better := worthwhile(speeds, now, trainer.plan.global_batch)) is not None:
+    if (better := worthwhile(speeds, now, trainer.plan.global_batch, limits=held)) is not None:
         shares = dict(zip(workers, better, strict=True))
         ms = ", ".join(f"{1e3 * speed.step_s(share):.1f}" for speed, share in zip(speeds, now, strict=True))
         trainer.reshard([shares.get(rank, 0) for rank in range(trainer.size)], f"probed compute of {ms} ms by rank")
@@ -96,28 +84,39 @@ def compute_points(
     so a short timing sees either all or nothing of it. Therefore: median CPU time of each size over the part of a CPU
     that it got from the end of one stand-still to the end of another, whole periods, or in the whole probe.
     """
-    on_gpu = next(model.parameters()).is_cuda
-    clock = time.perf_counter if on_gpu else time.process_time
+    device = next(model.parameters()).device
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
 
     stalls: list[tuple[float, float]] = []
 
     def timed(samples: int) -> float:
         wall_s, began = time.perf_counter(), clock()
         step(model, optimizer, samples)
-        if on_gpu:
-            torch.cuda.synchronize()
+        finish(device)
         now_s, now = time.perf_counter(), clock()
         if now_s - wall_s - (now - began) > STALL_S:
             stalls.append((now_s, now))
         return now - began
+
+    def holds(samples: int) -> bool:
+        """Whether memory is enough for a first step of this size, which pays for its kernels' set-up."""
+        try:
+            timed(samples)
+        except torch.OutOfMemoryError:
+            if samples <= share:
+                raise
+        else:
+            return True
+        optimizer.zero_grad()
+        torch.cuda.empty_cache()
+        return False
 
     wall_began, cpu_began = time.perf_counter(), clock()
     sizes = sorted({max(1, share // 2), share, min(2 * share, batch)})
     timings: dict[int, list[float]] = {share: [timed(share)]}
     spent_s = time.perf_counter() - wall_began
     if timings[share][0] < BUDGET_S / 4 and spent_s < LONGEST_S / 4:
-        for size in sizes:
-            timed(size)  # the first of a shape pays for its kernels' set-up
+        sizes = [size for size in sizes if holds(size)]
         timings = {size: [] for size in sizes}
         while (
             not timings[sizes[-1]]

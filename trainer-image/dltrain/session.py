@@ -21,13 +21,13 @@ from dljob.contract import (
     Plan,
     Rank,
 )
+from dltrain import device as devices
 from dltrain import heap
 from dltrain.cgroup import threads
 from dltrain.comm.choose import AUTO
 from dltrain.errors import BadInputError, failure
 from dltrain.loop import Trainer
 from dltrain.messages import EXIT_OK, PLAN_ENV, Failed, Finished, Hello
-from dltrain.probe import find_device
 from dltrain.report import Reporter
 from dltrain.shares import apportion
 from dltrain.world import World
@@ -117,11 +117,12 @@ def start(reporter: Reporter, make_plan: Callable[[int], Plan] | None = None) ->
     if rank >= len(plan.ranks):
         raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start as many as planned")
     heap.keep()
-    device, name = find_device(plan.ranks[rank])
+    device, name = devices.find_device(plan.ranks[rank])
     reporter.send(Hello(rank=rank, pid=os.getpid(), device=name))
     reporter.mark("imported")
     world = World.start()
     world.expect(len(plan.ranks))
+    devices.check(world, plan, device)
     torch.set_num_threads(threads(world.local_size))
     reporter.mark("rendezvous")
     return Trainer(plan, world, reporter, device, name)

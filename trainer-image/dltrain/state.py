@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dltrain.checkpoint import Snapshot
+from dltrain.device import finish
 
 
 class Staging:
@@ -19,12 +20,14 @@ class Staging:
         self._held: dict[str, Tensor] = {}
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """A contiguous copy; in the memory of the last one of this ``name``, where it fits."""
+        """A contiguous copy; in the memory of the last one of this ``name``, where it fits. One of a GPU's is under way,
+        for it takes as long to wait for each as to copy a small one.
+        """
         held = self._held.get(name)
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
             held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             self._held[name] = held
-        return held.copy_(tensor.detach())
+        return held.copy_(tensor.detach(), non_blocking=True)
 
 
 def capture(
@@ -48,9 +51,12 @@ def capture(
                 tensors[f"{index}.{key}"] = staging.copy(f"optimizer {index}.{key}", value)
             else:
                 scalars.setdefault(str(index), {})[key] = value
+    weights = {name: staging.copy(f"model {name}", tensor) for name, tensor in model.items()}
+    for device in {tensor.device for tensor in model.values()}:
+        finish(device)
     return Snapshot(
         step,
-        {name: staging.copy(f"model {name}", tensor) for name, tensor in model.items()},
+        weights,
         tensors,
         state | {"optimizer": {"groups": optimizer["param_groups"], "scalars": scalars}},
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dltrain import usage
+from dltrain.device import finish
 from dltrain.errors import DivergedError, MisuseError
 from dltrain.noise import NoiseScale
 from dltrain.progress import Progress
@@ -43,7 +44,7 @@ class Step:
         device: torch.device,
     ) -> None:
         self._team, self._progress, self._scaling, self._noise, self.watch = team, progress, scaling, noise, watch
-        self._gpu = device if device.type == "cuda" else None
+        self._device = device
         self.open = False
         """Whether its update is still to come."""
         self.given_up = False
@@ -143,12 +144,16 @@ class Step:
         """After an update; whether it made a step. That ends here: what a script does next is no part of it."""
         if not self.open:
             return False
-        self._synchronize()
         self.open = False
         if self.given_up:
             return False
+        parallel = self._team.parallel
+        if parallel.in_parts:  # else a GPU's update goes on beside what the script does next, and counts with that
+            self._synchronize()
         self.watch.computed()
-        self._team.parallel.spread()
+        parallel.spread()
+        if parallel.in_parts:
+            self._synchronize()
         self.watch.waited()
         return True
 
@@ -172,10 +177,9 @@ class Step:
             self._progress.warm_up(times, self._samples)
             return
         self._progress.add(times, self._samples, self.exposed_s)
-        if self._gpu is None:
+        if self._device.type == "cpu":
             self.watch.demand()
         team.balance(self._number + 1, told.computed, self.exposed_s, told.demanded)
 
     def _synchronize(self) -> None:
-        if self._gpu is not None:
-            torch.cuda.current_stream(self._gpu).synchronize()
+        finish(self._device)

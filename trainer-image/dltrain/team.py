@@ -11,6 +11,7 @@ from dljob.contract import Plan, Role
 from dltrain import summing, usage
 from dltrain.agreement import compare
 from dltrain.balance import Balance
+from dltrain.device import most_samples
 from dltrain.elastic import Elastic, inherit
 from dltrain.errors import MisuseError, ParametersDivergedError, PeerLostError
 from dltrain.messages import Compared, Resharded, Shrunk
@@ -124,12 +125,23 @@ class Team:
         if not self.plan.rebalance or self.workers == 1 or not exposed_s:
             return
         if self._balance is None or self._balance.shares != self.shares:
-            # A GPU has shown in the probe that it holds twice its share; a CPU's memory is not what bounds it.
-            limits = [2 * rank.share if rank.gpu else self.plan.global_batch for rank in self.plan.ranks]
-            self._balance = Balance(self.shares, limits)
+            self._balance = Balance(self.shares, self._limits())
         step_s = max(computed_s) + min(exposed_s)
         if (shares := self._balance.add(computed_s, demanded_s, step_s)) is not None:
             self.reshard(step, shares, "measured while training")
+
+    def _limits(self) -> list[int]:
+        """Most samples of each rank, what its GPU's memory holds; a CPU's is not what bounds it. All workers call it
+        at the same step. Raises PeerLostError.
+        """
+        limits = [self.plan.global_batch] * len(self.plan.ranks)
+        if any(rank.gpu for rank in self.plan.ranks):
+            device = next(self.model.parameters()).device
+            mine = most_samples(device, self.shares[self.rank], self.plan.global_batch)
+            workers = [rank.rank for rank in self.plan.ranks if rank.role is Role.WORKER]
+            for rank, (most,) in zip(workers, self.among_workers.gather([mine]), strict=True):
+                limits[rank] = int(most)
+        return limits
 
     def check_weights(self, agreed: Shared, step: int) -> None:
         """After a step in which ranks weighed their loss, so that the sum was divided by the total of it."""
