@@ -44,6 +44,10 @@ VENDORS = ("nvidia", "amd", "geforce", "tesla", "quadro", "instinct", "rtx")
 """Words before a product's name that do not tell devices apart."""
 
 
+GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
+"""What a vendor's device plugin advertises on nodes: what pods ask for, and by custom the key of a taint on them."""
+
+
 AMD = re.compile(r"\b(amd|instinct|radeon|mi\d{2,3}[a-z]?)\b")
 
 

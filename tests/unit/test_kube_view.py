@@ -54,6 +54,25 @@ class TestView:
         [found] = view([gpu_node("g", 4)], [pod("g", {"nvidia.com/gpu": "3"})]).nodes
         assert (found.device, found.devices, found.free_devices, found.is_gpu) == (A100, 4, 1, True)
 
+    @pytest.mark.parametrize(
+        ("labels", "resource", "device"),
+        [
+            ({"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}, "amd.com/gpu", "AMD_Instinct_MI300X_OAM"),
+            ({"dljob.dev/device": "Tesla-T4"}, "nvidia.com/gpu", "Tesla-T4"),
+            ({"dljob.dev/device": "mine", "nvidia.com/gpu.product": A100}, "nvidia.com/gpu", A100),
+        ],
+        ids=["AMD's", "named by hand", "both"],
+    )
+    def test_gpus_of_other_labels(self, labels: Json, resource: str, device: str) -> None:
+        [found] = view([node("g", labels=labels, allocatable={resource: "4"})], [pod("g", {resource: "1"})]).nodes
+        assert (found.device, found.devices, found.free_devices, found.is_gpu) == (device, 4, 3, True)
+
+    def test_a_gpu_node_whose_plugin_is_gone_is_no_cpu_node(self) -> None:
+        [found] = view([gpu_node("g", 0)]).nodes
+        assert (found.device, found.free_devices, found.is_gpu) == (A100, 0, True)
+        [chosen] = view([node(labels={"dljob.dev/device": "big", "nvidia.com/gpu.product": A100})]).nodes
+        assert (chosen.device, chosen.is_gpu) == ("big", False), "who labels it so wants its CPUs"
+
     @pytest.mark.parametrize("away", [node(ready="False"), node(ready="Unknown"), node(unschedulable=True)])
     def test_nodes_that_take_no_pods(self, away: Json) -> None:
         assert view([away]).nodes == ()

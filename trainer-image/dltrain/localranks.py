@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,8 +131,10 @@ class LocalRanks:
     def _clear_mpi(self) -> None:
         """Remove what a killed MPI leaves: its files, and shared memory that would count against the pod's limit."""
         shutil.rmtree(launch.session_dir(self.run_dir), ignore_errors=True)
-        for segment in SHARED_MEMORY.glob(f"sm_segment.{socket.gethostname()}.{os.getuid()}.*"):
-            segment.unlink(missing_ok=True)
+        for pattern in (f"sm_segment.{socket.gethostname()}.{os.getuid()}.*", "nccl-*"):
+            for segment in SHARED_MEMORY.glob(pattern):
+                with suppress(OSError):  # another's
+                    segment.unlink()
 
     def stop(self, grace_s: float, *, progressed: bool | None) -> None:
         """Ask the ranks to checkpoint and end; those with nothing to save end at once, all after ``grace_s``.
@@ -193,6 +196,7 @@ class LocalRanks:
         env = launch.rank_environment(self._env, plan, rank, self.plan_file, self.run_dir / "ranks.sock", self.memory)
         # Of its own accord torch starts as many as the node has cores.
         env.setdefault("OMP_NUM_THREADS", str(cgroup.threads(int(env["LOCAL_WORLD_SIZE"]))))
+        env = launch.torch_network(self._interface) | env
         if mpi is not None:
             env |= mpi | launch.mpi_network(self._interface)
         start = self.spawner.start(launch.rank_command(plan), env=env, cwd=str(Path.cwd()), output=write_fd)

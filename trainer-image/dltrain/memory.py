@@ -16,8 +16,9 @@ from dltrain.world import World
 INTERVAL_S = 5.0
 STALL_PART = 0.02
 """Of the training time, at most, for copies: a large state is kept less often."""
-RESERVE_NBYTES = 32 * 2**20
-"""Left to Open MPI, whose shared memory lies in the same place."""
+RESERVE_NBYTES, RESERVE_GPU_NBYTES = 32 * 2**20, 192 * 2**20
+"""Left to Open MPI, and for each GPU to NCCL, whose shared memory lies in the same place; NCCL may take it late, for it
+connects when it first needs to."""
 NOTHING = -1.0
 """The step of a pod that holds no state."""
 
@@ -28,11 +29,11 @@ def directory(world: World) -> Path | None:
     return Path(path) if path and world.local_rank == 0 else None
 
 
-def room_for(folder: Path, snapshot: Snapshot) -> bool:
-    """Whether a state fits in beside the one before it."""
+def room_for(folder: Path, snapshot: Snapshot, gpus: int = 0) -> bool:
+    """Whether a state fits in beside the one before it, in a pod with ranks on so many GPUs."""
     nbytes = sum(tensor.nbytes for part in (snapshot.model, snapshot.optimizer) for tensor in part.values())
     there = os.statvfs(folder)
-    return there.f_bavail * there.f_frsize >= nbytes + RESERVE_NBYTES
+    return there.f_bavail * there.f_frsize >= nbytes + RESERVE_NBYTES + gpus * RESERVE_GPU_NBYTES
 
 
 def step_of(files: dict[str, bytes]) -> float:

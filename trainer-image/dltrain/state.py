@@ -20,8 +20,8 @@ class Staging:
         self._held: dict[str, Tensor] = {}
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """A contiguous copy; in the memory of the last one of this ``name``, where it fits. One of a GPU's is under way,
-        for it takes as long to wait for each as to copy a small one.
+        """A contiguous copy; in the memory of the last one of this ``name``, where it fits. One from a GPU is under
+        way when this returns: to wait for each takes as long as to copy a small one.
         """
         held = self._held.get(name)
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:

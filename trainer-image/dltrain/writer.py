@@ -246,7 +246,8 @@ class Keeper:
             writer.begin(snapshot, stall_s)
             return
         try:
-            if not memory.room_for(writer.checkpoints.directory, snapshot):
+            gpus = self.world.local_size if self.plan.ranks[self.world.rank].gpu else 0
+            if not memory.room_for(writer.checkpoints.directory, snapshot, gpus):
                 raise OSError(f"{writer.checkpoints.directory}: no room for the state twice")
             writer.begin(snapshot)
         except OSError as error:

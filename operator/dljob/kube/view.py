@@ -6,8 +6,9 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from dljob.cluster import ClusterView, Node, quantity
+from dljob.hardware import GPU_RESOURCES
 from dljob.kube.trim import NodeSeen
-from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABEL, GPU_RESOURCE, PLAIN_CPU
+from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABELS, PLAIN_CPU
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def _requests(container: Mapping[str, Any], resource: str) -> Decimal:
 
 def _add(used: _Used, spec: Mapping[str, Any]) -> None:
     """What the scheduler counts: the sum over containers, or the largest init container where that is more."""
-    for resource, attribute in (("cpu", "cpu"), ("memory", "memory"), (GPU_RESOURCE, "gpus")):
+    gpus = ((resource, "gpus") for resource in GPU_RESOURCES.values())
+    for resource, attribute in (("cpu", "cpu"), ("memory", "memory"), *gpus):
         total = sum((_requests(item, resource) for item in spec.get("containers") or ()), Decimal(0))
         first = max((_requests(item, resource) for item in spec.get("initContainers") or ()), default=Decimal(0))
         overhead = amount((spec.get("overhead") or {}).get(resource, "0"))
@@ -72,9 +74,12 @@ def _add(used: _Used, spec: Mapping[str, Any]) -> None:
 def _node(node: NodeSeen, used: _Used) -> Node:
     cpu = amount(node.allocatable.get("cpu", "0"))
     memory = amount(node.allocatable.get("memory", "0"))
-    gpus = amount(node.allocatable.get(GPU_RESOURCE, "0"))
-    product = node.labels.get(GPU_PRODUCT_LABEL)
-    is_gpu = gpus > 0 and product is not None
+    gpus = sum((amount(node.allocatable.get(resource, "0")) for resource in GPU_RESOURCES.values()), Decimal(0))
+    product = next((node.labels[label] for label in GPU_PRODUCT_LABELS.values() if label in node.labels), None)
+    if gpus > 0 and product is None:
+        product = node.labels.get(DEVICE_LABEL)
+    # A node whose device plugin is gone has no free device; it does not turn into one of CPUs, where no pod could go.
+    is_gpu = product is not None and (gpus > 0 or DEVICE_LABEL not in node.labels)
     bandwidth = float(amount(node.bandwidth)) if node.bandwidth else 0.0
     return Node(
         name=node.name,

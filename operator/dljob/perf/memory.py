@@ -10,6 +10,9 @@ PROCESS_NBYTES = 320 * 2**20
 AGENT_NBYTES = 128 * 2**20
 """Main memory of a pod beside its ranks: the agent, its preloaded interpreter and MPI's daemon. A pod that trains
 digits-cnn was seen to peak at 226 MiB, for most of the interpreter is shared; a script of the user's shares nothing."""
+GPU_PROCESS_NBYTES = 2 * 2**30
+"""Main memory of a rank that trains on a GPU, beside state and batches: CUDA's libraries and context, pinned memory,
+NCCL's buffers. An assumption, on the safe side: the pod's limit follows it, and nodes have far more for each GPU."""
 GPU_CONTEXT_NBYTES = 600 * 2**20
 """Device memory that CUDA, cuBLAS and cuDNN take."""
 MARGIN = 1.1
@@ -85,4 +88,4 @@ def pod_nbytes(workload: Workload, batch: int, ranks: int, is_gpu: bool, workers
     # A GPU's rank holds its parameters a second time while it writes a checkpoint, and batches under way.
     copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
     batches = PREFETCHED_BATCHES * batch * workload.sample_nbytes
-    return AGENT_NBYTES + ranks * (int(2 * PROCESS_NBYTES + MARGIN * (copies + batches)) + ahead)
+    return AGENT_NBYTES + ranks * (int(GPU_PROCESS_NBYTES + MARGIN * (copies + batches)) + ahead)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dljob.cluster import ClusterView, Node
-from dljob.hardware import VENDORS, canonical, gpu
+from dljob.hardware import GPU_RESOURCES, VENDORS, canonical, gpu
 from dljob.perf.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
 
@@ -66,6 +66,8 @@ def _why_not(node: Node, request: Request) -> str | None:
         if node.labels.get(key) != value:
             return f"nodeSelector {key}={value} does not match"
     for taint in node.taints:
+        if node.is_gpu and taint[0] in GPU_RESOURCES.values():
+            continue  # pods on GPUs tolerate it
         if taint[2] in ("NoSchedule", "NoExecute") and not _tolerates(request.tolerations, taint):
             return f"taint {taint[0]}{'=' + taint[1] if taint[1] else ''}:{taint[2]} is not tolerated"
     if node.free_devices < 1:

@@ -15,10 +15,11 @@ from dljob.render.names import Names, metadata
 def network_policy(job: JobSeen, spec: DLJobSpec, accepted: Accepted, config: RenderConfig) -> Manifest:
     """Agent and MPI ports from the job's own pods, metrics from the configured sources, nothing else.
 
-    ``torch.distributed`` listens on ports of the kernel's choice: where it is in use, the job's pods may reach
-    each other on every TCP port.
+    ``torch.distributed`` listens on ports of the kernel's choice: where it is in use (always between GPUs, whatever the
+    plan's collective), the job's pods may reach each other on every TCP port.
     """
     torch = accepted.plan.collective == "Torch" or spec.trainer.framework is Framework.TORCHRUN
+    torch = torch or any(group.is_gpu for group in accepted.groups)
     peers = [{"podSelector": {"matchLabels": {JOB_LABEL: job.name}}}]
     if torch:
         among: list[Manifest] = [{"protocol": "TCP"}]

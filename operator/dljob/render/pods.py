@@ -6,6 +6,7 @@ from typing import Any
 from dljob.accepted import Accepted, AcceptedGroup
 from dljob.api import DLJobSpec
 from dljob.contract import AGENT_PORT, CHECKPOINT_DIR, CPUS_VARIABLE, DATASET_VARIABLE, METRICS_PORT, TLS_DIR
+from dljob.hardware import GPU_RESOURCES, vendor
 from dljob.observed import JOB_LABEL, JobSeen
 from dljob.render import dataset
 from dljob.render.config import Manifest, RenderConfig
@@ -15,12 +16,15 @@ from dljob.render.overrides import merged
 UID = 65532
 """The image runs as any user; this one is no one on the node."""
 DEVICE_LABEL = "dljob.dev/device"
-GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
-GPU_RESOURCE = "nvidia.com/gpu"
+GPU_PRODUCT_LABELS = {"nvidia": "nvidia.com/gpu.product", "amd": "amd.com/gpu.product-name"}
+"""Set by NVIDIA's GPU feature discovery and AMD's node labeller; nodes without may say it by ``DEVICE_LABEL``."""
 PLAIN_CPU = "cpu"
 """The class of CPU nodes without a label."""
 SHM_PER_RANK_NBYTES = 128 * 2**20
 """Open MPI's shared-memory segments of one rank; counted in the memory limit."""
+SHM_PER_GPU_NBYTES = 512 * 2**20
+"""The same for a rank on a GPU: NCCL takes 10 MB for each connection between GPUs that cannot reach each other's memory
+(T4s: two to four channels to each neighbour, both ways), and fails where it finds no room."""
 TMP_LIMIT = "2Gi"
 AGENT_COMMAND = ("dljob-agent",)
 
@@ -55,8 +59,9 @@ def pod_template(
         pod["initContainers"] = [dataset.init_container(spec, _image(spec, config), environment, _security())]
     if scheduling.node_selector:
         pod["nodeSelector"] = dict(scheduling.node_selector)
-    if scheduling.tolerations:
-        pod["tolerations"] = [dict(item) for item in scheduling.tolerations]
+    tolerations = [dict(item) for item in scheduling.tolerations]
+    if tolerations := [*tolerations, *(item for item in _gpu_tolerations(group) if item not in tolerations)]:
+        pod["tolerations"] = tolerations
     if scheduling.priority_class_name:
         pod["priorityClassName"] = scheduling.priority_class_name
     if scheduling.scheduler_name:
@@ -92,11 +97,22 @@ def _device_terms(group: AcceptedGroup) -> list[Manifest]:
         return {"key": label, "operator": "DoesNotExist"}
 
     if group.is_gpu:
-        return [{"matchExpressions": [is_in(GPU_PRODUCT_LABEL)]}]
+        return [
+            {"matchExpressions": [is_in(label)]} for label in (GPU_PRODUCT_LABELS[vendor(group.device)], DEVICE_LABEL)
+        ]
     labelled = {"matchExpressions": [is_in(DEVICE_LABEL)]}
     if group.device != PLAIN_CPU:
         return [labelled]
-    return [labelled, {"matchExpressions": [absent(DEVICE_LABEL), absent(GPU_PRODUCT_LABEL)]}]
+    return [labelled, {"matchExpressions": [absent(key) for key in (DEVICE_LABEL, *GPU_PRODUCT_LABELS.values())]}]
+
+
+def _gpu_tolerations(group: AcceptedGroup) -> list[Manifest]:
+    """Nodes with GPUs often keep off pods that need none, by a taint named as the resource. Some clusters let others
+    in by themselves (the admission controller ExtendedResourceToleration); this does so everywhere.
+    """
+    if not group.is_gpu:
+        return []
+    return [{"key": GPU_RESOURCES[vendor(group.device)], "operator": "Exists", "effect": "NoSchedule"}]
 
 
 def _container(
@@ -175,15 +191,20 @@ def _users_variables(spec: DLJobSpec) -> list[Manifest]:
 
 def _resources(spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup) -> Manifest:
     """Memory is limited, as a pod that outgrows its prediction must not take its node with it; CPU only on wish."""
-    shm = group.ranks_per_node * SHM_PER_RANK_NBYTES
+    shm = _shm_nbytes(group)
     memory = spec.resources.memory or f"{ceil((accepted.memory_nbytes + shm) / 2**20)}Mi"
     requests: dict[str, str] = {"cpu": spec.resources.cpu or _cpu(group.cpu_m), "memory": memory}
     limits: dict[str, str] = {"memory": memory}
     if spec.resources.cpu_limit:
         limits["cpu"] = spec.resources.cpu_limit
     if group.is_gpu:
-        requests[GPU_RESOURCE] = limits[GPU_RESOURCE] = str(group.ranks_per_node)
+        resource = GPU_RESOURCES[vendor(group.device)]
+        requests[resource] = limits[resource] = str(group.ranks_per_node)
     return {"requests": requests, "limits": limits}
+
+
+def _shm_nbytes(group: AcceptedGroup) -> int:
+    return group.ranks_per_node * (SHM_PER_GPU_NBYTES if group.is_gpu else SHM_PER_RANK_NBYTES)
 
 
 def _cpu(thousandths: int) -> str:
@@ -203,7 +224,7 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
 
 def _volumes(job: JobSeen, spec: DLJobSpec, group: AcceptedGroup) -> list[Manifest]:
     names = Names.of(job)
-    shm_mib = group.ranks_per_node * SHM_PER_RANK_NBYTES // 2**20
+    shm_mib = _shm_nbytes(group) // 2**20
     volumes: list[Manifest] = [
         {"name": "tmp", "emptyDir": {"sizeLimit": TMP_LIMIT}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_mib}Mi"}},
