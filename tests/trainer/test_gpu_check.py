@@ -2,10 +2,9 @@
 
 import re
 
+import gpu_check
 import pytest
 import torch
-
-import gpu_check
 
 
 @pytest.mark.mpi
