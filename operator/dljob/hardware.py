@@ -6,7 +6,7 @@ A row per device, in ``devices.json``; units are in the columns' names, the sour
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -88,7 +88,7 @@ def gpu_names() -> tuple[str, ...]:
 
 def gpu_or_assumed(label: str) -> Device:
     """The GPU of that name; for an unknown one the figures of a T4, the slowest that is still common, marked so."""
-    known = gpu(label)
+    known = gpu(label) or _slice(label)
     if known is not None:
         return known
     stand_in = _catalogue()["t4"]
@@ -99,6 +99,34 @@ def gpu_or_assumed(label: str) -> Device:
             "assumed": True,
             "source": f"not in the catalogue: figures of {stand_in.name}",
         }
+    )
+
+
+MIG = re.compile(r"(.*)-MIG-(\d)g\.(\d+)gb", re.IGNORECASE)
+"""Label of a part of a GPU: of its parts of arithmetic and power so many, with so much memory."""
+
+
+def _slice(label: str) -> Device | None:
+    """A part of a GPU that the catalogue knows, in proportion; an A30 has four parts of arithmetic, others have seven
+    (NVIDIA's MIG user guide).
+    """
+    if (found := MIG.match(label)) is None or (whole := gpu(found[1])) is None:
+        return None
+    nbytes = int(found[3]) * 2**30
+    assert whole.memory_nbytes is not None, "a GPU has memory of its own"
+    part, memory = int(found[2]) / (4 if whole.name == "a30" else 7), min(1.0, nbytes / whole.memory_nbytes)
+    return replace(
+        whole,
+        name=label,
+        fp32_FLOPs=part * whole.fp32_FLOPs,
+        conv_FLOPs=part * whole.conv_FLOPs,
+        memory_nbytes=min(nbytes, whole.memory_nbytes),
+        memory_bandwidth_Bps=memory * whole.memory_bandwidth_Bps,
+        peak_power_W=part * whole.peak_power_W,
+        idle_power_W=part * whole.idle_power_W,
+        usd_per_h=part * whole.usd_per_h,
+        source=f"a part of {whole.name}, in proportion",
+        assumed=True,
     )
 
 

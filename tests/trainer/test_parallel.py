@@ -75,6 +75,29 @@ def test_gradients_are_views_in_reverse_order() -> None:
     assert bool((buffer.gradient == 3).all()) and bool((buffer.tail == 0).all())
 
 
+def test_channels_last_stays_so_in_gradients_and_in_a_state_that_was_loaded() -> None:
+    """Else fused optimizers refuse to work on a GPU, and the others are slow."""
+    torch.manual_seed(0)
+    made = [nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2)]
+    made[1].load_state_dict(made[0].state_dict())
+    optimizers = [torch.optim.AdamW(model.parameters(), fused=True) for model in made]
+    parallel = wrapped(made[0])
+    x = torch.rand(2, 3, 5, 5)
+    for model, optimizer in zip(made, optimizers, strict=True):
+        parallel.begin(1.0, [0.0, 0.0])
+        model(x).square().sum().backward()
+        if model is made[0]:
+            assert model.weight.grad is not None and model.weight.grad.stride() == model.weight.stride()
+            parallel.finish()
+        optimizer.step()
+    assert torch.equal(made[0].weight, made[1].weight)
+    state = optimizers[0].state_dict()
+    for values in state["state"].values():
+        values.update({key: value.contiguous() for key, value in values.items()})
+    parallel.load_optimizer(optimizers[0], state)
+    assert optimizers[0].state[made[0].weight]["exp_avg"].stride() == made[0].weight.stride()
+
+
 @pytest.mark.parametrize("to_none", [True, False])
 def test_zero_grad_does_not_break_the_views(to_none: bool) -> None:
     torch.manual_seed(0)

@@ -56,6 +56,14 @@ def test_an_unknown_gpu_is_assumed_and_says_so() -> None:
     assert d.fp32_FLOPs == hardware.gpu_or_assumed("t4").fp32_FLOPs
 
 
+def test_a_part_of_a_gpu_has_its_part_of_the_figures() -> None:
+    label = "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb"
+    whole, part = hardware.gpu("NVIDIA-A100-SXM4-40GB"), hardware.gpu_or_assumed(label)
+    assert whole is not None and part.assumed and part.name == label
+    assert part.memory_nbytes == 20 * 2**30 and part.fp32_FLOPs == pytest.approx(3 / 7 * whole.fp32_FLOPs)
+    assert hardware.gpu_or_assumed("NVIDIA-X9000-MIG-1g.5gb").source.startswith("not in the catalogue")
+
+
 def test_cpus_scale_with_cores() -> None:
     one, half = hardware.cpu("cpu", 1.0), hardware.cpu("cpu", 0.5)
     assert half.fp32_FLOPs == one.fp32_FLOPs / 2

@@ -75,7 +75,11 @@ class GradientBuffer:
         self.views: list[Tensor] = []
         offset = 0
         for parameter, size in zip(self.parameters, sizes, strict=True):
-            self.views.append(self.flat[offset : offset + size].view(parameter.shape))
+            self.views.append(
+                _like(parameter, self.flat[offset : offset + size])
+                if marked
+                else self.flat[offset : offset + size].view(parameter.shape)
+            )
             offset += size
         self.buckets = plan_buckets(sizes, max(1, bucket_nbytes // self.flat.itemsize))
         self.slices = [self.flat[b.start : b.stop] for b in self.buckets]
@@ -108,6 +112,14 @@ class GradientBuffer:
         elif gradient is not view and gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient)
             parameter.grad = view
+
+
+def _like(parameter: Tensor, part: Tensor) -> Tensor:
+    """A view of ``part`` with the parameter's order of elements (channels last), which optimizers ask of gradients: in
+    another one torch's fused optimizers refuse them, and those of many tensors at once are slow.
+    """
+    dense = torch.empty_like(parameter, device="meta")  # keeps the order of what has no gaps
+    return part.as_strided(parameter.shape, dense.stride()) if parameter.numel() else part.view(parameter.shape)
 
 
 def _fill(numbers: Tensor, values: Sequence[float]) -> None:

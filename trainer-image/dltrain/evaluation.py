@@ -28,10 +28,10 @@ def count_right(
 
     ``predict``: inputs to logits; None where another rank has them, which counts as none.
     """
-    right = seen = 0
+    right, seen = torch.zeros((), dtype=torch.long, device=device), 0  # read once: each time waits for a GPU
     for begin in range(0, len(chosen), _BATCH):
         x, y = (part.to(device) for part in data.test(chosen[begin : begin + _BATCH]))
         if (logits := predict(x)) is not None:
-            right += int((logits.argmax(-1) == y).sum())
+            right += (logits.argmax(-1) == y).sum()
             seen += y.numel()
-    return right, seen
+    return int(right), seen

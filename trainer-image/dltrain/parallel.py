@@ -209,8 +209,12 @@ class DataParallel:
         return optimizer.state_dict()
 
     def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Take from a whole state what this rank holds."""
+        """Take from a whole state what this rank holds, in the parameters' order of elements, which files lose."""
         optimizer.load_state_dict(whole)
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                    state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def finish(self) -> list[float]:
         """Wait for the sum of all gradients; returns the summed tail. Raises PeerLostError.

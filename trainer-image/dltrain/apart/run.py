@@ -36,7 +36,8 @@ class Flat:
                 self.values[offset:stop] = parameter.reshape(-1)
                 parameter.data = self.values[offset:stop].view(parameter.shape)
                 offset = stop
-        self._room = self.values if not self.values.is_cuda else torch.empty_like(self.values, device="cpu")
+        on_gpu = self.values.is_cuda
+        self._room = torch.empty_like(self.values, device="cpu", pin_memory=True) if on_gpu else self.values
 
     def receive(self, link: Link, peer: int, into: Tensor) -> None:
         room = into if not into.is_cuda else self._room
