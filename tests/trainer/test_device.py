@@ -3,6 +3,8 @@ benchmarks/gpu_check.py."""
 
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dltrain import memory
+from dltrain.checkpoint import Snapshot
 from dltrain.comm.alone import Alone
 from dltrain.comm.torch_dist import backend_for, raise_lost
 from dltrain.device import MEMORY_PART, product_label, same_product, samples_within
@@ -146,3 +150,10 @@ from dltrain.preload import preload
 preload()
 """
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=60)
+
+
+def test_what_is_kept_in_memory_leaves_room_for_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Snapshot(1, {"weight": torch.zeros(2**20)}, {})
+    free_nbytes = memory.RESERVE_NBYTES + memory.RESERVE_GPU_NBYTES + 2**22
+    monkeypatch.setattr(memory.os, "statvfs", lambda _: SimpleNamespace(f_bavail=free_nbytes, f_frsize=1))
+    assert [memory.room_for(tmp_path, state, gpus) for gpus in (0, 1, 2)] == [True, True, False]

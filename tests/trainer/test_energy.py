@@ -1,6 +1,7 @@
 """Energy by counters that may not be there."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,3 +70,33 @@ def test_what_cannot_be_read_is_no_error(tmp_path: Path, monkeypatch: pytest.Mon
     assert meter(torch.device("cpu"), 0) is None
     with pytest.raises(OSError, match="intel-rapl"):
         Meter("RAPL", Packages(tmp_path))
+
+
+class Nvml:
+    """What the library answers for one GPU, as NVIDIA's header declares it; asked for others it says so."""
+
+    def __init__(self) -> None:
+        self.counted_mJ = iter([1000, 3500])
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802 - NVML's name
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:  # noqa: N802
+        handle._obj.value = 7
+        return 0 if uuid == b"GPU-6f1c2f36-0a4e-4b0a-9d5c-1f2e3d4c5b6a" else 6  # NVML_ERROR_NOT_FOUND
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, energy: Any) -> int:  # noqa: N802
+        assert handle.value == 7
+        energy._obj.value = next(self.counted_mJ, 0)
+        return 0 if energy._obj.value else 15  # NVML_ERROR_GPU_IS_LOST
+
+
+@pytest.mark.parametrize("prefix", ["", "GPU-"])
+def test_a_gpu_is_asked_for_by_what_torch_calls_it(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by its number, which means another one where a pod sees some of a node's."""
+    monkeypatch.setattr(energy.ctypes, "CDLL", lambda _: Nvml())
+    made = Meter("NVML", energy._gpu(f"{prefix}6f1c2f36-0a4e-4b0a-9d5c-1f2e3d4c5b6a"))
+    assert made.used() == Energy(joules=2.5, source="NVML")
+    assert made.used() is None, "the GPU is lost, which is no reason to end"
+    with pytest.raises(OSError, match="nvmlDeviceGetHandleByUUID: NVML says 6"):
+        energy._gpu("MIG-1")

@@ -1,7 +1,7 @@
 """The device of a rank: which it is, whether it is what was planned, and waiting for what it was given to do.
 
 Nothing here runs before a rank is a process of its own: CUDA must not be touched in what is forked afterwards.
-Users: ``session``, ``parallel``, ``step``, ``state``, ``probe``, ``team``.
+Users: ``session``, ``loop``, ``parallel``, ``step``, ``state``, ``probe``, ``team``.
 """
 
 import re
@@ -89,6 +89,11 @@ def finish(device: torch.device) -> None:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         event.synchronize()
+
+
+def peak_nbytes(device: torch.device) -> int | None:
+    """The most memory of a GPU that tensors took so far; None on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def most_samples(device: torch.device, share: int, batch: int) -> int:

@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from dljob.contract import DATASET_VARIABLE, Outcome, Plan
 from dltrain import randomness, replay, summing, usage
 from dltrain.batchnorm import Ranks, local_layers, synchronized, unsynchronized
 from dltrain.cgroup import cpus
+from dltrain.device import peak_nbytes
 from dltrain.energy import meter
 from dltrain.errors import BadInputError, MisuseError
 from dltrain.feeding.feed import Feed
@@ -72,6 +74,7 @@ class Trainer:
         """What part of a CPU this rank gets."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
         self.progress = Progress(reporter, world.rank, device_name, self.noise, meter(device, world.local_rank))
+        self.progress.gpu_memory_nbytes = partial(peak_nbytes, device)
         self._schedules = Schedules()
         self._saving = Saving(self.keeper, self._team, self.progress, self._scaling, self.noise, self._schedules)
         self._step = Step(self._team, self.progress, self._scaling, self.noise, Stopwatch(self.budget), device)

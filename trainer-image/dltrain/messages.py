@@ -109,6 +109,7 @@ class Step(Record):
     energy: Annotated[Energy | None, Field(description="None: no counter can be read, or another rank reads it.")] = (
         None
     )
+    gpu_memory_nbytes: Annotated[int | None, Field(description="The most that tensors took; None on a CPU.")] = None
 
 
 class Evaluated(Record):

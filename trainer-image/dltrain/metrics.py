@@ -107,6 +107,12 @@ OF_STEP = (
         "Gradient noise scale of this run: batches far below it may be larger at little cost; see spec.batchSizeRange.",
         lambda s: s.noise.samples if s.noise else None,
     ),
+    OfStep(
+        "gpu_memory_peak_bytes",
+        "Most of its GPU's memory that this rank's tensors took. CUDA's context and NCCL's buffers (about 1 GB) come "
+        "on top, and the plan predicts both; near the GPU's own size: the next larger batch fails.",
+        lambda s: s.gpu_memory_nbytes,
+    ),
     OfStep("world_size", "Ranks that take part.", lambda s: s.world_size),
     OfStep(
         "update_staleness",

@@ -1,7 +1,7 @@
 """How the run is going, and when to say so: at most a few times a second. Users: ``loop``."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dljob.contract import Noise
 from dltrain.energy import Meter
@@ -30,6 +30,8 @@ class Progress:
         """Of the last step."""
         self.gradient_nbytes = 0
         """Summed over ranks in each step."""
+        self.gpu_memory_nbytes: Callable[[], int | None] = lambda: None
+        """The most that tensors took of a GPU's."""
         self._window = Window()
         self._cold = False
         self._losses: list[float] = []
@@ -99,6 +101,7 @@ class Progress:
             ahead=self._ahead,
             noise=None if (samples := self._noise.samples) is None else Noise(samples=samples, steps=self._noise.steps),
             energy=self._meter.used() if self._meter else None,
+            gpu_memory_nbytes=self.gpu_memory_nbytes(),
         )
         self._stale = []
         self.reporter.send(self._last)
