@@ -39,6 +39,8 @@ def meter(device: torch.device, local_rank: int) -> Meter | None:
     """The one of this rank's device; None where there is none to read, or another rank of the pod reads it."""
     try:
         if device.type == "cuda":
+            if local_rank >= torch.cuda.device_count():
+                return None  # shares a GPU with a rank that reads it
             return Meter("NVML", _gpu(str(torch.cuda.get_device_properties(device).uuid)))
         return Meter("RAPL", Packages(POWERCAP)) if local_rank == 0 else None
     except (OSError, ValueError, AttributeError):  # no library or file, no number in it, a library without the function

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from dltrain.comm.alone import Alone
 from dltrain.comm.faults import translate
 from dltrain.comm.waiting import wait_until
-from dltrain.parallel import DataParallel
+from dltrain.parallel import DataParallel, square_of
 from dltrain.sampling import Part, Sampler
 from dltrain.stopwatch import Lap
 from dltrain.world import SLICE_NBYTES, World
@@ -98,7 +98,7 @@ class ModelParallel(DataParallel):
         shared = self._world.sum(self.buffer.tail.tolist())
         self.exposed_s = time.perf_counter() - began + self.waited.wall_s
         told = [own.grad for name, own in self._own.items() if name in self._told and own.grad is not None]
-        self.square = sum(float(torch.linalg.vector_norm(gradient)) ** 2 for gradient in told)
+        self.square = square_of(told)
         return shared
 
     def complete_gradients(self) -> None:

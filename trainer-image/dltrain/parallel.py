@@ -32,6 +32,12 @@ _DRIVE_S, _DRIVEN = 0.5e-3, 3
 """During backward, sums are driven so often at most, and so many of them."""
 
 
+def square_of(tensors: Iterable[torch.Tensor]) -> float:
+    """Squared norm of all of them together, read at once: each reading waits for a GPU."""
+    norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
+    return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
+
+
 class DataParallel:
     """Sums gradients over ranks, bucket by bucket, started by hooks as backward completes them.
 

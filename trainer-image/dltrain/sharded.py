@@ -22,7 +22,7 @@ from dljob.contract import Plan
 from dltrain.comm.base import Collective
 from dltrain.comm.halves import Scattered, gatherer, owned
 from dltrain.errors import BadInputError
-from dltrain.parallel import DataParallel
+from dltrain.parallel import DataParallel, square_of
 from dltrain.world import World
 
 ELEMENTWISE = (SGD, Adam, AdamW, RMSprop)
@@ -95,7 +95,7 @@ class OptimizerParallel(DataParallel):
         return shared
 
     def _square_of_parts(self) -> float:
-        return sum(float(torch.linalg.vector_norm(shard.gradient)) ** 2 for shard in self._shards.values())
+        return square_of(shard.gradient for shard in self._shards.values())
 
     def _norm_of_all(self) -> float:
         return sqrt(self._world.sum([self._square_of_parts()])[0])
