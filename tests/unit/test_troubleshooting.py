@@ -13,7 +13,7 @@ _CALLS = {"Verdict": 2, "_no": 0, "Infeasible": 0, "_of_rank": 2}
 
 
 def reasons_in(source: str) -> Iterator[str]:
-    """Reasons given in calls, by ``reason=``, and in the table of exceptions (dltrain.errors)."""
+    """Reasons given in calls, by ``reason=``, and in the tables of exceptions (dltrain.errors)."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -21,7 +21,7 @@ def reasons_in(source: str) -> Iterator[str]:
             if name in _CALLS and len(node.args) > _CALLS[name]:
                 given.append(node.args[_CALLS[name]])
             yield from (text for part in given for text in _texts(part))
-        elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "_REASONS" and node.value:
+        elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "").startswith("_REASONS") and node.value:
             yield from _texts(node.value)
 
 

@@ -83,13 +83,18 @@ _KNOWN = (
     PeerLostError,
 )
 """Say all that there is to say, without a traceback."""
-_NO_MEMORY = re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory")
-"""What torch, NCCL, cuBLAS and cuDNN say when memory, a device's or the machine's, is not enough."""
-_BROKEN = re.compile(
-    r"uncorrectable (ECC|NVLink)|hardware stack error|hardware error|fallen off the bus|(GPU|device) is lost"
-    r"|busy or unavailable|(CUDA|HIP) error: unknown error"
+_REASONS_BY_WORDS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(
+            r"uncorrectable (ECC|NVLink)|hardware stack error|hardware error|fallen off the bus|(GPU|device) is lost"
+            r"|busy or unavailable|(CUDA|HIP) error: unknown error"
+        ),
+        "DeviceFailed",
+    ),
+    (re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory"), "OutOfMemory"),
 )
-"""CUDA's words (of cudaGetErrorString) where the device is to blame and no program."""
+"""Of a RuntimeError, for which torch mostly has no better class: CUDA's words (of cudaGetErrorString) where the device is
+to blame and no program; and those of torch, NCCL, cuBLAS and cuDNN where memory is not enough, theirs or the machine's."""
 _OURS = str(Path(__file__).parent)
 
 
@@ -102,9 +107,8 @@ def _line(error: BaseException) -> str:
 def failure(error: BaseException, rank: int, host: str) -> Failure:
     """What to tell the agent of an exception that ends this rank; ``exit_code`` is the code to exit with."""
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
-    if reason == "TrainingError" and isinstance(error, RuntimeError):  # torch has no better class for most of these
-        reason = "OutOfMemory" if _NO_MEMORY.search(str(error)) else reason
-        reason = "DeviceFailed" if _BROKEN.search(str(error)) else reason
+    if reason == "TrainingError" and isinstance(error, RuntimeError):
+        reason = next((better for words, better in _REASONS_BY_WORDS if words.search(str(error))), reason)
     last = traceback.format_exception_only(error)[-1].strip()
     known = isinstance(error, _KNOWN)
     tail = "" if known else "".join(traceback.format_exception(error))[-MAX_LOG_TAIL:]
