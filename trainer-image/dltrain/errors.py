@@ -93,8 +93,8 @@ _REASONS_BY_WORDS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory"), "OutOfMemory"),
 )
-"""Of a RuntimeError, for which torch mostly has no better class: CUDA's words (of cudaGetErrorString) where the device is
-to blame and no program; and those of torch, NCCL, cuBLAS and cuDNN where memory is not enough, theirs or the machine's."""
+"""Of a RuntimeError, for which torch mostly has no better class: CUDA's words (of cudaGetErrorString) where the device
+is to blame and no program; and those of torch, NCCL, cuBLAS and cuDNN where a device's or the machine's memory ends."""
 _OURS = str(Path(__file__).parent)
 
 
