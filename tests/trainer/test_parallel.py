@@ -51,6 +51,14 @@ def test_clipping_micro_batches_and_unused_or_frozen_layers_equal_one_process(ra
     assert ended.output.count("off by") == 8, ended.output
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_grad_scaler_leaves_out_what_it_does_in_one_process(ranks: int) -> None:
+    ended = run_ranks(ranks, BODIES / "loss_scale.py", str(ranks), timeout_s=120)
+    assert ended.output.count("updates left out") == 9, ended.output
+    assert "RuntimeWarning" not in ended.output
+
+
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), longest=st.integers(1, 60))
 def test_buckets_hold_every_parameter_once_in_order(sizes: list[int], longest: int) -> None:
     buckets = plan_buckets(sizes, longest)

@@ -9,6 +9,7 @@ import torch
 
 from dltrain.cgroup import cpu_quota, threads
 from dltrain.comm.base import host_array
+from dltrain.lossscale import LossScale
 from dltrain.messages import Busy, Step
 from dltrain.noise import NoiseScale
 from dltrain.progress import Progress
@@ -82,7 +83,7 @@ def test_a_lost_agent_does_not_stop_training(tmp_path: Path) -> None:
 def test_news_are_few_but_an_epoch_is_always_told(tmp_path: Path) -> None:
     with Listener(tmp_path) as listener:
         reporter = Reporter(listener.path)
-        progress = Progress(reporter, 0, "cpu", NoiseScale(8))
+        progress = Progress(reporter, 0, "cpu", NoiseScale(8), LossScale())
         assert progress.due(last=False), "the first step"
         progress.tell(1, 9, 0, 0.1, 1.0, 8, 1)
         assert not progress.due(last=False) and progress.due(last=True)
@@ -94,7 +95,7 @@ def test_news_are_few_but_an_epoch_is_always_told(tmp_path: Path) -> None:
 
 
 def test_losses_between_news_are_averaged() -> None:
-    progress = Progress(Reporter(None), 1, "cpu", NoiseScale(8))
+    progress = Progress(Reporter(None), 1, "cpu", NoiseScale(8), LossScale())
     for loss in (1.0, 2.0, 6.0):
         progress.add_loss(loss)
     progress.tell(3, 9, 0, 0.1, 1.0, 8, 2)

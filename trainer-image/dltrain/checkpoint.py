@@ -1,8 +1,9 @@
 """Checkpoints: written whole or not at all, verified when read, never a pickle. Users: ``loop``.
 
 A checkpoint is a folder with ``model.safetensors``, ``optimizer.safetensors``, ``state.json`` and ``manifest.json``
-(hashes of the others, and which model it is). It is written under another name, made durable, then renamed, so that a
-crash at any moment leaves the one before. Reading falls back to the newest one whose hashes hold.
+(hashes of the others, and which model it is), and ``kept.safetensors`` where a script keeps tensors of its own. It is
+written under another name, made durable, then renamed, so that a crash at any moment leaves the one before. Reading
+falls back to the newest one whose hashes hold.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from dltrain.layout import TERM, step_name, term_in
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+KEPT = "kept.safetensors"
 _FIELD = "spec.checkpoint.volume"
 
 
@@ -35,6 +37,8 @@ class Snapshot:
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     state: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """Of what a script keeps beside model and optimizer."""
 
 
 def identity(name: str, model: Mapping[str, Tensor]) -> str:
@@ -47,7 +51,8 @@ def decode(files: Mapping[str, bytes]) -> Snapshot:
     from safetensors.torch import load
 
     state = json.loads(files[STATE])
-    return Snapshot(state.pop("step"), load(files[MODEL]), load(files[OPTIMIZER]), state)
+    kept = load(files[KEPT]) if KEPT in files else {}
+    return Snapshot(state.pop("step"), load(files[MODEL]), load(files[OPTIMIZER]), state, kept)
 
 
 class Checkpoints:
@@ -111,6 +116,8 @@ class Checkpoints:
             OPTIMIZER: tensorfile.write(temporary / OPTIMIZER, snapshot.optimizer),
             STATE: tensorfile.Written(len(state), hashlib.sha256(state).hexdigest()),
         }
+        if snapshot.kept:
+            files[KEPT] = tensorfile.write(temporary / KEPT, snapshot.kept)
         content = {
             "format": FORMAT,
             "identity": self.identity,

@@ -23,7 +23,9 @@ from dltrain.energy import meter
 from dltrain.errors import BadInputError, MisuseError
 from dltrain.feeding.feed import Feed
 from dltrain.feeding.source import Collate
+from dltrain.kept import Kept
 from dltrain.loader import Loader
+from dltrain.lossscale import LossScale
 from dltrain.messages import EXIT_STOPPED
 from dltrain.noise import NoiseScale
 from dltrain.parallel import DataParallel
@@ -73,11 +75,14 @@ class Trainer:
         self.budget = Budget()
         """What part of a CPU this rank gets."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
-        self.progress = Progress(reporter, world.rank, device_name, self.noise, meter(device, world.local_rank))
+        self._schedules, self._loss_scale, self._kept = Schedules(), LossScale(), Kept()
+        energy = meter(device, world.local_rank)
+        self.progress = Progress(reporter, world.rank, device_name, self.noise, self._loss_scale, energy)
         self.progress.gpu_memory_nbytes = partial(peak_nbytes, device)
-        self._schedules = Schedules()
-        self._saving = Saving(self.keeper, self._team, self.progress, self._scaling, self.noise, self._schedules)
-        self._step = Step(self._team, self.progress, self._scaling, self.noise, Stopwatch(self.budget), device)
+        beside = self._scaling, self.noise, self._schedules, self._loss_scale, self._kept
+        self._saving = Saving(self.keeper, self._team, self.progress, *beside)
+        watch = Stopwatch(self.budget)
+        self._step = Step(self._team, self.progress, self._scaling, self.noise, self._loss_scale, watch, device)
         self._began = time.monotonic()
         self._first = 0
         self._passed = False
@@ -103,6 +108,7 @@ class Trainer:
         self.progress.gradient_nbytes = self.parallel.buffer.gradient.nbytes
         optimizer.register_step_pre_hook(lambda *_: self._step.sum())
         optimizer.register_step_post_hook(lambda *_: self._after_update())
+        self._loss_scale.watch(optimizer, self._step, self._after_update)
         if (snapshot := self._saving.resume(self.model, optimizer)) is not None:
             self.step = self._first = snapshot.step
             self.settled = self.settled or self._saving.same_ranks(snapshot)
@@ -184,6 +190,18 @@ class Trainer:
         """
         self._schedules.add(scheduler, each_epoch)
 
+    def keep(self, **objects: Any) -> None:
+        """Keep in checkpoints, by these names, what a script has beside model and optimizer, and go on with it after a
+        restart: anything with ``state_dict()`` and ``load_state_dict()``, lists and dictionaries.
+
+        After ``wrap``, before ``steps``. It should be the same on all ranks: rank 0's is what is saved. Change objects
+        after ``opt.step()``: a step that is computed again undoes that, and not what was before. Raises ValueError.
+        """
+        if not self._team.taken:
+            raise MisuseError("t.keep: found no model, expected t.wrap(model, optimizer) first")
+        for name, given in objects.items():
+            self._kept.add(name, given)
+
     @property
     def learning_rate_factor(self) -> float:
         """What optimizer.learningRateScaling makes of the learning rate for the base batch, at this step."""
@@ -223,6 +241,7 @@ class Trainer:
         def part_of(number: int) -> Part:
             return self.parallel.part(sampler, number, self.shares, self.rank)
 
+        self._kept.close()
         with Feed(loader, part_of, self.plan.seed, self.total_steps) as feed:
             while self.step < self.total_steps:
                 self._replay_shares()
@@ -234,13 +253,20 @@ class Trainer:
                 randomness.seed(randomness.of_step(self.plan.seed, self.step, self.rank), self.device)
                 wishes = Wishes(self.reporter.stop.is_set(), self.keeper.due, self.keeper.memory_due)
                 step.begin(part, self.step, self.total_steps, wishes)
+                self._kept.begin(undoable=self._team.elastic.active)
                 if batch is None:
                     self.optimizer.step()  # a parameter server: its part is the sum
                 else:
                     yield batch
                 if step.open:
-                    raise MisuseError("t.steps: found no opt.step() in the loop's body, expected one for each batch")
-                if not step.given_up:
+                    raise MisuseError(
+                        "t.steps: found no opt.step() (or scaler.step(opt)) in the loop's body, expected one for each "
+                        "batch"
+                    )
+                if step.given_up:
+                    self._loss_scale.restore()
+                    self._kept.restore()
+                else:
                     self._conclude(feed.spent_s)
         self._passed = True
         self._saving.save(self.step, self.epoch)
@@ -330,6 +356,9 @@ class Trainer:
         """Ranks were lost, and the others go on."""
         self.keeper.take_over()
         if self._step.open:
+            if not self._step.given_up:
+                self._loss_scale.freeze()
+                self._kept.freeze()
             self._step.give_up()
             self.end_of_epoch = False
 

@@ -31,7 +31,8 @@ def directory(world: World) -> Path | None:
 
 def room_for(folder: Path, snapshot: Snapshot, gpus: int = 0) -> bool:
     """Whether a state fits in beside the one before it, in a pod with ranks on so many GPUs."""
-    nbytes = sum(tensor.nbytes for part in (snapshot.model, snapshot.optimizer) for tensor in part.values())
+    parts = (snapshot.model, snapshot.optimizer, snapshot.kept)
+    nbytes = sum(tensor.nbytes for part in parts for tensor in part.values())
     there = os.statvfs(folder)
     return there.f_bavail * there.f_frsize >= nbytes + RESERVE_NBYTES + gpus * RESERVE_GPU_NBYTES
 

@@ -106,6 +106,8 @@ class Step(Record):
         None
     )
     noise: Noise | None = None
+    loss_scale: Annotated[float | None, Field(description="Of the script's GradScaler; None: it has none.")] = None
+    skipped_updates: Annotated[int | None, Field(ge=0, description="By the GradScaler, in the run so far.")] = None
     energy: Annotated[Energy | None, Field(description="None: no counter can be read, or another rank reads it.")] = (
         None
     )

@@ -113,6 +113,18 @@ OF_STEP = (
         "on top, and the plan predicts both; near the GPU's own size: the next larger batch fails.",
         lambda s: s.gpu_memory_nbytes,
     ),
+    OfStep(
+        "loss_scale",
+        "What the script's GradScaler multiplies losses by. Below 1: float16 does not suit the model, or a loss is not "
+        "finite.",
+        lambda s: s.loss_scale,
+    ),
+    OfStep(
+        "skipped_updates",
+        "Steps whose update the script's GradScaler has left out in this run. A few at the start and one in thousands "
+        "of steps are usual; rising with every step: see loss_scale.",
+        lambda s: s.skipped_updates,
+    ),
     OfStep("world_size", "Ranks that take part.", lambda s: s.world_size),
     OfStep(
         "update_staleness",

@@ -93,6 +93,9 @@ class DataParallel:
         self._reached: set[int] = set()
         self._accumulates = self._queued = self._whole = False
         self._norm: float | None = None
+        self._finished = False
+        """Whether ``finish`` was reached since ``begin``."""
+        self._left = 1.0
         self._version: int | None = None
         self._lost: PeerLostError | None = None
         self._handles = [
@@ -135,7 +138,7 @@ class DataParallel:
         self._reached.clear()
         self._queued = self._whole = False
         self._norm = self._version = None
-        self._open = True
+        self._open, self._finished, self._left = True, False, 1.0
 
     def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
         """Put ``values`` into the tail from ``position`` on; False when it is too late for this step.
@@ -157,19 +160,34 @@ class DataParallel:
             )
         self._weight = weight
 
+    def unscaled(self, scale: float, left: float) -> None:
+        """After ``finish``: losses were multiplied by ``scale``, of which gradients still bear ``left``."""
+        self.measured_norm /= scale
+        self._left = left
+        self._seen()
+
+    def on_any(self, found: bool) -> bool:
+        """Whether something was found in any part of the gradient. Here every rank has looked at all of it."""
+        return found
+
+    def carry(self, factor: float) -> None:
+        """See ``Collective``."""
+        self.collective.carry(factor)
+
     def spread(self) -> None:
         """After the update: give every rank what it lacks of it. Here each has updated everything itself."""
 
     def gradient_norm(self) -> float:
         """Euclidean norm of the gradient that this rank holds; of before ``clip``."""
-        return float(torch.linalg.vector_norm(self.buffer.gradient)) if self._norm is None else self._norm
+        norm = float(torch.linalg.vector_norm(self.buffer.gradient)) if self._norm is None else self._norm
+        return norm / self._left
 
     def clip(self, most: float) -> float:
         """Scale the whole batch's gradient so that its norm is at most ``most``; returns the norm it had.
 
         A lost rank shows in ``finish``; what is returned then is of no use, as in a step that was given up.
         """
-        if not self._open or self._lost is not None:
+        if not (self._open or self._finished) or self._lost is not None:
             return 0.0
         self._catch_up()
         began = reading()
@@ -236,6 +254,7 @@ class DataParallel:
         for parameter, mark in zip(self.buffer.parameters, self._summed[: len(self.buffer.marks)], strict=False):
             if not mark:
                 parameter.grad = None
+        self._finished = True
         return self._summed[len(self.buffer.marks) :]
 
     def whole(self) -> None:

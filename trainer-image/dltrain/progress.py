@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dljob.contract import Noise
 from dltrain.energy import Meter
+from dltrain.lossscale import LossScale
 from dltrain.measure import Times, Window
 from dltrain.messages import Busy, Evaluated, Step
 from dltrain.noise import NoiseScale
@@ -19,10 +20,16 @@ class Progress:
     """One rank's times, losses and news of them. To the agent, silence between news means that the rank hangs."""
 
     def __init__(
-        self, reporter: Reporter, rank: int, device_name: str, noise: NoiseScale, meter: Meter | None = None
+        self,
+        reporter: Reporter,
+        rank: int,
+        device_name: str,
+        noise: NoiseScale,
+        loss_scale: LossScale,
+        meter: Meter | None = None,
     ) -> None:
         self.reporter, self.rank, self.device_name, self._noise = reporter, rank, device_name, noise
-        self._meter = meter
+        self._loss_scale, self._meter = loss_scale, meter
         self.accuracy: float | None = None
         self.loss: float | None = None
         """Mean over the steps between the last two news."""
@@ -76,13 +83,16 @@ class Progress:
         if self._last is not None:
             self.reporter.send(self._last)
 
-    def tell(self, step: int, steps: int, epoch: int, rate: float, norm: float, share: int, world_size: int) -> None:
+    def tell(
+        self, step: int, steps: int, epoch: int, rate: float, norm: float | None, share: int, world_size: int
+    ) -> None:
         """News of a step: ``step`` of ``steps`` done, learning rate, gradient norm, this rank's share."""
         if self._losses:
             self.loss = sum(self._losses) / len(self._losses)
             self._losses = []
         self._told_at = time.monotonic()
         self._paused = False
+        scale = self._loss_scale.scale
         self._last = Step(
             rank=self.rank,
             step=step,
@@ -100,6 +110,8 @@ class Progress:
             staleness=sum(self._stale) / len(self._stale) if self._stale else None,
             ahead=self._ahead,
             noise=None if (samples := self._noise.samples) is None else Noise(samples=samples, steps=self._noise.steps),
+            loss_scale=scale,
+            skipped_updates=None if scale is None else self._loss_scale.skipped,
             energy=self._meter.used() if self._meter else None,
             gpu_memory_nbytes=self.gpu_memory_nbytes(),
         )

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 from dltrain import summing
 from dltrain.checkpoint import Snapshot
 from dltrain.errors import BadInputError
+from dltrain.kept import Kept
+from dltrain.lossscale import LossScale
 from dltrain.noise import NoiseScale
 from dltrain.progress import Progress
 from dltrain.scaling import Scaling
@@ -48,9 +50,12 @@ class Saving:
         scaling: Scaling,
         noise: NoiseScale,
         schedules: Schedules,
+        loss_scale: LossScale,
+        kept: Kept,
     ) -> None:
         self._keeper, self._team, self._progress = keeper, team, progress
         self._scaling, self._noise, self._schedules = scaling, noise, schedules
+        self._loss_scale, self._kept = loss_scale, kept
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
         """Go on from the newest state, if there is one; all ranks call it. Raises BadInputError for another job's."""
@@ -68,6 +73,8 @@ class Saving:
         self._scaling.load(state.get("scaling", self._scaling.state()))
         self._noise.load(state.get("noise", self._noise.state()))
         self._schedules.load(state.get("schedules", []))
+        self._loss_scale.load(state.get("loss_scale"))
+        self._kept.load(snapshot.step, state.get("kept", {}), snapshot.kept)
         self._progress.accuracy, self._progress.loss = state["accuracy"], state["loss"]
         if self.same_ranks(snapshot):
             team.shares = tuple(state["shares"])  # go on to the last bit
@@ -83,11 +90,14 @@ class Saving:
         if not self._team.plan.checkpoint.enabled:
             return
         parallel, began = self._team.parallel, time.monotonic()
+        kept, tensors = self._kept.state()
         state = {
             "epoch": epoch,
             "scaling": self._scaling.state(),
             "noise": self._noise.state(),
             "schedules": self._schedules.state(),
+            "loss_scale": self._loss_scale.state(),
+            "kept": kept,
             "shares": self._team.whole or self._team.shares,
             "planned_shares": self._team.planned_shares,
             "accuracy": self._progress.accuracy,
@@ -96,7 +106,8 @@ class Saving:
         }
         optimizer = parallel.optimizer_state(self._optimizer)
         weights = parallel.weights(self._model)
-        self._keeper.save(step, weights, optimizer, state, durable=durable, gathered_s=time.monotonic() - began)
+        gathered_s = time.monotonic() - began
+        self._keeper.save(step, weights, optimizer, state, tensors, durable=durable, gathered_s=gathered_s)
 
     def wait(self) -> None:
         """Until it is durable: all ranks end together, so all wait for rank 0's volume. Raises OSError."""

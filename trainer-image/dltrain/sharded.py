@@ -100,6 +100,13 @@ class OptimizerParallel(DataParallel):
     def _norm_of_all(self) -> float:
         return sqrt(self._world.sum([self._square_of_parts()])[0])
 
+    def unscaled(self, scale: float, left: float) -> None:
+        super().unscaled(scale, left)
+        self.square = self.square / scale**2 if self.square < inf else 0.0
+
+    def on_any(self, found: bool) -> bool:
+        return self._world.sum([float(found)])[0] > 0
+
     def spread(self) -> None:
         """Send the updated shards to everyone. Raises PeerLostError."""
         began = time.perf_counter()

@@ -36,11 +36,12 @@ def capture(
     optimizer: dict[str, Any],
     state: dict[str, Any],
     staging: Staging | None = None,
+    kept: Mapping[str, Tensor] | None = None,
 ) -> Snapshot:
     """A copy in main memory, which training may not touch any more.
 
-    ``model``, ``optimizer``: their ``state_dict()``. ``state``: JSON to keep beside them. ``staging``: where the copy
-    lies; the snapshot is good until the next one is captured there.
+    ``model``, ``optimizer``: their ``state_dict()``. ``state``: JSON to keep beside them, ``kept``: tensors.
+    ``staging``: where the copy lies; the snapshot is good until the next one is captured there.
     """
     staging = staging or Staging()
     tensors: dict[str, Tensor] = {}
@@ -59,6 +60,7 @@ def capture(
         weights,
         tensors,
         state | {"optimizer": {"groups": optimizer["param_groups"], "scalars": scalars}},
+        {name: staging.copy(f"kept {name}", tensor) for name, tensor in (kept or {}).items()},
     )
 
 

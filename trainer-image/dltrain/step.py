@@ -4,6 +4,7 @@ Ranks agree on what happens after a step by a few numbers that travel with the g
 stop or to save costs no message and takes effect on all of them at the same step. Users: ``loop``.
 """
 
+from collections.abc import Callable
 from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from dltrain import usage
 from dltrain.device import finish
 from dltrain.errors import DivergedError, MisuseError
+from dltrain.lossscale import LEAST, Found, LossScale
 from dltrain.noise import NoiseScale
 from dltrain.progress import Progress
 from dltrain.sampling import Part
@@ -40,11 +42,12 @@ class Step:
         progress: Progress,
         scaling: Scaling,
         noise: NoiseScale,
+        loss_scale: LossScale,
         watch: Stopwatch,
         device: torch.device,
     ) -> None:
         self._team, self._progress, self._scaling, self._noise, self.watch = team, progress, scaling, noise, watch
-        self._device = device
+        self._loss_scale, self._device = loss_scale, device
         self.open = False
         """Whether its update is still to come."""
         self.given_up = False
@@ -58,8 +61,15 @@ class Step:
         self.exposed_s: list[float] = []
         """Of those that compute, in the step before."""
         self.news_due = False
-        self.gradient_norm = 0.0
-        """Where ``news_due``, or all agreed to save."""
+        self.gradient_norm: float | None = None
+        """Where ``news_due``, or all agreed to save; of the last step that had a finite one."""
+        self.left_out = False
+        """Whether a GradScaler leaves out its update, on all ranks."""
+        self._received = False
+        self._scale: float | None = None
+        """What a GradScaler, that has looked at the gradients, had multiplied losses by."""
+        self._carried_scale = 1.0
+        """And were, when what compression carries over was rounded away."""
         self._measuring = False
         """Whether ranks tell the norms of their own gradients."""
         self._late = (0.0, 0.0)
@@ -79,8 +89,11 @@ class Step:
         times = self._progress.times
         tail = pack(shared, team.rank, team.size, times.compute_s, times.exposed_s, self.watch.demanded_s)
         team.parallel.begin(part.weight, tail)
+        self._carry()
         self._kept = [buffer.clone() for buffer in team.model.buffers()] if team.elastic.active else []
         self.open, self.given_up = True, False
+        self.left_out = self._received = False
+        self._scale = None
 
     def log(self, loss: Tensor | float) -> None:
         """The mean loss of this rank's part."""
@@ -105,35 +118,77 @@ class Step:
         """
         if not self.open:
             return  # outside of the loop it is the script's own business
+        if not self._receive() or self.left_out:
+            return
+        team, parallel, agreed = self._team, self._team.parallel, self.told.shared
+        if self._scale is not None:
+            parallel.whole()  # whether the script changed it since
+        if self._measuring:
+            within = agreed.within / (agreed.weight or 1.0) / (self._scale or 1.0) ** 2
+            together = parallel.measured_norm**2
+            self._scaling.observe(within, together, team.workers)
+            self._noise.observe(within, together, team.workers)
+        if self.news_due or agreed.save or agreed.stop or agreed.keep:
+            norm = parallel.gradient_norm()
+            if team.shares[team.rank]:  # a parameter server knows of no loss scale
+                norm = self._finite(norm, "norm of the gradient")
+            self.gradient_norm = sqrt(agreed.square) if 0 < agreed.square < inf else norm
+
+    def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
+        """A GradScaler multiplies gradients by ``inverse`` and looks at them, by ``divide``; they have to be the whole
+        batch's by then. What it found, on any rank; ``nothing``: the same without a gradient.
+
+        Raises as ``sum``, and DivergedError for a gradient that is not finite whatever the scale.
+        """
+        if not self._receive():
+            return nothing
+        parallel = self._team.parallel
+        found = divide() or nothing
+        parallel.unscaled(scale, scale * inverse)
+        self._scale = self._carried_scale = scale
+        self.left_out = parallel.on_any(any(bool(part) for part in found.values()))
+        if self.left_out:
+            if scale < LEAST:
+                what = f"at a loss scale of {scale:.2g}: lower the learning rate, or look for a loss that is not finite"
+                raise DivergedError(f"gradients are not finite at step {self._number}, even {what}")
+            for part in found.values():
+                part.fill_(1.0)
+            if self._team.plan.compression:
+                parallel.carry(0.0)
+        return found
+
+    def _carry(self) -> None:
+        """Bring what compression carries over into this step's unit."""
+        if self._team.plan.compression and (scale := self._loss_scale.scale) is not None:
+            self._team.parallel.carry(scale / self._carried_scale)
+            self._carried_scale = scale
+
+    def _receive(self) -> bool:
+        """Wait for the gradients of all, once in a step, and learn what they told; False where it is given up."""
+        if self._received:
+            return True
         team, parallel = self._team, self._team.parallel
         self._synchronize()  # else backward would count as communication
         self.watch.computed(parallel.waited)
         self.watch.differentiated(parallel.passes.seconds)
         if self.given_up:  # ranks were lost in a sum of the script's own
             self.give_up()
-            return
+            return False
         total = team.elastic.attempt(parallel.finish, parallel.abandon)
         if total is None:
             team.go_on(self._number)
-            return
+            return False
         self.watch.waited()
         self.told = unpack(total, team.size)
         agreed, exposed = self.told.shared, self.told.exposed
         if agreed.weighed:
             team.check_weights(agreed, self._number)
-        if self._measuring:
-            within = agreed.within / (agreed.weight or 1.0)
-            together = parallel.measured_norm**2
-            self._scaling.observe(within, together, team.workers)
-            self._noise.observe(within, together, team.workers)
         self.exposed_s = [e for e, share in zip(exposed, team.shares, strict=True) if share] if any(exposed) else []
         if agreed.logged:
             self._progress.add_loss(self._finite(agreed.loss / agreed.logged, "loss"))
         self.news_due = self._progress.due(last=self._last)
-        if self.news_due or agreed.save or agreed.stop or agreed.keep:
-            self.gradient_norm = self._finite(parallel.gradient_norm(), "norm of the gradient")
-            if 0 < agreed.square < inf:
-                self.gradient_norm = sqrt(agreed.square)
+        self._received = True
+        return True
 
     def _finite(self, value: float, what: str) -> float:
         if not isfinite(value):
@@ -151,9 +206,12 @@ class Step:
         if parallel.in_parts:  # else a GPU's update goes on beside what the script does next, and counts with that
             self._synchronize()
         self.watch.computed()
-        parallel.spread()
-        if parallel.in_parts:
-            self._synchronize()
+        if self.left_out:
+            self._loss_scale.skipped += 1
+        else:
+            parallel.spread()
+            if parallel.in_parts:
+                self._synchronize()
         self.watch.waited()
         return True
 

@@ -214,6 +214,7 @@ class Keeper:
         model: Mapping[str, Tensor],
         optimizer: dict[str, Any],
         state: dict[str, Any],
+        kept: Mapping[str, Tensor] | None = None,
         *,
         durable: bool = True,
         gathered_s: float = 0.0,
@@ -236,7 +237,7 @@ class Keeper:
             agreed = {"global_batch": self.plan.global_batch, "seed": self.plan.seed}
             # What is still being written lies in the staging memory.
             free = not any(writer is not None and writer.busy for writer in (self._writer, self._memory))
-            snapshot = capture(step, model, optimizer, state | agreed, self._staging if free else None)
+            snapshot = capture(step, model, optimizer, state | agreed, self._staging if free else None, kept)
             for writer in writers:
                 self._begin(writer, snapshot, gathered_s + time.monotonic() - began)
         self._pace.kept(time.monotonic() - began)

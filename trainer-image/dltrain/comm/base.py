@@ -81,6 +81,9 @@ class Collective(ABC):
         """Sum ``buffers[index]`` over all ranks, in place. Raises PeerLostError."""
         self.start(index).wait()
 
+    def carry(self, factor: float) -> None:  # noqa: B027 - most carry nothing
+        """Multiply what is carried over from the last sums into the next ones, if anything is; 0 forgets it."""
+
     def abandon(self) -> None:
         """Wake the ranks that wait for this one in it, without waiting for them."""
         if self.size > 1:

@@ -4,7 +4,8 @@ Each rank sums one part of a buffer for all, in the buffer's own precision: it r
 to 16 bits, and sends the total back, rounded once more. That is what a ring sends, at half the bytes, and rounds twice
 however many ranks there are. What rounding took away is added to the next step's numbers before they are rounded, on
 either way (Karimireddy et al. 2019; both ways: Tang et al. 2019), so that over steps the mean of what arrives is the
-mean of what was sent. Every rank ends with the same bits.
+mean of what was sent. Every rank ends with the same bits. Where numbers are sent in another unit from some step on (a
+loss scale), what was kept has to be brought into it, or forgotten (``carry``).
 """
 
 from typing import Any
@@ -37,8 +38,9 @@ class Compressed(Polled):
             raise ValueError(f"gradients: found {found}, expected float32 or float64 on a CPU to compress to {kind}")
         *first, last = buffers
         cut = last.numel() - tail
-        runs: list[Run] = [_Run(comm, tag, buffer, KINDS[kind]) for tag, buffer in enumerate([*first, last[:cut]])]
+        runs = [_Run(comm, tag, buffer, KINDS[kind]) for tag, buffer in enumerate([*first, last[:cut]])]
         self._tail = Butterfly(duplicate(comm), [last[cut:]], last.nbytes) if tail else None
+        self._rounded = runs
         self.take([*runs, *(self._tail.runs if self._tail is not None else ())])
 
     def start(self, index: int) -> Work:
@@ -46,6 +48,10 @@ class Compressed(Polled):
         if self._tail is None or index < len(self.buffers) - 1:
             return work
         return AllOf([work, self._tail.start(0)])
+
+    def carry(self, factor: float) -> None:
+        for run in self._rounded:
+            run.carry(factor)
 
     def abandon(self) -> None:
         super().abandon()
@@ -96,6 +102,13 @@ class _Run(Run):
         self._phase = 0
         self._begin(self._up)
         self.test()
+
+    def carry(self, factor: float) -> None:
+        """See ``Collective``; between sums."""
+        if factor:
+            self._kept.mul_(factor)
+        else:
+            self._kept.zero_()  # 0 times what is not finite would not be 0
 
     @property
     def finished(self) -> bool:

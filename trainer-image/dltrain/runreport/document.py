@@ -110,6 +110,7 @@ class Totals(Record):
     checkpoint_s: float = 0.0
     checkpoint_nbytes: int = 0
     splits: int = 0
+    skipped_updates: Annotated[int | None, Field(description="By the script's GradScaler; None: it has none.")] = None
     energy_J: Annotated[float | None, Field(description="None: no counter could be read.")] = None
     energy_sources: tuple[str, ...] = ()
 

@@ -207,7 +207,10 @@ class History:
                 **mean,
             )
         )
-        self._totals = self._totals.model_copy(update={"training_s": self._totals.training_s + steps * news.step_s})
+        training_s = self._totals.training_s + steps * news.step_s
+        self._totals = self._totals.model_copy(
+            update={"training_s": training_s, "skipped_updates": news.skipped_updates}
+        )
 
     def _count(self, rank: Rank, measure: RankMeasure, steps: int) -> None:
         name = place(rank)

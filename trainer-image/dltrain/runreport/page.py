@@ -91,10 +91,15 @@ def _figures(document: Document) -> str:
         ("lost to faults", f"{duration(totals.down_s)}, {number(totals.steps_repeated)} steps done again"),
         ("checkpoints", f"{totals.checkpoints}, of {size(totals.checkpoint_nbytes / (totals.checkpoints or 1))}"),
         ("gradient noise scale", "not measured" if noise is None else f"{noise:.3g} samples"),
+        ("left out by the GradScaler", _skipped(totals.skipped_updates)),
         ("energy", _energy(document)),
     ]
     cells = "".join(f"<div><dt>{name}</dt><dd>{clean(text)}</dd></div>" for name, text in tiles if text is not None)
     return f"<dl>{cells}</dl>"
+
+
+def _skipped(updates: int | None) -> str | None:
+    return None if updates is None else "no update" if not updates else f"{number(updates)} updates"
 
 
 def _energy(document: Document) -> str:
