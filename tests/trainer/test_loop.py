@@ -200,3 +200,9 @@ def test_five_lines_run_as_they_are(ranks: int, tmp_path: Path) -> None:
     assert ended.code == 0, ended.output
     finished = re.search(r"finished 120 steps in .* s, accuracy (0\.\d+)", ended.output)
     assert finished is not None and float(finished[1]) > 0.9, ended.output
+
+
+def test_float16_runs_as_it_is() -> None:
+    ended = run(command(2, SCRIPTS / "train_float16.py", fresh=True), OMP_NUM_THREADS="1")
+    finished = re.search(r"finished 120 steps in .* s, accuracy (0\.\d+)", ended.output)
+    assert ended.code == 0 and finished is not None and float(finished[1]) > 0.9, ended.output

@@ -227,6 +227,15 @@ def test_energy_and_noise_scale_are_shown_over_relaunches() -> None:
     assert "of 2 pods" not in figures, "every pod was read"
 
 
+def test_updates_that_a_grad_scaler_left_out_are_told() -> None:
+    history = begun(make_plan(1))
+    for number, skipped in ((1, 1), (9, 4)):
+        history.hear(step(number).model_copy(update={"loss_scale": 2.0**12, "skipped_updates": skipped}), 0, 101.0)
+    assert told(history).totals.skipped_updates == 4
+    assert "left out by the GradScaler</dt><dd>4 updates" in page(told(history))
+    assert "GradScaler" not in page(told(begun(make_plan(1)))), "not where there is none"
+
+
 def test_what_no_counter_tells_is_said_so() -> None:
     history = begun(make_plan(1))
     history.hear(step(1), 0, 101.0)

@@ -5,7 +5,7 @@ and S that is measured (Johnson et al. 2020): a larger batch helps as far as the
 Warm-up is ``lr``'s. Every rank computes the same from the same sums.
 """
 
-from math import sqrt
+from math import isfinite, sqrt
 
 from dljob.contract import OptimizerRef
 from dltrain.noise import estimates
@@ -44,7 +44,7 @@ class Scaling:
 
     def observe(self, within: float, together: float, ranks: int) -> None:
         """Take in a step's gradients, as ``noise.estimates`` has them."""
-        if ranks < 2:
+        if ranks < 2 or not (isfinite(within) and isfinite(together)):
             return  # one gradient tells nothing of its noise
         noise, signal = estimates(within, together, ranks, self._batch)
         self._noise = self._keep * self._noise + noise

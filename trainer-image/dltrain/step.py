@@ -128,10 +128,10 @@ class Step:
             together = parallel.measured_norm**2
             self._scaling.observe(within, together, team.workers)
             self._noise.observe(within, together, team.workers)
+        if not team.shares[team.rank]:
+            return  # a parameter server, which knows of no loss scale
         if self.news_due or agreed.save or agreed.stop or agreed.keep:
-            norm = parallel.gradient_norm()
-            if team.shares[team.rank]:  # a parameter server knows of no loss scale
-                norm = self._finite(norm, "norm of the gradient")
+            norm = self._finite(parallel.gradient_norm(), "norm of the gradient")
             self.gradient_norm = sqrt(agreed.square) if 0 < agreed.square < inf else norm
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:

@@ -191,6 +191,15 @@ def compressed(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) 
         equal_on_all(world, net)
 
 
+def served(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
+    """A parameter server knows of no scaler, and does not take infinite gradients for a divergence."""
+    shares = [*shares[:-1], 0]
+    expected, scales = alone(CASES["plain"], data, sum(shares))
+    net, found, _ = together(world, CASES["plain"], data, shares, collective="ParameterServer")
+    if shares[world.rank]:
+        assert found == scales and distance(flat(net), flat(expected)) < 2e-5, found
+
+
 def noise(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
     """Measured as without a scaler: of the gradient itself, and not in steps that are left out."""
     seen = []
@@ -306,6 +315,7 @@ def main() -> None:
     half_precision(world, data, shares)
     if world.size > 1:
         compressed(world, data, shares)
+        served(world, data, shares)
         noise(world, data, shares)
     endings(world, data, shares)
     world.close()
