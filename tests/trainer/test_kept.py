@@ -147,6 +147,7 @@ def test_a_checkpoint_that_holds_more_is_refused() -> None:
 def test_a_script_and_its_scaler_resume_to_the_bit(ranks: int, tmp_path: Path) -> None:
     ended = run_ranks(ranks, BODIES / "kept_state.py", str(ranks), tmp_path, "resume")
     assert "resumed: off by 0.0e+00" in ended.output, ended.output
+    assert "found in the memory of rank 0's pod" in ended.output
 
 
 @pytest.mark.mpi

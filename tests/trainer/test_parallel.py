@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from dltrain.batchnorm import Ranks, synchronized
 from dltrain.buffers import GradientBuffer, plan_buckets
 from dltrain.comm.alone import Alone
 from dltrain.errors import MisuseError
@@ -35,6 +36,26 @@ def test_any_shares_equal_one_process(ranks: int) -> None:
 def test_batch_norm_over_all_ranks_equals_one_process(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "batch_norm.py", str(ranks), timeout_s=120)
     assert "5 examples, off by at most" in ended.output, ended.output
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_batch_norm_of_what_autocast_hands_over_loses_no_more_than_its_rounding(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 3, 16, 16, generator=generator) * 3 + 20
+    exact = nn.BatchNorm2d(3)
+    layer = synchronized(nn.BatchNorm2d(3), Ranks(list, lambda: True, lambda: 1.0))
+    narrow, wide = x.to(dtype).requires_grad_(), x.to(dtype).float().requires_grad_()
+    gradient = torch.randn(x.shape, generator=generator) * 10 + 100  # its sum over the batch is beyond float16
+    found, expected = layer(narrow), exact(wide)
+    found.backward(gradient.to(dtype))
+    expected.backward(gradient.to(dtype).float())
+    assert narrow.grad is not None and wide.grad is not None
+    assert found.dtype == narrow.grad.dtype == dtype
+    near = torch.finfo(dtype).eps
+    found, expected = found.detach(), expected.detach()
+    for a, b in ((found, expected), (layer.weight.grad, exact.weight.grad), (layer.bias.grad, exact.bias.grad)):
+        assert float((a.float() - b).norm() / b.norm()) < near
+    assert float((narrow.grad.float() - wide.grad).norm() / wide.grad.norm()) < near
 
 
 @pytest.mark.mpi

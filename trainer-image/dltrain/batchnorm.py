@@ -68,7 +68,8 @@ class _Normalize(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: SyncBatchNorm) -> Any:
         over = [0, *range(2, x.dim())]
         here = x.numel() // x.shape[1] if layer._ranks.counts() else 0
-        variance, mean = torch.var_mean(x if x.dtype is torch.float64 else x.float(), over, correction=0)
+        given, x = x, _wide(x)
+        variance, mean = torch.var_mean(x, over, correction=0)
         mean, variance = mean.double(), variance.double()
         # Sums of squares in double precision, made of a variance about the rank's own mean: no digits cancel.
         sums = torch.cat([mean * here, (variance + mean * mean) * here])
@@ -83,7 +84,8 @@ class _Normalize(torch.autograd.Function):
         output = normal if weight is None else normal * weight.view(shape)
         if bias is not None:
             output = output + bias.view(shape)
-        ctx.save_for_backward(normal, weight, inverse.to(x.dtype))
+        # Rounded to 16 bits, what is normalized would bias sums; then it is made again from what was given.
+        ctx.save_for_backward(normal if given is x else given, weight, inverse.to(x.dtype), mean.to(x.dtype))
         ctx.ranks, ctx.counted, ctx.count, ctx.over, ctx.shape, ctx.has_bias = (
             layer._ranks,
             here > 0,
@@ -94,13 +96,14 @@ class _Normalize(torch.autograd.Function):
         )
         ctx.mark_non_differentiable(mean, variance)
         ctx.set_materialize_grads(False)
-        return output, mean, variance, count
+        return output.to(given.dtype), mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, *_: Any) -> Any:
-        normal, weight, inverse = ctx.saved_tensors
-        if gradient is None:
-            gradient = torch.zeros_like(normal)
+        normal, weight, inverse, center = ctx.saved_tensors
+        if (narrow := normal.dtype) is not inverse.dtype:
+            normal = (_wide(normal) - center.view(ctx.shape)) * inverse.view(ctx.shape)
+        gradient = torch.zeros_like(normal) if gradient is None else _wide(gradient)
         own = ctx.ranks.weight() if ctx.counted else 0.0
         if ctx.counted and not own:
             raise RuntimeError(
@@ -111,14 +114,19 @@ class _Normalize(torch.autograd.Function):
         sums = torch.cat([g, gx]).double() * own if own else torch.zeros(2 * len(g), dtype=torch.float64)
         values = ctx.ranks.sum(sums.tolist())
         if not own:
-            return torch.zeros_like(gradient), None, None, None  # weighted with 0 whatever it is
+            return torch.zeros_like(gradient, dtype=narrow), None, None, None  # weighted with 0 whatever it is
         mean, slope = (
             part.to(gradient).view(ctx.shape)
             for part in (torch.tensor(values, dtype=torch.float64) / (own * ctx.count)).chunk(2)
         )
         scale = inverse if weight is None else inverse * weight
         dx = (gradient - mean - normal * slope) * scale.view(ctx.shape)
-        return dx, gx if weight is not None else None, g if ctx.has_bias else None, None
+        return dx.to(narrow), gx if weight is not None else None, g if ctx.has_bias else None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Sums of 16-bit numbers overflow, and autocast hands such over."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 Model = TypeVar("Model", bound=nn.Module)

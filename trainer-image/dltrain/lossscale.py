@@ -69,6 +69,7 @@ class LossScale:
         if self._kept is not None:
             scaler.load_state_dict(self._kept)
             self._kept = None
+        self._before = scaler.state_dict()  # met in a step that was given up before
 
     def freeze(self) -> None:
         """The step under way was given up: what its body does to the scaler from now on is undone by ``restore``."""

@@ -19,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dltrain import session
 from dltrain.loop import Trainer
+from dltrain.messages import MEMORY_ENV
 from dltrain.report import Reporter
 from dltrain.sampling import Sampler
 from dltrain.world import World
@@ -117,6 +118,13 @@ def main() -> None:
         assert list((folder / "digits-0001").glob("step-*")), "something to go on from"
     world.sum([0.0])
     same(world, "resumed", together(world, folder, data, shares), whole, 0.0)
+    os.environ[MEMORY_ENV] = str(folder / "memory")
+    together(world, folder, data, shares)
+    if world.rank == 0:
+        shutil.rmtree(folder / "digits-0001")
+    world.sum([0.0])
+    found = together(world, folder, data, shares)  # at its end: nothing was scaled any more
+    assert found.result()[1:] == whole.result()[1:] and torch.equal(flat(found.ema), flat(whole.ema))
     world.close()
 
 
