@@ -5,8 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel
 
-from dltrain import messages, rank
+from dltrain import messages, rank, tensorfile
+from dltrain.checkpoint import KEPT
+from dltrain.kept import Kept
 from dltrain.messages import EXIT_OK
 from trainer.listener import Listener
 from trainer.plans import make_plan, saving, write
@@ -16,7 +20,7 @@ from trainer.ranks import ROOT
 def test_the_page_loads_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the model is as accurate as the run said."""
     page = (ROOT / "docs/trained-model.md").read_text(encoding="utf-8")
-    own, built_in = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    own, averaged, built_in = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     with Listener(tmp_path) as listener:
         monkeypatch.setenv(messages.PLAN_ENV, write(make_plan(checkpoint=saving(tmp_path / "volume")), tmp_path))
         monkeypatch.setenv(messages.SOCKET_ENV, listener.path)
@@ -32,3 +36,10 @@ def test_the_page_loads_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.Mo
     exec(built_in, names)
     assert names["accuracy"] == finished.outcome.accuracy
     exec(own, {"make_model": lambda: names["build"]("mlp", names["digits"].shape)})
+    kept, average = Kept(), AveragedModel(names["model"])
+    for parameter in average.parameters():
+        parameter.data.mul_(0.5)
+    kept.add("ema", average)
+    tensorfile.write(tmp_path / "step-0000000300" / KEPT, kept.state()[1])
+    exec(averaged, names)
+    assert all(torch.equal(a, b) for a, b in zip(names["model"].parameters(), average.parameters(), strict=True))

@@ -6,7 +6,6 @@ read. A step that is computed again undoes what its first run did to kept object
 """
 
 import copy
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,11 +22,13 @@ _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
 
 
 def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
-    """As JSON; tensors go into ``tensors`` by their ``path``, as they are. Raises MisuseError for what is neither."""
+    """As JSON; tensors go into ``tensors`` as they are, named by ``path``. Raises MisuseError for what is neither."""
     if isinstance(value, Tensor):
         if value.dtype not in tensorfile.NAMES or value.layout is not torch.strided:
             raise _unfit(path, f"a tensor of {value.dtype}, {value.layout}")
-        name = json.dumps(path)
+        name = ".".join(map(str, path))
+        while name in tensors:  # {"a.b": …, "a": {"b": …}}
+            name += "'"
         tensors[name] = value.detach()
         return {_TENSOR: name}
     if isinstance(value, np.generic):
@@ -97,9 +98,8 @@ class Kept:
         encode(_state(given), (name,), {})  # what cannot be saved is told now
         self._objects[name] = given
         if self._resumed is not None:
-            stored = {key: t for key, t in self._stored_tensors.items() if json.loads(key)[0] == name}
             try:
-                self._set(name, self._stored[name], stored)
+                self._set(name, self._stored[name], self._stored_tensors)
             except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
                 raise MisuseError(
                     f"t.keep: {name}: found a {kind} that does not take what the checkpoint of step {self._resumed} "
