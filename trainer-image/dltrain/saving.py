@@ -113,5 +113,6 @@ class Saving:
         """Until it is durable: all ranks end together, so all wait for rank 0's volume. Raises OSError."""
         if self._team.plan.checkpoint.enabled:
             nbytes = 4 * self._team.parallel.buffer.flat.nbytes  # parameters, and up to three values for each
+            nbytes += sum(tensor.nbytes for tensor in self._kept.state()[1].values())
             self._progress.busy("checkpoint", patience_s(nbytes))
             self._keeper.wait()

@@ -73,10 +73,13 @@ def alone(data: tuple[torch.Tensor, ...], batch: int) -> Own:
     return own
 
 
-def together(world: World, folder: Path, data: tuple[torch.Tensor, ...], shares: list[int], killed: int = -1) -> Own:
+def together(
+    world: World, folder: Path, data: tuple[torch.Tensor, ...], shares: list[int], killed: int = -1, how: str = "Data"
+) -> Own:
     plan = make_plan(
         shares=shares, global_batch=sum(shares), steps=STEPS, collective="Ring",
         checkpoint=saving(folder, interval_s=1e-9, keep=100), min_ranks=1,
+        parallelism=how,
     )  # fmt: skip
     trainer = Trainer(plan, world, Reporter(None), torch.device("cpu"), "cpu")
     own = made(trainer.wrap)
@@ -109,21 +112,23 @@ def main() -> None:
         same(world, "killed", together(world, folder, data, shares, KILLED_AT), expected, 1e-5)
         sys.stdout.flush()
         session.leave(0)
-    whole = together(world, folder, data, shares)
-    same(world, "whole", whole, expected, 1e-5)
-    if world.rank == 0:
-        for path in (folder / "digits-0001").glob("step-*"):
-            if int(path.name.removeprefix("step-")) > STEPS // 2:
-                shutil.rmtree(path)
-        assert list((folder / "digits-0001").glob("step-*")), "something to go on from"
-    world.sum([0.0])
-    same(world, "resumed", together(world, folder, data, shares), whole, 0.0)
+    for how in ("Optimizer", "Data"):
+        place = folder / how
+        whole = together(world, place, data, shares, how=how)
+        same(world, f"{how} whole", whole, expected, 1e-5)
+        if world.rank == 0:
+            for path in (place / "digits-0001").glob("step-*"):
+                if int(path.name.removeprefix("step-")) > STEPS // 2:
+                    shutil.rmtree(path)
+            assert list((place / "digits-0001").glob("step-*")), "something to go on from"
+        world.sum([0.0])
+        same(world, f"{how} resumed", together(world, place, data, shares, how=how), whole, 0.0)
     os.environ[MEMORY_ENV] = str(folder / "memory")
-    together(world, folder, data, shares)
+    together(world, place, data, shares)
     if world.rank == 0:
-        shutil.rmtree(folder / "digits-0001")
+        shutil.rmtree(place / "digits-0001")
     world.sum([0.0])
-    found = together(world, folder, data, shares)  # at its end: nothing was scaled any more
+    found = together(world, place, data, shares)  # at its end: nothing was scaled any more
     assert found.result()[1:] == whole.result()[1:] and torch.equal(flat(found.ema), flat(whole.ema))
     world.close()
 
