@@ -54,7 +54,10 @@ def main() -> None:
             if turn >= 0:  # the slowest rank's step; what the one that waited least waited was communication
                 found[name].append((max(spent for spent, _ in everyone), min(waited for _, waited in everyone)))
     if trainer.rank == 0:
-        print(json.dumps({"seconds": found, "parameters": trainer.parallel.buffer.gradient.numel()}), flush=True)
+        print(
+            json.dumps({"seconds": found, "parameters": sum(p.numel() for p in trainer.parallel.buffer.parameters)}),
+            flush=True,
+        )
     assert next(rest, None) is None, "the epoch is over"
     distributed.destroy_process_group()
 

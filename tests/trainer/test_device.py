@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dltrain import memory
+from dltrain import memory, state
 from dltrain.checkpoint import Snapshot
 from dltrain.comm.alone import Alone
 from dltrain.comm.torch_dist import backend_for, raise_lost
@@ -153,7 +153,17 @@ preload()
 
 
 def test_what_is_kept_in_memory_leaves_room_for_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = Snapshot(1, {"weight": torch.zeros(2**20)}, {})
+    snapshot = Snapshot(1, {"weight": torch.zeros(2**20)}, {})
     free_nbytes = memory.RESERVE_NBYTES + memory.RESERVE_GPU_NBYTES + 2**22
     monkeypatch.setattr(memory.os, "statvfs", lambda _: SimpleNamespace(f_bavail=free_nbytes, f_frsize=1))
-    assert [memory.room_for(tmp_path, state, gpus) for gpus in (0, 1, 2)] == [True, True, False]
+    assert [memory.room_for(tmp_path, snapshot, gpus) for gpus in (0, 1, 2)] == [True, True, False]
+
+
+def test_a_snapshot_waits_for_a_gpu_once_after_its_last_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    copy = state.Staging.copy
+    monkeypatch.setattr(state, "finish", lambda device: done.append(f"waited for {device}"))
+    monkeypatch.setattr(state.Staging, "copy", lambda self, name, part: done.append(name) or copy(self, name, part))
+    one = torch.ones(1)
+    state.capture(1, {"a": one}, {"state": {0: {"m": one}}, "param_groups": []}, {}, kept={"b": one})
+    assert sorted(done[:-1]) == ["kept b", "model a", "optimizer 0.m"] and done[-1] == "waited for cpu"

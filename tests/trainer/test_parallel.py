@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dltrain.batchnorm import Ranks, synchronized
-from dltrain.buffers import GradientBuffer, plan_buckets
+from dltrain.buffers import ALIGNED_NBYTES, GradientBuffer, plan_buckets
 from dltrain.comm.alone import Alone
 from dltrain.errors import MisuseError
 from dltrain.parallel import DataParallel
@@ -80,11 +80,14 @@ def test_a_grad_scaler_leaves_out_what_it_does_in_one_process(ranks: int) -> Non
     assert "RuntimeWarning" not in ended.output
 
 
-@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), longest=st.integers(1, 60))
-def test_buckets_hold_every_parameter_once_in_order(sizes: list[int], longest: int) -> None:
-    buckets = plan_buckets(sizes, longest)
+@given(
+    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), longest=st.integers(1, 60), align=st.integers(1, 16)
+)
+def test_buckets_hold_every_parameter_once_in_order(sizes: list[int], longest: int, align: int) -> None:
+    buckets = plan_buckets(sizes, longest, align)
     assert [p for bucket in buckets for p in bucket.parameters] == list(range(len(sizes)))
-    assert [buckets[0].start, *(b.stop for b in buckets[:-1])] == [b.start for b in buckets]
+    gaps = [b.start - stop for b, stop in zip(buckets, (0, *(b.stop for b in buckets)), strict=False)]
+    assert all(0 <= gap < align for gap in gaps) and all(b.start % align == 0 for b in buckets)
     for bucket in buckets:
         assert bucket.stop - bucket.start == sum(sizes[p] for p in bucket.parameters)
         assert bucket.stop - bucket.start <= longest or len(bucket.parameters) == 1
@@ -101,7 +104,9 @@ def test_gradients_are_views_in_reverse_order() -> None:
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.grad.fill_(3)
-    assert bool((buffer.gradient == 3).all()) and bool((buffer.tail == 0).all())
+    count = sum(parameter.numel() for parameter in buffer.parameters)
+    assert float(buffer.gradient.sum()) == 3 * count and bool((buffer.tail == 0).all()), "gaps are zero"
+    assert all(part.data_ptr() % ALIGNED_NBYTES == buffer.flat.data_ptr() % ALIGNED_NBYTES for part in buffer.slices)
 
 
 def test_channels_last_stays_so_in_gradients_and_in_a_state_that_was_loaded() -> None:

@@ -14,6 +14,10 @@ from torch import Tensor
 
 from dltrain.errors import MisuseError
 
+ALIGNED_NBYTES = 64
+"""Buckets begin at multiples of it: NCCL copies 16 bytes at once where both sides allow it, else one number after the
+other; CPUs have vectors and cache lines of 64."""
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -24,15 +28,18 @@ class Bucket:
     """Indices of the parameters inside, in the order of ``GradientBuffer.parameters``."""
 
 
-def plan_buckets(sizes: Iterable[int], longest: int) -> list[Bucket]:
-    """Consecutive parameters of ``sizes`` elements in buckets of at most ``longest``, or of one larger parameter."""
+def plan_buckets(sizes: Iterable[int], longest: int, align: int = 1) -> list[Bucket]:
+    """Consecutive parameters of ``sizes`` elements in buckets of at most ``longest``, or of one larger parameter. Each
+    begins at a multiple of ``align``.
+    """
     buckets: list[Bucket] = []
     start = stop = 0
     members: list[int] = []
     for index, size in enumerate(sizes):
         if members and stop + size - start > longest:
             buckets.append(Bucket(start, stop, tuple(members)))
-            start, members = stop, []
+            start = stop = -(-stop // align) * align
+            members = []
         stop += size
         members.append(index)
     if members:
@@ -63,7 +70,10 @@ class GradientBuffer:
             raise MisuseError(f"model: found {found}, expected trainable parameters of one dtype on one device")
         dtype, device = kinds.pop()
         sizes = [p.numel() for p in self.parameters]
-        gradients = sum(sizes)
+        # Sharded buffers have no gaps: what they hold beside gradients is laid out by the parameters' sizes alone.
+        align = ALIGNED_NBYTES // dtype.itemsize if marked else 1
+        self.buckets = plan_buckets(sizes, max(1, bucket_nbytes // dtype.itemsize), align)
+        gradients = self.buckets[-1].stop
         marks = len(sizes) if marked else 0
         count = gradients + marks + tail
         self.flat = zeros(count, dtype, device) if zeros else torch.zeros(count, dtype=dtype, device=device)
@@ -73,15 +83,12 @@ class GradientBuffer:
         self.told = self.flat[gradients:]
         """Marks and tail."""
         self.views: list[Tensor] = []
-        offset = 0
-        for parameter, size in zip(self.parameters, sizes, strict=True):
-            self.views.append(
-                _like(parameter, self.flat[offset : offset + size])
-                if marked
-                else self.flat[offset : offset + size].view(parameter.shape)
-            )
-            offset += size
-        self.buckets = plan_buckets(sizes, max(1, bucket_nbytes // self.flat.itemsize))
+        for bucket in self.buckets:
+            offset = bucket.start
+            for parameter in (self.parameters[index] for index in bucket.parameters):
+                part = self.flat[offset : offset + parameter.numel()]
+                self.views.append(_like(parameter, part) if marked else part.view(parameter.shape))
+                offset += parameter.numel()
         self.slices = [self.flat[b.start : b.stop] for b in self.buckets]
         self.slices[-1] = self.flat[self.buckets[-1].start :]
         self.attach()

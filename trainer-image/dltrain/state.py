@@ -18,6 +18,7 @@ class Staging:
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
+        self._sources: set[torch.device] = set()
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
         """A contiguous copy; in the memory of the last one of this ``name``, where it fits. One from a GPU is under
@@ -27,7 +28,13 @@ class Staging:
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
             held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             self._held[name] = held
+        self._sources.add(tensor.device)
         return held.copy_(tensor.detach(), non_blocking=True)
+
+    def wait(self) -> None:
+        """Until all copies are made."""
+        for device in self._sources:
+            finish(device)
 
 
 def capture(
@@ -52,16 +59,15 @@ def capture(
                 tensors[f"{index}.{key}"] = staging.copy(f"optimizer {index}.{key}", value)
             else:
                 scalars.setdefault(str(index), {})[key] = value
-    weights = {name: staging.copy(f"model {name}", tensor) for name, tensor in model.items()}
-    for device in {tensor.device for tensor in model.values()}:
-        finish(device)
-    return Snapshot(
+    snapshot = Snapshot(
         step,
-        weights,
+        {name: staging.copy(f"model {name}", tensor) for name, tensor in model.items()},
         tensors,
         state | {"optimizer": {"groups": optimizer["param_groups"], "scalars": scalars}},
         {name: staging.copy(f"kept {name}", tensor) for name, tensor in (kept or {}).items()},
     )
+    staging.wait()
+    return snapshot
 
 
 def restore(
