@@ -32,6 +32,14 @@ def test_a_built_in_model(ranks: int) -> None:
     assert finished is not None and float(finished[1]) > 0.85, ended.output
 
 
+def test_lenet_learns_real_images() -> None:
+    words = ["--model", "lenet", "--dataset", "digits-32", "--optimizer", "Adam", "--learning-rate", "0.003"]
+    ended = local(2, *words, "--epochs", "8")
+    assert ended.code == EXIT_OK, ended.output
+    finished = re.search(r"finished 184 steps in .* s, accuracy (\d\.\d+)", ended.output)
+    assert finished is not None and float(finished[1]) > 0.9, ended.output
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_unmodified_torchrun_script(ranks: int) -> None:
     """It ends with 0, threads of gloo or not: ``zygote.run`` runs it, as in a pod."""

@@ -16,6 +16,7 @@ _IS_REMOTE = "has(self.uri) && (self.uri.startsWith('http') || self.uri.startsWi
 
 class BuiltinDataset(StrEnum):
     DIGITS = "digits"
+    DIGITS_32 = "digits-32"
     BREAST_CANCER = "breast-cancer"
     WINE = "wine"
     IRIS = "iris"

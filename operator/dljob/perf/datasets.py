@@ -26,6 +26,7 @@ class Dataset:
 # scikit-learn's bundled sets, of which a fifth is held out; times of synthetic ones by benchmarks/compute_constants.py.
 DATASETS = {
     "digits": Dataset(1437, 360, (1, 8, 8), 10, 64 * 4),
+    "digits-32": Dataset(1437, 360, (1, 32, 32), 10, 32 * 32 * 4),  # the same, each pixel as 4 x 4
     "breast-cancer": Dataset(455, 114, (30,), 2, 30 * 4),
     "wine": Dataset(142, 36, (13,), 3, 13 * 4),
     "iris": Dataset(120, 30, (4,), 3, 4 * 4),

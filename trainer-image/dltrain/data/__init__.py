@@ -22,9 +22,11 @@ from dltrain.models import InputShape
 
 FOLDER = Path(__file__).parent
 BUNDLED = ("digits", "breast-cancer", "wine", "iris")
+ENLARGED = {"digits-32": ("digits", 4)}
+"""Images of a bundled set with each pixel as so many by so many: for networks that need more of them."""
 SYNTHETIC = {"synthetic-images": SyntheticImages, "synthetic-tokens": SyntheticTokens}
 PYTHON_SOURCE = "python-source"
-NAMES = (*BUNDLED, PYTHON_SOURCE, *SYNTHETIC)
+NAMES = (*BUNDLED, *ENLARGED, PYTHON_SOURCE, *SYNTHETIC)
 _TOKENS = (".npy", ".bin")
 
 
@@ -70,9 +72,13 @@ def load(ref: DatasetRef, seed: int = 0) -> Dataset:
     """The dataset a plan names. ``seed``: of the synthetic ones. Raises BadInputError naming the spec's field."""
     if ref.name in SYNTHETIC:
         return SYNTHETIC[ref.name](seed)
-    if ref.name in BUNDLED:
-        with np.load(FOLDER / f"{ref.name}.npz") as arrays:
-            return ArrayDataset(dict(arrays), float(arrays["scale"]) if "scale" in arrays else 1.0)
+    if ref.name in (*BUNDLED, *ENLARGED):
+        source, times = ENLARGED.get(ref.name, (ref.name, 1))
+        with np.load(FOLDER / f"{source}.npz") as arrays:
+            found, scale = dict(arrays), float(arrays["scale"]) if "scale" in arrays else 1.0
+        if times > 1:
+            found |= {key: found[key].repeat(times, axis=-2).repeat(times, axis=-1) for key in ("x", "x_test")}
+        return ArrayDataset(found, scale)
     if ref.name == PYTHON_SOURCE:
         return python_source()
     if ref.path is None:
