@@ -120,6 +120,13 @@ def test_bad_input_is_one_line(arguments: list[str], message: str) -> None:
     assert line.startswith(f"dltrain: BadInput: {message}")
 
 
+def test_bad_input_of_all_ranks_is_one_line() -> None:
+    ended = local(2, "--model", "alexandria")
+    assert ended.code == EXIT_BAD_INPUT
+    (line,) = [line for line in ended.output.splitlines() if line.startswith("dltrain: ")]
+    assert line.startswith("dltrain: BadInput: spec.model.name: found 'alexandria', expected one of mlp, ")
+
+
 MPI = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
 OURS = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 

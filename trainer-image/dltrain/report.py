@@ -60,6 +60,11 @@ class Reporter:
             signal.signal(signal.SIGTERM, reporter._terminate)
         return reporter
 
+    @property
+    def heard(self) -> bool:
+        """Whether an agent listens."""
+        return self._socket is not None
+
     def send(self, news: News) -> None:
         """Tell the agent. A lost agent is no reason to stop training: the pod's end will tell."""
         if self._socket is None:

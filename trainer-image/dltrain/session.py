@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +26,16 @@ from dltrain import device as devices
 from dltrain import heap
 from dltrain.cgroup import threads
 from dltrain.comm.choose import AUTO
-from dltrain.errors import BadInputError, failure
+from dltrain.errors import BadInputError, MisuseError, failure
 from dltrain.loop import Trainer
 from dltrain.messages import EXIT_OK, PLAN_ENV, Failed, Finished, Hello
 from dltrain.report import Reporter
 from dltrain.shares import apportion
 from dltrain.world import World
+
+ECHO_S = 3.0
+"""What is wrong on one rank mostly is on all: without an agent the others leave it to rank 0, whose end makes mpirun
+end them, and say it themselves where rank 0 did not."""
 
 
 def read_plan() -> Plan | None:
@@ -149,6 +154,8 @@ def fail(error: BaseException, reporter: Reporter) -> int:
     if news.log_tail:
         traceback.print_exception(error)
     else:
+        if not reporter.heard and reporter.rank and isinstance(error, BadInputError | MisuseError):
+            time.sleep(ECHO_S)
         print(f"dltrain: {news.reason}: {news.message}", file=sys.stderr, flush=True)  # noqa: T201
     reporter.close()
     assert news.exit_code is not None, "failure() sets it"
