@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dljob.accepted import Accepted
-from dljob.api import DLJobStatus, DLProfileStatus
+from dljob.api import DLProfileStatus
 from dljob.kube import ApiError, Cache, Complaints, JobKey, Kube, RefusedError
 from dljob.kube.complaints import RECHECK_S
 from dljob.kube.view import Promise
@@ -142,7 +142,7 @@ class Controller:
             await kube.teach(desired.lesson, self._now())
         await self._tell(observed, desired)
         if desired.status is not None:
-            self._count(before, desired.status)
+            self._metrics.went_on(before, desired.status)
 
     async def _tell(self, observed: Observed, desired: Desired) -> None:
         """Events first: a crash in between tells them twice, which counts up, and never not at all."""
@@ -151,14 +151,6 @@ class Controller:
             await self._kube.tell(observed.job, event, self._now())
         if desired.status is not None:
             await self._kube.write_status(observed.job, desired.status.manifest())
-
-    def _count(self, before: DLJobStatus, after: DLJobStatus) -> None:
-        self._metrics.recoveries.inc(max(0, after.restarts - before.restarts))
-        for outcome in ("Complete", "Failed"):
-            if is_true(after.conditions, outcome) and not is_true(before.conditions, outcome):
-                self._metrics.finished.labels(outcome).inc()
-                if after.measured is not None and after.measured.step_error is not None:
-                    self._metrics.plan_error.observe(after.measured.step_error)
 
     def _promise(self, key: JobKey, desired: Desired) -> None:
         """Hold the plan's resources for its pods until the scheduler has placed them."""

@@ -9,11 +9,22 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from dljob.api import Phase
+from dljob.api import DLJobStatus, Phase
+from dljob.status import find, is_true
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PHASES = tuple(phase.value for phase in Phase)
 _RESULTS = ("ok", "refused", "error")
+
+
+_DIVERGED = "ParametersDiverged"
+
+
+def _diverged(status: DLJobStatus) -> int:
+    """How often ranks were found to hold different parameters: relaunches for it, and the last failure of all."""
+    failed = find(status.conditions, "Failed")
+    last = failed is not None and is_true(status.conditions, "Failed") and failed.reason == _DIVERGED
+    return status.restarts_by_cause.get(_DIVERGED, 0) + int(last)
 
 
 class Metrics:
@@ -71,6 +82,12 @@ class Metrics:
             "Relaunches of ranks, over all jobs. A rise without evictions or lost nodes: look at failing programs.",
             registry=registry,
         )
+        self.diverged = Counter(
+            f"{prefix}_parameters_diverged",
+            "Times that a job's ranks were found to hold different parameters, whether it went on or failed. If any: "
+            "suspect the hardware; status.restartsByCause and the condition Failed tell the job.",
+            registry=registry,
+        )
         self.requests = Counter(
             f"{prefix}_api_requests",
             "Requests to the API server by verb, resource and code; code 0: no answer.",
@@ -92,6 +109,16 @@ class Metrics:
             self.plans.labels(result)
         for outcome in ("Complete", "Failed"):
             self.finished.labels(outcome)
+
+    def went_on(self, before: DLJobStatus, after: DLJobStatus) -> None:
+        """Count what a new status tells that the one before did not."""
+        self.recoveries.inc(max(0, after.restarts - before.restarts))
+        self.diverged.inc(max(0, _diverged(after) - _diverged(before)))
+        for outcome in ("Complete", "Failed"):
+            if is_true(after.conditions, outcome) and not is_true(before.conditions, outcome):
+                self.finished.labels(outcome).inc()
+                if after.measured is not None and after.measured.step_error is not None:
+                    self.plan_error.observe(after.measured.step_error)
 
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Count one request; ``resource`` is one of the few kinds the operator deals with."""

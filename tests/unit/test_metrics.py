@@ -1,17 +1,20 @@
 """The operator's metrics: served, bounded, and each with help that says what to do."""
 
 import asyncio
+from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dljob.api import Phase
+from dljob.api import Condition, DLJobStatus, Phase
 from dljob.health import serve
 from dljob.metrics import Metrics
 
 OURS = "dljob_operator_"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BOUNDED = {"phase", "result", "outcome", "verb", "resource", "code", "le"}
 
 
@@ -35,6 +38,30 @@ def test_every_help_is_a_sentence_or_more() -> None:
 def test_all_phases_are_there_from_the_start() -> None:
     samples = families(Metrics())["dljob_operator_jobs"].samples
     assert {s.labels["phase"]: s.value for s in samples} == {phase.value: 0.0 for phase in Phase}
+
+
+def test_every_time_that_parameters_differed_is_counted_once() -> None:
+    """Whether the job went back to its checkpoint or, with no failure allowed, failed for it."""
+
+    def status(relaunches: int, reason: str = "") -> DLJobStatus:
+        failed = Condition(type="Failed", status="True", reason=reason or "None", message="", last_transition_time=NOW)
+        causes = {"ParametersDiverged": relaunches, "RankKilled": 5}
+        return DLJobStatus(restarts_by_cause=causes, conditions=(failed,) if reason else ())
+
+    metrics = Metrics()
+    story = [
+        status(0),
+        status(1),
+        status(1),
+        status(2),
+        status(2, "ParametersDiverged"),
+        status(2, "ParametersDiverged"),
+    ]
+    for before, after in pairwise(story):
+        metrics.went_on(before, after)
+    metrics.went_on(status(0), status(0, "OutOfMemory"))
+    counted = {s.name: s.value for family in families(metrics).values() for s in family.samples if not s.labels}
+    assert counted["dljob_operator_parameters_diverged_total"] == 3
 
 
 def test_requests_are_counted() -> None:
