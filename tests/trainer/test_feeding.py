@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from dltrain import cgroup, messages
 from dltrain.errors import SampleError, WorkerLostError
@@ -27,7 +27,7 @@ from dltrain.feeding import feed as feeding
 from dltrain.feeding import parcel
 from dltrain.feeding.feed import Carried, Feed
 from dltrain.feeding.move import Mover
-from dltrain.feeding.source import Request
+from dltrain.feeding.source import Request, Source
 from dltrain.feeding.workers import Workers
 from dltrain.loader import MOST_AHEAD, Loader
 from dltrain.loop import Trainer
@@ -527,3 +527,17 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+class Noise(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(2)
+
+
+def test_a_sample_of_a_subset_draws_alike_in_every_split() -> None:
+    source = Source(Subset(Subset(Noise(), range(9)), range(2, 8)))
+    whole, part = (source.make(Request(np.arange(first, 6), 0, 0)) for first in (0, 3))
+    assert torch.equal(whole[3:], part) and len(set(whole.flatten().tolist())) == 12

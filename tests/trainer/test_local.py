@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from dljob.contract import DatasetRef, ModelRef, OptimizerRef
 from dltrain.errors import BadInputError
@@ -90,6 +91,38 @@ def test_a_script_that_ends_early_says_so(tmp_path: Path) -> None:
         twice.output
         == "dltrain: BadInput: train.py, line 3: dltrain.init: found a second call, expected one in a process\n"
     )
+
+
+def test_an_interrupted_script_says_so_and_all_starts_draw_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, random, signal, numpy, dltrain\nt = dltrain.init()\nprint(random.random(), numpy.random.rand())\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    first, second = (run([sys.executable, str(script)]) for _ in range(2))
+    assert (first.code, first.output) == (130, second.output), first.output
+    assert re.fullmatch(r"0\.\d+ 0\.\d+\ndltrain: interrupted\n", first.output), first.output
+
+
+def test_the_page_on_own_programs_validates_as_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/own-programs.md").read_text(encoding="utf-8")
+    found = re.search(r"^### Validation.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, dltrain\nfrom torch.nn.functional import cross_entropy\n"
+        "from torch.optim.lr_scheduler import OneCycleLR\nfrom torch.utils.data import TensorDataset, random_split\n"
+        "t = dltrain.init(batch=13, epochs=30)\nx = torch.randn(210, 4)\ny = (x.sum(1) > 0).long()\n"
+        "train_set, validation_set = random_split(TensorDataset(x, y), [160, 50])\nmodel = torch.nn.Linear(4, 2)\n"
+        "model, opt = t.wrap(model, torch.optim.SGD(model.parameters(), 0.1))\n"
+        + found[1].replace("/tmp/best.pt", str(tmp_path / "best.pt"))
+        + "print('after', t.step, 'best', best, 'last', right, seen)\n"
+    )
+    ended = run(command(2, script, fresh=True), OMP_NUM_THREADS="1")
+    lines = re.findall(r"after (\d+) best ([\d.]+) last ([\d.]+) 50\.0", ended.output)
+    assert ended.code == EXIT_OK and len(lines) == 2 and lines[0] == lines[1], ended.output
+    assert int(lines[0][0]) < 30 * 13 and float(lines[0][1]) > 0.9, "it stopped early, and learned"
+    assert set(torch.load(tmp_path / "best.pt")) == {"weight", "bias"}
 
 
 def test_a_script_finds_its_data_where_the_environment_says(tmp_path: Path) -> None:

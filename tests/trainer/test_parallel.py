@@ -80,6 +80,12 @@ def test_a_grad_scaler_leaves_out_what_it_does_in_one_process(ranks: int) -> Non
     assert "RuntimeWarning" not in ended.output
 
 
+@pytest.mark.mpi
+def test_loops_as_users_write_them_equal_one_process_or_are_refused() -> None:
+    ended = run_ranks(3, BODIES / "user_loops.py", "3", timeout_s=120)
+    assert ended.output.count("off by") == 13, ended.output
+
+
 @given(
     sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), longest=st.integers(1, 60), align=st.integers(1, 16)
 )

@@ -29,9 +29,9 @@ def init(
     """Join the other ranks of this run; call it once, before the model is made.
 
     The arguments are for runs without a manifest; in a DLJob the plan decides instead of them. ``batch``: samples of a
-    step over all ranks. ``seed``: also of torch's generator, so that all ranks make the same model. ``collective``:
-    Ring, MPI, Tree, Butterfly, HalvingDoubling or Torch; Auto measures them at the start. ``checkpoints``: a directory
-    to save to and continue from.
+    step over all ranks. ``seed``: also of torch's, numpy's and Python's generators, so that all ranks make the same
+    model and split data alike. ``collective``: Ring, MPI, Tree, Butterfly, HalvingDoubling or Torch; Auto measures them
+    at the start. ``checkpoints``: a directory to save to and continue from.
 
     When the script ends, its ranks end together; an exception becomes the reason in the job's status.
     """

@@ -1,16 +1,19 @@
 """``dltrain.init`` for user scripts: a session that ends with the interpreter. Users: ``dltrain.init``."""
 
 import atexit
+import signal
 import sys
 from functools import partial
 from types import TracebackType
 
 import torch
 
-from dltrain import session
+from dltrain import randomness, session
 from dltrain.errors import MisuseError
 from dltrain.loop import Trainer
 from dltrain.report import Reporter
+
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 class _Script:
@@ -25,7 +28,13 @@ class _Script:
         atexit.register(self._at_exit)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        code = session.fail(error, self.reporter)
+        if kind is KeyboardInterrupt:
+            trainer = self.trainer
+            at = f" at step {trainer.step} of {trainer.total_steps}" if trainer is not None and trainer.step else ""
+            print(f"dltrain: interrupted{at}", file=sys.stderr, flush=True)  # noqa: T201
+            code = _INTERRUPTED
+        else:
+            code = session.fail(error, self.reporter)
         if self.trainer is not None:
             self.trainer.abandon()
         session.leave(code)
@@ -61,4 +70,5 @@ def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoi
     trainer = session.start(script.reporter, make_plan)
     script.trainer = trainer
     torch.manual_seed(trainer.plan.seed)
+    randomness.seed(trainer.plan.seed, everywhere=True)  # a split by numpy or random, too, is the same on all ranks
     return trainer

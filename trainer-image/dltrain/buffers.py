@@ -110,15 +110,29 @@ class GradientBuffer:
         else:
             _fill(self.marks, [float(index in reached) for index in range(len(self.marks))])
 
-    def adopt(self, index: int) -> None:
-        """Bring parameter ``index``'s gradient back into the buffer if something replaced ``p.grad``, or removed it."""
+    def adopt(self, index: int) -> bool:
+        """Bring parameter ``index``'s gradient back into the buffer if something replaced ``p.grad``, or removed it.
+
+        Whether there was another one. Raises MisuseError for one that is part of a graph.
+        """
         parameter, view = self.parameters[index], self.views[index]
         gradient = parameter.grad
+        if gradient is view:
+            return False
         if gradient is None:
             parameter.grad = view  # other ranks may have one
-        elif gradient is not view and gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient)
+            return False
+        if gradient.requires_grad:
+            raise MisuseError(
+                "found backward(create_graph=True), expected gradients that end there, as they are summed over ranks: "
+                "for a penalty on gradients call torch.autograd.grad(…, create_graph=True) and add it to the loss"
+            )
+        # An embedding with sparse=True gives a sparse one wherever there was none before.
+        if gradient.is_sparse or gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             parameter.grad = view
+            return True
+        return False
 
 
 def _like(parameter: Tensor, part: Tensor) -> Tensor:

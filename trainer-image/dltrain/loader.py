@@ -1,14 +1,17 @@
 """What a script passes to ``t.steps``: a dataset, and how its batches are made. Users: ``loop``, ``feeding``."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from dljob.contract import Plan
 from dltrain import cgroup
 from dltrain.errors import MisuseError
 from dltrain.feeding.move import Mover
 from dltrain.feeding.source import Collate, Request, Source
 from dltrain.randomness import undisturbed
+from dltrain.sampling import Sampler
 
 MOST_AHEAD = 128
 """Twice as many messages, those of before a drop and those of after it, fit into a socket: nobody waits to send one."""
@@ -27,8 +30,10 @@ class Loader:
         collate_fn: Collate | None = None,
         most_workers: int = 0,
         ranks_here: int = 1,
+        plan: Plan | None = None,
     ) -> None:
         """See ``Trainer.loader``. ``most_workers``: where their number is left open. ``ranks_here``: share the memory.
+        ``plan``: of the training, for its number of steps.
 
         Raises MisuseError when the dataset is none of these, or empty, or the other arguments are not for it.
         """
@@ -50,6 +55,25 @@ class Loader:
             raise MisuseError(f"prefetch: found {prefetch}, expected at most {MOST_AHEAD}: more would only take memory")
         self.workers, self.prefetch, self.most_workers = workers, prefetch, most_workers
         self._ranks_here = ranks_here
+        self._plan = plan
+
+    def __len__(self) -> int:
+        """Steps of an epoch over this dataset, each of all ranks together."""
+        assert self._plan is not None, "t.loader tells the plan"
+        return Sampler.planned(self._plan, self.samples).steps_per_epoch
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of a training on this dataset, as a schedule of the learning rate wants to know beforehand."""
+        assert self._plan is not None, "t.loader tells the plan"
+        return Sampler.planned(self._plan, self.samples).steps(self._plan)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raises MisuseError: who iterates has to say what for."""
+        raise MisuseError(
+            "loader: found a loop over it, expected one over t.steps(loader), which trains on it for all epochs, or "
+            "over t.held_out(loader), which gives every sample to one rank once"
+        )
 
     @property
     def room_nbytes(self) -> int | None:

@@ -39,6 +39,8 @@ from dltrain.state import replicate
 from dltrain.step import Step, Wishes
 from dltrain.stopwatch import Budget, Stopwatch
 from dltrain.team import Team
+from dltrain.together import Together
+from dltrain.updates import Updates
 from dltrain.world import World
 from dltrain.writer import Keeper
 
@@ -46,7 +48,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
 
 
-class Trainer:
+class Trainer(Together):
     """Trains one model on this rank, together with the others. See ``dltrain.init`` for how a script uses it."""
 
     def __init__(self, plan: Plan, world: World, reporter: Reporter, device: torch.device, device_name: str) -> None:
@@ -61,7 +63,7 @@ class Trainer:
         self.step = 0
         """Steps done."""
         self.total_steps = plan.steps or 0
-        """Steps of the whole training; with epochs, known once the data is."""
+        """Steps of the whole training; with epochs, known once the data is, so before ``steps`` ask the loader."""
         self.epoch = 0
         self.end_of_epoch = False
         """Whether the batch just given out is the last of its epoch."""
@@ -106,8 +108,7 @@ class Trainer:
         if self._replay is not None:
             summing.reuse(self.parallel, summing.told(self._replay.sums))
         self.progress.gradient_nbytes = self.parallel.buffer.gradient.nbytes
-        optimizer.register_step_pre_hook(lambda *_: self._step.sum())
-        optimizer.register_step_post_hook(lambda *_: self._after_update())
+        Updates(self.model, optimizer, self._step.sum, self._after_update, lambda p: self.parallel.stands_in(p))
         self._loss_scale.watch(optimizer, self._step, self._after_update)
         if (snapshot := self._saving.resume(self.model, optimizer)) is not None:
             self.step = self._first = snapshot.step
@@ -139,6 +140,7 @@ class Trainer:
             collate_fn=collate_fn,
             most_workers=most,
             ranks_here=self.world.local_size,
+            plan=self.plan,
         )
 
     @property
@@ -214,22 +216,12 @@ class Trainer:
         """
         self.progress.busy(what, limit_s)
 
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sum over the ranks that compute, such as of correct answers.
-
-        When ranks are lost meanwhile: over those that are left.
-        """
-        return self._team.together(self.step, lambda: self._team.among_workers.sum(values))
-
     def steps(self, loader: Loader) -> Iterator[Any]:
         """This rank's batch of every step left, on its device. The body must call ``optimizer.step()`` once.
 
         Ends with SystemExit when the run was asked to stop, once its checkpoint is durable.
         """
-        given: Any = loader
-        if not isinstance(given, Loader):
-            found = type(given).__name__
-            raise MisuseError(f"t.steps: loader: found {found}, expected what t.loader(dataset) returns")
+        usage.check_loader("t.steps", loader)
         team = self._team.among_workers
         counts = self._team.together(self.step, lambda: team.gather([loader.samples]))
         usage.check_samples([int(count) for (count,) in counts])
@@ -261,7 +253,7 @@ class Trainer:
                 if step.open:
                     raise MisuseError(
                         "t.steps: found no opt.step() (or scaler.step(opt)) in the loop's body, expected one for each "
-                        "batch"
+                        "batch" + usage.IN_PARTS
                     )
                 if step.given_up:
                     self._loss_scale.restore()
@@ -281,11 +273,6 @@ class Trainer:
     def parallel(self) -> DataParallel:
         """Raises MisuseError before ``wrap``."""
         return self._team.parallel
-
-    @property
-    def shares(self) -> tuple[int, ...]:
-        """Samples of the batch for each rank, by the plan's numbers."""
-        return self._team.shares
 
     @property
     def worker(self) -> int:
@@ -365,6 +352,8 @@ class Trainer:
     def _conclude(self, fetch_s: float) -> None:
         """After a step: news, and what the ranks agreed on."""
         step, agreed = self._step, self._step.told.shared
+        if self.step == self._first + 1 and self.workers > 1:
+            usage.warn_of_unlike_buffers(self._unlike_buffers(), self.rank)
         step.count(fetch_s, first=self.step == self._first + 1)
         if step.news_due:
             rate, norm = float(self.optimizer.param_groups[0]["lr"]), step.gradient_norm

@@ -112,6 +112,10 @@ class DataParallel:
         outputs: torch.Tensor = model(x)
         return outputs
 
+    def stands_in(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether it is in an optimizer in the place of a part of the model's."""
+        return False
+
     def replicated(self, model: torch.nn.Module) -> list[torch.Tensor]:
         """The parameters that must be equal on all ranks."""
         return list(model.parameters())
@@ -269,9 +273,12 @@ class DataParallel:
             return
         self._catch_up()
         began = time.perf_counter()
+        if not self._reached:  # no backward pass, but perhaps gradients that the script wrote there itself
+            self._reached.update(index for index, view in enumerate(self.buffer.views) if bool(view.any()))
         for bucket in range(len(self._works), len(self.buffer.buckets)):
             for parameter in self.buffer.buckets[bucket].parameters:
-                self.buffer.adopt(parameter)
+                if self.buffer.adopt(parameter):
+                    self._reached.add(parameter)  # or put in its place
             self._start(bucket)
         self._wait_for_sums()
         self.exposed_s += time.perf_counter() - began
@@ -340,7 +347,8 @@ class DataParallel:
             if self._missing[bucket] < 0:
                 raise MisuseError(
                     "found a second backward pass in one step, expected one: call opt.step() after each backward(), or "
-                    "add the losses up and call backward() once, or pass `with t.no_sync():` around all but the last"
+                    "add the losses up and call backward() once, or pass `with t.no_sync():` around all but the last; "
+                    "a layer that torch.utils.checkpoint computes more than once in a step needs use_reentrant=False"
                 )
             try:
                 while len(self._works) < len(self._missing) and not self._missing[len(self._works)]:

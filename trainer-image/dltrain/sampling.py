@@ -75,3 +75,11 @@ class Sampler:
         if not len(mine) and shares[rank]:
             mine = batch[:1]
         return Part(epoch, mine, parts[rank] / len(batch), len(batch), index == self.steps_per_epoch - 1)
+
+
+def once(samples: int, shares: Sequence[int], rank: int) -> list[Part]:
+    """``rank``'s part of all samples, in order, in batches of its share: every sample is in one rank's, once."""
+    parts, size = apportion(samples, shares), max(1, shares[rank])
+    mine = np.arange(sum(parts[:rank]), sum(parts[: rank + 1]))
+    batches = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
+    return [Part(0, batch, 1.0, len(batch), batch is batches[-1]) for batch in batches]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from dljob.contract import Plan
+from dltrain import usage
 from dltrain.comm.base import Collective
 from dltrain.comm.halves import Scattered, gatherer, owned
 from dltrain.errors import BadInputError
@@ -80,17 +81,30 @@ class OptimizerParallel(DataParallel):
                     offset = stop
         self._spread = gather([values[b.start : b.stop] for b in self.buffer.buckets])
         self._collect = gather([self.buffer.gradient[b.start : b.stop] for b in self.buffer.buckets])
-        self._groups = [list(group["params"]) for group in optimizer.param_groups]
-        for group, members in zip(optimizer.param_groups, self._groups, strict=True):
+        self._optimizer = optimizer
+        self._groups: list[list[nn.Parameter]] = []
+        self._divide_groups()
+
+    def stands_in(self, parameter: nn.Parameter) -> bool:
+        return any(parameter is shard.parameter for shard in self._shards.values())
+
+    def _divide_groups(self) -> None:
+        """Give the optimizer this rank's shards in the place of whole parameters, in groups that are new to it."""
+        for group in self._optimizer.param_groups[len(self._groups) :]:
+            members = list(group["params"])
+            known = {*self.buffer.parameters, *self._frozen}
+            usage.check_late([parameter for parameter in members if parameter not in known])
+            self._groups.append(members)
             group["params"] = [self._shards[p].parameter for p in members if p in self._shards]
 
     def finish(self) -> list[float]:
-        """As ``DataParallel``; the gradient's sum is there in this rank's shards only. A parameter without a part in
-        the loss gets zero, so that all of a shard's neighbours count their steps alike.
+        """As ``DataParallel``; the gradient's sum is there in this rank's shards only. A frozen parameter has none; one
+        without a part in the loss gets zero, so that all of a shard's neighbours count their steps alike.
         """
+        self._divide_groups()
         shared = super().finish()
-        for shard in self._shards.values():
-            shard.parameter.grad = shard.gradient
+        for whole, shard in self._shards.items():
+            shard.parameter.grad = shard.gradient if whole.requires_grad else None
         self.square = self._square_of_parts()
         return shared
 
@@ -125,10 +139,8 @@ class OptimizerParallel(DataParallel):
         """
         kept = {p: optimizer.state.get(s.parameter, {}) for p, s in self._shards.items()}
         present = [key for state in kept.values() for key, value in state.items() if value is not None]
-        rows = self._world.gather(
-            [float(key in present) for key in _STATE]
-            + [max((float(state.get("step", 0)) for state in kept.values()), default=0.0), float("step" in present)]
-        )
+        counted = [float(kept.get(p, {}).get("step", -1)) for p in self.buffer.parameters]  # fewer where it was frozen
+        rows = self._world.gather([float(key in present) for key in _STATE] + counted)
         agreed = [max(column) for column in zip(*rows, strict=True)]
         indices = {p: i for i, p in enumerate(p for members in self._groups for p in members)}
         trained = [p for p in self.buffer.parameters if p in indices]
@@ -142,9 +154,11 @@ class OptimizerParallel(DataParallel):
             for parameter, view in zip(self.buffer.parameters, self.buffer.views, strict=True):
                 if parameter in indices:
                     states[indices[parameter]][key] = view.to("cpu", copy=True)
-        step, steps = agreed[-2:]
-        for state in states.values() if steps else ():
-            state["step"] = torch.tensor(step)
+        steps = dict(zip(self.buffer.parameters, agreed[len(_STATE) :], strict=True))
+        if max(steps.values(), default=-1) >= 0:
+            states = {
+                indices[p]: states[indices[p]] | {"step": torch.tensor(steps[p])} for p in trained if steps[p] >= 0
+            }
         groups = optimizer.state_dict()["param_groups"]
         for group, members in zip(groups, self._groups, strict=True):
             group["params"] = [indices[p] for p in members]

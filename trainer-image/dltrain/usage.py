@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 
 from dltrain.errors import MisuseError
+from dltrain.loader import Loader
+
+IN_PARTS = ": gradients are not accumulated over batches, but over parts of one, under t.no_sync()"
 
 
 def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
@@ -17,10 +20,27 @@ def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
         if not isinstance(given, kind):
             found = f"{type(given).__module__}.{type(given).__name__}"
             raise MisuseError(f"t.wrap: {name}: found {found}, expected a torch {kind.__name__}")
+    if odd := [name for name, parameter in model.named_parameters() if parameter.is_complex()]:
+        raise MisuseError(
+            f"t.wrap: model: found complex parameters {', '.join(odd)}, expected real ones, which ranks can sum: make "
+            "them of torch.view_as_real, and use torch.view_as_complex in forward"
+        )
+    if isinstance(optimizer, SparseAdam):
+        raise MisuseError(
+            "t.wrap: optimizer: found SparseAdam, expected one for dense gradients, which is what ranks sum: Adam, or "
+            "SGD for embeddings with sparse=True"
+        )
     if again:
         raise MisuseError(
             "t.wrap: found a second call, expected one: put what is trained into one nn.Module with one optimizer"
         )
+
+
+def check_loader(where: str, loader: Any) -> None:
+    """Raises MisuseError for what ``t.loader`` did not make."""
+    if not isinstance(loader, Loader):
+        found = type(loader).__name__
+        raise MisuseError(f"{where}: loader: found {found}, expected what t.loader(dataset) returns")
 
 
 def check_trained(model: nn.Module, optimizer: Optimizer) -> None:
@@ -31,6 +51,15 @@ def check_trained(model: nn.Module, optimizer: Optimizer) -> None:
         raise MisuseError(
             f"optimizer: found parameters {strange} that are not the model's, expected its alone: put all that is "
             "trained into one nn.Module"
+        )
+
+
+def check_late(strange: Sequence[nn.Parameter]) -> None:
+    """Of what an optimizer got after ``t.wrap``, what is not the model's. Raises MisuseError when there is some."""
+    if strange:
+        raise MisuseError(
+            f"optimizer: found parameters {[tuple(p.shape) for p in strange]} that the model had not in t.wrap, whose "
+            "gradients no rank sums: make the whole model before t.wrap, and freeze what is to be trained later"
         )
 
 
@@ -54,12 +83,31 @@ def number(loss: Any) -> Tensor:
     return found.reshape(())
 
 
+def numbers(values: Any) -> Sequence[float]:
+    """What is to be summed over ranks. Raises MisuseError for one number."""
+    if not hasattr(values, "__len__") or (isinstance(values, Tensor) and not values.dim()):
+        raise MisuseError(f"t.sum: found one {type(values).__name__}, expected a list: t.sum([right, seen])")
+    found: Sequence[float] = values
+    return found
+
+
 def check_samples(counts: Sequence[int]) -> None:
     """Of the dataset on each rank. Raises MisuseError when they differ."""
     if len(set(counts)) > 1:
         raise MisuseError(
             f"t.steps: found {', '.join(map(str, counts))} samples in the dataset on ranks 0, 1, …, expected the whole "
             "dataset on each: dltrain divides it among them"
+        )
+
+
+def warn_of_unlike_buffers(names: Sequence[str], rank: int) -> None:
+    """Of those that differ between ranks after a step."""
+    if names and rank == 0:
+        some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        warnings.warn(
+            f"buffers of the model ({some}) differ between ranks: forward writes there what it sees of one rank's "
+            "samples, so that results depend on the split, and checkpoints hold rank 0's: write t.mean(…) of it",
+            stacklevel=2,
         )
 
 

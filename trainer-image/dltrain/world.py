@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dltrain.comm.faults import agree, revoke, shrink, translate
 from dltrain.comm.waiting import event_queues, listen, sharpen_sleep, wait_until
@@ -103,12 +104,27 @@ class World:
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise sum over ranks, in double precision. Raises PeerLostError."""
-        total = np.array(values, dtype=np.float64)
+        return [float(value) for value in self.add(np.array(values, dtype=np.float64))]
+
+    def add(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Element-wise sum over ranks. Raises PeerLostError."""
+        total = values.copy()
         if self.comm is not None and self.size > 1:
             from mpi4py import MPI
 
             self._wait(lambda: self.comm.Iallreduce(MPI.IN_PLACE, total))
-        return [float(value) for value in total]
+        return total
+
+    def collect(self, data: bytes) -> list[bytes]:
+        """Every rank's bytes, by rank, however many each has. Raises PeerLostError."""
+        if self.comm is None or self.size == 1:
+            return [data]
+        counts = [int(count) for (count,) in self.gather([len(data)])]
+        ends = [sum(counts[: rank + 1]) for rank in range(self.size)]
+        content = np.empty(ends[-1], np.uint8)
+        mine = np.frombuffer(data, dtype=np.uint8)
+        self._wait(lambda: self.comm.Iallgatherv(mine, [content, counts]))
+        return [content[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)]
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Every rank's values (as many on each), by rank. Raises PeerLostError."""

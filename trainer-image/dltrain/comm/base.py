@@ -13,20 +13,19 @@ import torch
 from numpy.typing import NDArray
 
 from dltrain.comm.faults import revoke
-from dltrain.errors import PeerLostError
+from dltrain.errors import BadInputError, PeerLostError
 
 __all__ = ["AllOf", "Collective", "PeerLostError", "Work", "host_array"]
 
 
 def host_array(buffer: torch.Tensor) -> NDArray[Any]:
-    """The buffer as numpy sees it, sharing memory. Raises ValueError for a dtype that numpy has not."""
+    """The buffer as numpy sees it, sharing memory. Raises BadInputError for a dtype that numpy has not."""
     try:
         return buffer.numpy()
     except TypeError:
-        raise ValueError(
-            f"gradients: found {buffer.dtype} on {buffer.device}, expected float32, float64 or float16 on a CPU: "
-            "keep parameters in float32, or choose spec.collective Torch"
-        ) from None
+        found = f"parameters of {buffer.dtype} on a CPU"
+        remedy = "keep them in float32 and compute under torch.autocast, or choose spec.collective Torch"
+        raise BadInputError("model", found, "float32, float64 or float16", remedy) from None
 
 
 class Work(Protocol):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from dltrain import randomness
 from dltrain.errors import BadInputError, MisuseError, SampleError
@@ -119,6 +119,10 @@ class Source:
     def _samples(self, request: Request) -> list[Any]:
         indices, seeds = request.indices.tolist(), request.sample_seeds
         many = getattr(self.dataset, "__getitems__", None)
+        inner = self.dataset
+        while type(inner) is Subset:  # random_split's: it may ask for one after the other, and each is to have its seed
+            inner = inner.dataset
+        many = many if hasattr(inner, "__getitems__") else None
         index: int | str = indices[0]
         try:
             if many is not None:
