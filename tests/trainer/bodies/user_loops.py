@@ -224,7 +224,7 @@ REFUSED: dict[type[Loop], str] = {
     Complex: r"t\.wrap: model: found complex parameters 0, expected real ones",
     SparseAdam: r"t\.wrap: optimizer: found SparseAdam, expected one for dense gradients",
     Graph: r"found backward\(create_graph=True\), expected .*: for a penalty on gradients call torch\.autograd\.grad",
-    Accumulating: r"found no opt\.step\(\) in the loop's body, .* over parts of one, under t\.no_sync\(\)",
+    Accumulating: r"found no opt\.step\(\) .*in the loop's body, .* over parts of one, under t\.no_sync\(\)",
 }
 
 
