@@ -14,9 +14,9 @@ from dltrain.elastic import inherit
 from dltrain.messages import EXIT_OK, EXIT_PEER_LOST
 from trainer.listener import Listener
 from trainer.plans import make_plan, saving, write
-from trainer.ranks import command, end, start
+from trainer.ranks import BODIES, command, end, run, start
 
-DYING = Path(__file__).parent / "bodies" / "rank_that_dies.py"
+DYING = BODIES / "rank_that_dies.py"
 STEPS = 60
 WITHIN_S = 1.0
 
@@ -92,3 +92,9 @@ def test_too_few_are_left(tmp_path: Path) -> None:
     (failed,) = listener.of(messages.Failed)
     assert failed.failure.exit_code == EXIT_PEER_LOST
     assert re.search("found 1 ranks left, expected at least 2", failed.failure.message)
+
+
+@pytest.mark.mpi
+def test_a_rank_that_dies_between_two_gathers_of_a_loss_costs_nothing() -> None:
+    ended = run(command(3, BODIES / "gather_and_die.py", "3", ulfm=True))
+    assert ended.output.count("off by") == 1 and "Traceback" not in ended.output, ended.output

@@ -31,6 +31,8 @@ class Among:
     """Of this rank's loss in the sum over ranks, when it is asked; only ratios matter."""
     counts: bool
     """Whether this rank's samples are part of the batch; one left without any computes another's."""
+    lost: Callable[[], int | None]
+    """Once the step was given up, as ranks were lost: how many rows it is to go on with. Its results do not count."""
 
 
 def among(team: Team, step: Step, number: int) -> Among:
@@ -39,14 +41,21 @@ def among(team: Team, step: Step, number: int) -> Among:
     def together(operation: Callable[[World], Any]) -> Any:
         return team.together(number, lambda: operation(team.among_workers))
 
-    return Among(together, lambda: step.weight if step.open else 1.0, not step.open or step.weight_by_samples > 0)
+    def lost() -> int | None:
+        return step.samples if step.open and step.given_up else None
+
+    return Among(together, lambda: step.weight if step.open else 1.0, not step.open or step.weight_by_samples > 0, lost)
 
 
 def gathered(rows: Tensor, among: Among) -> Tensor:
     """(n, …) of each rank to (N, …), in the order of the ranks. Raises MisuseError for one number, PeerLostError."""
     if not rows.dim():
         raise MisuseError("t.gather: found one number, expected a row for each sample: t.sum or t.mean add numbers up")
-    return cast(Tensor, _Gather.apply(rows, among))  # type: ignore[no-untyped-call]
+    if among.lost() is None:
+        every = cast(Tensor, _Gather.apply(rows, among))  # type: ignore[no-untyped-call]
+    if (count := among.lost()) is not None:  # as many as before the loss, and none of those that are left waits
+        return rows[torch.arange(count, device=rows.device) % len(rows)]
+    return every
 
 
 def averaged(value: Tensor, among: Among) -> Tensor:
@@ -82,6 +91,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         among = ctx.among
+        if among.lost() is not None:
+            return gradient.new_zeros(ctx.shape), None
         weight = among.weight() if among.counts else 0.0
         content = gradient.detach().to("cpu", torch.float64).contiguous()
         total = _sum((content * weight if weight else torch.zeros_like(content)).reshape(-1), among)

@@ -56,6 +56,8 @@ class Step:
         """Of this rank's part of the batch: by samples, or as the script weighs it."""
         self.weight_by_samples = 1.0
         """b_r / B, whatever the script says."""
+        self.samples = 0
+        """B, of the step under way."""
         self.told = Agreed(Shared(), [], [], [])
         """What all ranks told in it, and their times of the step before."""
         self.exposed_s: list[float] = []
@@ -80,7 +82,7 @@ class Step:
         """Step ``number``, from 0, of ``steps``. Its batch is here."""
         team = self._team
         self.weight = self.weight_by_samples = part.weight
-        self._number, self._last, self._samples = number, number == steps - 1, part.batch
+        self._number, self._last, self.samples = number, number == steps - 1, part.batch
         whole = part.batch == team.plan.global_batch
         self._measuring = team.measure(number, steps, always=self._scaling.measures) and whole
         told = float(wishes.stop), float(wishes.save), float(wishes.keep)
@@ -232,9 +234,9 @@ class Step:
         agree_s = team.elastic.agree_s
         times = self.watch.times(team.parallel.exposed_s + agree_s, agree_s, fetch_s, team.parallel.sum_s)
         if first:
-            self._progress.warm_up(times, self._samples)
+            self._progress.warm_up(times, self.samples)
             return
-        self._progress.add(times, self._samples, self.exposed_s)
+        self._progress.add(times, self.samples, self.exposed_s)
         if self._device.type == "cpu":
             self.watch.demand()
         team.balance(self._number + 1, told.computed, self.exposed_s, told.demanded)
