@@ -541,3 +541,13 @@ def test_a_sample_of_a_subset_draws_alike_in_every_split() -> None:
     source = Source(Subset(Subset(Noise(), range(9)), range(2, 8)))
     whole, part = (source.make(Request(np.arange(first, 6), 0, 0)) for first in (0, 3))
     assert torch.equal(whole[3:], part) and len(set(whole.flatten().tolist())) == 12
+
+
+def test_arrays_are_samples_as_tensors_are(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(12.0).reshape(6, 2))
+    source = Source((np.load(tmp_path / "x.npy", mmap_mode="r"), np.arange(6)))
+    assert source.samples == 6
+    x, y = source.make(Request(np.array([4, 1]), 0, 0))
+    assert (x.tolist(), y.tolist()) == ([[8, 9], [2, 3]], [4, 1])
+    with pytest.raises(ValueError, match=r"dataset: found .*, expected a tuple of tensors or arrays of numbers"):
+        Source((np.array(["a", "b"]), np.arange(2)))

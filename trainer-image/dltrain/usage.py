@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, SparseAdam
 
 from dltrain.errors import MisuseError
@@ -20,6 +21,16 @@ def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
         if not isinstance(given, kind):
             found = f"{type(given).__module__}.{type(given).__name__}"
             raise MisuseError(f"t.wrap: {name}: found {found}, expected a torch {kind.__name__}")
+    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
+        raise MisuseError(
+            f"t.wrap: model: found parameters {', '.join(lazy)} of lazy layers, which have no shape yet: call the model "
+            "once on a sample before the optimizer is made"
+        )
+    if odd := [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]:
+        raise MisuseError(
+            f"t.wrap: model: found state that is no tensor in {', '.join(odd)}, expected tensors, which ranks exchange and "
+            "checkpoints hold: keep it in a buffer, or as an attribute that your script sets"
+        )
     if odd := [name for name, parameter in model.named_parameters() if parameter.is_complex()]:
         raise MisuseError(
             f"t.wrap: model: found complex parameters {', '.join(odd)}, expected real ones, which ranks can sum: make "

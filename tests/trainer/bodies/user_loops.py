@@ -202,6 +202,24 @@ class Complex(Loop):
         return nn.ParameterList([torch.ones(2, dtype=torch.complex64), torch.ones(2)])
 
 
+class Lazy(Loop):
+    def model(self) -> nn.Module:
+        return nn.LazyLinear(4)
+
+
+class Titled(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"title": "a dictionary"}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise AssertionError("never set")
+
+
+class ExtraState(Loop):
+    def model(self) -> nn.Module:
+        return Titled(8, 4)
+
+
 class SparseAdam(Loop):
     def optimizer(self, net: Any) -> Optimizer:
         return torch.optim.SparseAdam(net.parameters())
@@ -222,6 +240,8 @@ class Accumulating(Loop):
 REFUSED: dict[type[Loop], str] = {
     NewHead: r"optimizer: found parameters \[\(4, 96\), \(4,\)\] that the model had not in t\.wrap",
     Complex: r"t\.wrap: model: found complex parameters 0, expected real ones",
+    Lazy: r"t\.wrap: model: found parameters weight, bias of lazy layers",
+    ExtraState: r"t\.wrap: model: found state that is no tensor in _extra_state, expected tensors",
     SparseAdam: r"t\.wrap: optimizer: found SparseAdam, expected one for dense gradients",
     Graph: r"found backward\(create_graph=True\), expected .*: for a penalty on gradients call torch\.autograd\.grad",
     Accumulating: r"found no opt\.step\(\) .*in the loop's body, .* over parts of one, under t\.no_sync\(\)",

@@ -5,6 +5,7 @@ A user's dataset may draw random numbers (augmentation). Before each sample torc
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,16 @@ class Request:
         return [int(value) for value in z ^ (z >> np.uint64(31))]
 
 
+def _as_tensors(arrays: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Sharing their memory. Raises MisuseError for what is not numbers."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a file mapped for reading: batches are copies
+            return tuple(torch.as_tensor(part) for part in arrays)
+    except (TypeError, ValueError) as error:
+        raise MisuseError(f"dataset: found {error}, expected a tuple of tensors or arrays of numbers") from None
+
+
 class Source:
     """Makes batches of a dataset: one of ``dltrain.data``, a tuple of tensors, or a map-style dataset of the user's."""
 
@@ -70,6 +81,8 @@ class Source:
             )
         if type(dataset) is TensorDataset and collate is None:
             dataset = dataset.tensors
+        elif isinstance(dataset, tuple) and any(isinstance(part, np.ndarray) for part in dataset):
+            dataset = _as_tensors(dataset)
         self.dataset = dataset
         self.ours = hasattr(dataset, "train_samples") and not hasattr(dataset, "__getitem__")
         if self.ours:
