@@ -23,13 +23,13 @@ def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
             raise MisuseError(f"t.wrap: {name}: found {found}, expected a torch {kind.__name__}")
     if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
         raise MisuseError(
-            f"t.wrap: model: found parameters {', '.join(lazy)} of lazy layers, which have no shape yet: call the model "
-            "once on a sample before the optimizer is made"
+            f"t.wrap: model: found parameters {', '.join(lazy)} of lazy layers, which have no shape yet: call the "
+            "model once on a sample before the optimizer is made"
         )
     if odd := [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]:
         raise MisuseError(
-            f"t.wrap: model: found state that is no tensor in {', '.join(odd)}, expected tensors, which ranks exchange and "
-            "checkpoints hold: keep it in a buffer, or as an attribute that your script sets"
+            f"t.wrap: model: found state that is no tensor in {', '.join(odd)}, expected tensors, which ranks exchange "
+            "and checkpoints hold: keep it in a buffer, or as an attribute that your script sets"
         )
     if odd := [name for name, parameter in model.named_parameters() if parameter.is_complex()]:
         raise MisuseError(
