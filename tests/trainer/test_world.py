@@ -9,6 +9,7 @@ import torch
 
 from dltrain.cgroup import cpu_quota, threads
 from dltrain.comm.base import host_array
+from dltrain.errors import BadInputError
 from dltrain.lossscale import LossScale
 from dltrain.messages import Busy, Step
 from dltrain.noise import NoiseScale
@@ -67,7 +68,8 @@ print(MPI.Is_initialized(), threading.active_count(), "torch" in sys.modules)
 
 
 def test_a_dtype_that_cannot_travel_is_named() -> None:
-    with pytest.raises(ValueError, match=r"found torch\.bfloat16 on cpu, expected float32.*spec\.collective Torch"):
+    said = r"found parameters of torch\.bfloat16 on a CPU, expected float32.*torch\.autocast.*spec\.collective Torch"
+    with pytest.raises(BadInputError, match=said):
         host_array(torch.zeros(2, dtype=torch.bfloat16))
 
 
