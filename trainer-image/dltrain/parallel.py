@@ -11,21 +11,19 @@ step does not use) may still come by another backward pass: then the optimizer's
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
 
 import torch
 from torch.autograd import Variable
-from torch.optim import Optimizer
 
 from dltrain.buffers import GradientBuffer
 from dltrain.comm.base import Collective, Work
 from dltrain.device import finish
 from dltrain.errors import MisuseError, PeerLostError
 from dltrain.passes import Passes
-from dltrain.sampling import Part, Sampler
+from dltrain.placement import Placement
 from dltrain.stopwatch import Lap, reading
 
 _DRIVE_S, _DRIVEN = 0.5e-3, 3
@@ -38,15 +36,12 @@ def square_of(tensors: Iterable[torch.Tensor]) -> float:
     return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
 
 
-class DataParallel:
+class DataParallel(Placement):
     """Sums gradients over ranks, bucket by bucket, started by hooks as backward completes them.
 
     Buckets start in the same order on every rank, whatever order backward finishes them in; every hook also drives
     the messages under way, because MPI moves them only inside calls.
     """
-
-    in_parts = False
-    """Whether a rank gets the sum of its own part of the gradient only, so that ``p.grad`` is of no use to a script."""
 
     def __init__(
         self,
@@ -103,23 +98,6 @@ class DataParallel:
             for i, p in enumerate(self.buffer.parameters)
         ]
 
-    def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
-        """What of a step's batch ``rank`` sees when ranks hold ``shares``."""
-        return sampler.part(step, shares, rank)
-
-    def predict(self, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-        """The model's outputs; None on a rank that has not got them."""
-        outputs: torch.Tensor = model(x)
-        return outputs
-
-    def stands_in(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether it is in an optimizer in the place of a part of the model's."""
-        return False
-
-    def replicated(self, model: torch.nn.Module) -> list[torch.Tensor]:
-        """The parameters that must be equal on all ranks."""
-        return list(model.parameters())
-
     def begin(self, weight: float, shared: list[float]) -> None:
         """Zero the gradients and open a step; ``weight``: b_r / B. ``shared``: this rank's part of the tail.
 
@@ -170,16 +148,9 @@ class DataParallel:
         self._left = left
         self._seen()
 
-    def on_any(self, found: bool) -> bool:
-        """Whether something was found in any part of the gradient. Here every rank has looked at all of it."""
-        return found
-
     def carry(self, factor: float) -> None:
         """See ``Collective``."""
         self.collective.carry(factor)
-
-    def spread(self) -> None:
-        """After the update: give every rank what it lacks of it. Here each has updated everything itself."""
 
     def gradient_norm(self) -> float:
         """Euclidean norm of the gradient that this rank holds; of before ``clip``."""
@@ -219,30 +190,6 @@ class DataParallel:
             yield
         finally:
             self._accumulates = False
-
-    def shape_of(self, model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
-        """Names, shapes and dtypes of the whole model's tensors."""
-        return model.state_dict()
-
-    def weights(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """The whole model's tensors, at least on rank 0; all ranks call it together."""
-        return model.state_dict()
-
-    def load_weights(self, model: torch.nn.Module, whole: dict[str, torch.Tensor]) -> None:
-        """Take from the whole model's tensors what this rank holds."""
-        model.load_state_dict(whole)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole ``optimizer.state_dict()``; all ranks call it together."""
-        return optimizer.state_dict()
-
-    def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Take from a whole state what this rank holds, in the parameters' order of elements, which files lose."""
-        optimizer.load_state_dict(whole)
-        for parameter, state in optimizer.state.items():
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                    state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def finish(self) -> list[float]:
         """Wait for the sum of all gradients; returns the summed tail. Raises PeerLostError.
