@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from dljob.accepted import Accepted
 from dljob.api import DLProfileStatus
 from dljob.kube import ApiError, Cache, Complaints, JobKey, Kube, RefusedError
+from dljob.kube.client import to_the_end
 from dljob.kube.complaints import RECHECK_S
 from dljob.kube.view import Promise
 from dljob.metrics import PHASES, Metrics
@@ -129,15 +130,13 @@ class Controller:
             return
         before = previous(observed.job)
         if desired.secret is not None:
-            await asyncio.gather(
-                kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now()),
-                kube.apply(job, [m for m in desired.objects if m["kind"] != "StatefulSet"]),
-            )
+            secret = kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now())
+            await to_the_end([secret, kube.apply(job, [m for m in desired.objects if m["kind"] != "StatefulSet"])])
         if await kube.apply(job, desired.objects):
             # What follows comes as events; that nothing follows does not.
             self._queue.add_after(job.key, RECHECK_S)
-        await asyncio.gather(*(kube.scale(job, item.name, item.replicas) for item in desired.scales))
-        await asyncio.gather(*(kube.delete(job, target) for target in desired.deletes))
+        await to_the_end(kube.scale(job, item.name, item.replicas) for item in desired.scales)
+        await to_the_end(kube.delete(job, target) for target in desired.deletes)
         if desired.lesson is not None:
             await kube.teach(desired.lesson, self._now())
         await self._tell(observed, desired)

@@ -69,6 +69,7 @@ class Operator:
                 )
             ]
             stack.push_async_callback(_end, tasks)
+            self._end_before_kopf(watches.registry, tasks)
             await kopf.operator(
                 registry=watches.registry,
                 settings=watches.settings(),
@@ -124,6 +125,17 @@ class Operator:
                     log.warning("%s could not be checked against the API server: %s", kind.plural, error)
             for job in self._cache.jobs():
                 self._queue.add(job.key)
+
+    def _end_before_kopf(self, registry: kopf.OperatorRegistry, tasks: list[asyncio.Task[None]]) -> None:
+        """kopf takes whatever runs at its own end for its own: it would wait 5 s for it, and raise what it raises, such
+        as an object refused at that moment.
+        """
+
+        async def end(**_: Any) -> None:
+            self._stop.set()  # for which kopf itself waits, too
+            await _end(tasks)
+
+        kopf.on.cleanup(id="end", registry=registry)(end)
 
     async def _guarded(self, task: Coroutine[Any, Any, None]) -> None:
         """A part that fails ends the operator, which its Deployment then starts anew."""

@@ -217,6 +217,15 @@ def test_a_job_goes_while_the_operator_is_down(play: Play, operator: OperatorPro
         operator.start()
 
 
+def test_what_is_under_way_at_the_end_is_ended_and_raises_nothing(play: Play, tmp_path: Path) -> None:
+    """kopf would wait for it, and end by its errors: a refused object made the exit code 1."""
+    operator = OperatorProcess(play.kubectl.kubeconfig, "default", tmp_path / "log", DLJOB_LOG_LEVEL="debug")
+    operator.start()
+    wait_for("it to lead", lambda: operator.metric("dljob_operator_leader") == 1, 25)
+    assert operator.stop() == 0, operator.log
+    assert "Hung tasks stopping is skipped: no tasks given" in operator.log
+
+
 def test_a_second_operator_takes_over(play: Play, operator: OperatorProcess, tmp_path: Path) -> None:
     second = OperatorProcess(play.kubectl.kubeconfig, play.kubectl.namespace, tmp_path / "second", identity="two")
     second.start()

@@ -63,7 +63,7 @@ class Kube:
         first = [item for item in due if item[0]["kind"] not in _LAST]
         last = [item for item in due if item[0]["kind"] in _LAST]
         for group in (first, last):
-            await _all(self._apply(manifest, digest) for manifest, digest in group)
+            await to_the_end(self._apply(manifest, digest) for manifest, digest in group)
         return len(due)
 
     def _stands(self, manifest: Manifest, digest: str) -> bool:
@@ -237,7 +237,7 @@ def _spoken(value: Any) -> Any:
     return [_spoken(item) for item in value] if isinstance(value, list) else value
 
 
-async def _all(calls: Iterable[Any]) -> None:
+async def to_the_end(calls: Iterable[Any]) -> None:
     """All calls to their ends, then the first error: none is left half done in the background."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
