@@ -47,11 +47,14 @@ START_S, RESUME_S = 120.0, 90.0
 
 
 def damage(folders: list[Path], chance: random.Random) -> str:
-    """Flip a bit of, cut or remove a file of the newest checkpoint or beside it, in some folders; what was done."""
+    """Flip a bit of, cut or remove a file of the newest checkpoint or beside it, in some folders; what was done.
+
+    Not of the last step's: the training is through, and nothing would make another.
+    """
     done = []
     for folder in folders:
         newest = max(folder.glob("**/step-*"), default=None)
-        if newest is None:
+        if newest is None or newest.name == step_name(STEPS):
             continue
         beside = [path for path in (newest.parent / TERM_FILE, newest.parent / JSON) if path.exists()]
         files = [*sorted(newest.iterdir()), *beside] if newest.exists() else beside
