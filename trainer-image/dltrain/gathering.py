@@ -73,11 +73,16 @@ def _sum(values: Tensor, among: Among) -> Tensor:
     return torch.from_numpy(among.together(lambda world: world.add(array)))
 
 
+def _bytes(tensor: Tensor) -> bytes:
+    content: bytes = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return content
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, among: Among) -> Tensor:
-        content = (rows if among.counts else rows[:0]).detach().to("cpu").contiguous()
-        data = content.reshape(-1).view(torch.uint8).numpy().tobytes()
+        content = (rows if among.counts else rows[:0]).detach().to("cpu")
+        data = _bytes(content)
         parts, rank = among.together(lambda world: (world.collect(data), world.rank))
         every = [
             torch.frombuffer(bytearray(part), dtype=rows.dtype).reshape(-1, *rows.shape[1:]) for part in parts if part
@@ -107,9 +112,6 @@ def unlike_buffers(model: nn.Module, among: Among) -> list[str]:
     """Names of the buffers that differ between ranks, less those of BatchNorm layers, of which ``wrap`` tells."""
     known = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)}
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
-    sums = [
-        crc32(b.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        for b in buffers.values()
-    ]
+    sums = [crc32(_bytes(buffer)) for buffer in buffers.values()]
     rows = among.together(lambda world: world.gather(sums)) if sums else [[]]
     return [name for name, column in zip(buffers, zip(*rows, strict=True), strict=True) if len(set(column)) > 1]

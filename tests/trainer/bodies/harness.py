@@ -27,6 +27,12 @@ def sgd(model: nn.Module) -> Optimizer:
     return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 
 
+def four_classes(samples: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight random features and a class of each sample, the same on every rank."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(samples, 8, generator=generator, dtype=dtype), torch.arange(samples) % 4
+
+
 def gradient_of(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).clone()
 

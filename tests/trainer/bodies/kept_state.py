@@ -23,7 +23,7 @@ from dltrain.messages import MEMORY_ENV
 from dltrain.report import Reporter
 from dltrain.sampling import Sampler
 from dltrain.world import World
-from trainer.bodies.harness import distance, flat, ranks, say
+from trainer.bodies.harness import distance, flat, four_classes, ranks, say
 from trainer.plans import make_plan, saving
 
 STEPS, SAMPLES, BEARS = 24, 240, 2.0**10
@@ -104,8 +104,7 @@ def same(world: World, name: str, found: Own, expected: Own, most: float) -> Non
 
 def main() -> None:
     world, folder = ranks(), Path(sys.argv[2])
-    generator = torch.Generator().manual_seed(3)
-    data = (torch.randn(SAMPLES, 8, generator=generator), torch.arange(SAMPLES) % 4)
+    data = four_classes(SAMPLES)
     shares = [9 + 14 * rank for rank in range(world.size)]
     expected = alone(data, sum(shares))
     if sys.argv[3] == "kill":

@@ -17,7 +17,7 @@ from dltrain.loop import Trainer
 from dltrain.report import Reporter
 from dltrain.sampling import Sampler
 from dltrain.world import World
-from trainer.bodies.harness import distance, equal_on_all, flat, ranks, say
+from trainer.bodies.harness import distance, equal_on_all, flat, four_classes, ranks, say
 from trainer.plans import make_plan
 
 STEPS, SAMPLES, PARTS = 24, 240, 2
@@ -308,8 +308,7 @@ def endings(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) -> 
 
 def main() -> None:
     world = ranks()
-    generator = torch.Generator().manual_seed(3)
-    data = (torch.randn(SAMPLES, 8, generator=generator), torch.arange(SAMPLES) % 4)
+    data = four_classes(SAMPLES)
     shares = [9 + 14 * rank for rank in range(world.size)]
     equals_one_process(world, data, shares)
     half_precision(world, data, shares)

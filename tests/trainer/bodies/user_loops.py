@@ -13,7 +13,7 @@ from dltrain.loop import Trainer
 from dltrain.report import Reporter
 from dltrain.sampling import Sampler
 from dltrain.world import World
-from trainer.bodies.harness import distance, equal_on_all, flat, ranks, say
+from trainer.bodies.harness import distance, equal_on_all, flat, four_classes, ranks, say
 from trainer.plans import make_plan
 
 STEPS, SAMPLES = 12, 120
@@ -271,8 +271,7 @@ def held_out(world: World, shares: list[int]) -> None:
 
 def main() -> None:
     world = ranks()
-    generator = torch.Generator().manual_seed(3)
-    data = (torch.randn(SAMPLES, 8, generator=generator, dtype=torch.float64), torch.arange(SAMPLES) % 4)
+    data = four_classes(SAMPLES, torch.float64)
     shares = [3 + 5 * rank for rank in range(world.size)]
     for kind in LOOPS:
         expected = flat(alone(kind(), data, sum(shares)))
