@@ -12,8 +12,8 @@ import jsonschema
 from kubernetes_validate import utils
 from referencing import Registry, Resource
 
-OLDEST = (1, 25)
-"""1.20 is proved by the embedded cluster; 1.21 to 1.24 are not claimed."""
+OLDEST = (1, 30)
+"""The oldest release that dljob supports."""
 
 ALL: tuple[str, ...] = tuple(
     version for version in utils.all_versions() if tuple(int(part) for part in version.split(".")[:2]) >= OLDEST

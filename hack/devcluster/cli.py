@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from devcluster.errors import ClusterError
-from devcluster.model import parse_cluster
+from devcluster.kubernetes.release import default_release, parse_release
+from devcluster.model import ClusterSpec, parse_cluster, parse_switches
 from devcluster.progress import Progress
 from devcluster.providers import PROVIDERS, choose
 
@@ -24,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         provider = choose(options.provider, options.name, progress)
         if options.command == "up":
-            provider.up(parse_cluster(options.name, options.node, options.nodes), options.recreate)
+            provider.up(_asked_for(options), options.recreate)
             print(provider.kubeconfig())
         elif options.command == "down":
             provider.down()
@@ -35,6 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "kubeconfig":
             path = provider.kubeconfig()
             print(path.read_text() if options.raw else path)
+        elif options.command == "kubectl":
+            client = provider.kubectl()
+            words = options.words[1:] if options.words[:1] == ["--"] else options.words
+            if not words:
+                print(client)
+            else:
+                os.environ["KUBECONFIG"] = str(provider.kubeconfig())
+                os.execv(client, [str(client), *words])
         elif options.command == "load":
             provider.load(options.archives)
         else:
@@ -46,6 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("hack/cluster: stopped", file=sys.stderr)
         return 130
     return 0
+
+
+def _asked_for(options: argparse.Namespace) -> ClusterSpec:
+    """Return the cluster that the options of `up` describe. Raises ValueError."""
+    kubernetes = str(options.kubernetes.resolve()) if options.kubernetes else ""
+    if options.kubernetes_version:
+        if kubernetes:
+            raise ValueError("--kubernetes and --kubernetes-version: found both; expected one of them")
+        kubernetes = str(parse_release(options.kubernetes_version))
+    return replace(
+        parse_cluster(options.name, options.node, options.nodes),
+        kubernetes=kubernetes,
+        feature_gates=parse_switches("--feature-gates", options.feature_gates),
+        runtime_config=parse_switches("--runtime-config", options.runtime_config),
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,11 +90,23 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SPEC",
         help="one node: device=LABEL,cpu=CORES,memory=4Gi,gpu=PRODUCT:COUNT,name=NAME, each optional; repeatable",
     )
+    up.add_argument("--kubernetes", type=Path, metavar="DIR", help="use the programs in this folder (embedded only)")
+    up.add_argument(
+        "--kubernetes-version", metavar="X.Y.Z", help=f"release to run (default {default_release()}, the newest)"
+    )
+    up.add_argument(
+        "--feature-gates", default="", metavar="NAME=true,…", help="feature gates of all components of Kubernetes"
+    )
+    up.add_argument("--runtime-config", default="", metavar="GROUP/VERSION=true,…", help="APIs to serve as well")
     up.add_argument("--recreate", action="store_true", help="replace a cluster that runs with other nodes")
     commands.add_parser("down", parents=[common], help="take it away, with everything it made")
     commands.add_parser("status", parents=[common], help="facts as JSON; exit status 3 where it does not run")
     kubeconfig = commands.add_parser("kubeconfig", parents=[common], help="print the path of its kubeconfig")
     kubeconfig.add_argument("--raw", action="store_true", help="print the content instead")
+    kubectl = commands.add_parser(
+        "kubectl", parents=[common], help="run the kubectl of the cluster's release on it; without words print its path"
+    )
+    kubectl.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="-- get nodes")
     load = commands.add_parser("load", parents=[common], help="put images on every node")
     load.add_argument("archives", nargs="+", type=Path, metavar="IMAGE.tar", help="docker or OCI archive")
     node = commands.add_parser("node", parents=[common], help="inject faults")

@@ -9,7 +9,7 @@ from pathlib import Path
 from devcluster.errors import ClusterError
 from devcluster.model import ClusterSpec
 from devcluster.progress import Progress
-from devcluster.shell import have, run
+from devcluster.shell import find, have, run
 
 
 class Existing:
@@ -21,8 +21,11 @@ class Existing:
         self._progress = progress
 
     def up(self, spec: ClusterSpec, recreate: bool) -> None:
-        if recreate or any(node.cpus or node.gpus or node.memory_nbytes for node in spec.nodes):
-            raise ClusterError("--provider existing takes the cluster as it is: drop --node and --recreate")
+        chosen = spec.kubernetes or spec.feature_gates or spec.runtime_config
+        if recreate or chosen or any(node.cpus or node.gpus or node.memory_nbytes for node in spec.nodes):
+            raise ClusterError(
+                "--provider existing takes the cluster as it is: drop --node, --recreate and what chooses its Kubernetes"
+            )
         if not have("kubectl"):
             raise ClusterError("kubectl is not on PATH: install it to use your own cluster")
         answer = run(["kubectl", *self._flags(), "get", "nodes", "-o", "name"], check=False, timeout_s=30)
@@ -48,6 +51,12 @@ class Existing:
                 "one: set KUBECONFIG to the cluster you mean (merge several: kubectl config view --flatten --minify)"
             )
         return found[0]
+
+    def kubectl(self) -> Path:
+        found = find("kubectl")
+        if not found:
+            raise ClusterError("kubectl: found none on PATH; expected one for your own cluster: install it")
+        return Path(found)
 
     def load(self, archives: Sequence[Path]) -> None:
         raise ClusterError(

@@ -15,6 +15,7 @@ MAX_NODES = 50  # the last byte of a node's address is 10 + its number, and thre
 
 _LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
 _NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$")
+_SWITCH = re.compile(r"^[A-Za-z0-9][A-Za-z0-9./-]*=(true|false)$")
 _MEMORY = re.compile(r"^(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?$")
 _MEMORY_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     "Ki": 2**10,
@@ -64,13 +65,19 @@ class ClusterSpec:
 
     name: str
     nodes: tuple[NodeSpec, ...] = field(default_factory=tuple)
+    kubernetes: str = ""
+    """A release such as 1.36.3, the absolute path of a folder with its programs, or nothing for the default release."""
+    feature_gates: str = ""
+    """As components take it: A=true,B=false."""
+    runtime_config: str = ""
+    """As the API server takes it: scheduling.k8s.io/v1alpha2=true."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> ClusterSpec:
-        return ClusterSpec(data["name"], tuple(NodeSpec(**node) for node in data["nodes"]))
+        return ClusterSpec(**{**data, "nodes": tuple(NodeSpec(**node) for node in data["nodes"])})
 
 
 def parse_memory(text: str) -> int:
@@ -102,6 +109,14 @@ def parse_node(text: str, name: str) -> NodeSpec:
         gpu_product=product,
         gpus=gpus,
     )
+
+
+def parse_switches(option: str, text: str) -> str:
+    """Return `text` if it reads NAME=true|false,…; raise ValueError otherwise."""
+    for part in filter(None, text.split(",")):
+        if not _SWITCH.match(part):
+            raise ValueError(f"{option}: found {part!r}; expected NAME=true or NAME=false, separated by commas")
+    return text
 
 
 def parse_cluster(name: str, nodes: Sequence[str], count: int | None) -> ClusterSpec:

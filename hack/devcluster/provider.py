@@ -26,6 +26,9 @@ class Provider(Protocol):
     def kubeconfig(self) -> Path:
         """A kubeconfig file for this cluster. Raises ClusterError where it does not run."""
 
+    def kubectl(self) -> Path:
+        """A kubectl for this cluster. Raises ClusterError where there is none."""
+
     def load(self, archives: Sequence[Path]) -> None:
         """Puts the images of these docker or OCI archives on every node."""
 

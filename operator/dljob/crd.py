@@ -2,7 +2,7 @@
 
 A CRD wants a *structural* schema: no ``$ref``, no ``null``, no ``additionalProperties: false``, OpenAPI 3.0
 spelling of exclusive bounds. pydantic writes JSON Schema 2020-12; ``_structural`` translates. Validation
-rules carry only ``rule`` and ``message``, all that Kubernetes 1.25 knows; servers without CEL drop them,
+rules carry only ``rule`` and ``message``, which every supported release knows;
 and the operator evaluates the same rules itself.
 """
 
@@ -113,7 +113,7 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], default
 
 
 def _pruned(value: Any) -> Any:
-    """A default without nulls and without empty lists, maps and texts, which say nothing (1.20 refuses the last)."""
+    """A default without nulls and without empty lists, maps and texts, which say nothing."""
     if isinstance(value, Mapping):
         pruned = {key: _pruned(item) for key, item in value.items()}
         return {key: item for key, item in pruned.items() if item not in (None, [], {})}

@@ -68,19 +68,12 @@ def _ours_alone(kubectl: Kubectl, folder: Path) -> Iterator[None]:
 def _our_kinds(kubectl: Kubectl) -> None:
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         definition = yaml.safe_load(path.read_text())
-        kubectl.apply(_without_rules(definition), flags=("--validate=false", "--server-side", "--force-conflicts"))
+        kubectl.apply(definition, flags=("--server-side", "--force-conflicts"))
     kubectl.run("wait", "--for=condition=Established", "crd/dljobs.dljob.dev", "crd/dlprofiles.dljob.dev")
 
 
 def _scale(kubectl: Kubectl, meta: Json, replicas: int) -> None:
     kubectl.run("scale", "-n", meta["namespace"], "deployment", meta["name"], f"--replicas={replicas}")
-
-
-def _without_rules(node: Any) -> Any:
-    """Without CEL, as on a server before 1.25: what the operator checks itself is what these tests are about."""
-    if isinstance(node, dict):
-        return {k: _without_rules(v) for k, v in node.items() if k != "x-kubernetes-validations"}
-    return [_without_rules(item) for item in node] if isinstance(node, list) else node
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ def config_map(**more: object) -> dict[str, object]:
 
 
 def test_covers_1_25_and_more() -> None:
-    assert ALL[0].startswith("1.25.")
+    assert ALL[0].startswith("1.30.")
     assert len(ALL) >= 6
 
 

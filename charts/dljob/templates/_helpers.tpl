@@ -61,13 +61,3 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   verbs: {{ .verbs | toJson }}
 {{- end }}
 {{- end -}}
-
-{{/* Takes the CEL rules out of a definition, in place. */}}
-{{- define "dljob.dropRules" -}}
-{{- if kindIs "map" . -}}
-{{- $_ := unset . "x-kubernetes-validations" -}}
-{{- range $value := . -}}{{- include "dljob.dropRules" $value -}}{{- end -}}
-{{- else if kindIs "slice" . -}}
-{{- range $value := . -}}{{- include "dljob.dropRules" $value -}}{{- end -}}
-{{- end -}}
-{{- end -}}

@@ -70,6 +70,11 @@ def certify(state: State, record: Record) -> None:
     authority.write_kubeconfig(state.kubeconfig, "admin", local, context=f"dljob-{state.name}")
 
 
+def gates(record: Record) -> list[str]:
+    """Return the flag that sets the cluster's feature gates; every component takes all of them."""
+    return [f"--feature-gates={record.spec.feature_gates}"] if record.spec.feature_gates else []
+
+
 def python_module(name: str, *arguments: str) -> list[str]:
     """Command line of a module beside this one, under the same Python."""
     hack = Path(__file__).resolve().parents[2]
@@ -119,6 +124,8 @@ def commands(state: State, record: Record) -> dict[str, list[str]]:
             # A lost node's pods are evicted after this, not after five minutes.
             "--default-not-ready-toleration-seconds=15",
             "--default-unreachable-toleration-seconds=15",
+            *([f"--runtime-config={record.spec.runtime_config}"] if record.spec.runtime_config else []),
+            *gates(record),
         ],
         "controllers": [
             str(binaries / "kube-controller-manager"),
@@ -135,7 +142,7 @@ def commands(state: State, record: Record) -> dict[str, list[str]]:
             "--kube-api-burst=200",
             "--bind-address=127.0.0.1",
             f"--secure-port={ports.controllers}",
-            "--port=0",
+            *gates(record),
         ],
         "scheduler": [
             str(binaries / "kube-scheduler"),
@@ -145,6 +152,6 @@ def commands(state: State, record: Record) -> dict[str, list[str]]:
             "--kube-api-burst=200",
             "--bind-address=127.0.0.1",
             f"--secure-port={ports.scheduler}",
-            "--port=0",
+            *gates(record),
         ],
     }

@@ -10,11 +10,12 @@ from typing import Any
 
 from devcluster.embedded import cgroups
 from devcluster.embedded.api import Object
-from devcluster.embedded.controlplane import API_PORT, python_module
+from devcluster.embedded.controlplane import API_PORT, gates, python_module
 from devcluster.embedded.processes import Identity, children, end, identify, wait_until
 from devcluster.embedded.seed import PAUSE_IMAGE, plant
 from devcluster.embedded.state import Record, State
 from devcluster.errors import ClusterError
+from devcluster.kubernetes.release import Release, parse_release
 from devcluster.model import NodeSpec
 from devcluster.shell import find
 
@@ -115,15 +116,14 @@ def _init_config(state: State, record: Record, node: NodeSpec) -> dict[str, Any]
         f"--kubeconfig={state.pki / f'node-{node.name}.kubeconfig'}",
         f"--hostname-override={node.name}",
         f"--node-ip={record.ranges.node(number)}",
-        "--container-runtime=remote",
         f"--container-runtime-endpoint=unix://{CONTAINERD_SOCKET}",
         f"--root-dir={folder / 'kubelet'}",
-        f"--pod-infra-container-image={PAUSE_IMAGE}",
         "--housekeeping-interval=15s",
         "--node-labels="
         + ",".join(
             f"{key}={value}" for key, value in {**node.labels, "topology.kubernetes.io/zone": node.name}.items()
         ),
+        *gates(record),
     ]
     proxy = [
         str(Path(record.binaries, "kube-proxy")),
@@ -136,6 +136,7 @@ def _init_config(state: State, record: Record, node: NodeSpec) -> dict[str, Any]
         "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0",
         "--conntrack-tcp-timeout-close-wait=0",
+        *gates(record),
     ]
     containerd = [find("containerd") or "containerd", "--config", str(folder / "containerd.toml")]
     return {
@@ -173,6 +174,7 @@ def _kubelet_config(state: State, record: Record, node: NodeSpec) -> dict[str, A
         "tlsCertFile": str(pki / f"node-{node.name}.crt"),
         "tlsPrivateKeyFile": str(pki / f"node-{node.name}.key"),
         "cgroupDriver": "cgroupfs",
+        **_cgroup_v1_allowed(record),
         "cgroupRoot": f"/{state.cgroup(node)}",
         # Where the node has a quota, that is the limit: cgroup v1 refuses a pod's quota above its parent's.
         "cpuCFSQuota": node.cpus is None,
@@ -196,6 +198,12 @@ def _kubelet_config(state: State, record: Record, node: NodeSpec) -> dict[str, A
         "imageGCHighThresholdPercent": 100,
         "maxPods": 100,
     }
+
+
+def _cgroup_v1_allowed(record: Record) -> dict[str, Any]:
+    """Return the setting with which kubelet runs on cgroup v1; releases before 1.31 do not know it."""
+    known = parse_release(record.release) >= Release(1, 31, 0)
+    return {"failCgroupV1": False} if known else {}
 
 
 def _cni(record: Record, number: int, folder: Path) -> dict[str, Any]:

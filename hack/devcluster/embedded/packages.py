@@ -27,12 +27,6 @@ RUNTIME: Mapping[str, str] = {
     "ip": "iproute2",
     "nsenter": "util-linux",
     "mount": "mount",
-    "kubectl": "kubernetes-client",
-}
-KUBERNETES_BUILD: Mapping[str, str] = {
-    "go": "golang-go",
-    KEYRING: "debian-archive-keyring",
-    "/usr/share/gocode/src/github.com/modern-go/reflect2": "golang-github-modern-go-reflect2-dev",
 }
 IMAGE_BUILD: Mapping[str, str] = {
     "buildah": "buildah",
@@ -41,7 +35,7 @@ IMAGE_BUILD: Mapping[str, str] = {
     KEYRING: "debian-archive-keyring",
 }
 
-SUITE = "bookworm"  # where Kubernetes' source and the base image come from, whatever release this machine runs
+SUITE = "bookworm"  # of the base image, whatever release this machine runs
 
 _POLICY = Path("/usr/sbin/policy-rc.d")  # Debian's way to keep a package from starting its service
 

@@ -9,16 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from devcluster.embedded import cgroups, controlplane, dns, kubebuild, network, nodes, packages, seed, services, storage
+from devcluster.embedded import cgroups, controlplane, dns, network, nodes, packages, seed, services, storage
 from devcluster.embedded.api import Api, ApiError
 from devcluster.embedded.processes import boot_id, end, wait_until
 from devcluster.embedded.state import Record, State, this_boot
 from devcluster.errors import ClusterError
+from devcluster.kubernetes.provide import Kubernetes, client, provide
+from devcluster.kubernetes.release import Release, parse_release
 from devcluster.locks import locked
 from devcluster.model import ClusterSpec, NodeSpec
 from devcluster.ocilayout import Layout
 from devcluster.paths import cache_root, cluster_dir
 from devcluster.progress import Progress
+from devcluster.shell import find
 
 _READY_LIMIT_S = 180
 
@@ -48,7 +51,7 @@ class Embedded:
             if record and record.complete and self._running(record) and not recreate:
                 if record.spec != spec:
                     raise ClusterError(
-                        f"cluster {self._cluster!r} runs with other nodes:\n  {_describe(record.spec)}\nasked for:\n  "
+                        f"cluster {self._cluster!r} runs with other options:\n  {_describe(record.spec)}\nasked for:\n  "
                         f"{_describe(spec)}\nadd --recreate to replace it, or choose another --name"
                     )
                 self._start_missing(record)
@@ -57,13 +60,13 @@ class Embedded:
                 self._progress.say(f"cluster {self._cluster!r} is up: {len(spec.nodes)} nodes")
                 return
             packages.install(packages.RUNTIME, self._progress)
-            binaries = kubebuild.binaries(self._progress)
+            binaries, release = provide(_kubernetes(spec), self._progress)
             seed.prepare(self._progress)
             if record or self._remains():
                 with self._progress.step("cleaning up what an earlier cluster left"):
                     self._remove()
             try:
-                self._create(spec, binaries)
+                self._create(spec, binaries, release)
             except BaseException as failure:
                 self._progress.say("taking down what was started")
                 if not isinstance(failure, KeyboardInterrupt):
@@ -88,7 +91,8 @@ class Embedded:
         return {
             **facts,
             "kubeconfig": str(self._state.kubeconfig),
-            "kubernetes": kubebuild.VERSION,
+            "kubernetes": record.release,
+            "kubectl": str(client(Path(record.binaries)) or ""),
             "ready": self._api(record).ready(),
             "nodes": [self._node_status(record, node) for node in record.spec.nodes],
             "storage_class": storage.CLASS,
@@ -100,6 +104,15 @@ class Embedded:
         if not record or not record.complete or not self._running(record):
             raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
         return self._state.kubeconfig
+
+    def kubectl(self) -> Path:
+        self.kubeconfig()
+        record = self._state.read()
+        assert record
+        found = client(Path(record.binaries)) or find("kubectl")
+        if not found:
+            raise ClusterError(f"kubectl: found none in {record.binaries} nor on PATH; expected one: install it")
+        return Path(found)
 
     def load(self, archives: Sequence[Path]) -> None:
         record = self._state.read()
@@ -138,11 +151,12 @@ class Embedded:
 
     # -- the way up --------------------------------------------------------------------------------------------
 
-    def _create(self, spec: ClusterSpec, binaries: Path) -> None:
+    def _create(self, spec: ClusterSpec, binaries: Path, release: Release) -> None:
         state = self._state
         with locked("dljob-network", folder=Path("/run/lock")):
             ranges = network.pick_ranges()
-            record = Record(spec, ranges, controlplane.free_ports(ranges), str(binaries), boot_id())
+            ports = controlplane.free_ports(ranges)
+            record = Record(spec, ranges, ports, str(binaries), str(release), boot_id())
             state.write(record)
             with self._progress.step("network"):
                 network.create(state, record.ranges)
@@ -285,5 +299,15 @@ def _all(action: Callable[[NodeSpec], None], wanted: Sequence[NodeSpec]) -> None
         list(pool.map(action, wanted))
 
 
+def _kubernetes(spec: ClusterSpec) -> Kubernetes:
+    """Return what the cluster shall run: a folder, a release, or the default."""
+    if spec.kubernetes.startswith("/"):
+        return Kubernetes(folder=Path(spec.kubernetes))
+    return Kubernetes(release=parse_release(spec.kubernetes) if spec.kubernetes else None)
+
+
 def _describe(spec: ClusterSpec) -> str:
-    return " ".join(f"--node {node.option}" for node in spec.nodes)
+    option = "--kubernetes" if spec.kubernetes.startswith("/") else "--kubernetes-version"
+    chosen = {option: spec.kubernetes, "--feature-gates": spec.feature_gates, "--runtime-config": spec.runtime_config}
+    words = [f"--node {node.option}" for node in spec.nodes]
+    return " ".join([*words, *(f"{name} {value}" for name, value in chosen.items() if value)])

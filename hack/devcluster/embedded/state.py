@@ -73,6 +73,7 @@ class Record:
     ranges: Ranges
     ports: Ports
     binaries: str
+    release: str
     boot: str
     complete: bool = False
 
@@ -112,11 +113,13 @@ class State:
             data = json.loads((self.folder / "cluster.json").read_text())
         except (FileNotFoundError, ValueError):
             return None
+        data.setdefault("release", "unknown")  # recorded since 0.2.0
         return Record(
             spec=ClusterSpec.from_json(data["spec"]),
             ranges=Ranges(data["slot"]),
             ports=Ports(**data["ports"]),
             binaries=data["binaries"],
+            release=data["release"],
             boot=data["boot"],
             complete=data["complete"],
         )
@@ -128,6 +131,7 @@ class State:
             "slot": record.ranges.slot,
             "ports": vars(record.ports),
             "binaries": record.binaries,
+            "release": record.release,
             "boot": record.boot,
             "complete": record.complete,
         }

@@ -140,7 +140,7 @@ class Kube:
 
     async def write_status(self, job: JobSeen, status: Mapping[str, Any]) -> bool:
         """Write the status where it differs; whether it did. A job that is gone meanwhile is no error."""
-        patch = merge_patch(job.status, _spoken(status))
+        patch = merge_patch(job.status, status)
         if not patch:
             return False
         # The uid makes the patch miss a job made anew under the name: metadata.uid cannot be changed.
@@ -228,13 +228,6 @@ class Kube:
             present, before = await self.api.uids(kind, namespace, selector)
             jobs += self._cache.prune(kind, present, before, namespace)
         return jobs
-
-
-def _spoken(value: Any) -> Any:
-    """Without empty texts: they say nothing, and a 1.20 API server built with a newer Go takes them for nulls."""
-    if isinstance(value, Mapping):
-        return {key: _spoken(item) for key, item in value.items() if item != ""}
-    return [_spoken(item) for item in value] if isinstance(value, list) else value
 
 
 async def to_the_end(calls: Iterable[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Definitions, rules and examples as a current Kubernetes judges them."""
+"""CRDs, their CEL rules and the examples as the API server judges them."""
 
 from pathlib import Path
 from typing import Any
@@ -7,13 +7,23 @@ import pytest
 import yaml
 
 from admission import defaulted, schema_of
-from crdclient import DEFINITIONS, JOBS, Server
+from apiclient import DEFINITIONS, Server
 from dljob import crd
 from dljob.api import DLJobStatus
+from kube import Kubectl
 from specs import BAD, CASES, JOB, spec_of, with_field
 
 Json = dict[str, Any]
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
+
+
+pytestmark = pytest.mark.api
+
+
+@pytest.fixture(scope="module")
+def server(kubectl: Kubectl) -> Server:
+    """The API server with our CRDs; no operator watches this module's namespace."""
+    return Server(kubectl.kubeconfig, kubectl.namespace)
 
 
 def job(name: str, spec: Json) -> Json:
@@ -70,11 +80,11 @@ def test_unknown_fields_are_pruned_when_nobody_asks_for_strictness(server: Serve
 
 def test_scale_is_the_most_nodes(server: Server) -> None:
     server.create(job("scaled", spec_of({"nodes": {"min": 2}})))
-    scale = f"{JOBS}/scaled/scale"
+    scale = f"{server.jobs}/scaled/scale"
     assert server.call("GET", scale).code == 500, "as docs/spec.md says: there is no number to read"
     answer = server.call("PATCH", scale, {"spec": {"replicas": 4}}, "merge-patch+json")
     assert (answer.code, answer.body["spec"]["replicas"]) == (200, 4)
-    assert server.call("GET", f"{JOBS}/scaled").body["spec"]["nodes"] == {"min": 2, "max": 4}
+    assert server.call("GET", f"{server.jobs}/scaled").body["spec"]["nodes"] == {"min": 2, "max": 4}
     refused = server.call("PATCH", scale, {"spec": {"replicas": 1}}, "merge-patch+json")
     assert refused.code == 422 and "lower min or raise max" in refused.body["message"]
 
@@ -85,14 +95,14 @@ def test_managers_own_their_overrides(server: Server) -> None:
     for manager in ("queue", "policy"):
         override = {"manager": manager, "metadata": {"labels": {manager: "x"}}}
         body = {**JOB, "metadata": {"name": "shared"}, "spec": {"podTemplateOverrides": [override]}}
-        answer = server.call("PATCH", f"{JOBS}/shared?fieldManager={manager}", body, "apply-patch+yaml")
+        answer = server.call("PATCH", f"{server.jobs}/shared?fieldManager={manager}", body, "apply-patch+yaml")
         assert answer.code == 200, answer.body.get("message")
-    found = server.call("GET", f"{JOBS}/shared").body["spec"]["podTemplateOverrides"]
+    found = server.call("GET", f"{server.jobs}/shared").body["spec"]["podTemplateOverrides"]
     assert [override["manager"] for override in found] == ["queue", "policy"]
 
 
 def test_status_is_kept_as_it_is_written(server: Server) -> None:
     server.create(job("told", spec_of({})))
     status = DLJobStatus().manifest()
-    answer = server.call("PATCH", f"{JOBS}/told/status?fieldValidation=Strict", {"status": status}, "merge-patch+json")
+    answer = server.call("PATCH", f"{server.jobs}/told/status?fieldValidation=Strict", {"status": status}, "merge-patch+json")
     assert answer.code == 200 and answer.body["status"] == status

@@ -1,0 +1,150 @@
+"""Build Kubernetes from its Go modules: one program that acts by the name that it is called by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+from devcluster.errors import ClusterError
+from devcluster.kubernetes.release import CLIENT, MODULE, PROGRAMS, Release, default_release
+from devcluster.paths import cache_root
+from devcluster.progress import Progress
+from devcluster.shell import find, run
+
+NEEDED_NBYTES = 6 << 30
+"""Disk space of a build: compiled packages (3.2 GB), modules (0.8 GB), the program (0.2 GB), and some reserve."""
+_TAGS = "providerless"  # upstream's own: without the cloud providers that were once in the tree
+COMPILED = "gocache"
+"""Folder of compiled packages in the cache: an interrupted build goes on from there, a finished one removes it."""
+_LIMIT_S = 3600
+_RECIPE = 1  # raise it when the steps below change what comes out
+
+
+def digest(release: Release) -> str:
+    """Return the key of a build in the cache: sixteen hexadecimal digits of everything that goes into it."""
+    inputs = [str(release), _RECIPE, _TAGS, (MODULE / "main.go").read_text()]
+    if release == default_release():
+        inputs += [(MODULE / name).read_text() for name in ("go.mod", "go.sum")]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+
+
+def build(release: Release, work: Path, progress: Progress) -> Path:
+    """Build `release` below `work`; return the folder with the programs. It takes four to five minutes on two cores.
+
+    Raises ClusterError in one line if Go is missing or too old, or if a module cannot be had.
+    """
+    module = work / "module"
+    module.mkdir()
+    for name in ("main.go", "go.mod", "go.sum"):
+        shutil.copy(MODULE / name, module / name)
+    _check_go(module)
+    if release != default_release():
+        _check_go_version(write_module(module, release))
+        with progress.step(f"resolving the modules of Kubernetes {release}", expected_s=30):
+            tidy(module)
+    with progress.step("downloading the modules of Kubernetes", expected_s=25):
+        _go(module, "mod", "download")
+    folder = work / "bin"
+    folder.mkdir()
+    with progress.step(f"building Kubernetes {release}, once", expected_s=280):
+        _go(
+            *(module, "build", "-trimpath", "-mod=readonly", "-tags", _TAGS),
+            *("-ldflags", linker_flags(release), "-o", str(folder / "kubernetes"), "."),
+        )
+    for name in (*PROGRAMS, CLIENT):
+        (folder / name).symlink_to("kubernetes")
+    return folder
+
+
+def write_module(module: Path, release: Release) -> str:
+    """Write a go.mod for `release` and an empty go.sum into `module`; return the Go version that upstream asks for.
+
+    Upstream's go.mod requires its staging modules as v0.0.0 and replaces them by folders of its own tree. Here they
+    are replaced by what upstream publishes of each: v0.36.3 for Kubernetes 1.36.3.
+    """
+    listed = json.loads(_go(module, "mod", "download", "-json", f"k8s.io/kubernetes@v{release}"))
+    upstream = json.loads(_go(module, "mod", "edit", "-json", listed["GoMod"]))
+    staging = [one["Path"] for one in upstream["Require"] if one["Version"] == "v0.0.0"]
+    settings = [f"godebug {one['Key']}={one['Value']}" for one in upstream.get("Godebug") or []]
+    published = f"v0.{release.minor}.{release.patch}"
+    lines = [
+        *("module dljob.dev/hack/kubernetes", "", f"go {upstream['Go']}", "", *settings, ""),
+        *(f"require k8s.io/kubernetes v{release}", "", "replace ("),
+        *(f"\t{path} => {path} {published}" for path in staging),
+        ")",
+    ]
+    (module / "go.mod").write_text("\n".join(lines) + "\n")
+    (module / "go.sum").write_text("")
+    return str(upstream["Go"])
+
+
+def tidy(module: Path) -> None:
+    """Complete go.mod and go.sum; Go checks each module against its checksum database."""
+    _go(module, "mod", "tidy")
+
+
+def linker_flags(release: Release) -> str:
+    """Return the flags that stamp the version into the program, as upstream's own build does."""
+    facts = {
+        "gitVersion": f"v{release}",
+        "gitMajor": str(release.major),
+        "gitMinor": str(release.minor),
+        "gitTreeState": "clean",
+    }
+    places = ("client-go/pkg/version", "component-base/version")
+    stamps = [f"-X k8s.io/{place}.{key}={value}" for place in places for key, value in facts.items()]
+    return " ".join(["-s", "-w", *stamps])
+
+
+def _check_go(module: Path) -> None:
+    match = re.search(r"^go (\S+)$", (module / "go.mod").read_text(), re.MULTILINE)
+    assert match
+    if not find("go"):
+        raise ClusterError(
+            f"Go: found none on PATH; expected {match[1]} or newer to build Kubernetes. Install it (https://go.dev/dl), "
+            "or pass --kubernetes DIR with Kubernetes' programs"
+        )
+    _check_go_version(match[1])
+
+
+def _check_go_version(wanted: str) -> None:
+    # From 1.21 on, Go fetches the release that a module asks for by itself, unless GOTOOLCHAIN forbids it.
+    said = run(["go", "env", "GOVERSION", "GOTOOLCHAIN"], check=False).stdout.split()
+    found = said[0].removeprefix("go") if said else "unknown"
+    fetches = len(said) > 1 and said[1] not in ("", "local") and _numbers(found) >= (1, 21)
+    if _numbers(found) < _numbers(wanted) and not fetches:
+        raise ClusterError(
+            f"Go: found {found}; expected {wanted} or newer to build Kubernetes. Install it (https://go.dev/dl), "
+            "or pass --kubernetes DIR with Kubernetes' programs"
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _go(module: Path, *words: str) -> str:
+    """Run the go command in `module`; return what it prints. Raises ClusterError with Go's own reason of a failure."""
+    folder = cache_root() / "kubernetes"
+    env = {"CGO_ENABLED": "0", "GO111MODULE": "on", "GOFLAGS": "", "GOWORK": "off", "PWD": str(module)}
+    env |= {"GOCACHE": str(folder / COMPILED)}
+    done = run(["go", *words], cwd=module, env=env, timeout_s=_LIMIT_S, nice=True, check=False)
+    if done.returncode:
+        log = folder / "build.log"
+        log.write_text(done.stdout + done.stderr)
+        raise ClusterError(f"go {' '.join(words[:2])} failed: {_reason(done.stderr)} (its whole output: {log})")
+    return done.stdout
+
+
+def _reason(errors: str) -> str:
+    """Return the line of Go's output that says why, with the remedy for the most common cause."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip() and not line.startswith(("#", "go: downloading"))]
+    said = next((line for line in lines if re.search(r"forbidden|refused|no such host|timeout|\b40[0-9]\b", line, re.I)), "")
+    if said:
+        proxy = os.environ.get("GOPROXY") or "Go's own default"
+        return f"{said}. The module proxy (GOPROXY: {proxy}) does not serve it: allow it there, or pass --kubernetes DIR"
+    return lines[-1] if lines else "no reason given"
