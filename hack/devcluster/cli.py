@@ -14,6 +14,7 @@ from pathlib import Path
 from devcluster.errors import ClusterError
 from devcluster.kubernetes.release import default_release, parse_release
 from devcluster.model import ClusterSpec, parse_cluster, parse_switches
+from devcluster.prepare import prepare
 from devcluster.progress import Progress
 from devcluster.providers import PROVIDERS, choose
 
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "up":
             provider.up(_asked_for(options), options.recreate)
             print(provider.kubeconfig())
+        elif options.command == "prepare":
+            print(prepare(_asked_for(options), provider, progress))
         elif options.command == "down":
             provider.down()
         elif options.command == "status":
@@ -81,7 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--quiet", action="store_true", help="no progress lines")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    up = commands.add_parser("up", parents=[common], help="bring it up; prints the path of its kubeconfig")
+    up = argparse.ArgumentParser(add_help=False)
+    shared = [common, up]
     up.add_argument("--nodes", type=int, help="how many nodes (3, or as many as --node options)")
     up.add_argument(
         "--node",
@@ -99,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.add_argument("--runtime-config", default="", metavar="GROUP/VERSION=true,…", help="APIs to serve as well")
     up.add_argument("--recreate", action="store_true", help="replace a cluster that runs with other nodes")
+    commands.add_parser("up", parents=shared, help="bring it up; prints the path of its kubeconfig")
+    commands.add_parser("prepare", parents=shared, help="fill the cache: programs and images; prints the images")
     commands.add_parser("down", parents=[common], help="take it away, with everything it made")
     commands.add_parser("status", parents=[common], help="facts as JSON; exit status 3 where it does not run")
     kubeconfig = commands.add_parser("kubeconfig", parents=[common], help="print the path of its kubeconfig")

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from devcluster import kindtool
 from devcluster.errors import ClusterError
 from devcluster.locks import locked
 from devcluster.model import GPU_RESOURCE, ClusterSpec, NodeSpec
 from devcluster.ocilayout import Layout
 from devcluster.paths import cluster_dir
 from devcluster.progress import Progress
-from devcluster.shell import have, run
+from devcluster.shell import find, have, run
 
 STORAGE_CLASS = "dljob-shared"
 VOLUMES = 24  # static volumes: a test suite's worth; `up` puts back those whose claim is gone
@@ -38,11 +39,11 @@ class Kind:
         self._progress = progress
 
     def up(self, spec: ClusterSpec, recreate: bool) -> None:
-        for program in ("docker", "kind"):
-            if not have(program):
-                raise ClusterError(
-                    f"{program} is not on PATH: install it, or use --provider embedded as root on Debian"
-                )
+        if not have("docker"):
+            raise ClusterError("docker is not on PATH: install it, or use --provider embedded as root on Debian")
+        if spec.kubernetes.startswith("/"):
+            raise ClusterError("--kubernetes DIR is for --provider embedded; with kind take --kubernetes-version")
+        kindtool.install(self._progress)
         with locked(self._lock):
             present = self._present()
             if present and not recreate and self._recorded() != spec:
@@ -84,6 +85,12 @@ class Kind:
             raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
         return self._config
 
+    def kubectl(self) -> Path:
+        found = find("kubectl")
+        if not found:
+            raise ClusterError("kubectl: found none on PATH; expected one: install it")
+        return Path(found)
+
     def load(self, archives: Sequence[Path]) -> None:
         self.kubeconfig()
         with tempfile.TemporaryDirectory(prefix="dljob-load-") as scratch:
@@ -95,7 +102,7 @@ class Kind:
                     with file.open("wb") as output:
                         layout.stream(layout.images(), (), output)
                 with self._progress.step(f"loading {archive.name}"):
-                    run(["kind", "load", "image-archive", file, "--name", self._cluster], timeout_s=_CREATE_LIMIT_S)
+                    run([_kind(), "load", "image-archive", file, "--name", self._cluster], timeout_s=_CREATE_LIMIT_S)
 
     def node(self, action: str, name: str) -> None:
         spec = self._recorded()
@@ -128,7 +135,7 @@ class Kind:
         with self._progress.step(f"kind creates {len(spec.nodes)} nodes and a control plane"):
             run(
                 [
-                    *("kind", "create", "cluster", "--name", self._cluster, "--config", str(config)),
+                    *(_kind(), "create", "cluster", "--name", self._cluster, "--config", str(config)),
                     *("--kubeconfig", str(self._config), "--wait", "180s"),
                 ],
                 timeout_s=_CREATE_LIMIT_S,
@@ -177,11 +184,11 @@ class Kind:
         if self._present():
             # Files there belong to whatever user pods ran as: only a container may remove them.
             self._in_control_plane("sh", "-c", f"rm -rf {_VOLUMES_IN_NODE}/*", check=False)
-            run(["kind", "delete", "cluster", "--name", self._cluster, "--kubeconfig", self._config], timeout_s=300)
+            run([_kind(), "delete", "cluster", "--name", self._cluster, "--kubeconfig", self._config], timeout_s=300)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _present(self) -> bool:
-        listed = run(["kind", "get", "clusters"], check=False)
+        listed = run([_kind(), "get", "clusters"], check=False)
         return listed.returncode == 0 and self._cluster in listed.stdout.split()
 
     def _recorded(self) -> ClusterSpec | None:
@@ -205,18 +212,35 @@ class Kind:
         return run(command, input_text=input_text, check=check, timeout_s=120).stdout
 
 
+def _kind() -> str:
+    """Return the program to call; the plain name where it is not there, so that the error says so."""
+    return kindtool.program() or "kind"
+
+
 _ADDRESS = '{{(index .NetworkSettings.Networks "kind").IPAddress}}'
 
 
 def cluster_config(spec: ClusterSpec, volumes: Path) -> dict[str, Any]:
     """kind's configuration (JSON is YAML): a control plane, and a worker per node, all with the shared folder."""
     mounts = [{"hostPath": str(volumes), "containerPath": _VOLUMES_IN_NODE}]
-    workers = [{"role": "worker", "labels": node.labels, "extraMounts": mounts} for node in spec.nodes]
-    return {
+    image = {"image": f"kindest/node:v{spec.kubernetes}"} if spec.kubernetes else {}
+    workers = [{"role": "worker", "labels": node.labels, "extraMounts": mounts, **image} for node in spec.nodes]
+    config: dict[str, Any] = {
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",
-        "nodes": [{"role": "control-plane", "extraMounts": mounts}, *workers],
+        "nodes": [{"role": "control-plane", "extraMounts": mounts, **image}, *workers],
     }
+    if spec.feature_gates:
+        config["featureGates"] = {name: on == "true" for name, on in _switches(spec.feature_gates)}
+    if spec.runtime_config:
+        config["runtimeConfig"] = dict(_switches(spec.runtime_config))
+    return config
+
+
+def _switches(text: str) -> Iterator[tuple[str, str]]:
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        yield name, value
 
 
 def volume_name(number: int) -> str:

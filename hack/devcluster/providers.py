@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from devcluster import kindtool
 from devcluster.embedded import provider as embedded
 from devcluster.errors import ClusterError
 from devcluster.existing import Existing
@@ -10,7 +11,6 @@ from devcluster.kind import Kind
 from devcluster.paths import cluster_dir
 from devcluster.progress import Progress
 from devcluster.provider import Provider
-from devcluster.shell import have
 
 PROVIDERS = ("existing", "kind", "embedded")
 
@@ -20,7 +20,7 @@ def choose(wanted: str | None, cluster: str, progress: Progress) -> Provider:
 
     Raises ClusterError naming what to install where none can. `existing` is never chosen silently.
     """
-    name = wanted or _maker_of(cluster) or _able()
+    name = wanted or _maker_of(cluster) or _able(progress)
     if name == "existing":
         return Existing(progress)
     if name == "kind":
@@ -38,16 +38,20 @@ def _maker_of(cluster: str) -> str | None:
     return "embedded" if (folder / "cluster.json").exists() else None
 
 
-def _able() -> str:
+def _able(progress: Progress) -> str:
+    """Return kind where Docker works and kind is there, else embedded, else kind, which `up` then installs."""
     docker = docker_works()
-    if docker and have("kind"):
+    if docker and kindtool.program():
         return "kind"
     why_not = embedded.unsuited()
     if why_not is None:
+        if docker:
+            progress.say("Docker works, but kind is not on PATH: taking the embedded cluster (or: --provider kind)")
         return "embedded"
-    found = "Docker works, but kind is not on PATH" if docker else "no Docker engine answers"
+    if docker:
+        progress.say(f"Docker works, but kind is not on PATH, and {why_not}: installing kind")
+        return "kind"
     raise ClusterError(
-        f"no way to make a cluster here: {found}, and {why_not}.\nInstall kind (https://kind.sigs.k8s.io) "
-        f"{'' if docker else 'and Docker '}or run this as root on Debian or Ubuntu; "
-        "or use the cluster of your current kubeconfig with --provider existing"
+        f"no way to make a cluster here: no Docker engine answers, and {why_not}.\nInstall Docker, or run this as root "
+        "on Debian or Ubuntu; or use the cluster of your current kubeconfig with --provider existing"
     )

@@ -14,6 +14,7 @@ from typing import Any
 from devcluster.errors import ClusterError
 
 TAIL_LINES = 25
+_running: set[subprocess.Popen[str]] = set()
 
 
 def have(program: str) -> bool:
@@ -57,6 +58,7 @@ def run(
         start_new_session=True,
         **extra,
     )
+    _running.add(process)
     try:
         output, errors = process.communicate(input_text, timeout=timeout_s)
     except BaseException as failure:
@@ -64,6 +66,8 @@ def run(
         if isinstance(failure, subprocess.TimeoutExpired):
             raise ClusterError(f"no end after {timeout_s:.0f} s: {shlex.join(words)}") from failure
         raise
+    finally:
+        _running.discard(process)
     if log:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(output)
@@ -72,6 +76,12 @@ def run(
         where = f"\n(whole output: {log})" if log else ""
         raise ClusterError(f"exit status {process.returncode}: {shlex.join(words)}\n{tail}{where}")
     return subprocess.CompletedProcess(words, process.returncode, output or "", errors or "")
+
+
+def end_running() -> None:
+    """End the commands that other threads run; a Ctrl-C reaches only the main thread."""
+    for process in list(_running):
+        _end_group(process)
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:

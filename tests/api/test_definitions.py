@@ -104,5 +104,7 @@ def test_managers_own_their_overrides(server: Server) -> None:
 def test_status_is_kept_as_it_is_written(server: Server) -> None:
     server.create(job("told", spec_of({})))
     status = DLJobStatus().manifest()
-    answer = server.call("PATCH", f"{server.jobs}/told/status?fieldValidation=Strict", {"status": status}, "merge-patch+json")
+    answer = server.call(
+        "PATCH", f"{server.jobs}/told/status?fieldValidation=Strict", {"status": status}, "merge-patch+json"
+    )
     assert answer.code == 200 and answer.body["status"] == status

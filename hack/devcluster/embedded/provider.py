@@ -51,8 +51,8 @@ class Embedded:
             if record and record.complete and self._running(record) and not recreate:
                 if record.spec != spec:
                     raise ClusterError(
-                        f"cluster {self._cluster!r} runs with other options:\n  {_describe(record.spec)}\nasked for:\n  "
-                        f"{_describe(spec)}\nadd --recreate to replace it, or choose another --name"
+                        f"cluster {self._cluster!r} runs with other options:\n  {_describe(record.spec)}\n"
+                        f"asked for:\n  {_describe(spec)}\nadd --recreate to replace it, or choose another --name"
                     )
                 self._start_missing(record)
                 self._wait_for_api(record)
@@ -60,7 +60,7 @@ class Embedded:
                 self._progress.say(f"cluster {self._cluster!r} is up: {len(spec.nodes)} nodes")
                 return
             packages.install(packages.RUNTIME, self._progress)
-            binaries, release = provide(_kubernetes(spec), self._progress)
+            binaries, release = provide(kubernetes_of(spec), self._progress)
             seed.prepare(self._progress)
             if record or self._remains():
                 with self._progress.step("cleaning up what an earlier cluster left"):
@@ -299,7 +299,7 @@ def _all(action: Callable[[NodeSpec], None], wanted: Sequence[NodeSpec]) -> None
         list(pool.map(action, wanted))
 
 
-def _kubernetes(spec: ClusterSpec) -> Kubernetes:
+def kubernetes_of(spec: ClusterSpec) -> Kubernetes:
     """Return what the cluster shall run: a folder, a release, or the default."""
     if spec.kubernetes.startswith("/"):
         return Kubernetes(folder=Path(spec.kubernetes))

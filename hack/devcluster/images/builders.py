@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -55,6 +56,24 @@ def docker_works() -> bool:
     return run(["docker", "version", "--format", "{{.Server.Version}}"], check=False, timeout_s=20).returncode == 0
 
 
+def has_buildkit() -> bool:
+    """Return True if this Docker client can use BuildKit: from 23.0 on only by its plugin buildx, before by itself."""
+    if run(["docker", "buildx", "version"], check=False, timeout_s=20).returncode == 0:
+        return True
+    said = run(["docker", "version", "--format", "{{.Client.Version}}"], check=False, timeout_s=20).stdout
+    match = re.match(r"(\d+)\.", said.strip())
+    return match is not None and int(match[1]) < 23
+
+
+def without_mounts(dockerfile: str) -> str:
+    """Return the Dockerfile without `RUN --mount=…`, which the classic builder refuses; every mount is optional.
+
+    Without its mount, uv's cache would become a part of the image.
+    """
+    plain = re.sub(r"--mount=\S+\s+(\\\n\s*)?", "", dockerfile)
+    return plain.replace("UV_CACHE_DIR=/var/cache/uv", "UV_NO_CACHE=1")
+
+
 def choose(progress: Progress) -> Builder:
     """The builder for this machine. Raises ClusterError where there is none."""
     if docker_works():
@@ -75,14 +94,23 @@ class Docker:
         return run(["docker", "image", "inspect", reference], check=False).returncode == 0
 
     def build(self, image: Image, reference: str, arguments: Mapping[str, str]) -> None:
-        with _secrets() as secrets:
+        buildkit = has_buildkit()
+        if not buildkit:
+            self.progress.say("this Docker client has no buildx: the engine's classic builder builds, without this "
+                              "machine's pip configuration and caches")  # fmt: skip
+        with _secrets() as secrets, tempfile.TemporaryDirectory(prefix="dljob-docker-") as folder:
+            dockerfile = REPOSITORY / image.dockerfile
+            if not buildkit:
+                plain = Path(folder, "Dockerfile")
+                plain.write_text(without_mounts(dockerfile.read_text()))
+                dockerfile, secrets = plain, _flags("--build-arg", pip_config.proxies(os.environ))
             run(
                 [
-                    *("docker", "build", "--network=host", "--file", str(REPOSITORY / image.dockerfile)),
+                    *("docker", "build", "--network=host", "--file", str(dockerfile)),
                     *("--tag", reference, *_flags("--build-arg", {"SOURCE_DATE_EPOCH": _TIMESTAMP, **arguments})),
                     *(*secrets, str(REPOSITORY)),
                 ],
-                env={"DOCKER_BUILDKIT": "1"},
+                env={"DOCKER_BUILDKIT": "1" if buildkit else "0"},
                 timeout_s=_BUILD_LIMIT_S,
                 log=cache_root() / "images" / f"{image.name}.log",
             )
@@ -150,7 +178,8 @@ class Buildah:
     ) -> bool:
         with tempfile.TemporaryDirectory(prefix="dljob-buildah-") as scratch:
             folders = ["--storage-driver", "overlay", "--root", str(_storage()), "--runroot", scratch]
-            done = run([*_PRIVATE_MOUNTS, "buildah", *folders, *words], check=check, timeout_s=timeout_s, log=log)
+            command = [*_PRIVATE_MOUNTS, "buildah", *folders, *words]
+            done = run(command, check=check, timeout_s=timeout_s, log=log, env={"TMPDIR": str(_temporary())})
         return done.returncode == 0
 
     def _export(self, reference: str) -> None:
@@ -169,14 +198,25 @@ def _storage() -> Path:
     return folder
 
 
+def _temporary() -> Path:
+    """Return the folder for buildah's temporary files. Its cache mount `dljob-uv` there is this machine's uv cache."""
+    mounts = cache_root() / "images" / "tmp" / "buildah-cache"
+    mounts.mkdir(parents=True, exist_ok=True)
+    (cache_root() / "uv").mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        (mounts / "dljob-uv").symlink_to(cache_root() / "uv")
+    return mounts.parent
+
+
 @contextmanager
 def _secrets() -> Iterator[list[str]]:
     """Flags that hand pip's configuration to a build as secrets; local indexes are served meanwhile."""
     config = pip_config.read()
     with pip_config.serving(config) as served, tempfile.TemporaryDirectory(prefix="dljob-pip-") as folder:
-        conf = Path(folder, "pip.conf")
+        conf, environment = Path(folder, "pip.conf"), Path(folder, "uv.env")
         conf.write_text(pip_config.render(config, served))
-        flags = ["--secret", f"id=pip_conf,src={conf}"]
+        environment.write_text(pip_config.render_for_uv(config, served))
+        flags = ["--secret", f"id=pip_conf,src={conf}", "--secret", f"id=uv_env,src={environment}"]
         if config.ca_bundle:
             flags += ["--secret", f"id=pip_ca,src={config.ca_bundle}"]
         yield [*flags, *_flags("--build-arg", pip_config.proxies(os.environ))]

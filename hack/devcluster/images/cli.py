@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from devcluster.errors import ClusterError
-from devcluster.images import lock
+from devcluster.images import torch_build
 from devcluster.images.builders import Builder, choose
 from devcluster.images.inputs import IMAGES, Image, reference
+from devcluster.kubernetes.provide import check_space
 from devcluster.locks import locked
+from devcluster.paths import cache_root
 from devcluster.progress import Progress
 from devcluster.providers import PROVIDERS
 from devcluster.providers import choose as choose_provider
@@ -27,18 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress = Progress(quiet=options.quiet)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
-        if options.lock:
-            for image in IMAGES.values():
-                with progress.step(f"pinning what the {image.name} image holds"):
-                    lock.write(image)
         wanted = list(IMAGES.values()) if options.image == "all" else [IMAGES[options.image]]
-        build_arguments = _build_arguments(options.build_arg)
+        build_arguments = chosen_arguments(_build_arguments(options.build_arg), options.provider)
         references = {image.name: reference(image, build_arguments, options.registry) for image in wanted}
         if not options.print:
             builder = choose(progress)
-            with locked("builds"):
-                for image in wanted:
-                    _build(builder, image, references[image.name], build_arguments, progress)
+            build(builder, wanted, references, build_arguments, progress)
             if options.load and options.registry and options.provider == "existing":
                 _push(builder, list(references.values()), progress)
             elif options.load:
@@ -55,18 +51,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _build(builder: Builder, image: Image, name: str, arguments: Mapping[str, str], progress: Progress) -> None:
-    if builder.has(name):
-        progress.say(f"{name} is built")
-        return
-    with progress.step(f"building {name} with {builder.name}"):
-        builder.build(image, name, arguments)
+def build(
+    builder: Builder,
+    wanted: Sequence[Image],
+    references: Mapping[str, str],
+    arguments: Mapping[str, str],
+    progress: Progress,
+) -> None:
+    """Build the images that the builder does not have."""
+    with locked("builds"):
+        for image in wanted:
+            name = references[image.name]
+            if builder.has(name):
+                progress.say(f"{name} is built")
+                continue
+            check_space(cache_root(), image.needed_nbytes, f"building the {image.name} image")
+            with progress.step(f"building {name} with {builder.name}", expected_s=image.expected_s):
+                builder.build(image, name, arguments)
 
 
 def _push(builder: Builder, references: Sequence[str], progress: Progress) -> None:
     for name in references:
         with progress.step(f"pushing {name}"):
             builder.push(name)
+
+
+def chosen_arguments(given: Mapping[str, str], provider: str | None) -> dict[str, str]:
+    """Return the build arguments: those given, and PyTorch's CPU build where a cluster of this machine can have it."""
+    index = torch_build.index() if provider != "existing" and not {"TORCH", "TORCH_INDEX"} & set(given) else ""
+    return {**given, **({"TORCH_INDEX": index} if index else {})}
 
 
 def _build_arguments(words: Sequence[str]) -> dict[str, str]:
@@ -86,7 +99,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("image", nargs="?", choices=(*IMAGES, "all"), default="all", help="which one (all)")
     parser.add_argument("--load", action="store_true", help="put them on the cluster's nodes as well")
-    parser.add_argument("--lock", action="store_true", help="first pin anew what they hold (constraints.txt)")
     parser.add_argument("--print", action="store_true", help="print the references and build nothing")
     parser.add_argument(
         "--registry",

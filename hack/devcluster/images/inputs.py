@@ -12,7 +12,10 @@ from pathlib import Path
 from devcluster.paths import REPOSITORY
 
 # Both images carry the one wheel that holds both packages.
-_COMMON = (".dockerignore", "LICENSE", "pyproject.toml", "operator/dljob", "trainer-image/dltrain")
+_COMMON = (
+    *(".dockerignore", "LICENSE", "pyproject.toml", "operator/dljob", "trainer-image/dltrain"),
+    *("hack/locks/uv.txt", "hack/precompile.py"),
+)
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,17 @@ class Image:
     name: str
     dockerfile: str
     inputs: tuple[str, ...]
+    needed_nbytes: int
+    """Disk space that the first build and its copy in the cluster's image store take, with some reserve."""
+    expected_s: float
+    """Usual duration of the first build on two cores."""
 
 
 IMAGES = {
-    "operator": Image("operator", "operator/Dockerfile", (*_COMMON, "operator/constraints.txt")),
-    "trainer": Image("trainer", "trainer-image/Dockerfile", (*_COMMON, "trainer-image/constraints.txt")),
+    "operator": Image("operator", "operator/Dockerfile", (*_COMMON, "operator/requirements.txt"), 2 << 30, 60),
+    "trainer": Image(
+        "trainer", "trainer-image/Dockerfile", (*_COMMON, "trainer-image/requirements.txt"), 24 << 30, 150
+    ),
 }
 
 

@@ -1,56 +1,96 @@
-"""Pins what an image holds: asks pip for the closure of what pyproject.toml names, and writes it down."""
+"""Pin what environments and images hold: `hack/lock` resolves pyproject.toml with uv, with hashes of every file."""
 
 from __future__ import annotations
 
-import json
+import argparse
+import re
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from devcluster.errors import ClusterError
-from devcluster.images.inputs import Image
+from devcluster.images.torch_build import requirement
 from devcluster.paths import REPOSITORY
 from devcluster.shell import run
 
-_PYTHON = "3.11"  # of the base image
-_LEFT_OUT = ("torch",)  # users choose their build of it: the Dockerfile's argument TORCH
-
-_HEAD = """\
-# What the {name} image holds, exactly: the closure of dljob[{name}]{note}.
-# Checked against pyproject.toml by tests/cluster/test_images.py; made anew by: hack/images --lock
-"""
+_PYTHON = "3.11"  # the oldest that the project supports, and that of the base image
+# PyTorch and what only some of its builds need: users choose the build, and each has hashes of its own.
+_BUILD_DEPENDENT = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")
 
 
-def constraints(image: Image, root: Path = REPOSITORY) -> Path:
-    """The file with an image's pins, beside its Dockerfile."""
-    return (root / image.dockerfile).with_name("constraints.txt")
+@dataclass(frozen=True)
+class Lock:
+    """One file of pins; `extras` are those of pyproject.toml whose requirements it resolves."""
+
+    path: str
+    extras: tuple[str, ...]
 
 
-def write(image: Image) -> None:
-    """Resolves for the base image's Python, and for torch as the Dockerfile pins it."""
-    import tomllib  # not in the oldest Python that the other commands run on
+LOCKS = {
+    "dev": Lock("hack/locks/dev.txt", ("dev", "bench")),
+    "quickstart": Lock("hack/locks/quickstart.txt", ("quickstart",)),
+    "operator": Lock("operator/requirements.txt", ("operator",)),
+    "trainer": Lock("trainer-image/requirements.txt", ("trainer",)),
+}
 
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"][image.name]]
+
+def write(name: str, upgrade: bool) -> None:
+    """Resolve one lock for Linux on any architecture. Pins that still satisfy pyproject.toml stay unless `upgrade`."""
+    lock = LOCKS[name]
+    target = REPOSITORY / lock.path
     with tempfile.TemporaryDirectory(prefix="dljob-lock-") as folder:
-        report = Path(folder, "report.json")
+        resolved, torch = Path(folder, "resolved.txt"), Path(folder, "torch.txt")
+        torch.write_text(requirement() + "\n")
+        if target.exists() and not upgrade:
+            resolved.write_text(target.read_text())  # uv keeps the pins that it finds in its output file
+        extras = [word for extra in lock.extras for word in ("--extra", extra)]
         run(
             [
-                *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"),
-                *("--only-binary=:all:", "--python-version", _PYTHON, "--target", f"{folder}/target"),
-                *("--report", str(report), *wanted, *_torch(image)),
+                *("uv", "pip", "compile", "--quiet", "--universal", "--python-version", _PYTHON, "--generate-hashes"),
+                *("--no-header", "--no-annotate", "--constraint", str(torch), "--output-file", str(resolved)),
+                *(str(REPOSITORY / "pyproject.toml"), *extras),
             ],
             timeout_s=600,
         )
-        resolved = [one["metadata"] for one in json.loads(report.read_text())["install"]]
-    pins = {one["name"].lower().replace("_", "-"): one["version"] for one in resolved}
+        pins = without_builds(resolved.read_text())
     if not pins:
-        raise ClusterError(f"pip resolved nothing for {wanted}")
-    left_out = [pins.pop(name) for name in _LEFT_OUT if name in pins]
-    head = _HEAD.format(name=image.name, note=" less torch (build argument TORCH)" if left_out else "")
-    constraints(image).write_text(head + "".join(f"{name}=={pins[name]}\n" for name in sorted(pins)))
+        raise ClusterError(f"{lock.path}: uv resolved nothing for the extras {', '.join(lock.extras)}")
+    head = f"# What `{name}` holds, with the SHA-256 of every file. Made by: hack/lock\n"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(head + pins)
 
 
-def _torch(image: Image) -> list[str]:
-    lines = (REPOSITORY / image.dockerfile).read_text().splitlines()
-    return [line.partition("ARG TORCH=")[2] for line in lines if line.startswith("ARG TORCH=")]
+def without_builds(text: str) -> str:
+    """Return a lock without PyTorch and the packages that only some of its builds need."""
+    entries = re.split(r"^(?=[a-zA-Z0-9])", text, flags=re.MULTILINE)
+    return "".join(entry for entry in entries if entry[:1].isalnum() and not _BUILD_DEPENDENT.match(entry))
+
+
+def versions(text: str) -> dict[str, str]:
+    """Return the pinned version by package name."""
+    return dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", text, re.MULTILINE))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit status."""
+    parser = argparse.ArgumentParser(prog="hack/lock", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(LOCKS)} (all)")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.names) - set(LOCKS)):
+        print(f"hack/lock: found {', '.join(unknown)}; expected some of {', '.join(LOCKS)}", file=sys.stderr)
+        return 2
+    try:
+        for name in options.names or LOCKS:
+            write(name, options.upgrade)
+            print(f"{LOCKS[name].path}: {len(versions((REPOSITORY / LOCKS[name].path).read_text()))} packages")
+    except ClusterError as failure:
+        print(f"hack/lock: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.server
 import os
 import re
+import shlex
 import sys
 import threading
 import urllib.parse
@@ -56,6 +57,24 @@ def parse(listed: str, environment: Mapping[str, str]) -> PipConfig:
     return PipConfig(options, ca_bundle if ca_bundle and ca_bundle.is_file() else None)
 
 
+def for_uv(config: PipConfig) -> dict[str, str]:
+    """Return pip's settings as the environment variables that uv reads; uv ignores pip's own files."""
+    names = {
+        "index-url": "UV_DEFAULT_INDEX",
+        "extra-index-url": "UV_INDEX",
+        "trusted-host": "UV_INSECURE_HOST",
+    }
+    settings = {uv: " ".join(config.options[pip]) for pip, uv in names.items() if config.options.get(pip)}
+    links = [one for one in config.options.get("find-links", ()) if "://" in one or Path(one).is_dir()]
+    if links:
+        settings["UV_FIND_LINKS"] = ",".join(links)
+    if timeout := config.options.get("timeout"):
+        settings["UV_HTTP_TIMEOUT"] = timeout[0]
+    if config.ca_bundle:
+        settings["SSL_CERT_FILE"] = str(config.ca_bundle)
+    return settings
+
+
 def local_folder(location: str) -> Path | None:
     """The folder that a file:// URL or an absolute path names, or None for anything else."""
     if location.startswith("file://"):
@@ -71,6 +90,15 @@ def render(config: PipConfig, served: Mapping[str, str]) -> str:
     if config.ca_bundle:
         lines.append(f"cert = {CA_IN_BUILD}")
     return "\n".join(lines) + "\n"
+
+
+def render_for_uv(config: PipConfig, served: Mapping[str, str]) -> str:
+    """Return shell statements for use in a build that export pip's settings for uv."""
+    options = {name: tuple(served.get(value, value) for value in values) for name, values in config.options.items()}
+    settings = for_uv(PipConfig(options, None))
+    if config.ca_bundle:
+        settings["SSL_CERT_FILE"] = CA_IN_BUILD
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in settings.items())
 
 
 @contextmanager
@@ -115,3 +143,9 @@ def proxies(environment: Mapping[str, str]) -> dict[str, str]:
     """Proxy settings, which both builders accept as build arguments without declaration."""
     names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
     return {name: environment[name] for name in names if environment.get(name)}
+
+
+if __name__ == "__main__":  # for hack/env: what to export; what the user has set for uv stays
+    for key, value in for_uv(read()).items():
+        if key not in os.environ:
+            sys.stdout.write(f"{key}={value}\n")

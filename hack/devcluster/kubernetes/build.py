@@ -20,6 +20,7 @@ NEEDED_NBYTES = 6 << 30
 _TAGS = "providerless"  # upstream's own: without the cloud providers that were once in the tree
 COMPILED = "gocache"
 """Folder of compiled packages in the cache: an interrupted build goes on from there, a finished one removes it."""
+_UNREACHABLE = re.compile(r"forbidden|refused|no such host|timeout|\b40\d\b", re.IGNORECASE)
 _LIMIT_S = 3600
 _RECIPE = 1  # raise it when the steps below change what comes out
 
@@ -105,8 +106,8 @@ def _check_go(module: Path) -> None:
     assert match
     if not find("go"):
         raise ClusterError(
-            f"Go: found none on PATH; expected {match[1]} or newer to build Kubernetes. Install it (https://go.dev/dl), "
-            "or pass --kubernetes DIR with Kubernetes' programs"
+            f"Go: found none on PATH; expected {match[1]} or newer to build Kubernetes. "
+            "Install it (https://go.dev/dl), or pass --kubernetes DIR with Kubernetes' programs"
         )
     _check_go_version(match[1])
 
@@ -142,9 +143,10 @@ def _go(module: Path, *words: str) -> str:
 
 def _reason(errors: str) -> str:
     """Return the line of Go's output that says why, with the remedy for the most common cause."""
-    lines = [line.strip() for line in errors.splitlines() if line.strip() and not line.startswith(("#", "go: downloading"))]
-    said = next((line for line in lines if re.search(r"forbidden|refused|no such host|timeout|\b40[0-9]\b", line, re.I)), "")
-    if said:
-        proxy = os.environ.get("GOPROXY") or "Go's own default"
-        return f"{said}. The module proxy (GOPROXY: {proxy}) does not serve it: allow it there, or pass --kubernetes DIR"
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("#", "go: downloading"))]
+    for line in lines:
+        if _UNREACHABLE.search(line):
+            proxy = os.environ.get("GOPROXY") or "Go's own default"
+            return f"{line}. The module proxy (GOPROXY: {proxy}) refuses it: allow it there, or pass --kubernetes DIR"
     return lines[-1] if lines else "no reason given"

@@ -1,0 +1,46 @@
+"""Fill the cache for a cluster: the programs of Kubernetes and both images, made side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from devcluster.embedded import packages
+from devcluster.embedded.provider import Embedded, kubernetes_of
+from devcluster.images.builders import choose
+from devcluster.images.cli import build, chosen_arguments
+from devcluster.images.inputs import IMAGES, reference
+from devcluster.kubernetes.provide import provide
+from devcluster.model import ClusterSpec
+from devcluster.progress import Progress
+from devcluster.provider import Provider
+from devcluster.shell import end_running
+
+
+def prepare(spec: ClusterSpec, provider: Provider, progress: Progress) -> str:
+    """Return the images' references as JSON once everything that `up` needs is in the cache.
+
+    Raises the first error; the other part is then ended. What is finished stays in the cache.
+    """
+    arguments = chosen_arguments({}, provider.name)
+    references = {name: reference(image, arguments, None) for name, image in IMAGES.items()}
+    tasks: list[Callable[[], object]] = [
+        lambda: build(choose(progress), list(IMAGES.values()), references, arguments, progress)
+    ]
+    if isinstance(provider, Embedded):
+        packages.install({**packages.RUNTIME, **packages.IMAGE_BUILD}, progress)
+        tasks.insert(0, lambda: provide(kubernetes_of(spec), progress))
+    pool = ThreadPoolExecutor(max_workers=len(tasks))
+    running: set[Future[object]] = {pool.submit(task) for task in tasks}
+    try:
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for one in done:
+                one.result()
+    except BaseException:
+        end_running()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return json.dumps(references)
