@@ -5,6 +5,15 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Chance does not decide what lands: hack/test draws the same examples in every run, hack/test explore draws new ones.
+_SLOW = (HealthCheck.too_slow,)  # depends on the machine's load, not on the code
+settings.register_profile("pinned", derandomize=True, deadline=None, database=None, suppress_health_check=_SLOW)
+settings.register_profile(
+    "explore", max_examples=1000, deadline=None, database=None, print_blob=True, suppress_health_check=_SLOW
+)
+settings.load_profile(os.environ.get("DLJOB_HYPOTHESIS", "pinned"))
 
 ROOT = Path(__file__).resolve().parent.parent
 

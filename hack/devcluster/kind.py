@@ -214,7 +214,7 @@ class Kind:
 
 def _kind() -> str:
     """Return the program to call; the plain name where it is not there, so that the error says so."""
-    return kindtool.program() or "kind"
+    return "kind" if have("kind") else (kindtool.program() or "kind")
 
 
 _ADDRESS = '{{(index .NetworkSettings.Networks "kind").IPAddress}}'

@@ -52,8 +52,20 @@ def test_where_nothing_works_one_message_says_what_to_install(machine: Path, mon
     monkeypatch.setattr(embedded, "unsuited", lambda: "the embedded cluster needs root")
     with pytest.raises(ClusterError) as caught:
         providers.choose(None, "dev", Progress(quiet=True))
-    for word in ("no Docker engine answers", "needs root", "Install kind", "and Docker", "--provider existing"):
+    for word in ("no Docker engine answers", "needs root", "Install Docker", "--provider existing"):
         assert word in str(caught.value)
+
+
+def test_docker_alone_is_enough(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs(machine, monkeypatch, docker="exit 0")
+    monkeypatch.setattr(embedded, "unsuited", lambda: "the embedded cluster needs root")
+    assert providers.choose(None, "dev", Progress()).name == "kind"
+    assert "installing kind" in capsys.readouterr().err
+    monkeypatch.setattr(embedded, "unsuited", lambda: None)
+    assert providers.choose(None, "dev", Progress()).name == "embedded"
+    assert "taking the embedded cluster" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("record", "chosen"), [("kind.json", "kind"), ("cluster.json", "embedded")])

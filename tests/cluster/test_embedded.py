@@ -15,6 +15,7 @@ import pytest
 
 from devcluster.embedded import cgroups, processes
 from devcluster.embedded.state import State
+from devcluster.kubernetes.release import default_release
 from devcluster.paths import cluster_dir
 
 pytestmark = pytest.mark.cluster
@@ -73,7 +74,13 @@ class Cluster:
         return run(str(self.root / "hack" / "cluster"), *words, "--name", NAME, check=check, timeout_s=1800)
 
     def kubectl(self, *words: str, text: str | None = None) -> str:
-        return run("kubectl", "--kubeconfig", str(self.state.kubeconfig), *words, text=text, timeout_s=90)
+        return run(*self.client, *words, text=text, timeout_s=90)
+
+    @property
+    def client(self) -> list[str]:
+        record = self.state.read()
+        assert record
+        return [str(Path(record.binaries, "kubectl")), "--kubeconfig", str(self.state.kubeconfig)]
 
     def get(self, *words: str) -> Any:
         return json.loads(self.kubectl("get", *words, "--output=json"))
@@ -141,7 +148,7 @@ def test_other_nodes_are_refused(cluster: Cluster) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "runs with other nodes" in done.stderr
+    assert "runs with other options" in done.stderr
     assert "--recreate" in done.stderr
 
 
@@ -150,6 +157,10 @@ def test_status_and_kubeconfig(cluster: Cluster) -> None:
     assert status["provider"] == "embedded"
     assert status["running"] is True
     assert [node["ready"] for node in status["nodes"]] == [True] * 3
+    release = f"v{default_release()}"
+    assert json.loads(cluster.kubectl("version", "--output=json"))["serverVersion"]["gitVersion"] == release
+    assert {node["status"]["nodeInfo"]["kubeletVersion"] for node in cluster.get("nodes")["items"]} == {release}
+    assert cluster.hack("kubectl", "--", "version", "--output=json").count(release) == 2  # client and server
     assert cluster.hack("kubeconfig").strip() == status["kubeconfig"]
     config = json.loads(cluster.hack("kubeconfig", "--raw"))
     # Clients must never call an address that belongs to nobody here once the cluster is gone.
@@ -197,9 +208,7 @@ def _report(cluster: Cluster, pod: str) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
 
     def reported() -> bool:
-        text = run(
-            *("kubectl", "--kubeconfig", str(cluster.state.kubeconfig), "logs", pod), check=False, timeout_s=30
-        ).strip()
+        text = run(*(*cluster.client, "logs", pod), check=False, timeout_s=30).strip()
         if text:
             found.append(json.loads(text.splitlines()[-1]))
         return bool(found)

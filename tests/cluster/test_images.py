@@ -12,6 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from devcluster.errors import ClusterError
+from devcluster.images import lock, torch_build
+from devcluster.images.builders import without_mounts
 from devcluster.images.inputs import IMAGES, digest, files, reference
 from devcluster.ocilayout import Layout
 
@@ -54,7 +56,7 @@ def test_every_input_is_in_the_build_context(root: Path, name: str) -> None:
     ignored = (root / ".dockerignore").read_text().splitlines()
     allowed = {line.removeprefix("!") for line in ignored if line.startswith("!")}
     assert ignored[0] == "*"
-    others_pins = {f"{folder}/constraints.txt" for folder in ("operator", "trainer-image")} - set(image.inputs)
+    others_pins = {f"{folder}/requirements.txt" for folder in ("operator", "trainer-image")} - set(image.inputs)
     assert allowed - others_pins == set(image.inputs) - {".dockerignore"}
     assert len(list(files(image))) > len(image.inputs)
 
@@ -65,24 +67,50 @@ def test_references() -> None:
     assert remote == local.replace("localhost", "registry.example/team")
 
 
-@pytest.mark.parametrize(("name", "folder"), [("operator", "operator"), ("trainer", "trainer-image")])
-def test_pins_satisfy_the_project(root: Path, name: str, folder: str) -> None:
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    pins: dict[str, str] = {
-        canonicalize_name(line.split("==")[0]): line.split("==")[1].strip()
-        for line in (root / folder / "constraints.txt").read_text().splitlines()
-        if not line.startswith("#")
-    }
-    dockerfile = (root / folder / "Dockerfile").read_text()
-    torch = re.search(r"^ARG TORCH=torch==(\S+)$", dockerfile, re.MULTILINE)
-    if torch:
-        pins["torch"] = torch[1]
-    wanted = [*project["dependencies"], *project["optional-dependencies"][name]]
-    for text in wanted:
+@pytest.mark.parametrize("name", lock.LOCKS)
+def test_pins_satisfy_the_project(root: Path, name: str) -> None:
+    path = lock.LOCKS[name].path
+    pins = {canonicalize_name(key): value for key, value in lock.versions((root / path).read_text()).items()}
+    pins["torch"] = torch_build.requirement().removeprefix("torch==")
+    for text in wanted_by(root, name):
         requirement = Requirement(text)
         pinned = pins.get(canonicalize_name(requirement.name))
-        assert pinned is not None, f"{folder}/constraints.txt lacks {requirement.name}: hack/images --lock"
-        assert requirement.specifier.contains(pinned), f"{requirement}, but {folder}/constraints.txt has {pinned}"
+        assert pinned is not None, f"{path} lacks {requirement.name}: run hack/lock"
+        assert requirement.specifier.contains(pinned), f"{requirement}, but {path} has {pinned}: run hack/lock"
+
+
+def wanted_by(root: Path, name: str) -> list[str]:
+    """Return the requirements that a lock resolves, those of included extras too."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    wanted, extras = list(project["dependencies"]), list(lock.LOCKS[name].extras)
+    while extras:
+        for text in project["optional-dependencies"][extras.pop()]:
+            included = re.fullmatch(r"dljob\[(.*)\]", text)
+            if included:
+                extras += included[1].split(",")
+            else:
+                wanted.append(text)
+    return wanted
+
+
+def test_a_lock_names_no_build_of_pytorch() -> None:
+    text = (
+        "torch==2.13.0 \\\n    --hash=sha256:00\nnvidia-cublas==13 ; sys_platform == 'linux' \\\n    --hash=sha256:01\n"
+    )
+    assert lock.without_builds(text + "tqdm==4.0 \\\n    --hash=sha256:02\n") == "tqdm==4.0 \\\n    --hash=sha256:02\n"
+
+
+def test_every_file_of_a_lock_has_a_hash(root: Path) -> None:
+    for one in (*(lock.LOCKS[name].path for name in lock.LOCKS), "hack/locks/uv.txt"):
+        entries = re.split(r"^(?=[a-zA-Z0-9])", (root / one).read_text(), flags=re.MULTILINE)
+        assert all("--hash=sha256:" in entry for entry in entries if entry[:1].isalnum()), one
+
+
+def test_the_classic_builder_gets_no_mounts(root: Path) -> None:
+    for image in IMAGES.values():
+        plain = without_mounts((root / image.dockerfile).read_text())
+        assert "--mount" not in plain and "UV_CACHE_DIR" not in plain
+        assert plain.count("\nRUN ") == (root / image.dockerfile).read_text().count("\nRUN ")
 
 
 @pytest.fixture

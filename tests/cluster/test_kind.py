@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,20 @@ def test_up_creates_the_nodes_with_labels_and_a_shared_folder(kind: Kind, record
     assert mounts == [mounts[0]] * 3
     assert Path(mounts[0][0]["hostPath"]).is_dir()
     assert "image" not in config["nodes"][0]  # kind's default, which it pins by digest
+
+
+def test_a_release_and_its_gates_reach_kind(kind: Kind) -> None:
+    wanted = replace(spec(""), kubernetes="1.35.4", feature_gates="A=true,B=false", runtime_config="api/alpha=true")
+    kind.up(wanted, recreate=False)
+    config = json.loads((kind.kubeconfig().parent / "kind-config.json").read_text())
+    assert {node["image"] for node in config["nodes"]} == {"kindest/node:v1.35.4"}
+    assert config["featureGates"] == {"A": True, "B": False}
+    assert config["runtimeConfig"] == {"api/alpha": "true"}
+
+
+def test_a_folder_of_programs_is_not_for_kind(kind: Kind) -> None:
+    with pytest.raises(ClusterError, match="--kubernetes DIR is for --provider embedded"):
+        kind.up(replace(spec(""), kubernetes="/opt/kubernetes"), recreate=False)
 
 
 def test_a_quota_is_one_of_the_node_s_container(kind: Kind, recorded: Recorded) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from devcluster.shell import run
+from devcluster.shell import have, run
 
 CA_IN_BUILD = "/run/pip-ca.pem"
 _LISTS = ("index-url", "extra-index-url", "find-links", "trusted-host")
@@ -36,8 +36,12 @@ class PipConfig:
 
 def read() -> PipConfig:
     """The configuration in force, as pip itself reports it: files of all levels, then the environment."""
-    listed = run([sys.executable, "-m", "pip", "config", "list"], check=False, timeout_s=60).stdout
-    return parse(listed, os.environ)
+    for command in ([sys.executable, "-m", "pip"], ["pip3"], ["pip"]):  # a Python without pip is common
+        if len(command) > 1 or have(command[0]):
+            done = run([*command, "config", "list"], check=False, timeout_s=60)
+            if done.returncode == 0:
+                return parse(done.stdout, os.environ)
+    return parse("", os.environ)
 
 
 def parse(listed: str, environment: Mapping[str, str]) -> PipConfig:
