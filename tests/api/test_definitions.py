@@ -52,7 +52,7 @@ def test_examples_are_admitted(path: Path, server: Server) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_rules(case: str, server: Server) -> None:
     changes, words = CASES[case]
-    answer = server.create(job("case-" + case.lower().replace(" ", "-"), spec_of(changes)))
+    answer = server.create(job(f"case-{list(CASES).index(case)}", spec_of(changes)))
     assert answer.code == (422 if words else 201), answer.body.get("message")
     assert words in answer.body.get("message", "")
 

@@ -138,7 +138,7 @@ class Buildah:
 
     def build(self, image: Image, reference: str, arguments: Mapping[str, str]) -> None:
         packages.install(packages.IMAGE_BUILD, self._progress)
-        base = arguments.get("BASE") or self._base()
+        base = arguments.get("BASE") or self.base()
         with _secrets() as secrets:
             self._buildah(
                 *("build", "--isolation", "chroot", "--network", "host", "--layers", "--timestamp", _TIMESTAMP),
@@ -159,8 +159,8 @@ class Buildah:
     def push(self, reference: str) -> None:
         self._buildah("push", reference, f"docker://{reference}")
 
-    def _base(self) -> str:
-        """The public base image where a registry answers soon, else one made by debootstrap; decided once."""
+    def base(self) -> str:
+        """Return the public base image where a registry answers soon, else one made by debootstrap; decided once."""
         note = cache_root() / "images" / "base"
         if note.exists() and self._exists(note.read_text()):
             return note.read_text()
@@ -169,6 +169,10 @@ class Buildah:
         note.parent.mkdir(parents=True, exist_ok=True)
         note.write_text(base)
         return base
+
+    def save(self, reference: str, archive: Path, name: str) -> None:
+        """Write a local image to a docker archive, there called `name`."""
+        self._buildah("push", reference, f"docker-archive:{archive}:{name}")
 
     def _exists(self, reference: str) -> bool:
         return self._buildah("inspect", "--type", "image", reference, check=False)

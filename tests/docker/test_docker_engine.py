@@ -1,0 +1,99 @@
+"""Both Dockerfiles, built by a real Docker engine and run there. The public base image's name is given to one made here."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devcluster.embedded import packages
+from devcluster.images.builders import PUBLIC_BASE, Buildah
+from devcluster.paths import cache_root
+from devcluster.progress import Progress
+from devcluster.shell import find, run
+
+pytestmark = pytest.mark.docker
+START_LIMIT_S = 60
+BUILD_LIMIT_S = 1800
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an engine of our own, with its data in the cache; gone afterwards."""
+    packages.install({"dockerd": "docker.io"}, Progress())
+    folder = tmp_path_factory.mktemp("docker")
+    address, log = f"unix://{folder}/docker.sock", folder / "log"
+    data = cache_root() / "docker"
+    daemon = find("dockerd")
+    assert daemon
+    options = [f"--host={address}", f"--data-root={data}", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
+    with log.open("wb") as output:
+        # No bridge and no firewall rules: builds use the machine's network, and the machine stays as it is.
+        command = [daemon, *options, "--bridge=none", "--iptables=false", "--ip6tables=false"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while run(["docker", "--host", address, "version"], check=False).returncode:
+            assert process.poll() is None and time.monotonic() < deadline_s, log.read_text()[-3000:]
+            time.sleep(0.2)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+        run(["rm", "-rf", str(data)], timeout_s=300)
+
+
+@pytest.fixture(scope="module")
+def base(engine: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The public base image in the engine: pulled, or made by debootstrap under its name."""
+    if run(["docker", "--host", engine, "pull", "--quiet", PUBLIC_BASE], check=False, timeout_s=120).returncode:
+        builder = Buildah(Progress())
+        archive = tmp_path_factory.mktemp("base") / "base.tar"
+        builder.save(builder.base(), archive, PUBLIC_BASE)
+        run(["docker", "--host", engine, "load", "--input", archive], timeout_s=300)
+    return PUBLIC_BASE
+
+
+@pytest.fixture(scope="module")
+def images(root: Path, engine: str, base: str) -> dict[str, str]:
+    """References by name, built by `hack/images` as a user of Docker calls it."""
+    assert base
+    environment = {**os.environ, "DOCKER_HOST": engine}
+    done = subprocess.run(
+        [str(root / "hack" / "images")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "with docker" in done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("operator", ["--entrypoint", "dljob", "IMAGE", "--version"], "dljob"),
+        ("trainer", ["--entrypoint", "python", "IMAGE", "-c", "import dltrain, torch; print(torch.__version__)"], "2."),
+    ],
+)
+def test_an_image_works(engine: str, images: dict[str, str], name: str, words: list[str], said: str) -> None:
+    options = ["run", "--rm", "--network=none", "--read-only", "--tmpfs=/tmp", "--user=12345:12345"]
+    command = [images[name] if word == "IMAGE" else word for word in words]
+    done = run(["docker", "--host", engine, *options, *command], timeout_s=120)
+    assert said in done.stdout
+
+
+def test_building_again_builds_nothing(root: Path, engine: str, images: dict[str, str]) -> None:
+    environment = {**os.environ, "DOCKER_HOST": engine}
+    done = subprocess.run(
+        [str(root / "hack" / "images")], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout) == images
+    assert done.stderr.count("is built") == 2
