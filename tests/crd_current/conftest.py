@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from crdclient import DEFINITIONS, Server
 from crdserver.serve import Address
-from dljob import crd
-from kube import wait_for
+from dljob.api import crd
+from support.crd_server_client import DEFINITIONS, Server
+from support.kubectl import wait_for
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from admission import defaulted, schema_of
-from crdclient import DEFINITIONS, JOBS, Server
-from dljob import crd
-from dljob.api import DLJobStatus
-from specs import BAD, CASES, JOB, spec_of, with_field
+from dljob.api import DLJobStatus, crd
+from support.admission import defaulted, schema_of
+from support.crd_server_client import DEFINITIONS, JOBS, Server
+from support.spec_cases import BAD, CASES, JOB, spec_of, with_field
 
 Json = dict[str, Any]
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 import yaml
 
-from builders import A100, CPUS, DIGITS, MIXED, T4, Json, rendered, seen
-from dljob.accepted import OPERATOR_KEY, Accepted
+from dlcontract import PLAN_KEY
 from dljob.calibrate import Learned, NoiseOf
 from dljob.cluster import ClusterView
-from dljob.contract import PLAN_KEY
-from validation import assert_valid
+from dljob.job.stored_plan import OPERATOR_KEY, Accepted
+from support.builders import A100, CPUS, DIGITS, MIXED, T4, Json, rendered, seen
+from support.schema_validation import assert_valid
 
 HERE = Path(__file__).resolve().parent
 UPDATE = "DLJOB_UPDATE_GOLDEN"

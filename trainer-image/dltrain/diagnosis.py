@@ -6,7 +6,7 @@ order of belief in what was the cause.
 
 from dataclasses import dataclass, field
 
-from dljob.contract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank
+from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank
 from dltrain.agentproto import RankEnded
 from dltrain.messages import (
     EXIT_BAD_INPUT,

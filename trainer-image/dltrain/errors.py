@@ -4,7 +4,7 @@ import re
 import traceback
 from pathlib import Path
 
-from dljob.contract import MAX_LOG_TAIL, Failure
+from dlcontract import MAX_LOG_TAIL, Failure
 from dltrain.messages import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_PARAMETERS_DIVERGED, EXIT_PEER_LOST, EXIT_USER_ERROR
 
 

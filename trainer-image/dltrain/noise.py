@@ -18,7 +18,7 @@ stretches of the run: a ratio of single steps would be biased.
 from math import isfinite, sqrt
 from typing import Any
 
-from dljob.contract import MOST_NOISE
+from dlcontract import MOST_NOISE
 
 EVERY = 10
 """Steps from one of which norms are taken to the next. At every step they made those of a small model on quotas of 0.2

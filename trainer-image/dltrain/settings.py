@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from dljob.contract import AGENT_PORT, METRICS_PORT, TLS_DIR
+from dlcontract import AGENT_PORT, METRICS_PORT, TLS_DIR
 
 MAX_SOCKET_PATH = 107
 RETURN_AFTER_S = 10.0

@@ -1,8 +1,4 @@
-"""The Kubernetes API of dljob: the types of DLJob and DLProfile, and the only home of camelCase.
-
-Users: ``crd`` generates the CustomResourceDefinitions from these types, ``planner`` reads the spec,
-``render``, ``status`` and ``reconcile`` read and write both.
-"""
+"""The Kubernetes API of dljob: the types of DLJob and DLProfile, and the only home of camelCase."""
 
 from dljob.api.base import API_VERSION, GROUP, VERSION, Rule, duration_s
 from dljob.api.dataset import BUILTIN_DATASETS, Dataset

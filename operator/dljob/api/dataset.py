@@ -1,4 +1,4 @@
-"""``spec.dataset``: where the training data comes from, and where in the pod it will be. Users: ``spec``."""
+"""``spec.dataset``: where the training data comes from, and where in the pod it will be."""
 
 import hashlib
 from enum import StrEnum
@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from dlcontract import DATASET_DIR, DATASET_SUMS
 from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Rule
-from dljob.contract import DATASET_DIR, DATASET_SUMS
 
 _LOCAL = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/.+|file:///.+"
 _REMOTE = r"https?://[^/?#]+/[^?#]*[^/?#.](\?.*)?|s3://[^/?#]+/.*[^/.]"

@@ -1,7 +1,4 @@
-"""Compute times of one device become points of its profile.
-
-Users: ``profiles``, which keeps the constants in DLProfile objects between jobs.
-"""
+"""Compute times of one device become points of its profile."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +6,7 @@ from math import exp, isfinite, log
 from statistics import median
 
 from dljob.calibrate.learned import Learned, LearnedPoint
-from dljob.perf.fitting import agreeing
+from dljob.perf.fit.fitting import agreeing
 
 MOST_POINTS = 64
 MEMORY = 200

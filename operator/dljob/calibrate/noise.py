@@ -1,7 +1,6 @@
 """Noise scales of runs become that of a model on its data, as DLProfile objects keep it.
 
 φ belongs to a model, its data and how it is trained, not to a device; a profile of each device that took part keeps it.
-Users: ``profiles``, ``planner``.
 """
 
 from collections.abc import Mapping

@@ -1,14 +1,11 @@
-"""Which run to measure next: the one after which the runs to be predicted are known best.
-
-Users: benchmarks, the planner's suggestions, profiles.
-"""
+"""Which run to measure next: the one after which the runs to be predicted are known best."""
 
 from collections.abc import Collection
 
 import numpy as np
 
 from dljob.calibrate.scaling import Posterior
-from dljob.perf.scaling import Floats, Runs
+from dljob.perf.fit.scaling import Floats, Runs
 
 MOST_PROBES = 5
 """Measured on several devices before the first plan."""

@@ -4,7 +4,7 @@ In logarithms: measured = model(constants) + effects + noise. Constants have nor
 tells: a factor on communication that runs with equally many nodes share (a session, a switch) beside a smooth one over
 the placement, a factor on computing per batch (the one-device curve is measured as well), and a small smooth one on
 the whole; all are Gaussian processes (Rasmussen, Williams 2006), so that they fade between what was measured. Noise has
-heavy tails. Users: ``probes``, the planner's profiles, benchmarks.
+heavy tails.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ import numpy as np
 
 from dljob.calibrate.compute import ABSURD
 from dljob.calibrate.prior import Prior, effects_of, noise_variance, of_constants, prior_covariance, prior_variance
-from dljob.perf.scaling import Constants, Floats, Runs, Steps, steps
+from dljob.perf.fit.scaling import Constants, Floats, Runs, Steps, steps
 
 FEW = 5
 """With so many measurements or fewer none can be told to be an outlier."""

@@ -1,4 +1,4 @@
-"""Manifests and cluster files from disk or standard input. Users: the commands."""
+"""Manifests and cluster files from disk or standard input."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,8 @@ import yaml
 
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView, cluster_view
+from dljob.job.recommendation import Job, parse_job, parse_profiles
 from dljob.planner import Learned
-from dljob.recommend import Job, parse_job, parse_profiles
 
 MOST_NBYTES = 16 * 2**20
 

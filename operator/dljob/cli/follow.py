@@ -1,4 +1,4 @@
-"""A job's status as lines, each said once. Users: ``run``."""
+"""A job's status as lines, each said once."""
 
 import sys
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dljob.api import DLJobStatus, Phase
-from dljob.planner.names import duration
+from dljob.planner.types.texts import duration
 
 WORTH_SAYING = {"Planned", "VolumeReady", "PodsReady", "DeviceMismatch", "Failed", "Complete", "Suspended"}
 """Conditions whose changes are printed."""

@@ -1,11 +1,11 @@
-"""Recommendations as text: tables, the scaling curve. Pure. Users: ``plan``, ``top``."""
+"""Recommendations as text: tables, the scaling curve. Pure."""
 
 from collections.abc import Sequence
 
+from dljob.job.question import learning_rate_rule
+from dljob.job.recommendation import Recommendation
 from dljob.planner import BatchChoice, Choice, Decision, Infeasible, Prediction
-from dljob.planner.names import duration, gibibytes, joules
-from dljob.recommend import Recommendation
-from dljob.request import learning_rate_rule
+from dljob.planner.types.texts import duration, gibibytes, joules
 
 BAR = 30
 BASIS = {

@@ -1,4 +1,4 @@
-"""What the operator does to the cluster, one method each. Users: ``controller``.
+"""What the operator does to the cluster, one method each.
 
 Applies only what differs from what was applied last: by memory where the kind is not watched, by an annotation
 on the object where it is, so that a restart writes nothing again.
@@ -13,15 +13,14 @@ from datetime import datetime
 from time import monotonic
 from typing import Any
 
-from dljob import pki
 from dljob.api import API_VERSION, DLProfileStatus
 from dljob.cluster import ClusterView
-from dljob.kube import kinds, view
+from dljob.job.observed import APPLIED_ANNOTATION, JobSeen
+from dljob.job.profiles import devices, profile_name, taught
+from dljob.kube import kinds, pki, view
 from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
 from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body
-from dljob.observed import APPLIED_ANNOTATION, JobSeen
-from dljob.profiles import devices, profile_name, taught
 from dljob.reconcile import Lesson, Target
 from dljob.render import Names
 from dljob.render.config import Manifest

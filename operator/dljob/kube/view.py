@@ -1,4 +1,4 @@
-"""Nodes and pods → ClusterView: what is there and what of it is free. Pure. Users: ``client``."""
+"""Nodes and pods → ClusterView: what is there and what of it is free. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from dljob.cluster import ClusterView, Node, quantity
-from dljob.hardware import GPU_RESOURCES
+from dljob.cluster.catalogue import GPU_RESOURCES
 from dljob.kube.trim import NodeSeen
 from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABELS, PLAIN_CPU
 

@@ -1,7 +1,4 @@
-"""The planner: (request, cluster view, learned constants) → Decision | Infeasible. Pure.
-
-Users: ``request`` asks on behalf of a DLJob; ``cli`` on behalf of a person.
-"""
+"""The planner: (request, cluster view, learned constants) → Decision | Infeasible. Pure."""
 
 from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.planner.plan import plan

@@ -1,7 +1,7 @@
 """The global batch, where the spec leaves it open: the one with the least time (energy, cost) to the same progress.
 
 Every batch of a ladder is planned for itself, with as many steps as its gradient's noise scale asks for (``perf.
-statistical``), and the plans are compared by the request's objective over the whole training. Users: ``plan``.
+statistical``), and the plans are compared by the request's objective over the whole training.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,10 +10,10 @@ from math import log
 
 from dljob.calibrate.learned import Learned
 from dljob.calibrate.noise import known
-from dljob.perf import statistical
-from dljob.planner import objective
-from dljob.planner.names import samples
+from dljob.perf.fit import statistical
+from dljob.planner.search import objective
 from dljob.planner.types import BatchChoice, Batches, BatchOption, Choice, Decision, Infeasible, Request
+from dljob.planner.types.texts import samples
 
 WORTH = 0.05
 """A batch further from globalBatchSize must be better by this part: noise scales differ between runs, too."""

@@ -1,7 +1,4 @@
-"""Observed → Desired: the whole of a job's desired state from what is observed. Pure: no clock, no I/O.
-
-Users: ``controller`` calls ``reconcile`` and does what it says.
-"""
+"""Observed → Desired: the whole of a job's desired state from what is observed. Pure: no clock, no I/O."""
 
 from dljob.reconcile.decide import needs_view, reconcile
 from dljob.reconcile.desired import Desired, Lesson, Scale, Target

@@ -2,14 +2,14 @@
 
 from datetime import datetime, timedelta
 
-from dljob.accepted import Accepted
 from dljob.api import DLJobSpec, PlanningMode, PlanStatus
-from dljob.observed import Observed
+from dljob.job.observed import Observed
+from dljob.job.stored_plan import Accepted
 from dljob.planner import Infeasible
 from dljob.reconcile import planning, replan, run
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence
-from dljob.reconcile.known import Known, understand
+from dljob.reconcile.parsed import Known, understand
 from dljob.reconcile.rollout import bring_down, bring_up, in_force, quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig

@@ -1,10 +1,10 @@
-"""What a reconcile wants done, as data. Users: ``controller`` does it, through ``kube``."""
+"""What a reconcile wants done, as data."""
 
 from dataclasses import dataclass, field
 
+from dlcontract import Report
 from dljob.api import DLJobStatus
 from dljob.calibrate import Place
-from dljob.contract import Report
 from dljob.render.config import Manifest
 from dljob.status import Event, Verdict
 

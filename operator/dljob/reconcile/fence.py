@@ -6,10 +6,10 @@ deleted by force. The term comes first: the plan is applied before anything is d
 
 from datetime import datetime, timedelta
 
-from dljob.accepted import Accepted
 from dljob.api import DLJobSpec
+from dljob.job.stored_plan import Accepted
 from dljob.reconcile.desired import Draft, Target
-from dljob.reconcile.known import Known
+from dljob.reconcile.parsed import Known
 
 
 def fence(known: Known, draft: Draft, spec: DLJobSpec, accepted: Accepted, now: datetime) -> Accepted:

@@ -3,15 +3,17 @@
 from dataclasses import replace
 from math import ceil
 
-from dljob.accepted import Accepted, AcceptedGroup
+from dlcontract import Plan
 from dljob.api import ParallelismStrategy, PlanningMode
 from dljob.cluster import ClusterView
-from dljob.contract import Plan
+from dljob.job.plan_status import plan_status
+from dljob.job.question import planner_request
+from dljob.job.stored_plan import Accepted, AcceptedGroup
+from dljob.job.trainer_plan import contract_plan
 from dljob.planner import Decision, Group, Infeasible, Kept
 from dljob.planner.plan import plan
-from dljob.reconcile.known import Known
+from dljob.reconcile.parsed import Known
 from dljob.render import Names, RenderConfig
-from dljob.request import contract_plan, plan_status, planner_request
 from dljob.status import FALSE, TRUE, Verdict
 
 MAX_SET_NAME = 52

@@ -1,4 +1,4 @@
-"""Another plan for a job that runs, when what it measures contradicts the plan it has. Users: ``decide``.
+"""Another plan for a job that runs, when what it measures contradicts the plan it has.
 
 Told in the condition PlanContradicted, which also carries the state: SlowerThanPredicted (what the run measured is
 taught to the profiles), then, with them, Replanning (a better plan was found; the pods checkpoint and leave) or
@@ -8,13 +8,13 @@ NoBetterPlan (asked once for each plan); Replanned when the new one is in force.
 from dataclasses import replace
 from datetime import datetime
 
-from dljob.accepted import Accepted
+from dlcontract import Report, RunPhase
 from dljob.api import Minimize, PlanningMode
-from dljob.contract import Report, RunPhase
+from dljob.job.stored_plan import Accepted
 from dljob.planner import Infeasible
 from dljob.reconcile import planning, run
 from dljob.reconcile.desired import Draft
-from dljob.reconcile.known import Known
+from dljob.reconcile.parsed import Known
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig

@@ -4,9 +4,9 @@ Pods of two plans or two templates never mix: a change goes through zero pods (e
 So a plan or a template in force is only written while no pod runs.
 """
 
-from dljob.accepted import Accepted
 from dljob.api import DLJobSpec
-from dljob.observed import Observed
+from dljob.job.observed import Observed
+from dljob.job.stored_plan import Accepted
 from dljob.reconcile.desired import Draft, Scale, Target
 from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, support
 

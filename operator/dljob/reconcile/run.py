@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from dljob.accepted import Accepted
+from dlcontract import EXIT_BAD_INPUT, Failure, Report, RunPhase
 from dljob.api import Condition, DLJobSpec, DLJobStatus, ParallelismStrategy
 from dljob.calibrate import Place
-from dljob.contract import EXIT_BAD_INPUT, Failure, Report, RunPhase
+from dljob.job.identity import data_key, profile_key
+from dljob.job.stored_plan import Accepted
 from dljob.reconcile.desired import Lesson
-from dljob.reconcile.known import Known
-from dljob.request import data_key, profile_key
+from dljob.reconcile.parsed import Known
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
 
 REPORTING = "ReportValid"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from dljob.accepted import Accepted
 from dljob.api import DLJobSpec
-from dljob.observed import ClaimSeen, Observed
+from dljob.job.observed import ClaimSeen, Observed
+from dljob.job.stored_plan import Accepted
 from dljob.render import Names
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict
 

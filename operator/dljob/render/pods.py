@@ -3,11 +3,11 @@
 from math import ceil
 from typing import Any
 
-from dljob.accepted import Accepted, AcceptedGroup
+from dlcontract import AGENT_PORT, CHECKPOINT_DIR, CPUS_VARIABLE, DATASET_VARIABLE, METRICS_PORT, TLS_DIR
 from dljob.api import DLJobSpec
-from dljob.contract import AGENT_PORT, CHECKPOINT_DIR, CPUS_VARIABLE, DATASET_VARIABLE, METRICS_PORT, TLS_DIR
-from dljob.hardware import GPU_RESOURCES, vendor
-from dljob.observed import JOB_LABEL, JobSeen
+from dljob.cluster.catalogue import GPU_RESOURCES, vendor
+from dljob.job.observed import JOB_LABEL, JobSeen
+from dljob.job.stored_plan import Accepted, AcceptedGroup
 from dljob.render import dataset
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, labels

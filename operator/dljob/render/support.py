@@ -1,13 +1,13 @@
 """What the pods of a job need before they start: identity, plan, report, name and volume."""
 
-from dljob.accepted import Accepted
+from dlcontract import AGENT_PORT, METRICS_PORT
 from dljob.api import DLJobSpec
 from dljob.api.spec import ReclaimPolicy
-from dljob.contract import AGENT_PORT, METRICS_PORT
-from dljob.observed import JOB_LABEL, JobSeen
+from dljob.job.observed import JOB_LABEL, JobSeen
+from dljob.job.stored_plan import Accepted
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, metadata
-from dljob.render.network import network_policy
+from dljob.render.network_policy import network_policy
 
 
 def plan_config_map(job: JobSeen, accepted: Accepted) -> Manifest:

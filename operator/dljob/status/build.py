@@ -6,7 +6,7 @@ from math import isfinite
 
 from pydantic import ValidationError
 
-from dljob.accepted import Accepted
+from dlcontract import Report, RunPhase
 from dljob.api import (
     DLJobStatus,
     GroupStatus,
@@ -17,9 +17,9 @@ from dljob.api import (
     Result,
     Startup,
 )
-from dljob.contract import Report, RunPhase
-from dljob.observed import JobSeen, Observed
-from dljob.request import figures
+from dljob.job.observed import JobSeen, Observed
+from dljob.job.plan_status import figures
+from dljob.job.stored_plan import Accepted
 from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
