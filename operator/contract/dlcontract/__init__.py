@@ -5,21 +5,29 @@ back (ConfigMap ``<job>-report``, key ``report.json``). Reports cross a trust bo
 ``Report.parse``, which refuses whatever does not fit. Both sides import their shared names from here.
 """
 
-from dlcontract.collectives import MEASURABLE, CollectiveName
+from dlcontract import reasons
+from dlcontract.collectives import COLLECTIVES, MEASURABLE, CollectiveName
 from dlcontract.plan import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Plan, Rank, Role
 from dlcontract.pods import (
     AGENT_PORT,
     CHECKPOINT_DIR,
+    CLUSTER_DOMAIN_VARIABLE,
     CPUS_VARIABLE,
     DATASET_DIR,
     DATASET_SUMS,
     DATASET_VARIABLE,
     EXIT_BAD_INPUT,
+    JOB_VARIABLE,
     METRICS_PORT,
     MPI_PORTS,
+    NAMESPACE_VARIABLE,
     PLAN_KEY,
+    POD_IP_VARIABLE,
+    POD_VARIABLE,
     REPORT_KEY,
+    SERVICE_VARIABLE,
     TLS_DIR,
+    UID_VARIABLE,
     config_map_names,
 )
 from dlcontract.record import SCHEMA, Record, Told, schema_of
@@ -41,20 +49,28 @@ from dlcontract.report import (
 __all__ = [
     "AGENT_PORT",
     "CHECKPOINT_DIR",
+    "CLUSTER_DOMAIN_VARIABLE",
+    "COLLECTIVES",
     "CPUS_VARIABLE",
     "DATASET_DIR",
     "DATASET_SUMS",
     "DATASET_VARIABLE",
     "EXIT_BAD_INPUT",
+    "JOB_VARIABLE",
     "MAX_LOG_TAIL",
     "MEASURABLE",
     "METRICS_PORT",
     "MOST_NOISE",
     "MPI_PORTS",
+    "NAMESPACE_VARIABLE",
     "PLAN_KEY",
+    "POD_IP_VARIABLE",
+    "POD_VARIABLE",
     "REPORT_KEY",
     "SCHEMA",
+    "SERVICE_VARIABLE",
     "TLS_DIR",
+    "UID_VARIABLE",
     "CheckpointMark",
     "CheckpointRef",
     "CollectiveName",
@@ -77,5 +93,6 @@ __all__ = [
     "StartupMarks",
     "Told",
     "config_map_names",
+    "reasons",
     "schema_of",
 ]

@@ -1,7 +1,6 @@
 """The Kubernetes API of dljob: the types of DLJob and DLProfile, and the only home of camelCase."""
 
 from dljob.api.base import API_VERSION, GROUP, VERSION, Rule, duration_s
-from dljob.api.dataset import BUILTIN_DATASETS, Dataset
 from dljob.api.profile import (
     ComputePoint,
     DLProfile,
@@ -41,6 +40,7 @@ from dljob.api.spec import (
     Scheduling,
     Trainer,
 )
+from dljob.api.spec.dataset import BUILTIN_DATASETS, Dataset
 from dljob.api.status import (
     BatchCandidate,
     BatchChoice,

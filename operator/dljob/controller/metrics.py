@@ -6,6 +6,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from dlcontract.reasons import PARAMETERS_DIVERGED
 from dljob.api import DLJobStatus, Phase
 from dljob.status import find, is_true
 
@@ -14,14 +15,11 @@ PHASES = tuple(phase.value for phase in Phase)
 _RESULTS = ("ok", "refused", "error")
 
 
-_DIVERGED = "ParametersDiverged"
-
-
 def _diverged(status: DLJobStatus) -> int:
     """How often ranks were found to hold different parameters: relaunches for it, and the last failure of all."""
     failed = find(status.conditions, "Failed")
-    last = failed is not None and is_true(status.conditions, "Failed") and failed.reason == _DIVERGED
-    return status.restarts_by_cause.get(_DIVERGED, 0) + int(last)
+    last = failed is not None and is_true(status.conditions, "Failed") and failed.reason == PARAMETERS_DIVERGED
+    return status.restarts_by_cause.get(PARAMETERS_DIVERGED, 0) + int(last)
 
 
 class Metrics:

@@ -2,6 +2,7 @@
 
 from math import ceil
 
+from dlcontract import COLLECTIVES, CollectiveName
 from dljob.api import (
     Collective,
     DLJobSpec,
@@ -17,18 +18,6 @@ from dljob.job.identity import data_key, profile_key
 from dljob.perf.workload.datasets import DATASETS
 from dljob.planner import Batches, FixedChoice, Kept, Request
 from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
-from dljob.planner.types import CollectiveName
-
-_COLLECTIVES: dict[Collective, CollectiveName | None] = {
-    Collective.AUTO: None,
-    Collective.RING: "Ring",
-    Collective.MPI: "MPI",
-    Collective.TREE: "Tree",
-    Collective.BUTTERFLY: "Butterfly",
-    Collective.HALVING_DOUBLING: "HalvingDoubling",
-    Collective.PARAMETER_SERVER: "ParameterServer",
-    Collective.TORCH: "Torch",
-}
 
 
 def train_samples(spec: DLJobSpec) -> int:
@@ -75,7 +64,7 @@ def _batches(spec: DLJobSpec, kept: Kept | None) -> Batches | None:
 def planner_request(name: str, spec: DLJobSpec, kept: Kept | None = None) -> Request:
     """The question that a job's spec asks of the planner. ``kept``: the batch of a job that has begun."""
     hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
-    collective, strategy = _COLLECTIVES[spec.collective], spec.parallelism.strategy
+    collective, strategy = _collective(spec.collective), spec.parallelism.strategy
     if strategy is ParallelismStrategy.AUTO and spec.trainer.command:
         strategy = ParallelismStrategy.DATA  # whether a program's optimizer can be shared out is not known
     if spec.gradient_compression is not None:
@@ -124,6 +113,11 @@ def planner_request(name: str, spec: DLJobSpec, kept: Kept | None = None) -> Req
         else (),
         candidates_kept=spec.planning.candidates,
     )
+
+
+def _collective(asked: Collective) -> CollectiveName | None:
+    """Return the collective that the spec names; None if the planner chooses."""
+    return next((name for name in COLLECTIVES if name == asked.value), None)
 
 
 def micro_batches(spec: DLJobSpec) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from dlcontract import EXIT_BAD_INPUT, Failure, Report, RunPhase
+from dlcontract import EXIT_BAD_INPUT, Failure, Report, RunPhase, reasons
 from dljob.api import Condition, DLJobSpec, DLJobStatus, ParallelismStrategy
 from dljob.calibrate import Place
 from dljob.job.identity import data_key, profile_key
@@ -13,8 +13,6 @@ from dljob.reconcile.parsed import Known
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
 
 REPORTING = "ReportValid"
-_OF_PROGRAM = ("CommandNotFound", "RankFailed", "RankCrashed", "RankStopped", "NoResult", "TrainingError")
-"""Failures that a program of the user's answers for."""
 
 
 def ending(known: Known, now: datetime) -> Verdict | None:
@@ -45,7 +43,10 @@ def _no_data(known: Known) -> Verdict | None:
     for pod in known.observed.pods:
         if not pod.deleting and pod.fetching is not None and pod.fetching.exit_code == EXIT_BAD_INPUT:
             return Verdict(
-                "Failed", TRUE, "BadInput", f"pod {pod.name}: {pod.fetching.message} (exit code {EXIT_BAD_INPUT})"
+                "Failed",
+                TRUE,
+                reasons.BAD_INPUT,
+                f"pod {pod.name}: {pod.fetching.message} (exit code {EXIT_BAD_INPUT})",
             )
     return None
 
@@ -64,7 +65,7 @@ def _failed(known: Known, report: Report, limit: int) -> Verdict:
     failure = report.failure
     if failure is None:
         return Verdict("Failed", TRUE, "Unknown", "the coordinator reported a failure without a reason; see its log")
-    own = failure.reason in _OF_PROGRAM and known.spec is not None and known.spec.trainer.command
+    own = failure.reason in reasons.OF_PROGRAM and known.spec is not None and known.spec.trainer.command
     field = "spec.trainer.command: " if own else ""
     tries = f"; {_tries(report.failures, limit)}" if 0 < limit < report.failures else ""
     return Verdict("Failed", TRUE, failure.reason, f"{field}{_told(failure, tries)}")

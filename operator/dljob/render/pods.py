@@ -3,7 +3,21 @@
 from math import ceil
 from typing import Any
 
-from dlcontract import AGENT_PORT, CHECKPOINT_DIR, CPUS_VARIABLE, DATASET_VARIABLE, METRICS_PORT, TLS_DIR
+from dlcontract import (
+    AGENT_PORT,
+    CHECKPOINT_DIR,
+    CLUSTER_DOMAIN_VARIABLE,
+    CPUS_VARIABLE,
+    DATASET_VARIABLE,
+    JOB_VARIABLE,
+    METRICS_PORT,
+    NAMESPACE_VARIABLE,
+    POD_IP_VARIABLE,
+    POD_VARIABLE,
+    SERVICE_VARIABLE,
+    TLS_DIR,
+    UID_VARIABLE,
+)
 from dljob.api import DLJobSpec
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import JOB_LABEL, JobSeen
@@ -167,13 +181,13 @@ def _probe(path: str, period_s: int, failures: int) -> Manifest:
 def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Manifest]:
     """The user's variables, then ours, which win."""
     ours: dict[str, Any] = {
-        "DLJOB_NAME": {"value": job.name},
-        "DLJOB_NAMESPACE": {"value": job.namespace},
-        "DLJOB_UID": {"value": job.uid},
-        "DLJOB_SERVICE": {"value": Names.of(job).service},
-        "DLJOB_CLUSTER_DOMAIN": {"value": config.cluster_domain},
-        "DLJOB_POD": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
-        "DLJOB_POD_IP": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
+        JOB_VARIABLE: {"value": job.name},
+        NAMESPACE_VARIABLE: {"value": job.namespace},
+        UID_VARIABLE: {"value": job.uid},
+        SERVICE_VARIABLE: {"value": Names.of(job).service},
+        CLUSTER_DOMAIN_VARIABLE: {"value": config.cluster_domain},
+        POD_VARIABLE: {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+        POD_IP_VARIABLE: {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
         # What the pod was promised, in thousandths: a rank's threads follow it, not the size of the node.
         CPUS_VARIABLE: {"valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}},
         "HOME": {"value": "/tmp"},

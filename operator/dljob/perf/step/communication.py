@@ -10,7 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Collective = Literal["Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "Torch", "NCCL"]
+from dlcontract import CollectiveName
+
+Collective = CollectiveName | Literal["NCCL"]
 Number = float | NDArray[np.float64]
 
 
