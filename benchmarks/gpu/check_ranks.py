@@ -33,7 +33,7 @@ from dltrain.sampling import Sampler
 
 EXACT = 1e-5
 """Relative distance of a gradient from that of one process: kernels for batches of other sizes add up otherwise."""
-TOLD = 0.15
+MAX_UNATTRIBUTED = 0.15
 """Of the time that passes, what measured parts may miss."""
 READS = 2
 """Most times that a step may read from its GPU: the sum's numbers, and where there is news the gradient's norm."""
@@ -291,7 +291,7 @@ def step_time(first: Trainer) -> tuple[str, str, bool]:
         f"DDP {1e3 * ddp_s:.2f}, without communication {1e3 * alone_s:.2f}"
     )
     trainer.close()
-    return "step", text, abs(measured_s - ours_s) <= TOLD * ours_s
+    return "step", text, abs(measured_s - ours_s) <= MAX_UNATTRIBUTED * ours_s
 
 
 def energy(first: Trainer) -> tuple[str, str, bool]:

@@ -23,9 +23,9 @@ from dljob.api import DLJobSpec, DLProfileStatus
 from dljob.calibrate import Place
 from dljob.cluster import ClusterView, cluster_view
 from dljob.job.identity import profile_key
-from dljob.job.profiles import learned, taught
+from dljob.job.profiles import learned, updated_profile
 from dljob.job.question import planner_request
-from dljob.job.trainer_plan import contract_plan
+from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Infeasible, Learned, Prediction, plan
 
 CASES = (("digits-cnn", "digits", 96), ("mlp", "digits", 96), ("resnet18", "synthetic-images", 24))
@@ -102,15 +102,15 @@ def one(
     profile, key, place = DLProfileStatus(), profile_key(spec), Place(ranks, 1)
     for basis in ("catalogue", "profile"):
         decision = decided(spec, view, profile)
-        todo = contract_plan("benchmark", "default", "0", spec, decision, 1, 1, "benchmark", "cluster.local")
+        todo = trainer_plan("benchmark", "default", "0", spec, decision, 1, 1, "benchmark", "cluster.local")
         news = train(todo, 300)
         prediction = decision.chosen.prediction
         row[basis] = compared(prediction, steady_s(news))
-        profile = taught(profile, key, "cpu", report(todo, news), datetime.now(UTC), place)
+        profile = updated_profile(profile, key, "cpu", report(todo, news), datetime.now(UTC), place)
         if basis == "catalogue":
             if fewer.scaling:
                 row["fewer ranks"] = compared(decided(spec, view, fewer).chosen.prediction, steady_s(news))
-            fewer = taught(fewer, key, "cpu", report(todo, news), datetime.now(UTC), place)
+            fewer = updated_profile(fewer, key, "cpu", report(todo, news), datetime.now(UTC), place)
     return row, fewer
 
 

@@ -20,10 +20,10 @@ from dljob.perf.workload.workload import Workload, of_layers
 from dltrain.models import InputShape, build
 
 SEED, CLASSES = 0, 10
-MOST_FLOPS = 12e9
+MAX_FLOPS = 12e9
 """Of a step: what a core does in a quarter of a second, so that a run stays short."""
 BUDGET_S, FEWEST_STEPS = 0.4, 4
-FEWEST_STRUCTURES = 20
+MIN_STRUCTURES = 20
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Measured:
 
 
 def drawn(count: int) -> list[Structure]:
-    """Different structures, log-uniform, none beyond ``MOST_FLOPS`` a step."""
+    """Different structures, log-uniform, none beyond ``MAX_FLOPS`` a step."""
     rng = np.random.default_rng(SEED)
     found: dict[Structure, None] = {}
     while len(found) < count:
@@ -92,7 +92,7 @@ def drawn(count: int) -> list[Structure]:
             pixels=int(rng.choice([8, 12, 16, 24, 32, 48, 64])),
             batch=int(2 ** rng.integers(1, 9)),
         )
-        if one.batch * one.workload().flops_per_sample < MOST_FLOPS:
+        if one.batch * one.workload().flops_per_sample < MAX_FLOPS:
             found[one] = None
     return list(found)
 
@@ -184,6 +184,6 @@ def collected(count: int, budget_s: float, file: Path | None) -> tuple[list[Stru
             with file.open("a", encoding="utf-8") as out:
                 out.write(json.dumps({"structure": asdict(one), "measured": asdict(rows[one])}) + "\n")
     kept = [one for one in wanted if one in rows]
-    if len(kept) < FEWEST_STRUCTURES:
-        raise SystemExit(f"{len(kept)} structures were measured, {FEWEST_STRUCTURES} are needed: give more --seconds")
+    if len(kept) < MIN_STRUCTURES:
+        raise SystemExit(f"{len(kept)} structures were measured, {MIN_STRUCTURES} are needed: give more --seconds")
     return kept, [rows[one] for one in kept]

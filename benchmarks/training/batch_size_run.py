@@ -21,9 +21,9 @@ from dljob.api import DLJobSpec, DLProfileStatus
 from dljob.calibrate import Place
 from dljob.cluster import cluster_view
 from dljob.job.identity import data_key, profile_key
-from dljob.job.profiles import learned, taught
+from dljob.job.profiles import learned, updated_profile
 from dljob.job.question import planner_request
-from dljob.job.trainer_plan import contract_plan
+from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, plan
 
 RANKS = 2
@@ -76,9 +76,11 @@ def pair(seed: int, options: argparse.Namespace) -> list[dict[str, float | str]]
         known = {(profile_key(spec), "cpu"): learned(profile)} if profile.observed_jobs else {}
         decision = plan(planner_request("benchmark", spec), view, known)
         assert isinstance(decision, Decision), decision
-        todo = contract_plan("benchmark", "default", "0", spec, decision, 1, 1, "benchmark", "cluster.local")
+        todo = trainer_plan("benchmark", "default", "0", spec, decision, 1, 1, "benchmark", "cluster.local")
         report = run(todo)
-        profile = taught(profile, profile_key(spec), "cpu", report, datetime.now(UTC), Place(RANKS, 1), data_key(spec))
+        profile = updated_profile(
+            profile, profile_key(spec), "cpu", report, datetime.now(UTC), Place(RANKS, 1), data_key(spec)
+        )
         assert report.outcome is not None and report.outcome.accuracy is not None and report.noise is not None
         rows.append(
             {

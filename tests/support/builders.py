@@ -11,9 +11,9 @@ from typing import Any
 from dlcontract import Report, RunPhase
 from dljob.cluster import ClusterView, cluster_view
 from dljob.job.observed import SPEC_ANNOTATION, ClaimSeen, ClassSeen, JobSeen, Observed, PodSeen, SetSeen
-from dljob.job.stored_plan import Accepted
+from dljob.job.stored_plan import StoredPlan
 from dljob.reconcile import Desired
-from dljob.reconcile.parsed import understand
+from dljob.reconcile.parsed import parse_observed
 from dljob.reconcile.planning import decide
 from dljob.render import RenderConfig, checkpoint_claim, stateful_sets, support
 from dljob.render.config import Manifest
@@ -55,16 +55,16 @@ def seen(spec: Json | None = None, view: ClusterView = CPUS, name: str = "digits
     return Observed(job=job(spec, name), view=view, **{"classes": (ClassSeen("shared", default=True),), **more})
 
 
-def planned(observed: Observed, config: RenderConfig = CONFIG) -> Accepted:
+def planned(observed: Observed, config: RenderConfig = CONFIG) -> StoredPlan:
     """The plan that the planner makes for a job; it must be possible."""
-    decision = decide(understand(observed), config)
-    assert isinstance(decision, Accepted), decision
+    decision = decide(parse_observed(observed), config)
+    assert isinstance(decision, StoredPlan), decision
     return decision
 
 
 def rendered(observed: Observed, config: RenderConfig = CONFIG) -> tuple[Manifest, ...]:
     """All objects of a job at first sight, in the order in which they are applied."""
-    accepted, spec = planned(observed, config), understand(observed).spec
+    accepted, spec = planned(observed, config), parse_observed(observed).spec
     assert spec is not None
     claim = checkpoint_claim(observed.job, spec, accepted)
     return (
@@ -74,10 +74,10 @@ def rendered(observed: Observed, config: RenderConfig = CONFIG) -> tuple[Manifes
     )
 
 
-def plan_of(observed: Observed) -> Accepted:
+def plan_of(observed: Observed) -> StoredPlan:
     """The plan in force."""
     assert observed.plan is not None, "no plan is in force"
-    return Accepted.parse(observed.plan)
+    return StoredPlan.parse(observed.plan)
 
 
 def report(observed: Observed, phase: RunPhase = RunPhase.RUNNING, **news: Any) -> str:

@@ -20,7 +20,7 @@ from dljob.planner.candidates.batch_split import Kind, split
 
 SIZES = 12
 """Global batches of each set of devices, spread evenly in the logarithm."""
-MOST_DEVICES = 3
+MAX_DEVICES = 3
 """In a set: their number grows with the power of it."""
 Shares = Sequence[int]
 
@@ -30,7 +30,7 @@ def tables(curves: one_device.Curves, options: Options) -> list[Table]:
     over: dict[str, dict[str, list[float]]] = {"model": {}, "affine": {}, "in proportion to speed": {}, "even": {}}
     for workload in sorted({w for _, w in curves}):
         measured = {d: c for (d, w), c in curves.items() if w == workload and len(c) >= 4}
-        for count in range(2, min(MOST_DEVICES, len(measured)) + 1):
+        for count in range(2, min(MAX_DEVICES, len(measured)) + 1):
             for devices in combinations(sorted(measured), count):
                 for name, excess in _excess([measured[d] for d in devices]).items():
                     over[name].setdefault(workload, []).extend(excess)

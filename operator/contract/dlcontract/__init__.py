@@ -30,10 +30,10 @@ from dlcontract.pods import (
     UID_VARIABLE,
     config_map_names,
 )
-from dlcontract.record import SCHEMA, Record, Told, schema_of
+from dlcontract.record import SCHEMA, Record, UntrustedRecord, schema_of
 from dlcontract.report import (
     MAX_LOG_TAIL,
-    MOST_NOISE,
+    MAX_NOISE,
     CheckpointMark,
     Failure,
     Mismatch,
@@ -58,9 +58,9 @@ __all__ = [
     "EXIT_BAD_INPUT",
     "JOB_VARIABLE",
     "MAX_LOG_TAIL",
+    "MAX_NOISE",
     "MEASURABLE",
     "METRICS_PORT",
-    "MOST_NOISE",
     "MPI_PORTS",
     "NAMESPACE_VARIABLE",
     "PLAN_KEY",
@@ -91,7 +91,7 @@ __all__ = [
     "Role",
     "RunPhase",
     "StartupMarks",
-    "Told",
+    "UntrustedRecord",
     "config_map_names",
     "reasons",
     "schema_of",

@@ -18,7 +18,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Told(Record):
+class UntrustedRecord(Record):
     """Part of a report. A trainer may be newer than the operator, such as after a rollback or with an image of the
     user's: what it says beyond this is passed over, or its jobs would never end. A plan is obeyed whole or not at all.
     """

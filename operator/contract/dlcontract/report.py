@@ -8,10 +8,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from dlcontract.record import Count, Name, Seconds, Text, Told, UnixTime
+from dlcontract.record import Count, Name, Seconds, Text, UnixTime, UntrustedRecord
 
 MAX_LOG_TAIL = 4096
-MOST_NOISE = 1e9
+MAX_NOISE = 1e9
 """Samples; a larger noise scale is an error of measurement: the largest told of trainings are 1e7 (McCandlish et al.
 2018, figure 4)."""
 
@@ -28,7 +28,7 @@ class RunPhase(StrEnum):
     FAILED = "Failed"
 
 
-class RankMeasure(Told):
+class RankMeasure(UntrustedRecord):
     """Means over the last steps of one rank, in seconds."""
 
     rank: Annotated[int, Field(ge=0, le=100_000)]
@@ -46,7 +46,7 @@ class RankMeasure(Told):
     fetch_s: Annotated[Seconds, Field(description="Making a batch, by whoever did; data_s is what is felt.")] = 0.0
 
 
-class ProbePoint(Told):
+class ProbePoint(UntrustedRecord):
     """Compute time of one step (forward, backward, update; no communication) measured on a rank's real device."""
 
     device: Annotated[str, Field(max_length=63)]
@@ -54,14 +54,14 @@ class ProbePoint(Told):
     compute_s: Annotated[float, Field(gt=0, le=1e9)]
 
 
-class Noise(Told):
+class Noise(UntrustedRecord):
     """The gradient noise scale of a run (``dltrain.noise``): in samples, from so many of its steps."""
 
-    samples: Annotated[float, Field(ge=0, le=MOST_NOISE)]
+    samples: Annotated[float, Field(ge=0, le=MAX_NOISE)]
     steps: Count
 
 
-class Failure(Told):
+class Failure(UntrustedRecord):
     """Why the ranks ended, in the words a user needs."""
 
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=64)]
@@ -74,13 +74,13 @@ class Failure(Told):
     retry: Annotated[bool, Field(description="false: the same plan cannot succeed (bad input).")] = True
 
 
-class CheckpointMark(Told):
+class CheckpointMark(UntrustedRecord):
     step: Count
     unix_s: UnixTime
     path: Annotated[str, Field(max_length=1024)] = ""
 
 
-class StartupMarks(Told):
+class StartupMarks(UntrustedRecord):
     """Unix times of the start, for the breakdown in status."""
 
     agents_up_unix_s: UnixTime | None = None
@@ -90,7 +90,7 @@ class StartupMarks(Told):
     first_step_unix_s: UnixTime | None = None
 
 
-class Outcome(Told):
+class Outcome(UntrustedRecord):
     steps: Count
     seconds: Seconds
     loss: float | None = None
@@ -99,7 +99,7 @@ class Outcome(Told):
     report: Annotated[str | None, Field(max_length=1024, description="Path of the run's report, a page.")] = None
 
 
-class Mismatch(Told):
+class Mismatch(UntrustedRecord):
     """A rank that found another device than its plan names."""
 
     rank: Count
@@ -107,7 +107,7 @@ class Mismatch(Told):
     found: Annotated[str, Field(max_length=63)]
 
 
-class Report(Told):
+class Report(UntrustedRecord):
     """News of a job from its coordinator; untrusted input for the operator."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1

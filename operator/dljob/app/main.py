@@ -17,7 +17,7 @@ from dljob.controller.metrics import Metrics
 from dljob.controller.watches import LABELLED, WATCHED, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
-from dljob.kube import Api, ApiError, Cache, Complaints, JobKey, Kube
+from dljob.kube import Api, ApiError, Cache, JobKey, Kube, WarningEvents
 from dljob.kube.kinds import DLJOB, PROFILE
 from dljob.kube.leader import Leader
 
@@ -52,7 +52,7 @@ class Operator:
             log.info("API server %d.%d at %s", *version, connection.server)
             config = settings.render(port_ranges=version >= PORT_RANGES_SINCE)
             kube = Kube(api, self._cache, settings.resync_s, settings.watch_namespaces)
-            self._controller = Controller(kube, self._cache, Complaints(api), self._queue, config, self._metrics)
+            self._controller = Controller(kube, self._cache, WarningEvents(api), self._queue, config, self._metrics)
             watches = Watches(self._cache, self._queue, connection.server, watching)
             leader = Leader(api, settings.namespace, settings.identity)
             if settings.leader_election:

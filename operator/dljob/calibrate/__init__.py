@@ -5,17 +5,17 @@ learned from ``prior``; ``probes``: which of them to measure next; ``several``: 
 tells of the gradient's noise; ``learned``: all that was measured of a model on a device.
 """
 
-from dljob.calibrate.compute import MOST_POINTS, Measured, in_session, learn, without_outliers
+from dljob.calibrate.compute import MAX_POINTS, Measured, in_session, learn, without_outliers
 from dljob.calibrate.learned import Learned, LearnedPoint, Place, StepPoint
 from dljob.calibrate.multi_device import Scaling, learn_scaling, next_place, remembered
 from dljob.calibrate.noise import NoiseOf
 from dljob.calibrate.prior import Prior
-from dljob.calibrate.probes import MOST_PROBES, next_probe
+from dljob.calibrate.probes import MAX_PROBES, next_probe
 from dljob.calibrate.scaling import Posterior, Predicted, fit
 
 __all__ = [
-    "MOST_POINTS",
-    "MOST_PROBES",
+    "MAX_POINTS",
+    "MAX_PROBES",
     "Learned",
     "LearnedPoint",
     "Measured",

@@ -8,7 +8,7 @@ from statistics import median
 from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.perf.fit.fitting import agreeing
 
-MOST_POINTS = 64
+MAX_POINTS = 64
 MEMORY = 200
 """Observations that a point remembers at most: later ones always weigh something, so that a change is followed."""
 ABSURD = 100.0
@@ -105,8 +105,8 @@ def _moved(old: float | None, new: float | None, least: float, most: float) -> f
 
 
 def _bounded(points: list[LearnedPoint]) -> tuple[LearnedPoint, ...]:
-    """At most ``MOST_POINTS``: of the closest two batches (by ratio) the less observed one goes; the ends stay."""
-    while len(points) > MOST_POINTS:
+    """At most ``MAX_POINTS``: of the closest two batches (by ratio) the less observed one goes; the ends stay."""
+    while len(points) > MAX_POINTS:
         inner = range(1, len(points) - 1)
         i = min(
             inner,

@@ -8,13 +8,13 @@ import numpy as np
 
 from dljob.calibrate.compute import ABSURD
 from dljob.calibrate.learned import Place, StepPoint
-from dljob.calibrate.probes import MOST_PROBES, next_probe
+from dljob.calibrate.probes import MAX_PROBES, next_probe
 from dljob.calibrate.scaling import Posterior, fit
 from dljob.perf.fit.scaling import Constants, Contention, Runs
 from dljob.perf.step.step import P90
 
-MOST_PLACES = 64
-MOST_RUNS = 20
+MAX_PLACES = 64
+MAX_RUNS = 20
 """Runs that a point remembers at most: later ones always weigh something."""
 _ALONE = 1e6
 """Computing or communication so many times longer than the other is all there is to a step."""
@@ -49,11 +49,11 @@ def remembered(points: Sequence[StepPoint], new: StepPoint, one_s: Callable[[int
     if not possible or abs(log(new.step_s / expected_s)) > log(ABSURD):
         return tuple(points)
     if old is not None:
-        weight = min(old.observations, MOST_RUNS - 1)
+        weight = min(old.observations, MAX_RUNS - 1)
         mean = (weight * log(old.step_s) + log(new.step_s)) / (weight + 1)
         new = replace(new, step_s=exp(mean), observations=weight + 1)
     others = [p for key, p in known.items() if key != (new.place, new.batch)]
-    kept = sorted(others, key=lambda p: -p.observations)[: MOST_PLACES - 1]
+    kept = sorted(others, key=lambda p: -p.observations)[: MAX_PLACES - 1]
     order = {(p.place, p.batch): i for i, p in enumerate([*points, new])}
     return tuple(sorted([*kept, new], key=lambda p: order[p.place, p.batch]))
 
@@ -80,7 +80,7 @@ def next_place(
     Of places with powers of two of nodes, up to twice those seen, and of devices on each, up to those seen, at the
     batches seen. Three batches are enough to choose from.
     """
-    if not points or len(points) >= MOST_PROBES:
+    if not points or len(points) >= MAX_PROBES:
         return None
     nodes = _powers(2 * max(p.place.nodes for p in points))
     each = _powers(max(p.place.node_devices for p in points))

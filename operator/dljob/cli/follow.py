@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from dljob.api import DLJobStatus, Phase
 from dljob.planner.types.texts import duration
 
-WORTH_SAYING = {"Planned", "VolumeReady", "PodsReady", "DeviceMismatch", "Failed", "Complete", "Suspended"}
+FOLLOWED_CONDITIONS = {"Planned", "VolumeReady", "PodsReady", "DeviceMismatch", "Failed", "Complete", "Suspended"}
 """Conditions whose changes are printed."""
 
 
@@ -36,7 +36,7 @@ class Follower:
             return None
         for condition in status.conditions:
             seen = (condition.status.value, condition.reason, condition.message)
-            if condition.type in WORTH_SAYING and self._said.get(condition.type) != seen:
+            if condition.type in FOLLOWED_CONDITIONS and self._said.get(condition.type) != seen:
                 self._said[condition.type] = seen
                 sign = {"True": "", "False": "not ", "Unknown": "perhaps "}[condition.status.value]
                 _say(f"{sign}{condition.type} ({condition.reason}): {condition.message}")

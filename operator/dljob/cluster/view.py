@@ -66,7 +66,7 @@ def quantity(value: object) -> Decimal:
 
 
 _FIELDS = ("name", "count", "device", "devices", "free", "cpu", "memory", "bandwidth", "labels", "taints", "gpu")
-MOST_NODES = 100_000
+MAX_NODES = 100_000
 
 
 def cluster_view(document: object) -> ClusterView:
@@ -91,8 +91,8 @@ def cluster_view(document: object) -> ClusterView:
             nodes += _nodes(i, entry)
         except ValueError as error:
             raise ValueError(f"cluster: nodes[{i}]{error}") from None
-        if len(nodes) > MOST_NODES:
-            raise ValueError(f"cluster: found more than {MOST_NODES} nodes, expected fewer")
+        if len(nodes) > MAX_NODES:
+            raise ValueError(f"cluster: found more than {MAX_NODES} nodes, expected fewer")
     if twice := [name for name, n in Counter(node.name for node in nodes).items() if n > 1]:
         raise ValueError(f"cluster: found two nodes called {twice[0]!r}, expected different names")
     return ClusterView(tuple(nodes))
@@ -106,7 +106,7 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
     device = entry.get("device", "cpu")
     if not isinstance(device, str) or not 1 <= len(device) <= 63:
         raise ValueError(f".device: found {device!r}, expected a name of at most 63 characters")
-    count = _whole(entry, "count", 1, least=1, most=MOST_NODES)
+    count = _whole(entry, "count", 1, least=1, most=MAX_NODES)
     devices = _whole(entry, "devices", 1, least=1, most=64)
     cpu, memory, bandwidth = (
         _amount(entry, "cpu", "1"),

@@ -18,10 +18,10 @@ from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import Observed, Refused
 from dljob.job.profiles import learned
-from dljob.job.stored_plan import Accepted
-from dljob.kube import ApiError, Cache, Complaints, JobKey, Kube, RefusedError
-from dljob.kube.client import to_the_end
-from dljob.kube.view import Promise
+from dljob.job.stored_plan import StoredPlan
+from dljob.kube import ApiError, Cache, JobKey, Kube, RefusedError, WarningEvents
+from dljob.kube.client import complete_all
+from dljob.kube.view import Reservation
 from dljob.kube.warning_events import RECHECK_S
 from dljob.planner import Learned
 from dljob.reconcile import Desired, needs_view, reconcile
@@ -43,17 +43,17 @@ class Controller:
         self,
         kube: Kube,
         cache: Cache,
-        complaints: Complaints,
+        complaints: WarningEvents,
         queue: WorkQueue[JobKey],
         config: RenderConfig,
         metrics: Metrics,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._kube, self._cache, self._complaints, self._queue = kube, cache, complaints, queue
+        self._kube, self._cache, self._warning_events, self._queue = kube, cache, complaints, queue
         self._config, self._metrics, self._now = config, metrics, now
         self._planning = asyncio.Lock()
         """Two plans at once would promise the same nodes twice."""
-        self._promises: dict[JobKey, tuple[Promise, ...]] = {}
+        self._reservations: dict[JobKey, tuple[Reservation, ...]] = {}
         self._uids: dict[JobKey, str] = {}
 
     async def work(self) -> None:
@@ -99,16 +99,16 @@ class Controller:
             self._gone(key)
             return None
         self._uids[key] = observed.job.uid
-        observed, troubled = await self._complaints.added_to(observed, self._now())
+        observed, troubled = await self._warning_events.added_to(observed, self._now())
         if troubled:
             self._queue.add_after(key, RECHECK_S)
         if needs_view(observed):
             async with self._planning:
-                others = [p for other, made in self._promises.items() if other != key for p in made]
+                others = [p for other, made in self._reservations.items() if other != key for p in made]
                 view = await self._kube.view(observed.job, others)
                 observed = replace(observed, view=view, learned=self._learned())
                 desired = reconcile(observed, self._config, self._now())
-                self._promise(key, desired)
+                self._reserve(key, desired)
             planned = desired.status is not None and is_true(desired.status.conditions, "Planned")
             self._metrics.plans.labels("accepted" if planned else "infeasible").inc()
         else:
@@ -117,7 +117,7 @@ class Controller:
             await self._do(observed, desired)
         except RefusedError as refusal:
             refused = replace(observed, refused=Refused(refusal.kind, refusal.name, refusal.message))
-            await self._tell(refused, reconcile(refused, self._config, self._now()))
+            await self._publish(refused, reconcile(refused, self._config, self._now()))
             raise
         self._settle(key)
         return desired.requeue_after_s
@@ -131,19 +131,19 @@ class Controller:
         before = previous(observed.job)
         if desired.secret is not None:
             secret = kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now())
-            await to_the_end([secret, kube.apply(job, [m for m in desired.objects if m["kind"] != "StatefulSet"])])
+            await complete_all([secret, kube.apply(job, [m for m in desired.objects if m["kind"] != "StatefulSet"])])
         if await kube.apply(job, desired.objects):
             # What follows comes as events; that nothing follows does not.
             self._queue.add_after(job.key, RECHECK_S)
-        await to_the_end(kube.scale(job, item.name, item.replicas) for item in desired.scales)
-        await to_the_end(kube.delete(job, target) for target in desired.deletes)
-        if desired.lesson is not None:
-            await kube.teach(desired.lesson, self._now())
-        await self._tell(observed, desired)
+        await complete_all(kube.scale(job, item.name, item.replicas) for item in desired.scales)
+        await complete_all(kube.delete(job, target) for target in desired.deletes)
+        if desired.measurements is not None:
+            await kube.update_profiles(desired.measurements, self._now())
+        await self._publish(observed, desired)
         if desired.status is not None:
             self._metrics.went_on(before, desired.status)
 
-    async def _tell(self, observed: Observed, desired: Desired) -> None:
+    async def _publish(self, observed: Observed, desired: Desired) -> None:
         """Events first: a crash in between tells them twice, which counts up, and never not at all."""
         for event in desired.events:
             log.info("%s/%s: %s: %s", *observed.job.key, event.reason, event.message)
@@ -151,31 +151,31 @@ class Controller:
         if desired.status is not None:
             await self._kube.write_status(observed.job, desired.status.manifest())
 
-    def _promise(self, key: JobKey, desired: Desired) -> None:
+    def _reserve(self, key: JobKey, desired: Desired) -> None:
         """Hold the plan's resources for its pods until the scheduler has placed them."""
         plan = next((m for m in desired.objects if m["kind"] == "ConfigMap" and "data" in m), None)
         if plan is None:
             return
-        accepted = Accepted.parse(plan["data"])
-        self._promises[key] = tuple(
-            Promise(g.device, g.nodes, g.ranks_per_node, g.cpu_m / 1000, accepted.memory_nbytes)
+        accepted = StoredPlan.parse(plan["data"])
+        self._reservations[key] = tuple(
+            Reservation(g.device, g.nodes, g.ranks_per_node, g.cpu_m / 1000, accepted.memory_nbytes)
             for g in accepted.groups
         )
 
     def _settle(self, key: JobKey) -> None:
         """Drop a promise that was kept, or that nobody claims any more."""
-        promises = self._promises.get(key)
-        if promises is None:
+        reservations = self._reservations.get(key)
+        if reservations is None:
             return
         observed = self._cache.observe(key)
         wanted = sum(item.replicas for item in observed.sets) if observed else 0
         placed = sum(pod.node is not None for pod in observed.pods) if observed else 0
         if placed >= wanted:
-            del self._promises[key]
+            del self._reservations[key]
 
     def _gone(self, key: JobKey) -> None:
         self._queue.forget(key)
-        self._promises.pop(key, None)
+        self._reservations.pop(key, None)
         if uid := self._uids.pop(key, None):
             self._kube.forget(key, uid)
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 
 BACKOFF_FIRST_S = 0.2
-BACKOFF_MOST_S = 120.0
+MAX_BACKOFF_S = 120.0
 
 
 class WorkQueue(Generic[K]):
@@ -72,7 +72,7 @@ class WorkQueue(Generic[K]):
         """Add the key again after a delay that doubles with every failure in a row; returns the delay in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        delay_s = min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2.0 ** min(failures, 32))
+        delay_s = min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2.0 ** min(failures, 32))
         self.add_after(key, delay_s)
         return delay_s
 

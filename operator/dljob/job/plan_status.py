@@ -12,8 +12,7 @@ from dljob.api import (
 )
 from dljob.job.question import learning_rate_rule
 from dljob.job.trainer_plan import parallelism
-from dljob.planner import BatchChoice as ChosenBatch
-from dljob.planner import Choice, Decision, Prediction
+from dljob.planner import BatchDecision, Choice, Decision, Prediction
 
 
 def figures(value: float) -> float:
@@ -37,7 +36,7 @@ def predicted(prediction: Prediction) -> Predicted:
     )
 
 
-def _batch_choice(spec: DLJobSpec, found: ChosenBatch) -> BatchChoice:
+def _batch_choice(spec: DLJobSpec, found: BatchDecision) -> BatchChoice:
     rule = learning_rate_rule(spec, found.chosen)
     rows = []
     for option in found.options:

@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 from dlcontract import Report
 from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
-from dljob.api.profile import MOST_EXPONENT, MOST_GAMMA, MOST_S
+from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, MAX_S
 from dljob.calibrate import (
     Learned,
     LearnedPoint,
@@ -82,7 +82,7 @@ def devices(report: Report) -> tuple[str, ...]:
     return tuple(sorted({p.device for p in report.probes} | {r.device for r in report.ranks if r.device and r.share}))
 
 
-def taught(
+def updated_profile(
     before: DLProfileStatus,
     model: str,
     device: str,
@@ -120,7 +120,7 @@ def taught(
         scaling=scaling,
         constants=constants,
         next_measurement=measure,
-        noise_scale=_taught_noise(before, report, data),
+        noise_scale=_updated_noise(before, report, data),
         fetch_seconds_per_sample=after.fetch_s,
         link_latency_seconds=after.link_latency_s,
         link_bandwidth_bytes_per_second=after.link_bandwidth_Bps,
@@ -129,7 +129,7 @@ def taught(
     )
 
 
-def _taught_noise(before: DLProfileStatus, report: Report, data: str | None) -> NoiseScale | None:
+def _updated_noise(before: DLProfileStatus, report: Report, data: str | None) -> NoiseScale | None:
     if report.noise is None or data is None:
         return before.noise_scale
     found = noise_after(_noise(before), NoiseOf(data, report.noise.samples, report.noise.steps))
@@ -190,14 +190,14 @@ def _constants(found: Scaling | None) -> ScalingConstants | None:
     c = found.constants
     inter_s = found.reference_s * exp(c.log_inter)
     return ScalingConstants(
-        sharing=max(-MOST_EXPONENT, min(c.sharing, MOST_EXPONENT)),
-        crowding=max(-MOST_EXPONENT, min(c.crowding, MOST_EXPONENT)),
-        inter_node_seconds=min(inter_s, MOST_S),
-        intra_node_seconds=min(found.reference_s * exp(c.log_intra), MOST_S),
-        latency_seconds=min(inter_s * exp(c.log_latency), MOST_S),
-        overlap_gamma=min(1 + exp(c.log_gamma), MOST_GAMMA),
-        compute_deviation=min(found.compute_deviation, MOST_EXPONENT),
-        communication_deviation=min(found.communication_deviation, MOST_EXPONENT),
+        sharing=max(-MAX_EXPONENT, min(c.sharing, MAX_EXPONENT)),
+        crowding=max(-MAX_EXPONENT, min(c.crowding, MAX_EXPONENT)),
+        inter_node_seconds=min(inter_s, MAX_S),
+        intra_node_seconds=min(found.reference_s * exp(c.log_intra), MAX_S),
+        latency_seconds=min(inter_s * exp(c.log_latency), MAX_S),
+        overlap_gamma=min(1 + exp(c.log_gamma), MAX_GAMMA),
+        compute_deviation=min(found.compute_deviation, MAX_EXPONENT),
+        communication_deviation=min(found.communication_deviation, MAX_EXPONENT),
     )
 
 

@@ -16,7 +16,7 @@ from dljob.api import (
 from dljob.cluster import quantity
 from dljob.job.identity import data_key, profile_key
 from dljob.perf.workload.datasets import DATASETS
-from dljob.planner import Batches, FixedChoice, Kept, Request
+from dljob.planner import Batches, FixedChoice, Request, RunningBatch
 from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
 
 
@@ -52,7 +52,7 @@ def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] |
     return ScalingRule.ADA_SCALE if sgd else ScalingRule.SQUARE_ROOT, spec.global_batch_size
 
 
-def _batches(spec: DLJobSpec, kept: Kept | None) -> Batches | None:
+def _batches(spec: DLJobSpec, kept: RunningBatch | None) -> Batches | None:
     """What the planner may choose the batch from; no more than the data has samples."""
     if spec.batch_size_range is None:
         return None
@@ -61,7 +61,7 @@ def _batches(spec: DLJobSpec, kept: Kept | None) -> Batches | None:
     return Batches(spec.batch_size_range.min or base, most, data_key(spec), epoch, kept)
 
 
-def planner_request(name: str, spec: DLJobSpec, kept: Kept | None = None) -> Request:
+def planner_request(name: str, spec: DLJobSpec, kept: RunningBatch | None = None) -> Request:
     """The question that a job's spec asks of the planner. ``kept``: the batch of a job that has begun."""
     hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
     collective, strategy = _collective(spec.collective), spec.parallelism.strategy
@@ -69,7 +69,7 @@ def planner_request(name: str, spec: DLJobSpec, kept: Kept | None = None) -> Req
         strategy = ParallelismStrategy.DATA  # whether a program's optimizer can be shared out is not known
     if spec.gradient_compression is not None:
         collective = "Ring"  # whose traffic it has, at half the bytes
-    apart, sample_nbytes = spec.parallelism.apart, spec.dataset.sample_bytes
+    apart, sample_nbytes = spec.parallelism.asynchronous, spec.dataset.sample_bytes
     return Request(
         job=name,
         global_batch=spec.global_batch_size,
@@ -99,7 +99,7 @@ def planner_request(name: str, spec: DLJobSpec, kept: Kept | None = None) -> Req
         # A torchrun script sums with torch.distributed whatever the plan says, and knows nothing of shares.
         collective=collective or ("Torch" if torchrun else "ParameterServer" if apart else None),
         strategy=strategy.value,
-        whole="optimizer.findLearningRate needs ranks that hold the whole model"
+        no_split_reason="optimizer.findLearningRate needs ranks that hold the whole model"
         if spec.optimizer.find_learning_rate
         else None,
         stages=spec.parallelism.stages,

@@ -14,7 +14,7 @@ from dljob.job.plan_status import plan_status
 from dljob.job.profiles import learned
 from dljob.job.question import planner_request
 from dljob.job.spec_errors import in_words
-from dljob.job.trainer_plan import contract_plan
+from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Infeasible, Learned, Request, plan
 
 NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
@@ -53,7 +53,7 @@ class Recommendation:
             }
             return {"job": self.job.name, "plan": None, "warning": None, "infeasible": problem}
         job = self.job
-        digest = contract_plan(
+        digest = trainer_plan(
             job.name, job.namespace or "default", "none", job.spec, self.answer, 1, 1, job.name, "cluster.local"
         ).digest()
         shown = plan_status(job.spec, self.answer, 1, digest).manifest()

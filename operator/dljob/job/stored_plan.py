@@ -18,7 +18,7 @@ _NOT_IN_DIGEST = ("suspend",)
 _RUN_POLICY_NOT_IN_DIGEST = ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "nodeLostSeconds")
 
 
-class AcceptedGroup(BaseModel):
+class StoredGroup(BaseModel):
     """One group of the plan, as its StatefulSet needs it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,16 +31,16 @@ class AcceptedGroup(BaseModel):
     cpu_m: Annotated[int, Field(ge=1, description="CPU to request for a pod, in thousandths.")]
 
 
-class Accepted(BaseModel):
+class StoredPlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: dlcontract.Plan
     status: PlanStatus
-    groups: tuple[AcceptedGroup, ...]
+    groups: tuple[StoredGroup, ...]
     memory_nbytes: Annotated[int, Field(ge=1, description="Main memory of the largest pod.")]
     spec_digest: str
     replans: Annotated[int, Field(ge=0, description="Plans of this spec that measurements have replaced.")] = 0
-    whole: Annotated[
+    splitting_disabled: Annotated[
         bool, Field(description="Steps of this spec in parts of the model took too long: no plan has parts any more.")
     ] = False
     warning: str | None = None

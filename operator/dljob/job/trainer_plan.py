@@ -75,7 +75,7 @@ def _grace_s(spec: DLJobSpec) -> float:
     return float([spec.run_policy.termination_grace_period_seconds, *changed][-1])
 
 
-def contract_plan(
+def trainer_plan(
     name: str,
     namespace: str,
     uid: str,
@@ -138,7 +138,7 @@ def contract_plan(
         and all(group.batch_per_rank is None for group in spec.planning.groups)
         and spec.trainer.framework is not Framework.TORCHRUN
         and not chosen.in_parts
-        and not spec.parallelism.apart,
+        and not spec.parallelism.asynchronous,
         checkpoint=_checkpoint(spec),
         compare_steps=spec.run_policy.compare_parameters_steps,
         min_ranks=_min_ranks(spec, chosen),

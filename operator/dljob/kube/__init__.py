@@ -8,6 +8,6 @@ from dljob.kube.cache import Cache, JobKey
 from dljob.kube.client import Kube, RefusedError
 from dljob.kube.rest import Api, ApiError
 from dljob.kube.view import cluster_view
-from dljob.kube.warning_events import Complaints
+from dljob.kube.warning_events import WarningEvents
 
-__all__ = ["Api", "ApiError", "Cache", "Complaints", "JobKey", "Kube", "RefusedError", "cluster_view"]
+__all__ = ["Api", "ApiError", "Cache", "JobKey", "Kube", "RefusedError", "WarningEvents", "cluster_view"]

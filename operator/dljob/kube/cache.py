@@ -16,7 +16,7 @@ from dljob.render import Names
 
 JobKey = tuple[str, str]
 """Namespace and name."""
-MOST_BURIED = 10_000
+MAX_BURIED = 10_000
 _FOREVER = datetime.fromtimestamp(0, UTC)
 
 _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -82,7 +82,7 @@ class Cache:
             return False
         self._forget(store, (namespace, name))
         self._buried[entry.uid] = None
-        if len(self._buried) > MOST_BURIED:
+        if len(self._buried) > MAX_BURIED:
             del self._buried[next(iter(self._buried))]
         return True
 

@@ -32,7 +32,7 @@ class _Trouble:
     told: str | None = None
 
 
-class Complaints:
+class WarningEvents:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._known: dict[tuple[str, str, str], _Trouble] = {}

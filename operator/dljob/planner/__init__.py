@@ -4,33 +4,33 @@ from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.planner.plan import plan
 from dljob.planner.scaling import scaling
 from dljob.planner.types import (
-    BatchChoice,
+    BatchDecision,
     Batches,
     Choice,
     Decision,
     FixedChoice,
     Group,
     Infeasible,
-    Kept,
     Prediction,
     Refusal,
     Request,
+    RunningBatch,
 )
 
 __all__ = [
-    "BatchChoice",
+    "BatchDecision",
     "Batches",
     "Choice",
     "Decision",
     "FixedChoice",
     "Group",
     "Infeasible",
-    "Kept",
     "Learned",
     "LearnedPoint",
     "Prediction",
     "Refusal",
     "Request",
+    "RunningBatch",
     "plan",
     "scaling",
 ]

@@ -30,9 +30,9 @@ from dljob.planner.search.pareto import front
 from dljob.planner.search.screen import Screen
 from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request, Strategy
 
-LOOKED_AT = 10
+EVALUATED_ROWS = 10
 """Rows of a search that are evaluated exactly: so many best ones, and so many best of their kind."""
-MOST_REFUSALS = 20
+MAX_REFUSALS = 20
 
 Constants = Mapping[tuple[str, str], Learned]
 """Learned constants by (model or program, device)."""
@@ -108,7 +108,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     return Decision(
         chosen,
         candidates,
-        unique[:MOST_REFUSALS],
+        unique[:MAX_REFUSALS],
         warning(request, chosen, nodes),
         measure,
         power_advice(request, chosen),
@@ -162,7 +162,7 @@ def _candidates(
             continue
         search = Search(ways, request, Screen(ways, request, workload))
         search.run()
-        rows = search.best(LOOKED_AT, objective.INDISTINCT)
+        rows = search.best(EVALUATED_ROWS, objective.INDISTINCT)
         for i, (row, best) in enumerate(zip(rows, search.collectives_of(rows), strict=True)):
             parts = ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
             # All collectives are tried on the best row, to tell how they compare; elsewhere the screen's best one is.

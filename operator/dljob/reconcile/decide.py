@@ -4,12 +4,12 @@ from datetime import datetime, timedelta
 
 from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
-from dljob.job.stored_plan import Accepted
+from dljob.job.stored_plan import StoredPlan
 from dljob.planner import Infeasible
 from dljob.reconcile import planning, replan, run
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence
-from dljob.reconcile.parsed import Known, understand
+from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.rollout import bring_down, bring_up, in_force, quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
@@ -23,7 +23,7 @@ def needs_view(observed: Observed) -> bool:
     """Whether ``reconcile`` would plan, and so needs a ClusterView, which costs a list of pods."""
     if observed.job.deleting:
         return False
-    known = understand(observed)
+    known = parse_observed(observed)
     return planning.wants_plan(known) or (not known.finished and replan.undecided(known))
 
 
@@ -31,7 +31,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime) -> Desire
     """All of the desired state of one job. ``observed.view`` must be there when ``needs_view`` says so."""
     if observed.job.deleting:
         return Desired()  # owner references do the rest
-    known, draft = understand(observed), Draft()
+    known, draft = parse_observed(observed), Draft()
     if known.finished:
         return _finished(known, draft, now)
     if known.spec is None:
@@ -53,7 +53,9 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime) -> Desire
     return _finish(known, draft, accepted, now, plan_only=plan_only)
 
 
-def _plan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> tuple[Accepted | None, PlanStatus | None]:
+def _plan(
+    known: ParsedJob, draft: Draft, config: RenderConfig, now: datetime
+) -> tuple[StoredPlan | None, PlanStatus | None]:
     """The plan that should be in force, and the one that is only shown."""
     assert known.spec is not None
     if not planning.wants_plan(known):
@@ -73,7 +75,7 @@ def _plan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> tu
     return (None, decision.status) if plan_only else (decision, None)
 
 
-def _suspend(known: Known, draft: Draft) -> None:
+def _suspend(known: ParsedJob, draft: Draft) -> None:
     observed = known.observed
     bring_down(draft, observed)
     if quiet(observed):
@@ -85,7 +87,9 @@ def _suspend(known: Known, draft: Draft) -> None:
         draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job is suspended"))
 
 
-def _roll(known: Known, draft: Draft, spec: DLJobSpec, target: Accepted, config: RenderConfig, now: datetime) -> None:
+def _roll(
+    known: ParsedJob, draft: Draft, spec: DLJobSpec, target: StoredPlan, config: RenderConfig, now: datetime
+) -> None:
     """Pods by the target plan; by way of zero where others run."""
     observed, current = known.observed, known.accepted
     if find(known.before.conditions, "Suspended") is not None:
@@ -110,15 +114,15 @@ def _roll(known: Known, draft: Draft, spec: DLJobSpec, target: Accepted, config:
         draft.requeue_in((end - now).total_seconds())
 
 
-def _end(known: Known, draft: Draft, verdict: Verdict, now: datetime) -> Desired:
+def _end(known: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> Desired:
     """The job is over: the outcome into status, the pods away."""
     draft.verdicts.append(verdict)
     if known.spec is not None and known.report is not None and verdict.type == "Complete":
-        draft.lesson = run.lesson(known.spec, known.report, known.accepted)
+        draft.measurements = run.measurements(known.spec, known.report, known.accepted)
     return _finished(known, draft, now, just_now=True)
 
 
-def _finished(known: Known, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
+def _finished(known: ParsedJob, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
     bring_down(draft, known.observed)
     draft.verdicts.append(Verdict("Running", FALSE, "Finished", "the job is over"))
     ended = now if just_now else known.before.completion_time or now
@@ -131,7 +135,7 @@ def _finished(known: Known, draft: Draft, now: datetime, *, just_now: bool = Fal
     return _finish(known, draft, known.accepted, now)
 
 
-def _without_spec(known: Known, draft: Draft, now: datetime) -> Desired:
+def _without_spec(known: ParsedJob, draft: Draft, now: datetime) -> Desired:
     """What runs goes on under the plan it has; nothing new is made."""
     if known.accepted is None:
         return _finish(known, draft, None, now)
@@ -142,7 +146,7 @@ def _without_spec(known: Known, draft: Draft, now: datetime) -> Desired:
     return _finish(known, draft, known.accepted, now)
 
 
-def _after_predecessor(known: Known, draft: Draft, now: datetime) -> Desired:
+def _after_predecessor(known: ParsedJob, draft: Draft, now: datetime) -> Desired:
     """Objects of these names belong to someone else: to a deleted job of the same name, most likely."""
     text = (
         f"found {', '.join(known.observed.leftovers)} of another owner; waiting until they are gone: delete them or "
@@ -154,7 +158,7 @@ def _after_predecessor(known: Known, draft: Draft, now: datetime) -> Desired:
 
 
 def _finish(
-    known: Known, draft: Draft, accepted: Accepted | None, now: datetime, *, plan_only: PlanStatus | None = None
+    known: ParsedJob, draft: Draft, accepted: StoredPlan | None, now: datetime, *, plan_only: PlanStatus | None = None
 ) -> Desired:
     if accepted is not None and not any(verdict.type == "PodsReady" for verdict in draft.verdicts):
         draft.verdicts.append(pods_ready(known.observed, draft.wanted))
@@ -171,5 +175,5 @@ def _finish(
         status=status,
         events=events(known.before.conditions, status.conditions),
         requeue_after_s=min(draft.requeues_s, default=None),
-        lesson=draft.lesson,
+        measurements=draft.measurements,
     )

@@ -28,7 +28,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class RunMeasurements:
     """What a run measured about one model, for the profiles of its devices."""
 
     model: str
@@ -52,7 +52,7 @@ class Desired:
     status: DLJobStatus | None = None
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
-    lesson: Lesson | None = None
+    measurements: RunMeasurements | None = None
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Draft:
     scales: list[Scale] = field(default_factory=list)
     deletes: list[Target] = field(default_factory=list)
     requeues_s: list[float] = field(default_factory=list)
-    lesson: Lesson | None = None
+    measurements: RunMeasurements | None = None
     wanted: int = 0
     """Pods that should run now."""
 

@@ -10,19 +10,19 @@ from dljob.api import DLJobSpec, DLJobStatus
 from dljob.api.crd import JOB_NAME_RULE
 from dljob.job.observed import Observed
 from dljob.job.spec_errors import in_words
-from dljob.job.stored_plan import Accepted, spec_digest
+from dljob.job.stored_plan import StoredPlan, spec_digest
 from dljob.status import is_true, previous
 
 
 @dataclass(frozen=True)
-class Known:
+class ParsedJob:
     observed: Observed
     before: DLJobStatus
     spec: DLJobSpec | None
     spec_problem: str | None
     digest: str | None
     """Of the spec, when there is one."""
-    accepted: Accepted | None
+    accepted: StoredPlan | None
     report: Report | None
     report_problem: str | None
 
@@ -31,11 +31,11 @@ class Known:
         return is_true(self.before.conditions, "Complete") or is_true(self.before.conditions, "Failed")
 
 
-def understand(observed: Observed) -> Known:
+def parse_observed(observed: Observed) -> ParsedJob:
     spec, spec_problem = _spec(observed)
     accepted = _accepted(observed)
     report, report_problem = _report(observed, accepted)
-    return Known(
+    return ParsedJob(
         observed=observed,
         before=previous(observed.job),
         spec=spec,
@@ -56,18 +56,18 @@ def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:
         return None, in_words(error)
 
 
-def _accepted(observed: Observed) -> Accepted | None:
+def _accepted(observed: Observed) -> StoredPlan | None:
     """The plan in force; None where there is none, or where what there is is not one of this job."""
     if observed.plan is None:
         return None
     try:
-        accepted = Accepted.parse(observed.plan)
+        accepted = StoredPlan.parse(observed.plan)
     except ValueError:
         return None
     return accepted if accepted.plan.uid == observed.job.uid else None
 
 
-def _report(observed: Observed, accepted: Accepted | None) -> tuple[Report | None, str | None]:
+def _report(observed: Observed, accepted: StoredPlan | None) -> tuple[Report | None, str | None]:
     """A report of this job and not from before a fence, and what is wrong with it: all of it, or its noise scale."""
     if observed.report is None:
         return None, None

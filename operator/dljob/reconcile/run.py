@@ -7,15 +7,15 @@ from dlcontract import EXIT_BAD_INPUT, Failure, Report, RunPhase, reasons
 from dljob.api import Condition, DLJobSpec, DLJobStatus, ParallelismStrategy
 from dljob.calibrate import Place
 from dljob.job.identity import data_key, profile_key
-from dljob.job.stored_plan import Accepted
-from dljob.reconcile.desired import Lesson
-from dljob.reconcile.parsed import Known
+from dljob.job.stored_plan import StoredPlan
+from dljob.reconcile.desired import RunMeasurements
+from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
 
 REPORTING = "ReportValid"
 
 
-def ending(known: Known, now: datetime) -> Verdict | None:
+def ending(known: ParsedJob, now: datetime) -> Verdict | None:
     """Complete or Failed, when the job is over."""
     report, accepted = known.report, known.accepted
     if report is not None and accepted is not None and report.plan_number == accepted.plan.number:
@@ -30,7 +30,7 @@ def ending(known: Known, now: datetime) -> Verdict | None:
     return _no_data(known) or _overdue(known, now)
 
 
-def _no_data(known: Known) -> Verdict | None:
+def _no_data(known: ParsedJob) -> Verdict | None:
     """Failed, when a pod found that the data of this very spec cannot be had.
 
     Not when a pod is replaced in an elastic job that has trained: the others have their data, and go on.
@@ -61,7 +61,7 @@ def _success(report: Report) -> str:
     return f"trained {out.steps} steps in {out.seconds:.1f} s{accuracy}{checkpoint}{page}"
 
 
-def _failed(known: Known, report: Report, limit: int) -> Verdict:
+def _failed(known: ParsedJob, report: Report, limit: int) -> Verdict:
     failure = report.failure
     if failure is None:
         return Verdict("Failed", TRUE, "Unknown", "the coordinator reported a failure without a reason; see its log")
@@ -105,7 +105,7 @@ def active_since(status: DLJobStatus) -> datetime | None:
     return max((time for time in times if time is not None), default=None)
 
 
-def deadline(known: Known, now: datetime) -> datetime | None:
+def deadline(known: ParsedJob, now: datetime) -> datetime | None:
     """When the job will have been active for too long; counted from now where it is only starting."""
     if known.spec is None or known.spec.suspend:
         return None
@@ -113,7 +113,7 @@ def deadline(known: Known, now: datetime) -> datetime | None:
     return None if limit_s is None else (active_since(known.before) or now) + timedelta(seconds=limit_s)
 
 
-def _overdue(known: Known, now: datetime) -> Verdict | None:
+def _overdue(known: ParsedJob, now: datetime) -> Verdict | None:
     end = deadline(known, now)
     if end is None or now < end:
         return None
@@ -125,7 +125,7 @@ def _overdue(known: Known, now: datetime) -> Verdict | None:
     )  # fmt: skip
 
 
-def running(known: Known, accepted: Accepted) -> Verdict:
+def running(known: ParsedJob, accepted: StoredPlan) -> Verdict:
     """The Running condition of a job whose pods are wanted."""
     report = known.report
     pods = [pod for pod in known.observed.pods if not pod.deleting]
@@ -149,7 +149,7 @@ def running(known: Known, accepted: Accepted) -> Verdict:
     return Verdict("Running", FALSE, "Starting", words.get(report.phase, "pods are starting"))
 
 
-def _unready(was: Condition | None, accepted: Accepted) -> Verdict:
+def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
     """Ranks run, by the report, and no pod is ready: pods that were are lost; others need a moment more."""
     if was is None or (was.status is FALSE and was.reason not in RECOVERING):
         return Verdict("Running", FALSE, "Starting", f"0 of {accepted.nodes} pods are ready")
@@ -158,7 +158,7 @@ def _unready(was: Condition | None, accepted: Accepted) -> Verdict:
     return Verdict("Running", FALSE, "PodsLost", "no pod is ready; training goes on when they are back")
 
 
-def mentions(known: Known) -> Iterator[Verdict]:
+def mentions(known: ParsedJob) -> Iterator[Verdict]:
     """Conditions that stand only once there was cause for them."""
     report, before = known.report, known.before.conditions
     if known.report_problem is not None:
@@ -178,7 +178,7 @@ def mentions(known: Known) -> Iterator[Verdict]:
         yield Verdict("DeviceMismatch", FALSE, "DevicesAsPlanned", "every rank runs on the device that was planned")
 
 
-def lesson(spec: DLJobSpec, report: Report, accepted: Accepted | None) -> Lesson | None:
+def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -> RunMeasurements | None:
     """What a run teaches; nothing where ranks computed parts of the model, or may have (Auto, and the plan is gone).
 
     Its place is known on one kind of devices, as many on each node, without servers.
@@ -191,4 +191,4 @@ def lesson(spec: DLJobSpec, report: Report, accepted: Accepted | None) -> Lesson
         group = accepted.groups[0]
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
-    return Lesson(profile_key(spec), report, place, data_key(spec))
+    return RunMeasurements(profile_key(spec), report, place, data_key(spec))

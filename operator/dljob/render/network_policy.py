@@ -7,12 +7,12 @@ cut it off from its data would be switched off.
 from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS
 from dljob.api import DLJobSpec, Framework
 from dljob.job.observed import JOB_LABEL, JobSeen
-from dljob.job.stored_plan import Accepted
+from dljob.job.stored_plan import StoredPlan
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, metadata
 
 
-def network_policy(job: JobSeen, spec: DLJobSpec, accepted: Accepted, config: RenderConfig) -> Manifest:
+def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> Manifest:
     """Agent and MPI ports from the job's own pods, metrics from the configured sources, nothing else.
 
     ``torch.distributed`` listens on ports of the kernel's choice: where it is in use (always between GPUs, whatever the

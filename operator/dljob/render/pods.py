@@ -21,7 +21,7 @@ from dlcontract import (
 from dljob.api import DLJobSpec
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import JOB_LABEL, JobSeen
-from dljob.job.stored_plan import Accepted, AcceptedGroup
+from dljob.job.stored_plan import StoredGroup, StoredPlan
 from dljob.render import dataset
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, labels
@@ -44,7 +44,7 @@ AGENT_COMMAND = ("dljob-agent",)
 
 
 def pod_template(
-    job: JobSeen, spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup, config: RenderConfig
+    job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup, config: RenderConfig
 ) -> Manifest:
     names, scheduling = Names.of(job), spec.scheduling
     metadata: Manifest = {"labels": labels(job, group.name), "annotations": {}}
@@ -91,7 +91,7 @@ def pod_template(
     return template
 
 
-def _affinity(job: JobSeen, group: AcceptedGroup) -> Manifest:
+def _affinity(job: JobSeen, group: StoredGroup) -> Manifest:
     """One pod of the job on a node, and only on nodes of the group's device."""
     return {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _device_terms(group)}},
@@ -103,7 +103,7 @@ def _affinity(job: JobSeen, group: AcceptedGroup) -> Manifest:
     }
 
 
-def _device_terms(group: AcceptedGroup) -> list[Manifest]:
+def _device_terms(group: StoredGroup) -> list[Manifest]:
     def is_in(label: str) -> Manifest:
         return {"key": label, "operator": "In", "values": [group.device]}
 
@@ -120,7 +120,7 @@ def _device_terms(group: AcceptedGroup) -> list[Manifest]:
     return [labelled, {"matchExpressions": [absent(key) for key in (DEVICE_LABEL, *GPU_PRODUCT_LABELS.values())]}]
 
 
-def _gpu_tolerations(group: AcceptedGroup) -> list[Manifest]:
+def _gpu_tolerations(group: StoredGroup) -> list[Manifest]:
     """Nodes with GPUs often keep off pods that need none, by a taint named as the resource. Some clusters let others
     in by themselves (the admission controller ExtendedResourceToleration); this does so everywhere.
     """
@@ -130,7 +130,7 @@ def _gpu_tolerations(group: AcceptedGroup) -> list[Manifest]:
 
 
 def _container(
-    job: JobSeen, spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup, config: RenderConfig
+    job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup, config: RenderConfig
 ) -> Manifest:
     container: Manifest = {
         "name": "trainer",
@@ -203,7 +203,7 @@ def _users_variables(spec: DLJobSpec) -> list[Manifest]:
     return [{"name": item.name, "value": item.value} for item in spec.trainer.env]
 
 
-def _resources(spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup) -> Manifest:
+def _resources(spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup) -> Manifest:
     """Memory is limited, as a pod that outgrows its prediction must not take its node with it; CPU only on wish."""
     shm = _shm_nbytes(group)
     memory = spec.resources.memory or f"{ceil((accepted.memory_nbytes + shm) / 2**20)}Mi"
@@ -217,7 +217,7 @@ def _resources(spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup) -> Man
     return {"requests": requests, "limits": limits}
 
 
-def _shm_nbytes(group: AcceptedGroup) -> int:
+def _shm_nbytes(group: StoredGroup) -> int:
     return group.ranks_per_node * (SHM_PER_GPU_NBYTES if group.is_gpu else SHM_PER_RANK_NBYTES)
 
 
@@ -236,7 +236,7 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
     return mounts + dataset.mount(spec)
 
 
-def _volumes(job: JobSeen, spec: DLJobSpec, group: AcceptedGroup) -> list[Manifest]:
+def _volumes(job: JobSeen, spec: DLJobSpec, group: StoredGroup) -> list[Manifest]:
     names = Names.of(job)
     shm_mib = _shm_nbytes(group) // 2**20
     volumes: list[Manifest] = [

@@ -2,14 +2,14 @@
 
 from dljob.api import DLJobSpec
 from dljob.job.observed import GROUP_LABEL, JOB_LABEL, SPEC_ANNOTATION, JobSeen
-from dljob.job.stored_plan import Accepted, AcceptedGroup
+from dljob.job.stored_plan import StoredGroup, StoredPlan
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, labels, metadata
 from dljob.render.pods import pod_template
 
 
 def stateful_set(
-    job: JobSeen, spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup, config: RenderConfig
+    job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup, config: RenderConfig
 ) -> Manifest:
     """All pods at once, and none replaced behind our back: a change of template goes through zero replicas."""
     names = Names.of(job)
@@ -30,5 +30,5 @@ def stateful_set(
     }
 
 
-def stateful_sets(job: JobSeen, spec: DLJobSpec, accepted: Accepted, config: RenderConfig) -> tuple[Manifest, ...]:
+def stateful_sets(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> tuple[Manifest, ...]:
     return tuple(stateful_set(job, spec, accepted, group, config) for group in accepted.groups)

@@ -14,7 +14,7 @@ from typing import Any
 from dljob.cluster import ClusterView
 from dljob.job.recommendation import Constants, answer
 
-MOST_NBYTES = 8 * 2**20
+MAX_NBYTES = 8 * 2**20
 """Of a question: 10,000 nodes take about 2 MB."""
 AT_ONCE = 8
 """Connections that are served at the same time; more wait in the kernel's queue."""
@@ -67,8 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "found no Content-Length, expected the body's size")
-        elif int(length) > MOST_NBYTES:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"found {length} bytes, expected at most {MOST_NBYTES}")
+        elif int(length) > MAX_NBYTES:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"found {length} bytes, expected at most {MAX_NBYTES}")
         else:
             self._plan(self.rfile.read(int(length)))
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dlcontract import Mismatch, ProbePoint, RankMeasure, Report, RunPhase
 from dljob.api import ComputePoint, DLProfileStatus
-from dljob.calibrate import MOST_POINTS, Measured, Place, in_session, learn, without_outliers
-from dljob.job.profiles import devices, learned, profile_name, taught
+from dljob.calibrate import MAX_POINTS, Measured, Place, in_session, learn, without_outliers
+from dljob.job.profiles import devices, learned, profile_name, updated_profile
 from dljob.planner import Learned, LearnedPoint
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -75,7 +75,7 @@ class TestLearn:
     @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=200, unique=True))
     def test_a_profile_stays_bounded_and_keeps_its_ends(self, batches: list[int]) -> None:
         known = learn(Learned(), measured(*batches))
-        assert len(known.points) <= MOST_POINTS
+        assert len(known.points) <= MAX_POINTS
         kept = [p.batch for p in known.points]
         assert kept == sorted(kept)
         assert (kept[0], kept[-1]) == (min(batches), max(batches))
@@ -127,28 +127,28 @@ class TestProfiles:
 
     def test_a_run_teaches_each_of_its_devices(self) -> None:
         assert devices(self.RUN) == ("cpu", "cpu-slow")
-        status = taught(DLProfileStatus(), "digits-cnn", "cpu", self.RUN, NOW)
+        status = updated_profile(DLProfileStatus(), "digits-cnn", "cpu", self.RUN, NOW)
         assert [p.batch for p in status.compute] == [16, 32]
         assert status.compute[1].seconds == pytest.approx(0.013)
         assert status.compute[0].seconds == pytest.approx(0.006 * 1.3, rel=0.02)
         assert (status.link_latency_seconds, status.link_bandwidth_bytes_per_second) == (2e-4, 5e8)
         assert (status.observed_jobs, status.updated) == (1, NOW)
-        slow = taught(DLProfileStatus(), "digits-cnn", "cpu-slow", self.RUN, NOW)
+        slow = updated_profile(DLProfileStatus(), "digits-cnn", "cpu-slow", self.RUN, NOW)
         assert {p.batch: p.seconds for p in slow.compute} == pytest.approx({8: 0.013})
 
     def test_a_mismatched_run_teaches_nothing(self) -> None:
         wrong = self.RUN.model_copy(update={"mismatches": (Mismatch(rank=0, planned="t4", found="cpu"),)})
         assert devices(wrong) == ()
         before = DLProfileStatus(compute=(ComputePoint(batch=1, seconds=1.0),))
-        assert taught(before, "digits-cnn", "cpu", wrong, NOW) is before
+        assert updated_profile(before, "digits-cnn", "cpu", wrong, NOW) is before
 
     def test_a_device_that_took_no_part_learns_nothing(self) -> None:
-        assert taught(DLProfileStatus(), "digits-cnn", "t4", self.RUN, NOW) == DLProfileStatus()
+        assert updated_profile(DLProfileStatus(), "digits-cnn", "t4", self.RUN, NOW) == DLProfileStatus()
 
     def test_absurd_figures_for_a_known_model_are_left_out(self) -> None:
         odd = report(probes=(ProbePoint(device="cpu", batch=8, compute_s=5000.0),))
-        assert taught(DLProfileStatus(), "digits-cnn", "cpu", odd, NOW).compute == ()
-        assert len(taught(DLProfileStatus(), "program-1", "cpu", odd, NOW).compute) == 1
+        assert updated_profile(DLProfileStatus(), "digits-cnn", "cpu", odd, NOW).compute == ()
+        assert len(updated_profile(DLProfileStatus(), "program-1", "cpu", odd, NOW).compute) == 1
 
     def test_what_a_sample_takes_to_be_made_is_known_after_a_run(self) -> None:
         """By the median of the ranks that said so; half-way to what the next run says; and the plan is told."""
@@ -157,7 +157,7 @@ class TestProfiles:
             ranks = [
                 RankMeasure(rank=i, device="t4", share=32, compute_s=0.1, fetch_s=f) for i, f in enumerate(fetch_s)
             ]
-            return taught(before, "program-1", "t4", report(ranks=tuple(ranks)), NOW)
+            return updated_profile(before, "program-1", "t4", report(ranks=tuple(ranks)), NOW)
 
         first = after(DLProfileStatus(), 0.32, 0.64, 3.2, 0.0)
         assert learned(first).fetch_s == first.fetch_seconds_per_sample == pytest.approx(0.02)
@@ -166,11 +166,13 @@ class TestProfiles:
 
     def test_a_run_on_several_devices_teaches_the_constants_of_scaling(self) -> None:
         """Two ranks a node take 1.5 times as long: the profile learns contention, and planning with it is slower."""
-        status = taught(DLProfileStatus(), "mlp", "t4", on_t4(1, compute_s=0.010, step_s=0.010), NOW, Place(1, 1))
+        status = updated_profile(
+            DLProfileStatus(), "mlp", "t4", on_t4(1, compute_s=0.010, step_s=0.010), NOW, Place(1, 1)
+        )
         assert (status.scaling, status.constants) == ((), None)
         for nodes, per_node in ((1, 2), (2, 2), (1, 4)):
             run = on_t4(nodes * per_node, compute_s=0.010, step_s=0.017)
-            status = taught(status, "mlp", "t4", run, NOW, Place(nodes, per_node))
+            status = updated_profile(status, "mlp", "t4", run, NOW, Place(nodes, per_node))
         assert [(p.nodes, p.devices) for p in status.scaling] == [(1, 2), (2, 4), (1, 4)]
         known = learned(DLProfileStatus.model_validate(status.manifest()))
         assert known.contention.slowdown(4) > 1.02
@@ -180,33 +182,37 @@ class TestProfiles:
     @pytest.mark.parametrize("step_s", [None, 0.0, 1e-6, 10.0])
     def test_a_bad_step_never_poisons_the_constants(self, step_s: float | None) -> None:
         """One of no time at all, and ones a thousand times off what was measured before."""
-        before = taught(DLProfileStatus(), "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.017), NOW, Place(2, 2))
+        before = updated_profile(
+            DLProfileStatus(), "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.017), NOW, Place(2, 2)
+        )
         assert len(before.scaling) == 1
-        after = taught(before, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=step_s), NOW, Place(2, 2))
+        after = updated_profile(before, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=step_s), NOW, Place(2, 2))
         assert after.scaling == before.scaling
 
     def test_equal_runs_are_averaged_and_later_ones_followed(self) -> None:
         status = DLProfileStatus()
         for _ in range(60):
-            status = taught(status, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.020), NOW, Place(2, 2))
+            status = updated_profile(status, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.020), NOW, Place(2, 2))
         assert [(p.seconds, p.observations) for p in status.scaling] == [(pytest.approx(0.020), 20)]
         for _ in range(60):
-            status = taught(status, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.030), NOW, Place(2, 2))
+            status = updated_profile(status, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.030), NOW, Place(2, 2))
         assert status.scaling[0].seconds == pytest.approx(0.030, rel=0.05)
 
     def test_survivors_of_a_larger_job_say_nothing_of_its_place(self) -> None:
-        status = taught(DLProfileStatus(), "mlp", "t4", on_t4(3, compute_s=0.010, step_s=0.017), NOW, Place(2, 2))
+        status = updated_profile(
+            DLProfileStatus(), "mlp", "t4", on_t4(3, compute_s=0.010, step_s=0.017), NOW, Place(2, 2)
+        )
         assert status.scaling == ()
 
     def test_places_are_bounded(self) -> None:
         status = DLProfileStatus()
         for nodes in range(2, 80):
             run = on_t4(nodes, compute_s=0.010, step_s=0.017)
-            status = taught(status, "mlp", "t4", run, NOW, Place(nodes, 1))
+            status = updated_profile(status, "mlp", "t4", run, NOW, Place(nodes, 1))
         assert len(status.scaling) == 64 and status.scaling[-1].nodes == 79
 
     def test_round_trip(self) -> None:
-        status = taught(DLProfileStatus(), "mlp", "cpu", self.RUN, NOW)
+        status = updated_profile(DLProfileStatus(), "mlp", "cpu", self.RUN, NOW)
         known = learned(DLProfileStatus.model_validate(status.manifest()))
         assert times(known) == {p.batch: p.seconds for p in status.compute}
 

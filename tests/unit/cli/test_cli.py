@@ -161,7 +161,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT / "operator")}
+    return os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("operator", "operator/contract"))}
 
 
 def test_a_closed_pipe_is_no_error(folder: Path) -> None:

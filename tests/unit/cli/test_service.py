@@ -13,7 +13,7 @@ import pytest
 
 from dljob.api import API_VERSION
 from dljob.cluster import cluster_view
-from dljob.service import MOST_NBYTES, Service
+from dljob.service import MAX_NBYTES, Service
 
 NODES = {"nodes": [{"name": "n", "count": 3, "cpu": 2}]}
 JOB: dict[str, Any] = {
@@ -156,7 +156,7 @@ def test_other_paths_and_methods(service: Service, method: str, path: str, code:
 
 @pytest.mark.parametrize(
     ("header", "code"),
-    [(f"Content-Length: {MOST_NBYTES + 1}\r\n", 413), ("", 411), ("Content-Length: many\r\n", 411)],
+    [(f"Content-Length: {MAX_NBYTES + 1}\r\n", 413), ("", 411), ("Content-Length: many\r\n", 411)],
 )
 def test_a_body_without_or_beyond_measure_is_not_read(service: Service, header: str, code: int) -> None:
     with socket.create_connection(("127.0.0.1", service.server_address[1]), timeout=10) as client:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from dljob.controller.work_queue import BACKOFF_FIRST_S, BACKOFF_MOST_S, WorkQueue
+from dljob.controller.work_queue import BACKOFF_FIRST_S, MAX_BACKOFF_S, WorkQueue
 from support.virtual_time import now_s, run
 
 
@@ -119,7 +119,7 @@ class TestBackoff:
 
         delays, anew = run(body())
         assert delays[:3] == [BACKOFF_FIRST_S, 2 * BACKOFF_FIRST_S, 4 * BACKOFF_FIRST_S]
-        assert delays == sorted(delays) and delays[-1] == BACKOFF_MOST_S
+        assert delays == sorted(delays) and delays[-1] == MAX_BACKOFF_S
         assert anew == BACKOFF_FIRST_S
 
     def test_one_key_s_failures_delay_no_other(self) -> None:

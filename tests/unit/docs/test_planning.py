@@ -43,7 +43,7 @@ def test_the_page_shows_the_parts_that_the_command_prints(tmp_path: Path, capsys
 
 
 def test_every_reason_is_explained() -> None:
-    sources = (ROOT / "operator/dljob/planner").glob("*.py")
+    sources = (ROOT / "operator/dljob/planner").rglob("*.py")
     pattern = re.compile(r'Infeasible\(\s*"([A-Za-z]+)"(?: if [^,]* else "([A-Za-z]+)")?')
     said = {
         reason for path in sources for pair in pattern.findall(path.read_text("utf-8")) for reason in pair if reason

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from dlcontract import reasons
+
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = [*ROOT.glob("operator/dljob/**/*.py"), *ROOT.glob("trainer-image/dltrain/**/*.py")]
 _REASON = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*")
@@ -27,7 +29,13 @@ def reasons_in(source: str) -> Iterator[str]:
 
 def _texts(node: ast.AST) -> list[str]:
     parts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    parts += [getattr(reasons, part.attr) for part in ast.walk(node) if _of_contract(part)]  # type: ignore[attr-defined]
     return [part for part in parts if _REASON.fullmatch(part)]
+
+
+def _of_contract(node: ast.AST) -> bool:
+    """Return True for ``reasons.NAME``, a reason that dlcontract states."""
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "reasons"
 
 
 def in_code() -> set[str]:

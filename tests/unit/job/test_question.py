@@ -10,7 +10,7 @@ from dljob.cluster import ClusterView, cluster_view
 from dljob.job.identity import profile_key
 from dljob.job.plan_status import plan_status
 from dljob.job.question import planner_request, total_steps
-from dljob.job.trainer_plan import contract_plan
+from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, FixedChoice, plan
 
 BASE: dict[str, Any] = {
@@ -42,7 +42,7 @@ def decided(wanted: DLJobSpec, view: ClusterView = THREE) -> Decision:
 
 
 def planned(wanted: DLJobSpec, view: ClusterView = THREE) -> dlcontract.Plan:
-    return contract_plan("job", "team", "uid-1", wanted, decided(wanted, view), 3, 2, "job", "cluster.local")
+    return trainer_plan("job", "team", "uid-1", wanted, decided(wanted, view), 3, 2, "job", "cluster.local")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,9 @@ def test_options_of_training_reach_the_plan() -> None:
     assert [rank.share for rank in chosen.ranks] == [256] * 3
     shown = plan_status(tight, decided(tight), 1, "digest")
     assert (shown.parallelism, shown.micro_batches) == ("Pipeline", chosen.micro_batches)
-    whole = planner_request("job", spec(parallelism={"strategy": "Auto"}, optimizer={"findLearningRate": True})).whole
+    whole = planner_request(
+        "job", spec(parallelism={"strategy": "Auto"}, optimizer={"findLearningRate": True})
+    ).no_split_reason
     assert whole is not None and "findLearningRate" in whole
     stale = planned(spec(parallelism=APART))
     assert (stale.synchronization, stale.staleness_bound, stale.collective) == (

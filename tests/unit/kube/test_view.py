@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dljob.job.observed import Fetching
 from dljob.kube import cluster_view, trim
-from dljob.kube.view import Promise, amount
+from dljob.kube.view import Reservation, amount
 
 Json = dict[str, Any]
 A100 = "NVIDIA-A100-SXM4-40GB"
@@ -36,8 +36,8 @@ def pod(on: str | None, *requests: Json, phase: str = "Running", **spec: Any) ->
     return {"spec": {"nodeName": on, "containers": containers, **spec}, "status": {"phase": phase}}
 
 
-def view(nodes: list[Json], pods: list[Json] | None = None, *promises: Promise) -> Any:
-    return cluster_view([trim.node(item) for item in nodes], pods or [], promises)
+def view(nodes: list[Json], pods: list[Json] | None = None, *reservations: Reservation) -> Any:
+    return cluster_view([trim.node(item) for item in nodes], pods or [], reservations)
 
 
 class TestView:
@@ -102,16 +102,16 @@ class TestView:
         assert view([node()], pods).nodes[0].free_cpu == free
 
     def test_promises_are_taken_from_the_freest(self) -> None:
-        taken = view([node("n1"), node("n2")], [pod("n1", {"cpu": "1"})], Promise("cpu", 1, 1, 1.5, 2**30)).nodes
+        taken = view([node("n1"), node("n2")], [pod("n1", {"cpu": "1"})], Reservation("cpu", 1, 1, 1.5, 2**30)).nodes
         assert [n.free_cpu for n in taken] == [1.0, 0.5]
-        gpus = view([gpu_node("a", 2), gpu_node("b", 4)], [], Promise(A100, 1, 4, 1.0, 0)).nodes
+        gpus = view([gpu_node("a", 2), gpu_node("b", 4)], [], Reservation(A100, 1, 4, 1.0, 0)).nodes
         assert [n.free_devices for n in gpus] == [2, 0]
-        assert view([node()], [], Promise("other", 1, 1, 1.0, 0)).nodes[0].free_cpu == 2.0
+        assert view([node()], [], Reservation("other", 1, 1, 1.0, 0)).nodes[0].free_cpu == 2.0
 
     @given(st.lists(st.integers(0, 3000), max_size=6), st.lists(st.integers(0, 3000), max_size=3))
     def test_nothing_is_freer_than_it_is_large(self, requests: list[int], promised: list[int]) -> None:
         pods = [pod("n1", {"cpu": f"{cpu}m"}) for cpu in requests]
-        [found] = view([node()], pods, *(Promise("cpu", 1, 1, cpu / 1000, 0) for cpu in promised)).nodes
+        [found] = view([node()], pods, *(Reservation("cpu", 1, 1, cpu / 1000, 0) for cpu in promised)).nodes
         assert 0 <= found.free_cpu <= found.cpu
         assert found.free_cpu == pytest.approx(max(0.0, 2 - sum(requests + promised) / 1000), abs=1e-9)
 

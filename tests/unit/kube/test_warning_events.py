@@ -8,7 +8,7 @@ import pytest
 
 from dljob.job.observed import ClaimSeen, Observed, PodSeen, SetSeen, Stuck
 from dljob.kube import Api, warning_events
-from dljob.kube.warning_events import RECHECK_S, Complaints
+from dljob.kube.warning_events import RECHECK_S, WarningEvents
 from support.builders import seen
 
 Json = dict[str, Any]
@@ -17,7 +17,7 @@ SET = SetSeen("digits-cpu", "cpu", replicas=2, spec_digest="x")
 NOT_YET = PodSeen("digits-cpu-0", "u", "cpu", node="n1", stuck=Stuck("ContainerCreating", ""))
 
 
-class Told(Api):
+class RecordingApi(Api):
     """An API server that has these events, and counts how often it is asked for them."""
 
     def __init__(self, *events: Json) -> None:
@@ -32,11 +32,11 @@ def warning(message: str, reason: str = "FailedCreate", at: str = "2026-01-01T11
     return {"message": message, "reason": reason, "lastTimestamp": at}
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, told: Told, observed: Observed, *times_s: float) -> list[Observed]:
+def asked(monkeypatch: pytest.MonkeyPatch, told: RecordingApi, observed: Observed, *times_s: float) -> list[Observed]:
     """What is known at each of these times."""
 
     async def main() -> list[Observed]:
-        asking, found = Complaints(told), []
+        asking, found = WarningEvents(told), []
         for time_s in times_s:
             monkeypatch.setattr(warning_events, "monotonic", lambda now=time_s: now)
             found.append((await asking.added_to(observed, NOW))[0])
@@ -46,7 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, told: Told, observed: Observed, *time
 
 
 def test_a_set_without_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(warning("exceeded quota"))
+    told = RecordingApi(warning("exceeded quota"))
     found = asked(monkeypatch, told, seen(sets=(SET,)), 0, 1, RECHECK_S, RECHECK_S + 1, 2 * RECHECK_S)
     assert [item.sets[0].problem for item in found] == [None, None, *["exceeded quota"] * 3]
     assert len(told.selectors) == 2 and "involvedObject.name=digits-cpu" in told.selectors[0]
@@ -54,16 +54,16 @@ def test_a_set_without_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_claim_that_pods_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     claim = ClaimSeen("digits-checkpoints", "Pending", ("ReadWriteMany",))
-    told = Told(warning("no such backend", "ProvisioningFailed"))
+    told = RecordingApi(warning("no such backend", "ProvisioningFailed"))
     waiting = seen(claims={claim.name: claim}, pods=(NOT_YET,))
     assert asked(monkeypatch, told, waiting, 0, RECHECK_S)[-1].claims[claim.name].problem == "no such backend"
-    told = Told(warning("no such backend"))
+    told = RecordingApi(warning("no such backend"))
     asked(monkeypatch, told, seen(claims={claim.name: claim}), 0, RECHECK_S)
     assert not told.selectors, "without pods it may wait for the first of them"
 
 
 def test_a_container_that_is_long_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(warning("secret not found", "FailedMount"))
+    told = RecordingApi(warning("secret not found", "FailedMount"))
     found = asked(monkeypatch, told, seen(pods=(NOT_YET,)), 0, 6, 12, 18, 24)
     stuck = [item.pods[0].stuck for item in found]
     assert [item and item.reason for item in stuck] == [*["ContainerCreating"] * 4, "CannotStart"]
@@ -80,18 +80,18 @@ def test_a_container_that_is_long_on_its_way(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_what_is_said_otherwise_or_long_ago_is_left_out(event: Json, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = asked(monkeypatch, Told(event), seen(sets=(SET,)), 0, RECHECK_S)
+    found = asked(monkeypatch, RecordingApi(event), seen(sets=(SET,)), 0, RECHECK_S)
     assert found[-1].sets[0].problem is None
 
 
 def test_trouble_that_went_and_comes_again_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(warning("exceeded quota"))
+    told = RecordingApi(warning("exceeded quota"))
     found = asked(monkeypatch, told, seen(sets=(SET,)), 0, RECHECK_S, 1000, 1000 + RECHECK_S)
     assert [item.sets[0].problem is None for item in found] == [True, False, True, False]
 
 
 def test_a_job_at_work_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(warning("exceeded quota"))
+    told = RecordingApi(warning("exceeded quota"))
     pods = tuple(PodSeen(f"digits-cpu-{i}", f"u{i}", "cpu", ready=True) for i in range(2))
     asked(monkeypatch, told, seen(sets=(SET,), pods=pods), 0, RECHECK_S, 60)
     assert told.selectors == []

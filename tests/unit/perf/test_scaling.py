@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dljob.calibrate import MOST_PROBES, Posterior, Prior, fit, next_probe
+from dljob.calibrate import MAX_PROBES, Posterior, Prior, fit, next_probe
 from dljob.perf.fit.scaling import Constants, Floats, Runs, steps
 
 TRUE = Constants(
@@ -191,8 +191,8 @@ class TestFit:
 
 class TestProbes:
     def test_never_more_than_five_and_never_one_twice(self) -> None:
-        posterior, measured = probed(MOST_PROBES)
-        assert len(set(measured)) == MOST_PROBES == 5
+        posterior, measured = probed(MAX_PROBES)
+        assert len(set(measured)) == MAX_PROBES == 5
         assert next_probe(posterior, GRID, measured) is None
 
     def test_nothing_left_to_measure(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.calibrate.noise import LEAST_STEPS, MOST_RUNS, NoiseOf, after, known
+from dljob.calibrate.noise import LEAST_STEPS, MAX_RUNS, NoiseOf, after, known
 from dljob.perf.fit.statistical import efficiency, step_progress, steps
 
 batches, noises = st.integers(1, 10**6), st.floats(1e-3, 1e12)
@@ -57,7 +57,7 @@ def test_runs_are_averaged_in_the_logarithm_and_forgotten_in_time() -> None:
     assert (told.samples, told.steps, told.runs) == (pytest.approx(2000), 500, 2)
     for _ in range(30):
         told = after(told, NoiseOf("digits", 50.0, 400))
-    assert told is not None and told.runs == MOST_RUNS
+    assert told is not None and told.runs == MAX_RUNS
     assert told.samples == pytest.approx(50, rel=0.01)
 
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob.cluster import catalogue
-from dljob.perf import step
 from dljob.perf.fit.curve import Curve, nondecreasing
 from dljob.perf.resources import energy, memory
 from dljob.perf.step import communication, input_data, synchronization
 from dljob.perf.step.communication import Collective, Link, allreduce_s
 from dljob.perf.step.compute import at_least, calibrated, catalogue_curve, host_overhead_s, scatter
+from dljob.perf.step.step import step
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.workload import Workload, builtin, hinted
@@ -357,7 +357,7 @@ class TestMemory:
         batch = memory.largest_batch(w, room, is_gpu)
         if batch:
             assert memory.rank_nbytes(w, batch, is_gpu) <= room + 1
-        if memory.sample_nbytes(w) > 1 and batch < memory.MOST_SAMPLES:
+        if memory.sample_nbytes(w) > 1 and batch < memory.MAX_SAMPLES:
             assert memory.rank_nbytes(w, batch + 1, is_gpu) > room - 2 - memory.MARGIN * 2
 
     def test_optimizer_state(self) -> None:

@@ -70,7 +70,7 @@ class TestLaws:
             asked, global_batch=batch, memory_per_pod_nbytes=memory, minimize=minimize, deadline_s=deadline
         )
         cluster = cpus(nodes, bandwidth)
-        auto, whole = (plan(r, cluster, {}) for r in (request, replace(request, whole="not wanted")))
+        auto, whole = (plan(r, cluster, {}) for r in (request, replace(request, no_split_reason="not wanted")))
         if isinstance(auto, Infeasible):
             assert isinstance(whole, Infeasible) and whole.reason == auto.reason
             return
@@ -167,7 +167,7 @@ class TestChoice:
         request = replace(RESNET18, model="resnet50", global_batch=64)
         decision = decided(request, cpus(8, "12.5M"))
         assert decision.chosen.strategy == "Pipeline"
-        best = decided(replace(request, whole="not wanted"), cpus(8, "12.5M")).chosen.prediction
+        best = decided(replace(request, no_split_reason="not wanted"), cpus(8, "12.5M")).chosen.prediction
         assert decision.chosen.prediction.total_p90_s < best.total_s
         assert any(c.strategy != "Pipeline" for c in decision.candidates), "beside the others in the table"
 
@@ -195,7 +195,7 @@ class TestChoice:
     def test_a_deadline_that_only_a_split_meets(self, minimize: Any) -> None:
         request = replace(RESNET18, model="resnet50", global_batch=64, minimize=minimize)
         cluster = cpus(8, "12.5M")
-        whole = decided(replace(request, minimize="Time", whole="not wanted"), cluster).chosen.prediction
+        whole = decided(replace(request, minimize="Time", no_split_reason="not wanted"), cluster).chosen.prediction
         fastest = decided(replace(request, minimize="Time"), cluster).chosen.prediction
         between_s = objective.STARTUP_S + (whole.total_p90_s + fastest.total_p90_s) / 2
         decision = decided(replace(request, deadline_s=between_s), cluster)
@@ -248,8 +248,8 @@ class TestLeftOut:
             (replace(DIGITS, strategy="Auto"), "Tensor", "no linear layers in pairs"),
             (replace(GPT, collective="Ring"), "Pipeline", "collective Ring was asked for"),
             (replace(GPT, collective="ParameterServer"), "Tensor", "collective ParameterServer was asked for"),
-            (replace(GPT, whole="the user says so"), "Pipeline", "the user says so"),
-            (replace(GPT, whole="the user says so"), "Tensor", "the user says so"),
+            (replace(GPT, no_split_reason="the user says so"), "Pipeline", "the user says so"),
+            (replace(GPT, no_split_reason="the user says so"), "Tensor", "the user says so"),
             (
                 replace(GPT, model=None, parameters=10**6, flops_per_sample=1e9),
                 "Pipeline",

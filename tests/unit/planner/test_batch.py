@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dljob.calibrate import Learned, NoiseOf
-from dljob.planner import BatchChoice, Batches, Kept, Request, batch, plan
-from dljob.planner.batch import MOST, WORTH, ladder
+from dljob.planner import BatchDecision, Batches, Request, RunningBatch, batch, plan
+from dljob.planner.batch import MAX_RUNGS, MIN_GAIN, ladder
 from support.planner_questions import A100, DIGITS, RESNET, THREE, decided, refused, view
 
 SIXTEEN = view({"count": 16, "device": A100, "devices": 1, "cpu": 16, "memory": "64Gi", "bandwidth": "0.5G"})
@@ -23,7 +23,7 @@ def with_noise(samples: float, request: Request = OPEN) -> dict[tuple[str, str],
     return {(request.model, A100): Learned(noise=NoiseOf(request.batches.data, samples, 1000))}
 
 
-def chosen(samples: float, request: Request = OPEN) -> BatchChoice:
+def chosen(samples: float, request: Request = OPEN) -> BatchDecision:
     found = decided(request, SIXTEEN, with_noise(samples, request)).batch
     assert found is not None
     return found
@@ -34,7 +34,7 @@ def test_the_ladder_stays_within_its_ends(base: int, down: float, up: float) -> 
     low, high = max(1, int(base * down)), max(base, int(base * up))
     found = ladder(base, low, high)
     assert {low, base, high} <= set(found) and (found[0], found[-1]) == (low, high)
-    assert found == sorted(set(found)) and len(found) <= MOST
+    assert found == sorted(set(found)) and len(found) <= MAX_RUNGS
 
 
 def test_the_ladder_has_multiples_of_the_users_batch() -> None:
@@ -60,15 +60,15 @@ def test_the_choice_is_within_the_range_and_worth_it(noise: float, most: int) ->
     found = chosen(noise, replace(OPEN, batches=replace(WIDE, most=most)))
     assert 512 <= found.chosen <= most
     times = {o.batch: o.prediction.total_s for o in found.options if o.prediction is not None}
-    assert times[found.chosen] <= min(times.values()) * (1 + WORTH)
+    assert times[found.chosen] <= min(times.values()) * (1 + MIN_GAIN)
     if found.chosen != 512:
-        assert times[found.chosen] * (1 + WORTH) < times[512] * (1 + 1e-9), "no change without a gain"
+        assert times[found.chosen] * (1 + MIN_GAIN) < times[512] * (1 + 1e-9), "no change without a gain"
 
 
 def test_mere_noise_takes_the_throughput_and_none_the_smallest() -> None:
     found = chosen(1e12)
     rates = {o.batch: o.prediction.samples_per_s for o in found.options if o.prediction is not None}
-    assert found.chosen > 512 and rates[found.chosen] >= max(rates.values()) / (1 + WORTH)
+    assert found.chosen > 512 and rates[found.chosen] >= max(rates.values()) / (1 + MIN_GAIN)
     assert [o.efficiency for o in found.options] == pytest.approx([1.0] * len(found.options))
     quiet = chosen(1e-3)
     assert (quiet.chosen, {o.steps for o in quiet.options}) == (512, {1000})
@@ -107,9 +107,9 @@ def test_of_a_long_ladder_as_good_a_batch_is_found_as_by_planning_all(
 ) -> None:
     asked = replace(OPEN, global_batch=1024, batches=replace(WIDE, least=128, most=20_000), nodes_min=1)
     quick = chosen(noise, asked)
-    monkeypatch.setattr(batch, "FEW", MOST)
+    monkeypatch.setattr(batch, "FEW", MAX_RUNGS)
     whole = chosen(noise, asked)
-    assert len(quick.options) < len(whole.options) == MOST
+    assert len(quick.options) < len(whole.options) == MAX_RUNGS
     assert (quick.chosen, quick.steps) == (whole.chosen, whole.steps)
     assert set(quick.options) < set(whole.options)
 
@@ -137,11 +137,11 @@ def test_a_deadline_is_met_by_the_batch_that_can() -> None:
     hopeless = decided(replace(asked, deadline_s=1.0), SIXTEEN, with_noise(1e5))
     assert hopeless.warning is not None and hopeless.batch is not None
     times = [o.prediction.total_p90_s for o in hopeless.batch.options if o.prediction]
-    assert hopeless.chosen.prediction.total_p90_s <= min(times) * (1 + WORTH), "the least late"
+    assert hopeless.chosen.prediction.total_p90_s <= min(times) * (1 + MIN_GAIN), "the least late"
 
 
 def test_a_job_keeps_the_batch_it_began_with() -> None:
-    kept = replace(OPEN, batches=replace(WIDE, kept=Kept(2048, 4000.0)))
+    kept = replace(OPEN, batches=replace(WIDE, kept=RunningBatch(2048, 4000.0)))
     found = decided(kept, SIXTEEN, with_noise(1e12)).batch
     assert found is not None
     assert (found.base, found.chosen, found.noise, found.options) == (512, 2048, 4000.0, ())

@@ -14,7 +14,7 @@ from dlcontract import RankMeasure, Report, RunPhase
 from dljob.api import ComputePoint, DLProfileStatus, ScalingPoint
 from dljob.calibrate import Learned, LearnedPoint, Place, StepPoint
 from dljob.cluster import ClusterView
-from dljob.job.profiles import learned, taught
+from dljob.job.profiles import learned, updated_profile
 from dljob.perf.fit.scaling import Constants, Runs, steps
 from dljob.perf.step.communication import Link
 from dljob.planner import Choice, FixedChoice, Request
@@ -235,7 +235,7 @@ class TestNextMeasurement:
                 uid="u", plan_number=1, plan_digest="d", term=1, phase=RunPhase.SUCCEEDED, unix_s=1.0,
                 ranks=ranks, step_s=0.017,
             )  # fmt: skip
-            status = taught(status, "mlp", "t4", told, NOW, Place(nodes, 1, "Torch"))
+            status = updated_profile(status, "mlp", "t4", told, NOW, Place(nodes, 1, "Torch"))
             found = DLProfileStatus.model_validate(status.manifest()).next_measurement
             if i == 4:
                 assert found is None, "five are enough"

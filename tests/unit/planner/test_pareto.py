@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob.planner import Choice, Prediction
-from dljob.planner.search.pareto import MOST, front, promising
+from dljob.planner.search.pareto import MAX_SHOWN, front, promising
 from dljob.planner.search.screen import Screened
 from support.planner_questions import RESNET, decided, view
 
@@ -36,11 +36,11 @@ def test_what_is_left_out_is_beaten_and_what_is_shown_is_not(
     chosen = data.draw(st.sampled_from(choices))
     shown = front(chosen, choices, alike)
     kept = [int(c.summary) for c in shown]
-    assert chosen in shown and len(set(kept)) == len(kept) <= MOST
+    assert chosen in shown and len(set(kept)) == len(kept) <= MAX_SHOWN
     assert kept == sorted(kept, key=lambda i: rows[i])
     for i in kept:
         assert chosen is choices[i] or not any(beats(rows[j], rows[i], alike) for j in kept if rows[j] < rows[i])
-    if len(kept) < MOST:
+    if len(kept) < MAX_SHOWN:
         assert all(any(beats(rows[j], row, alike) for j in kept) for row in rows)
 
 

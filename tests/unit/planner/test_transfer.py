@@ -7,7 +7,7 @@ from dljob.cluster.catalogue import gpu_or_assumed
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.workload.workload import builtin
 from dljob.planner import Learned
-from dljob.planner.candidates.transfer import MOST_BATCHES, carried
+from dljob.planner.candidates.transfer import MAX_BATCHES, carried
 from support.planner_questions import A100, RESNET, T4, decided, view
 
 V100 = "Tesla-V100-SXM2-16GB"
@@ -50,7 +50,7 @@ def test_only_the_same_model_on_known_gpus_tells() -> None:
 def test_of_many_batches_some_are_enough() -> None:
     many = {("resnet50", T4): measured(T4, 1.0, tuple(range(1, 65)))}
     points, _ = carried("resnet50", V100, WORKLOAD, many)
-    assert len(points) == MOST_BATCHES
+    assert len(points) == MAX_BATCHES
     assert (points[0][0], points[-1][0]) == (1, 64)
 
 

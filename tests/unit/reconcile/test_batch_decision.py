@@ -15,7 +15,7 @@ from dljob.api import API_VERSION, DLProfileStatus
 from dljob.calibrate import Learned, NoiseOf
 from dljob.cli import main
 from dljob.job.observed import Observed
-from dljob.job.profiles import learned, taught
+from dljob.job.profiles import learned, updated_profile
 from support.builders import DIGITS, Json, after, changed, plan_of, report, seen, settled
 from support.job_lifecycle import done, status, step, told, verdict
 
@@ -160,22 +160,24 @@ class TestLearning:
         )
 
     def test_a_run_teaches_the_profile_and_the_profile_the_next_plan(self) -> None:
-        profile = taught(DLProfileStatus(), "digits-cnn", "cpu", self.ended(900.0, 500), NOW, data="digits")
+        profile = updated_profile(DLProfileStatus(), "digits-cnn", "cpu", self.ended(900.0, 500), NOW, data="digits")
         again = DLProfileStatus.model_validate(json.loads(json.dumps(profile.manifest())))
         assert learned(again).noise == NoiseOf("digits", 900.0, 500)
-        more = taught(again, "digits-cnn", "cpu", self.ended(3600.0, 500), NOW, data="digits")
+        more = updated_profile(again, "digits-cnn", "cpu", self.ended(3600.0, 500), NOW, data="digits")
         assert more.noise_scale is not None
         assert (more.noise_scale.samples, more.noise_scale.runs) == (pytest.approx(1800), 2)
-        same_samples_on_all_ranks = taught(more, "digits-cnn", "cpu", self.ended(0.0, 500), NOW, data="digits")
+        same_samples_on_all_ranks = updated_profile(more, "digits-cnn", "cpu", self.ended(0.0, 500), NOW, data="digits")
         assert same_samples_on_all_ranks.noise_scale is not None
         assert same_samples_on_all_ranks.noise_scale.samples == pytest.approx(1800 ** (2 / 3)), "as if it were 1"
         unmeasured = self.ended(1.0, 500).model_copy(update={"noise": None})
-        assert taught(more, "digits-cnn", "cpu", unmeasured, NOW, data="digits").noise_scale == more.noise_scale
+        assert (
+            updated_profile(more, "digits-cnn", "cpu", unmeasured, NOW, data="digits").noise_scale == more.noise_scale
+        )
 
     def test_the_operator_hands_on_what_a_job_measured_and_on_what(self) -> None:
         desired = step(done(noise={"samples": 900.0, "steps": 500}, step_s=0.5))
-        assert desired.lesson is not None and desired.lesson.data == "digits"
-        assert desired.lesson.report.noise is not None
+        assert desired.measurements is not None and desired.measurements.data == "digits"
+        assert desired.measurements.report.noise is not None
         measured = status(desired).measured
         assert measured is not None and measured.noise_scale == 900
 

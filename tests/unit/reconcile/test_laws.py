@@ -12,7 +12,7 @@ from dlcontract import Failure, Plan, RunPhase
 from dljob.api import DLJobStatus, Phase
 from dljob.calibrate import Learned, NoiseOf
 from dljob.job.observed import Observed, Refused
-from dljob.job.stored_plan import Accepted
+from dljob.job.stored_plan import StoredPlan
 from dljob.reconcile import Desired, needs_view, reconcile
 from dljob.status.conditions import phase
 from support.builders import CONFIG, CPUS, DIGITS, NOW, after, changed, nodes, report, seen, settled
@@ -105,11 +105,11 @@ def lives(world: World, desired: Desired) -> World | None:
 
 def written(desired: Desired) -> Plan | None:
     """The plan that is applied."""
-    return next((Accepted.parse(m["data"]).plan for m in desired.objects if "data" in m), None)
+    return next((StoredPlan.parse(m["data"]).plan for m in desired.objects if "data" in m), None)
 
 
 def in_force(observed: Observed) -> Plan | None:
-    return None if observed.plan is None else Accepted.parse(observed.plan).plan
+    return None if observed.plan is None else StoredPlan.parse(observed.plan).plan
 
 
 def walk(steps: list[tuple[str, float]]) -> list[tuple[World, Desired]]:
@@ -173,7 +173,7 @@ def finished_stays_finished(world: World, desired: Desired) -> None:
     if world.over and desired.status is not None:
         assert desired.status.phase is world.before.phase
         assert desired.status.completion_time == world.before.completion_time
-        assert desired.lesson is None, "a run teaches once"
+        assert desired.measurements is None, "a run teaches once"
 
 
 def only_finished_jobs_are_deleted(world: World, desired: Desired) -> None:

@@ -11,7 +11,7 @@ from dljob.job.identity import profile_key
 from dljob.job.observed import Observed
 from dljob.planner import Learned, LearnedPoint
 from dljob.reconcile import needs_view
-from dljob.reconcile.parsed import understand
+from dljob.reconcile.parsed import parse_observed
 from support.builders import DIGITS, Json, after, changed, plan_of, report, seen, settled
 from support.job_lifecycle import DOWN, kinds, status, step, told, training, verdict
 
@@ -33,7 +33,7 @@ def slow(spec: Json = LONG, **news: Any) -> Observed:
 
 
 def understood(observed: Observed) -> DLJobSpec:
-    spec = understand(observed).spec
+    spec = parse_observed(observed).spec
     assert spec is not None
     return spec
 
@@ -47,7 +47,7 @@ def test_within_the_interval_nothing_is_said() -> None:
     observed = training(LONG, step=500, steps=100_000, step_s=1e-6)
     desired = step(observed, WARM_S)
     assert "PlanContradicted" not in {c.type for c in status(desired).conditions}
-    assert desired.lesson is None and not needs_view(observed)
+    assert desired.measurements is None and not needs_view(observed)
 
 
 def test_first_it_learns_and_only_once() -> None:
@@ -55,12 +55,14 @@ def test_first_it_learns_and_only_once() -> None:
     noise = {"samples": 40.0, "steps": 500}
     observed = replace(observed, report=report(observed, step=500, steps=100_000, step_s=2.0, noise=noise))
     first = step(observed, WARM_S)
-    assert first.lesson is not None and first.lesson.data is None, "a noise scale is that of a whole training"
+    assert first.measurements is not None and first.measurements.data is None, (
+        "a noise scale is that of a whole training"
+    )
     assert verdict(first, "PlanContradicted") == ("True", "SlowerThanPredicted")
     assert "predicted were at most" in told(first, "PlanContradicted").message
     assert any(event.reason == "SlowerThanPredicted" and event.type == "Warning" for event in first.events)
     again = step(after(observed, first), WARM_S + 1)
-    assert again.lesson is None and again.scales == ()
+    assert again.measurements is None and again.scales == ()
 
 
 def test_a_better_plan_takes_over_by_way_of_no_pods() -> None:
@@ -92,7 +94,7 @@ def test_no_better_plan_is_asked_for_once() -> None:
     assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
     later = after(observed, judged)
     assert not needs_view(later)
-    assert (step(later, 600).scales, step(later, 600).lesson) == ((), None)
+    assert (step(later, 600).scales, step(later, 600).measurements) == ((), None)
 
 
 def test_the_same_places_with_other_requests_are_no_other_plan() -> None:
@@ -101,7 +103,7 @@ def test_the_same_places_with_other_requests_are_no_other_plan() -> None:
         (LearnedPoint(32, 1.0, 50), LearnedPoint(96, 1.5, 50)), link_latency_s=1e-5, link_bandwidth_Bps=1e9
     )
     observed = slow(step_s=20.0)
-    spec = understand(observed).spec
+    spec = parse_observed(observed).spec
     assert spec is not None
     observed = replace(observed, learned={(profile_key(spec), "cpu"): slower})
     judged = step(observed, 30)
@@ -137,7 +139,7 @@ def test_when_nothing_is_judged(spec: Json, news: Json) -> None:
     observed = training(spec, **{"step": 500, "steps": 100_000, "step_s": 2.0, **news})
     desired = step(observed, WARM_S)
     assert "PlanContradicted" not in {c.type for c in status(desired).conditions}
-    assert desired.lesson is None
+    assert desired.measurements is None
 
 
 def test_ranks_that_were_just_launched_again_are_not_judged() -> None:

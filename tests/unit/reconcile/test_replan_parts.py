@@ -9,7 +9,7 @@ from dljob.job.identity import profile_key
 from dljob.job.observed import Observed
 from dljob.planner import Learned, LearnedPoint
 from dljob.reconcile import needs_view
-from dljob.reconcile.parsed import understand
+from dljob.reconcile.parsed import parse_observed
 from dljob.reconcile.planning import PARTS_WERE_SLOW
 from support.builders import CPUS, Json, after, changed, nodes, plan_of, report, settled
 from support.job_lifecycle import DOWN, started, status, step, told, verdict
@@ -61,7 +61,7 @@ def test_parts_that_are_too_slow_give_way_to_whole_models_for_good() -> None:
     assert plan_of(observed).plan.parallelism == "Pipeline"
     now = moved(observed)
     found = plan_of(now)
-    assert (found.plan.parallelism, found.replans, found.whole) == ("Data", 1, True)
+    assert (found.plan.parallelism, found.replans, found.splitting_disabled) == ("Data", 1, True)
     assert not needs_view(now)
     # Whole models were slower still: no plan goes back to what this job has seen fail.
     news = report(now, step=1000, steps=100_000, step_s=300.0)
@@ -92,12 +92,12 @@ def test_another_spec_may_have_parts_again() -> None:
     leaving = after(edited, step(edited, 2 * WARM_S))
     gone = replace(leaving, pods=(), report=report(leaving, RunPhase.STOPPED, step=520, steps=100_000))
     new = settled(after(gone, step(gone, 2 * WARM_S + 20)))
-    assert (plan_of(new).plan.parallelism, plan_of(new).whole) == ("Pipeline", False)
+    assert (plan_of(new).plan.parallelism, plan_of(new).splitting_disabled) == ("Pipeline", False)
 
 
 def learned(observed: Observed) -> Observed:
     """Profiles of the device, and of a network that carries a hundredth of what was assumed."""
-    spec = understand(observed).spec
+    spec = parse_observed(observed).spec
     assert spec is not None
     points = tuple(LearnedPoint(b, 0.02 + 0.09 * b, 50) for b in (1, 8, 32))
     network = Learned(points, link_latency_s=1e-3, link_bandwidth_Bps=1.25e7)
@@ -108,7 +108,7 @@ def test_whole_models_give_way_to_parts_that_pay_for_the_restart() -> None:
     observed = contradicted(OPEN, CPUS, 30.0)
     assert plan_of(observed).plan.parallelism == "Data"
     found = plan_of(moved(learned(observed)))
-    assert (found.plan.parallelism, found.replans, found.whole) == ("Pipeline", 1, False)
+    assert (found.plan.parallelism, found.replans, found.splitting_disabled) == ("Pipeline", 1, False)
     assert found.plan.micro_batches > 1 and found.plan.min_ranks == len(found.plan.ranks)
 
 
@@ -132,7 +132,7 @@ def test_only_whole_models_teach_profiles() -> None:
     for spec, view, teaches in ((OPEN, SLOW_NETWORK, False), (OPEN, CPUS, True)):
         observed = running(spec, view, step_s=1.0)
         ended = step(replace(observed, report=report(observed, RunPhase.SUCCEEDED, step_s=1.0)))
-        assert (ended.lesson is not None) == teaches, plan_of(observed).status.summary
+        assert (ended.measurements is not None) == teaches, plan_of(observed).status.summary
 
 
 def test_why_parts_are_left_out_is_shown() -> None:

@@ -195,7 +195,7 @@ class TestReports:
         assert verdict(desired, "ReportValid") == ("False", "InvalidNoiseScale")
         message = told(desired, "ReportValid").message
         assert message.startswith("the noise scale of this run is ignored: noise.samples: ") and "\n" not in message
-        assert desired.lesson is not None and desired.lesson.report.noise is None
+        assert desired.measurements is not None and desired.measurements.report.noise is None
         measured = status(desired).measured
         assert measured is not None and measured.noise_scale is None
 
@@ -231,7 +231,7 @@ class TestEnds:
         assert found.result.report == "report.html" and "report.html" in told(desired, "Complete").message
         assert (found.eta, found.remaining) == (None, None)
         assert "accuracy 97.33 %" in told(desired, "Complete").message
-        assert desired.lesson is not None and desired.lesson.model == "digits-cnn"
+        assert desired.measurements is not None and desired.measurements.model == "digits-cnn"
         assert ("Normal", "Complete") in [(event.type, event.reason) for event in desired.events]
 
     def test_finished_stays_finished(self) -> None:
@@ -240,7 +240,7 @@ class TestEnds:
         for again in (ended, changed(ended, epochs=9), changed(ended, suspend=True), replace(ended, report=None)):
             assert not needs_view(again)
             desired = step(again, 60)
-            assert (desired.scales, desired.objects, desired.lesson, desired.events) == ((), (), None, ())
+            assert (desired.scales, desired.objects, desired.measurements, desired.events) == ((), (), None, ())
             assert (status(desired).phase, status(desired).completion_time) == (Phase.COMPLETE, NOW)
             assert status(desired).result == status(step(observed)).result
 
@@ -256,7 +256,7 @@ class TestEnds:
         message = told(desired, "Failed").message
         assert message == "rank 2 on digits-cpu-2: the program ended (exit code 1); log: KeyError: 'x'"
         assert ("Warning", "ProgramFailed") in [(event.type, event.reason) for event in desired.events]
-        assert desired.lesson is None
+        assert desired.measurements is None
 
     @pytest.mark.parametrize(
         ("command", "reason", "said", "log", "expected"),

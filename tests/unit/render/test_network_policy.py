@@ -9,7 +9,7 @@ import pytest
 from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS
 from dljob.api import DLJobSpec
 from dljob.job.observed import JOB_LABEL, Observed
-from dljob.job.stored_plan import Accepted
+from dljob.job.stored_plan import StoredPlan
 from dljob.render import RenderConfig, network_policy
 from dljob.render.config import Manifest
 from support.builders import CONFIG, DIGITS, Json, planned, seen
@@ -48,7 +48,7 @@ OTHER = (22, AGENT_PORT - 1, AGENT_PORT + 1, FIRST_MPI - 1, LAST_MPI + 1, METRIC
 
 
 @cache
-def plan(torch: Literal["", "torchrun", "collective"], job: str) -> tuple[Observed, DLJobSpec, Accepted]:
+def plan(torch: Literal["", "torchrun", "collective"], job: str) -> tuple[Observed, DLJobSpec, StoredPlan]:
     observed = seen(
         {"": DIGITS, "torchrun": TORCHRUN, "collective": {**DIGITS, "collective": "Torch"}}[torch], name=job
     )

@@ -109,6 +109,6 @@ class Parallelism(ApiModel):
     ] = None
 
     @property
-    def apart(self) -> bool:
+    def asynchronous(self) -> bool:
         """Whether workers are at steps of their own."""
         return self.synchronization is not Synchronization.SYNCHRONOUS

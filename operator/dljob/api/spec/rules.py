@@ -96,14 +96,14 @@ RULES = (
         "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
         "parallelism.synchronization Asynchronous and StaleSynchronous are for built-in models: remove "
         "trainer.command, or choose Synchronous",
-        lambda s: not s.parallelism.apart or (s.model.name is not None and not s.trainer.command),
+        lambda s: not s.parallelism.asynchronous or (s.model.name is not None and not s.trainer.command),
     ),
     Rule(
         "parallelism.synchronization",
         f"!{_APART} || !has(self.collective) || self.collective in ['Auto', 'ParameterServer']",
         "parallelism.synchronization Asynchronous and StaleSynchronous need collective ParameterServer: remove "
         "collective, or choose that",
-        lambda s: not s.parallelism.apart or s.collective in (Collective.AUTO, Collective.PARAMETER_SERVER),
+        lambda s: not s.parallelism.asynchronous or s.collective in (Collective.AUTO, Collective.PARAMETER_SERVER),
     ),
     Rule(
         "parallelism.synchronization",
@@ -113,7 +113,7 @@ RULES = (
         "parallelism.synchronization Asynchronous and StaleSynchronous know no gradient of the whole batch: remove "
         "optimizer.findLearningRate and AdaScale, or choose Synchronous",
         lambda s: (
-            not s.parallelism.apart
+            not s.parallelism.asynchronous
             or not (
                 s.optimizer.find_learning_rate
                 or (
@@ -163,7 +163,7 @@ RULES = (
             or (
                 s.collective is Collective.AUTO
                 and s.parallelism.strategy is ParallelismStrategy.DATA
-                and not s.parallelism.apart
+                and not s.parallelism.asynchronous
                 and s.trainer.framework is Framework.DLTRAIN
             )
         ),
@@ -200,7 +200,7 @@ RULES = (
         "choose those",
         lambda s: (
             s.batch_size_range is None
-            or (s.parallelism.strategy is ParallelismStrategy.DATA and not s.parallelism.apart)
+            or (s.parallelism.strategy is ParallelismStrategy.DATA and not s.parallelism.asynchronous)
         ),
     ),
     Rule(

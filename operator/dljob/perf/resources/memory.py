@@ -25,7 +25,7 @@ PREFETCHED_BATCHES = 2
 WORKER_NBYTES = 64 * 2**20
 """Main memory of a process that makes batches, beside what it makes: 8 MiB of its own after its start (it shares others
 with the agent's interpreter), and room for what a dataset imports."""
-MOST_SAMPLES = 2**31 - 1
+MAX_SAMPLES = 2**31 - 1
 """Of a batch, by the API; what a sample of no size is limited by."""
 
 
@@ -74,7 +74,7 @@ def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool) -> int
     fixed, each = _line(workload, is_gpu)
     if memory_nbytes <= fixed:
         return 0
-    return int(min(MOST_SAMPLES, (memory_nbytes - fixed) / max(each, MARGIN)))
+    return int(min(MAX_SAMPLES, (memory_nbytes - fixed) / max(each, MARGIN)))
 
 
 def pod_nbytes(workload: Workload, batch: int, ranks: int, is_gpu: bool, workers: int = 0) -> int:

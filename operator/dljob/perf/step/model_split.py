@@ -24,7 +24,7 @@ HEADS = 4
 """Of gpt-mini's attention, the only one that the trainer splits."""
 
 
-MOST_STAGES = 64
+MAX_STAGES = 64
 """Of a pipeline, by the API."""
 
 
@@ -90,7 +90,7 @@ def _stages_of(workload: Workload) -> tuple[Stages, ...]:
     total = sum(operations) or 1.0
     outputs = sum(layer.output_elements for layer in workload.layers) or 1.0
     found = []
-    for begins in cuts(operations, able, MOST_STAGES):
+    for begins in cuts(operations, able, MAX_STAGES):
         parts = [
             [layer for block in blocks[a:b] for layer in block]
             for a, b in zip(begins, [*begins[1:], len(blocks)], strict=True)

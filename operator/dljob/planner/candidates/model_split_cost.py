@@ -18,7 +18,7 @@ from dljob.planner.candidates.options import Option, link_of, priced
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
 from dljob.planner.types.texts import gibibytes, group_names, rate
 
-MOST_MICRO_BATCHES = 4096
+MAX_MICRO_BATCHES = 4096
 """By the API."""
 UNMEASURED_SPREAD = 0.25
 """Standard deviation of log(measured / predicted) that a step in parts has beside that of whole models' figures: no
@@ -206,10 +206,10 @@ def micro_batch_counts(batch: int, stages: int) -> Iterator[int]:
     Of those of equal size the fewest: ceil(batch / m) of m samples at most.
     """
     last, wanted = 0, stages
-    while last < min(batch, MOST_MICRO_BATCHES):
-        found = ceil(batch / ceil(batch / min(wanted, batch, MOST_MICRO_BATCHES)))
+    while last < min(batch, MAX_MICRO_BATCHES):
+        found = ceil(batch / ceil(batch / min(wanted, batch, MAX_MICRO_BATCHES)))
         if found > last:
             yield found
-        elif wanted >= min(batch, MOST_MICRO_BATCHES):
+        elif wanted >= min(batch, MAX_MICRO_BATCHES):
             return
         last, wanted = max(last, found), 2 * wanted

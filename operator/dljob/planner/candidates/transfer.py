@@ -17,7 +17,7 @@ from dljob.perf.workload.workload import Workload
 DEVICE_SPREAD = 0.2
 """Standard deviation of the logarithm of (measured / carried over), were all other devices known: devices left out of
 NeuSight's and Gavel's measurements one by one are 12 and 22 % off in the mean with six and two others known."""
-MOST_BATCHES = 8
+MAX_BATCHES = 8
 """Of each device; they say little that is new beyond."""
 
 
@@ -53,8 +53,8 @@ def _sheet(workload: Workload, device: Device) -> Sheet:
 
 
 def _thinned(points: tuple[LearnedPoint, ...]) -> list[LearnedPoint]:
-    """At most ``MOST_BATCHES``, spread evenly over the measured ones, the ends among them."""
-    if len(points) <= MOST_BATCHES:
+    """At most ``MAX_BATCHES``, spread evenly over the measured ones, the ends among them."""
+    if len(points) <= MAX_BATCHES:
         return list(points)
     last = len(points) - 1
-    return [points[round(i * last / (MOST_BATCHES - 1))] for i in range(MOST_BATCHES)]
+    return [points[round(i * last / (MAX_BATCHES - 1))] for i in range(MAX_BATCHES)]

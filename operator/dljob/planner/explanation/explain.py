@@ -12,7 +12,7 @@ from dljob.planner.search import objective
 from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, joules, samples
 
-MOST_SLOWDOWN = 1.1
+MAX_SLOWDOWN = 1.1
 """Of computing, what a power limit that is advised costs at most: a tenth saves two thirds of what can be saved."""
 DIFFERENT = 0.15
 """Candidates shown differ in their devices, or by this part in their number of ranks."""
@@ -135,7 +135,7 @@ def power_advice(request: Request, chosen: Choice) -> str | None:
     if request.minimize != "Energy":
         return None
     p = chosen.prediction
-    slowdown = MOST_SLOWDOWN
+    slowdown = MAX_SLOWDOWN
     if request.deadline_s is not None:
         # Computing alone is slowed down; what is left until the deadline bounds it.
         spare_s = request.deadline_s - objective.STARTUP_S - p.total_p90_s

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dljob.planner.candidates.options import Option
 from dljob.planner.search.objective import scores
-from dljob.planner.search.pareto import MOST, promising
+from dljob.planner.search.pareto import MAX_SHOWN, promising
 from dljob.planner.search.screen import Counts, Screen, Screened
 from dljob.planner.types import CollectiveName, Request
 
@@ -160,7 +160,7 @@ class Search:
         best = order[kinds == kinds[0]]
         sizes = np.frexp(self.counts[best].sum(axis=1))[1]  # to the power of two below
         picked |= dict.fromkeys([*order[_first(kinds)][:count].tolist(), *best[_first(sizes)][:count].tolist()])
-        picked |= dict.fromkeys(promising(self.found, MOST).tolist())
+        picked |= dict.fromkeys(promising(self.found, MAX_SHOWN).tolist())
         return [self.counts[i] for i in picked]
 
     def collectives_of(self, rows: Sequence[NDArray[np.int64]]) -> list[CollectiveName]:

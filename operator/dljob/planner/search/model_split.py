@@ -25,7 +25,7 @@ Kind = Literal["Pipeline", "Tensor"]
 KINDS: tuple[Kind, ...] = ("Pipeline", "Tensor")
 MICRO_BATCHES_PER_STAGE = 4
 """Where none are asked for: at most a fifth of the turns is idle then, p - 1 of 5 p - 1."""
-KEPT = 5
+KEPT_PER_STRATEGY = 5
 """Of each kind that ``Auto`` looks at, so many best ones are candidates, beside the best of each device and size."""
 
 
@@ -177,8 +177,8 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
     """Why a kind cannot be what the request is for."""
     if request.model is None:
         return "only built-in models can be cut"
-    if request.whole is not None:
-        return request.whole
+    if request.no_split_reason is not None:
+        return request.no_split_reason
     if request.synchronization != "Synchronous" or request.compressed:
         return "it sums no gradients, which the job wants compressed or without lockstep"
     if len(fixed) > 1 or any(part.batch_per_rank for part in fixed):
@@ -276,5 +276,5 @@ def _worth_showing(priced: list[_Priced]) -> list[_Priced]:
     sizes: dict[tuple[str, int], _Priced] = {}
     for each in ranked:
         sizes.setdefault((each.way.part.option.label, each.way.part.ranks.bit_length()), each)
-    picked = {id(each): each for each in (*ranked[:KEPT], *list(sizes.values())[: 2 * KEPT])}
+    picked = {id(each): each for each in (*ranked[:KEPT_PER_STRATEGY], *list(sizes.values())[: 2 * KEPT_PER_STRATEGY])}
     return list(picked.values())

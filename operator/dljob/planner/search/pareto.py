@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from dljob.planner.search.screen import Screened
 from dljob.planner.types import Choice, Prediction
 
-MOST = 6
+MAX_SHOWN = 6
 """Plans shown; of a longer front its ends and those between at even distances."""
 
 
@@ -40,9 +40,9 @@ def front(chosen: Choice, choices: Sequence[Choice], alike: float) -> tuple[Choi
         if not any(all(other[i] <= own[i] * (1 + alike) for i in known) for other in shown):
             kept.append(choice)
     kept.sort(key=lambda c: _criteria(c.prediction))
-    if len(kept) > MOST:
+    if len(kept) > MAX_SHOWN:
         others = np.array([i for i, choice in enumerate(kept) if choice is not chosen])
-        kept = [kept[i] for i in sorted({*_spread(others, MOST - 1).tolist(), kept.index(chosen)})]
+        kept = [kept[i] for i in sorted({*_spread(others, MAX_SHOWN - 1).tolist(), kept.index(chosen)})]
     return tuple(kept)
 
 

@@ -4,7 +4,7 @@ from math import ceil
 
 import numpy as np
 
-from dljob.calibrate.probes import MOST_PROBES, information, next_probe
+from dljob.calibrate.probes import MAX_PROBES, information, next_probe
 from dljob.calibrate.scaling import Posterior, fit
 from dljob.perf.fit.scaling import Runs
 from dljob.planner.candidates.options import Option, ranks_per_node_choices
@@ -16,13 +16,13 @@ from dljob.planner.types.texts import samples
 def suggested(request: Request, option: Option) -> str | None:
     """Such as '2 x t4 (4 ranks each), 16 samples on each: 38 % less variance of predicted steps'.
 
-    Over all places on the option's device within the job's bounds, of equal shares. None once ``MOST_PROBES`` steps on
+    Over all places on the option's device within the job's bounds, of equal shares. None once ``MAX_PROBES`` steps on
     several devices were measured, and where there is no place to choose.
     """
     learned = option.learned.steps if option.learned else ()
     known = [s for s in learned if s.place.sharded == (option.strategy == "Optimizer")]
     places = _places(request, option)
-    if len(known) >= MOST_PROBES or len(places) < 2:
+    if len(known) >= MAX_PROBES or len(places) < 2:
         return None
     runs = _runs(places, request, option)
     seen = {(s.place.nodes, s.place.node_devices) for s in known}

@@ -14,7 +14,7 @@ from dljob.planner.search import model_split, objective
 from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, gibibytes
 
-MOST_STAGES = 8
+MAX_STAGES = 8
 """With more ranks a pipeline or a split of layers is not priced: cutting the model would take longer than the plan."""
 BOUND = 3
 """Steps that stale-synchronous ranks are taken to be apart at most: a usual choice (Ho et al. 2013)."""
@@ -55,7 +55,7 @@ def _not_asked_for(strategy: str, found: Choice, chosen: Choice) -> Refusal:
 def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
     """The same ranks with parts of the model, where the trainer can cut it: built-in models on one kind of device."""
     ranks = objective.size(chosen)
-    if request.model is None or len(parts) > 1 or ranks > MOST_STAGES or request.strategy != "Data":
+    if request.model is None or len(parts) > 1 or ranks > MAX_STAGES or request.strategy != "Data":
         return []
     lines = []
     micro_batches = min(model_split.MICRO_BATCHES_PER_STAGE * ranks, request.global_batch)

@@ -2,7 +2,7 @@
 
 from dlcontract import CollectiveName
 from dljob.planner.types.decision import (
-    BatchChoice,
+    BatchDecision,
     BatchOption,
     Choice,
     Decision,
@@ -13,10 +13,10 @@ from dljob.planner.types.decision import (
     Refusal,
     Strategy,
 )
-from dljob.planner.types.request import Batches, FixedChoice, Kept, Request
+from dljob.planner.types.request import Batches, FixedChoice, Request, RunningBatch
 
 __all__ = [
-    "BatchChoice",
+    "BatchDecision",
     "BatchOption",
     "Batches",
     "Choice",
@@ -25,10 +25,10 @@ __all__ = [
     "FixedChoice",
     "Group",
     "Infeasible",
-    "Kept",
     "Parallelism",
     "Prediction",
     "Refusal",
     "Request",
+    "RunningBatch",
     "Strategy",
 ]

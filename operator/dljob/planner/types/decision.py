@@ -96,7 +96,7 @@ class BatchOption:
 
 
 @dataclass(frozen=True)
-class BatchChoice:
+class BatchDecision:
     """The global batch where it was left open."""
 
     base: int
@@ -124,7 +124,7 @@ class Decision:
     """The run that would teach most about this job's places, and how much; None when enough is known."""
     power_advice: str | None = None
     """Of plans for least energy: power limits that would save some."""
-    batch: BatchChoice | None = None
+    batch: BatchDecision | None = None
     """None: the request named the batch."""
     trade_offs: tuple[Choice, ...] = ()
     """The chosen one and those that no other one beats in time, energy and cost alike (Pareto front), fastest first."""

@@ -18,7 +18,7 @@ class FixedChoice:
 
 
 @dataclass(frozen=True)
-class Kept:
+class RunningBatch:
     """The batch that a job began with, and the noise scale that its number of steps came from."""
 
     batch: int
@@ -34,7 +34,7 @@ class Batches:
     data: str
     """What the noise scale must have been measured on."""
     epoch_samples: int | None = None
-    kept: Kept | None = None
+    kept: RunningBatch | None = None
     """The job goes on with this one."""
 
 
@@ -78,7 +78,7 @@ class Request:
     """None: the planner chooses."""
     strategy: Literal["Data", "Optimizer", "Pipeline", "Tensor", "Auto"] = "Data"
     """Auto: the planner chooses."""
-    whole: str | None = None
+    no_split_reason: str | None = None
     """With Auto, why no rank may hold but a part of the model; None: they may."""
     stages: int | None = None
     """Of a pipeline."""
