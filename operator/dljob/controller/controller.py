@@ -18,13 +18,12 @@ from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import Observed, Refused
 from dljob.job.profiles import learned
-from dljob.job.stored_plan import StoredPlan
 from dljob.kube import ApiError, Cache, JobKey, Kube, RefusedError, WarningEvents
 from dljob.kube.client import complete_all
 from dljob.kube.view import Reservation
 from dljob.kube.warning_events import RECHECK_S
 from dljob.planner import Learned
-from dljob.reconcile import Desired, needs_view, reconcile
+from dljob.reconcile import Desired, needs_view, parse_observed, reconcile
 from dljob.render import RenderConfig
 from dljob.status import is_true, previous
 
@@ -102,22 +101,23 @@ class Controller:
         observed, troubled = await self._warning_events.added_to(observed, self._now())
         if troubled:
             self._queue.add_after(key, RECHECK_S)
-        if needs_view(observed):
+        parsed = None if observed.job.deleting else parse_observed(observed)
+        if needs_view(observed, parsed):
             async with self._planning:
                 others = [p for other, made in self._reservations.items() if other != key for p in made]
                 view = await self._kube.view(observed.job, others)
                 observed = replace(observed, view=view, learned=self._learned())
-                desired = reconcile(observed, self._config, self._now())
+                desired = reconcile(observed, self._config, self._now(), parsed)
                 self._reserve(key, desired)
             planned = desired.status is not None and is_true(desired.status.conditions, "Planned")
             self._metrics.plans.labels("accepted" if planned else "infeasible").inc()
         else:
-            desired = reconcile(observed, self._config, self._now())
+            desired = reconcile(observed, self._config, self._now(), parsed)
         try:
             await self._do(observed, desired)
         except RefusedError as refusal:
             refused = replace(observed, refused=Refused(refusal.kind, refusal.name, refusal.message))
-            await self._publish(refused, reconcile(refused, self._config, self._now()))
+            await self._publish(refused, reconcile(refused, self._config, self._now(), parsed))
             raise
         self._settle(key)
         return desired.requeue_after_s
@@ -153,13 +153,11 @@ class Controller:
 
     def _reserve(self, key: JobKey, desired: Desired) -> None:
         """Hold the plan's resources for its pods until the scheduler has placed them."""
-        plan = next((m for m in desired.objects if m["kind"] == "ConfigMap" and "data" in m), None)
-        if plan is None:
+        if desired.plan is None:
             return
-        accepted = StoredPlan.parse(plan["data"])
         self._reservations[key] = tuple(
-            Reservation(g.device, g.nodes, g.ranks_per_node, g.cpu_m / 1000, accepted.memory_nbytes)
-            for g in accepted.groups
+            Reservation(g.device, g.nodes, g.ranks_per_node, g.cpu_m / 1000, desired.plan.memory_nbytes)
+            for g in desired.plan.groups
         )
 
     def _settle(self, key: JobKey) -> None:

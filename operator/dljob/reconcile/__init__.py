@@ -2,5 +2,6 @@
 
 from dljob.reconcile.decide import needs_view, reconcile
 from dljob.reconcile.desired import Desired, RunMeasurements, Scale, Target
+from dljob.reconcile.parsed import ParsedJob, parse_observed
 
-__all__ = ["Desired", "RunMeasurements", "Scale", "Target", "needs_view", "reconcile"]
+__all__ = ["Desired", "ParsedJob", "RunMeasurements", "Scale", "Target", "needs_view", "parse_observed", "reconcile"]

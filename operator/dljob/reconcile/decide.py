@@ -1,5 +1,6 @@
 """The one decision: everything that should be, of everything that is."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from dljob.api import DLJobSpec, PlanningMode, PlanStatus
@@ -19,19 +20,23 @@ RECHECK_S = 30.0
 """How soon a job that waits for something outside of it is looked at again; most of it also comes as an event."""
 
 
-def needs_view(observed: Observed) -> bool:
+def needs_view(observed: Observed, parsed: ParsedJob | None = None) -> bool:
     """Whether ``reconcile`` would plan, and so needs a ClusterView, which costs a list of pods."""
     if observed.job.deleting:
         return False
-    known = parse_observed(observed)
+    known = parsed or parse_observed(observed)
     return planning.wants_plan(known) or (not known.finished and replan.undecided(known))
 
 
-def reconcile(observed: Observed, config: RenderConfig, now: datetime) -> Desired:
-    """All of the desired state of one job. ``observed.view`` must be there when ``needs_view`` says so."""
+def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: ParsedJob | None = None) -> Desired:
+    """Return all of the desired state of one job. ``observed.view`` must be there when ``needs_view`` says so.
+
+    ``parsed``: what ``parse_observed`` made of the same job, if the caller has it already.
+    """
     if observed.job.deleting:
         return Desired()  # owner references do the rest
-    known, draft = parse_observed(observed), Draft()
+    known = replace(parsed, observed=observed) if parsed else parse_observed(observed)
+    draft = Draft()
     if known.finished:
         return _finished(known, draft, now)
     if known.spec is None:
@@ -176,4 +181,5 @@ def _finish(
         events=events(known.before.conditions, status.conditions),
         requeue_after_s=min(draft.requeues_s, default=None),
         measurements=draft.measurements,
+        plan=draft.plan,
     )

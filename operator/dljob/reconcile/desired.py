@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from dlcontract import Report
 from dljob.api import DLJobStatus
 from dljob.calibrate import Place
+from dljob.job.stored_plan import StoredPlan
 from dljob.render.config import Manifest
 from dljob.status import Event, Verdict
 
@@ -49,6 +50,8 @@ class Desired:
     scales: tuple[Scale, ...] = ()
     deletes: tuple[Target, ...] = ()
     delete_job: bool = False
+    plan: StoredPlan | None = None
+    """The plan that ``objects`` hold, for which pods should run."""
     status: DLJobStatus | None = None
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
@@ -66,6 +69,7 @@ class Draft:
     deletes: list[Target] = field(default_factory=list)
     requeues_s: list[float] = field(default_factory=list)
     measurements: RunMeasurements | None = None
+    plan: StoredPlan | None = None
     wanted: int = 0
     """Pods that should run now."""
 

@@ -28,7 +28,7 @@ def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: Stored
         elif found.replicas != replicas:
             draft.scales.append(Scale(name, replicas))
     draft.deletes.extend(Target("StatefulSet", name) for name in present)
-    draft.wanted = accepted.nodes
+    draft.plan, draft.wanted = accepted, accepted.nodes
 
 
 def bring_down(draft: Draft, observed: Observed) -> None:

@@ -1,15 +1,20 @@
 """Each rule stands once, in two tongues: CEL for the API server, Python for the operator. They must agree."""
 
-from typing import Any
+import itertools
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dljob.api import DLJobSpec
+from dlcontract import CollectiveName
+from dljob.api import DLJobSpec, Framework, ParallelismStrategy
+from dljob.api.spec import Synchronization, parallelism, rules
+from dljob.api.spec.compatibility import Condition
 from dljob.job.spec_errors import in_words
-from support.admission import broken_rules, defaulted, schema_of
+from support.admission import broken_rules, defaulted, holds, schema_of
 from support.spec_cases import CASES, HINTS, spec_of
 
 Json = dict[str, Any]
@@ -134,3 +139,55 @@ def test_cel_and_python_agree(spec: Json, with_defaults: bool) -> None:
     by_cel, by_python = said_by_cel(given_spec), said_by_python(given_spec)
     assert bool(by_cel) == bool(by_python)
     assert by_python <= by_cel
+
+
+def product() -> Iterator[Json]:
+    """Specs with every combination of the four axes of the table, each axis also left out."""
+    axes = [(None, *get_args(CollectiveName), "Auto"), *((None, *map(str, kind)) for kind in KINDS)]
+    for collective, strategy, framework, synchronization in itertools.product(*axes):
+        fields: Json = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatchSize": 32, "epochs": 1}
+        section = {
+            "strategy": strategy,
+            "synchronization": synchronization,
+            "stages": 2 if strategy == "Pipeline" else None,
+            "stalenessBound": 2 if synchronization == "StaleSynchronous" else None,
+        }
+        yield fields | {
+            name: value
+            for name, value in {
+                "collective": collective,
+                "trainer": framework and {"framework": framework},
+                "parallelism": {name: value for name, value in section.items() if value},
+            }.items()
+            if value
+        }
+
+
+KINDS = (ParallelismStrategy, Framework, Synchronization)
+
+
+FROM_TABLE = [
+    rule for schema in (SPEC, SPEC["properties"]["parallelism"]) for rule in schema["x-kubernetes-validations"]
+    if any(condition.cel == rule["rule"] for condition in (*vars(rules).values(), *vars(parallelism).values())
+           if isinstance(condition, Condition))
+]  # fmt: skip
+
+
+def test_the_table_makes_the_rules() -> None:
+    assert len(FROM_TABLE) == 8
+
+
+def test_cel_and_python_agree_on_every_combination() -> None:
+    """The table of ``compatibility`` makes both: strategy, collective, framework and synchronization."""
+    rejected = 0
+    for one in product():
+        broken = {
+            rule["message"]
+            for rule in FROM_TABLE
+            if "parallelism" in one or rule not in SPEC["properties"]["parallelism"]["x-kubernetes-validations"]
+            if not holds(rule["rule"], one.get("parallelism") if rule not in SPEC["x-kubernetes-validations"] else one)
+        }
+        by_python = said_by_python(one) & {rule["message"] for rule in FROM_TABLE}
+        assert bool(broken) == bool(by_python) and by_python <= broken, one
+        rejected += bool(broken)
+    assert rejected > 100

@@ -17,7 +17,7 @@ from dljob.perf.resources import energy, memory
 from dljob.perf.step import communication, input_data, synchronization
 from dljob.perf.step.communication import Collective, Link, allreduce_s
 from dljob.perf.step.compute import at_least, calibrated, catalogue_curve, host_overhead_s, scatter
-from dljob.perf.step.step import step
+from dljob.perf.step.step import BACKWARD_PART, exposed_s, step
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.workload import Workload, builtin, hinted
@@ -226,9 +226,9 @@ class TestCommunication:
 class TestStep:
     @given(st.floats(0, 10), st.floats(1e-6, 10), st.integers(1, 50), st.floats(0, 1))
     def test_overlap_hides_at_most_the_backward_pass(self, c: float, compute: float, parts: int, o: float) -> None:
-        felt = float(step.exposed_s(c, compute, parts, o))
+        felt = float(exposed_s(c, compute, parts, o))
         assert c / parts <= felt * (1 + 1e-9)
-        assert c - compute * step.BACKWARD_PART * o <= felt * (1 + 1e-9) + 1e-12
+        assert c - compute * BACKWARD_PART * o <= felt * (1 + 1e-9) + 1e-12
         assert felt <= c
 
     @given(
@@ -243,7 +243,7 @@ class TestStep:
     def test_parts_add_up_and_p90_is_above(
         self, c: float, how: Collective, v: int, n: int, link: Link, cs: float, ls: float
     ) -> None:
-        s = step.step(c, 0.0, how, v, n, link, 0.5, cs, ls)
+        s = step(c, 0.0, how, v, n, link, 0.5, cs, ls)
         assert s.step_s == pytest.approx(s.compute_s + s.communication_s + s.waiting_s)
         assert s.p90_s > s.step_s
         assert s.spread <= max(cs, ls) + 1e-9

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dljob.api.base import ApiModel, Rule
+from dljob.api.spec.compatibility import compatible
 
 
 class Collective(StrEnum):
@@ -43,6 +44,11 @@ class Synchronization(StrEnum):
     STALE_SYNCHRONOUS = "StaleSynchronous"
 
 
+_SYNCHRONIZED_STRATEGY = compatible(
+    "synchronization", "Asynchronous", "StaleSynchronous", other="strategy", inside="parallelism"
+)
+
+
 class Parallelism(ApiModel):
     rules = (
         Rule(
@@ -65,10 +71,9 @@ class Parallelism(ApiModel):
         ),
         Rule(
             "synchronization",
-            "!has(self.synchronization) || self.synchronization == 'Synchronous' || !has(self.strategy) || "
-            "self.strategy == 'Data'",
+            _SYNCHRONIZED_STRATEGY.cel,
             "synchronization Asynchronous and StaleSynchronous need strategy Data: remove one of the two",
-            lambda p: p.synchronization is Synchronization.SYNCHRONOUS or p.strategy is ParallelismStrategy.DATA,
+            _SYNCHRONIZED_STRATEGY.holds,
         ),
     )
 

@@ -1,18 +1,31 @@
 """Rules of a DLJobSpec that span its sections."""
 
 from dljob.api.base import Rule
+from dljob.api.spec.compatibility import Condition, chosen, compatible, compatible_with_field
 from dljob.api.spec.model import PAIRED_MODELS
 from dljob.api.spec.optimizer import ScalingRule
-from dljob.api.spec.parallelism import Collective, ParallelismStrategy
-from dljob.api.spec.trainer import Framework
+from dljob.api.spec.parallelism import ParallelismStrategy
 
-_SPLITS = (
-    "(has(self.parallelism) && has(self.parallelism.strategy) && self.parallelism.strategy in ['Pipeline', 'Tensor'])"
-)
+SPLITS_MODEL = chosen("strategy", "Pipeline", "Tensor")
+ASYNCHRONOUS = chosen("synchronization", "Asynchronous", "StaleSynchronous")
+_SPLITS, _ASYNCHRONOUS = f"({SPLITS_MODEL.cel})", f"({ASYNCHRONOUS.cel})"
 
-_APART = (
-    "(has(self.parallelism) && has(self.parallelism.synchronization) && "
-    "self.parallelism.synchronization != 'Synchronous')"
+_OPTIMIZER_COLLECTIVE = compatible("strategy", "Optimizer", other="collective")
+_SPLIT_COLLECTIVE = compatible("strategy", "Pipeline", "Tensor", other="collective")
+_ASYNCHRONOUS_COLLECTIVE = compatible("synchronization", "Asynchronous", "StaleSynchronous", other="collective")
+_COMPRESSION = compatible_with_field("gradientCompression", "gradient_compression")
+_RANGE_STRATEGY = compatible_with_field("batchSizeRange", "batch_size_range", "strategy", "synchronization")
+_RANGE_FRAMEWORK = compatible_with_field("batchSizeRange", "batch_size_range", "framework")
+_TORCHRUN = (
+    compatible("framework", "Torchrun", other="collective")
+    & compatible("framework", "Torchrun", other="strategy")
+    & chosen("framework", "Torchrun").implies(
+        Condition(
+            "(!has(self.model.syncBatchNorm) || !self.model.syncBatchNorm) && "
+            "(!has(self.optimizer) || !has(self.optimizer.learningRateScaling))",
+            lambda s: not s.model.sync_batch_norm and s.optimizer.learning_rate_scaling is None,
+        )
+    )
 )
 
 RULES = (
@@ -30,13 +43,9 @@ RULES = (
     ),
     Rule(
         "parallelism.strategy",
-        "!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy != 'Optimizer' || "
-        "!has(self.collective) || self.collective in ['Auto', 'Ring', 'Torch']",
+        _OPTIMIZER_COLLECTIVE.cel,
         "parallelism.strategy Optimizer needs collective Ring or Torch: remove collective, or choose one of them",
-        lambda s: (
-            s.parallelism.strategy is not ParallelismStrategy.OPTIMIZER
-            or s.collective in (Collective.AUTO, Collective.RING, Collective.TORCH)
-        ),
+        _OPTIMIZER_COLLECTIVE.holds,
     ),
     Rule(
         "parallelism.strategy",
@@ -60,17 +69,10 @@ RULES = (
     ),
     Rule(
         "collective",
-        f"!{_SPLITS} || !has(self.collective) || self.collective == 'Auto' || "
-        "(self.parallelism.strategy == 'Tensor' && self.collective != 'ParameterServer')",
+        _SPLIT_COLLECTIVE.cel,
         "collective cannot be chosen with parallelism.strategy Pipeline, and not ParameterServer with Tensor: "
         "remove it",
-        lambda s: (
-            not s.parallelism.strategy.splits_model
-            or s.collective is Collective.AUTO
-            or (
-                s.parallelism.strategy is ParallelismStrategy.TENSOR and s.collective is not Collective.PARAMETER_SERVER
-            )
-        ),
+        _SPLIT_COLLECTIVE.holds,
     ),
     Rule(
         "planning.groups",
@@ -92,7 +94,7 @@ RULES = (
     ),
     Rule(
         "parallelism.synchronization",
-        f"!{_APART} || has(self.model.name) && "
+        f"!{_ASYNCHRONOUS} || has(self.model.name) && "
         "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
         "parallelism.synchronization Asynchronous and StaleSynchronous are for built-in models: remove "
         "trainer.command, or choose Synchronous",
@@ -100,14 +102,14 @@ RULES = (
     ),
     Rule(
         "parallelism.synchronization",
-        f"!{_APART} || !has(self.collective) || self.collective in ['Auto', 'ParameterServer']",
+        _ASYNCHRONOUS_COLLECTIVE.cel,
         "parallelism.synchronization Asynchronous and StaleSynchronous need collective ParameterServer: remove "
         "collective, or choose that",
-        lambda s: not s.parallelism.asynchronous or s.collective in (Collective.AUTO, Collective.PARAMETER_SERVER),
+        _ASYNCHRONOUS_COLLECTIVE.holds,
     ),
     Rule(
         "parallelism.synchronization",
-        f"!{_APART} || !has(self.optimizer) || ((!has(self.optimizer.findLearningRate) || "
+        f"!{_ASYNCHRONOUS} || !has(self.optimizer) || ((!has(self.optimizer.findLearningRate) || "
         "!self.optimizer.findLearningRate) && (!has(self.optimizer.learningRateScaling) || "
         "self.optimizer.learningRateScaling.rule != 'AdaScale'))",
         "parallelism.synchronization Asynchronous and StaleSynchronous know no gradient of the whole batch: remove "
@@ -152,21 +154,10 @@ RULES = (
     ),
     Rule(
         "gradientCompression",
-        f"!has(self.gradientCompression) || !{_APART} && ("
-        "(!has(self.collective) || self.collective == 'Auto') && "
-        "(!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy == 'Data') && "
-        "(!has(self.trainer) || !has(self.trainer.framework) || self.trainer.framework == 'DLTrain'))",
+        _COMPRESSION.cel,
         "gradientCompression has an all-reduce of its own: remove it, or else collective, parallelism.strategy "
         "other than Data, parallelism.synchronization other than Synchronous, and trainer.framework Torchrun",
-        lambda s: (
-            s.gradient_compression is None
-            or (
-                s.collective is Collective.AUTO
-                and s.parallelism.strategy is ParallelismStrategy.DATA
-                and not s.parallelism.asynchronous
-                and s.trainer.framework is Framework.DLTRAIN
-            )
-        ),
+        _COMPRESSION.holds,
     ),
     Rule(
         "globalBatchSize",
@@ -193,15 +184,10 @@ RULES = (
     ),
     Rule(
         "batchSizeRange",
-        "!has(self.batchSizeRange) || !has(self.parallelism) || "
-        "(!has(self.parallelism.strategy) || self.parallelism.strategy == 'Data') && "
-        "(!has(self.parallelism.synchronization) || self.parallelism.synchronization == 'Synchronous')",
+        _RANGE_STRATEGY.cel,
         "batchSizeRange needs parallelism.strategy Data and parallelism.synchronization Synchronous: remove it, or "
         "choose those",
-        lambda s: (
-            s.batch_size_range is None
-            or (s.parallelism.strategy is ParallelismStrategy.DATA and not s.parallelism.asynchronous)
-        ),
+        _RANGE_STRATEGY.holds,
     ),
     Rule(
         "batchSizeRange",
@@ -212,30 +198,17 @@ RULES = (
     ),
     Rule(
         "batchSizeRange",
-        "!has(self.batchSizeRange) || !has(self.trainer) || !has(self.trainer.framework) || "
-        "self.trainer.framework == 'DLTrain'",
+        _RANGE_FRAMEWORK.cel,
         "batchSizeRange needs trainer.framework DLTrain, for a Torchrun script has a batch of its own: remove one "
         "of the two",
-        lambda s: s.batch_size_range is None or s.trainer.framework is Framework.DLTRAIN,
+        _RANGE_FRAMEWORK.holds,
     ),
     Rule(
         "trainer.framework",
-        "!has(self.trainer) || !has(self.trainer.framework) || self.trainer.framework == 'DLTrain' || "
-        "(!has(self.collective) || self.collective in ['Auto', 'Torch']) && "
-        "(!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy == 'Data') && "
-        "(!has(self.model.syncBatchNorm) || !self.model.syncBatchNorm) && "
-        "(!has(self.optimizer) || !has(self.optimizer.learningRateScaling))",
+        _TORCHRUN.cel,
         "trainer.framework Torchrun runs scripts that sum gradients and update parameters by themselves: remove "
         "collective (but Torch), parallelism.strategy, model.syncBatchNorm and optimizer.learningRateScaling, or "
         "choose DLTrain",
-        lambda s: (
-            s.trainer.framework is Framework.DLTRAIN
-            or (
-                s.collective in (Collective.AUTO, Collective.TORCH)
-                and s.parallelism.strategy is ParallelismStrategy.DATA
-                and not s.model.sync_batch_norm
-                and s.optimizer.learning_rate_scaling is None
-            )
-        ),
+        _TORCHRUN.holds,
     ),
 )
