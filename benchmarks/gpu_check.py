@@ -1,103 +1,11 @@
-"""Everything of the trainer that only a GPU can show, in a minute: ``python benchmarks/gpu_check.py``.
+"""Start ``benchmarks/gpu/check.py`` ; that file says what it checks: ``python benchmarks/gpu_check.py``."""
 
-Starts a rank on each GPU of this machine (two on one, where there is but one), with the trainer's own code for devices,
-groups, streams, gradients, checkpoints and energy, and prints a line for each check:
-
-    devices      names as the catalogue has them, a GPU for each rank, NCCL between them (gloo on a shared one)
-    exactness    uneven shares: the batch's gradient as one process computes it; equal parameters on all ranks
-    batches      what is copied beside computing arrives whole, also while the GPU is busy
-    resume       from a checkpoint in the middle: the same parameters at the end, to the bit
-    memory       running out of it is told as OutOfMemory, and leaves the device of use; a step's peak, as predicted
-    reading      how often a step waits for its GPU
-    step         computing and waiting, as measured, together are the time that passes; beside DDP and no communication
-    energy       joules by NVML
-
-``--device cpu`` runs the same code on CPUs (gloo), for what of it can be shown there. Exit codes: 0 all held, 1 some
-missed (marked MISSED), 2 there is no GPU. Figures of times are of one machine and its load; the bars are wide.
-"""
-
-import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from figures import machine
-from local_ranks import ROOT, local_plan, mpirun
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dljob.contract import CheckpointRef, ModelRef, Plan, Rank
-from dltrain.device import product_label, why_none
-from dltrain.messages import PLAN_ENV
-from dltrain.shares import apportion
-
-TIMEOUT_S = 600
-PER_RANK = 24
-"""Samples of a rank's step, on average."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="gpu_check", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: what of it needs no GPU")
-    parser.add_argument("--ranks", type=int, help="default: one on each GPU, at least 2")
-    parser.add_argument("--steps", type=int, default=40, help="of each kind that are timed (40)")
-    asked = parser.parse_args(arguments)
-    import torch
-
-    on_gpu = asked.device == "cuda"
-    if on_gpu and not torch.cuda.is_available():
-        print(f"gpu_check: found no GPU: {why_none()}; --device cpu runs what needs none", file=sys.stderr)
-        return 2
-    gpus = torch.cuda.device_count() if on_gpu else 0
-    count = asked.ranks or max(2, gpus)
-    names = [product_label(torch.cuda.get_device_name(r % gpus)) if on_gpu else "cpu" for r in range(count)]
-    print(f"{count} ranks on {', '.join(dict.fromkeys(names))}; {machine()}")
-    missed = 0
-    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        for name, text, held in checks(plan_for(names, on_gpu, folder), asked.steps, Path(folder)):
-            missed += not held
-            print(f"{name:<12} {'' if held else 'MISSED '}{text}")
-    return 1 if missed else 0
-
-
-def plan_for(names: Sequence[str], on_gpu: bool, folder: str) -> Plan:
-    """Ranks on these devices with shares in proportion 1, 2, 3, …"""
-    shares = apportion(PER_RANK * len(names), range(1, len(names) + 1))
-    ranks = tuple(
-        Rank(
-            rank=r, pod="here", host="127.0.0.1", group="all", device=name, gpu=on_gpu, local_rank=r, share=shares[r]
-        )
-        for r, name in enumerate(names)
-    )  # fmt: skip
-    saving = CheckpointRef(enabled=False, directory=folder)
-    model = ModelRef(name="mlp")  # of no use: the ranks bring their own
-    return local_plan(shares, ranks=ranks, model=model, collective="Torch", steps=1, checkpoint=saving)
-
-
-def checks(todo: Plan, steps: int, folder: Path) -> list[tuple[str, str, bool]]:
-    """Name, finding and verdict of each. Ends the program where the ranks do not come to their end."""
-    path = folder / "plan.json"
-    path.write_text(todo.to_json(), encoding="utf-8")
-    parts = ("operator", "trainer-image", "benchmarks")
-    env = {
-        PLAN_ENV: str(path),
-        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in parts),
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # with which cuBLAS adds up in one order
-    }
-    worker = [sys.executable, str(ROOT / "benchmarks" / "gpu_check_ranks.py"), str(steps)]
-    command = [*mpirun(len(todo.ranks)), *worker]
-    try:
-        done = subprocess.run(command, env=os.environ | env, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise SystemExit(f"gpu_check: {len(todo.ranks)} ranks were not done after {TIMEOUT_S} s") from None
-    found: list[Any] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
-    if done.returncode:
-        found.append(("the ranks", f"ended with code {done.returncode} after {len(found)} checks, see above", False))
-    return [(name, text, held) for name, text, held in found]
-
+from benchmarks.gpu.check import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""What is generated, and whether it is fresh. Users: hack/generate, tests/unit/test_crd.py.
+"""What is generated, and whether it is fresh. Users: hack/generate, tests/unit/api/test_crd.py.
 
 The definitions and the reference come from the API types, the page of rights from the chart's table.
 """
@@ -14,7 +14,7 @@ import yaml
 
 import dashboard
 import metriclist
-from dljob import crd
+from dljob.api import crd
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "made by hack/generate from operator/dljob/api; change that, then run it again"
@@ -138,7 +138,9 @@ def rbac() -> str:
 
 def metrics() -> str:
     """docs/metrics.md: every metric with its help, from the registries themselves."""
-    lines = ["<!-- made by hack/generate from operator/dljob/metrics.py and trainer-image/dltrain/metrics.py. -->"]
+    lines = [
+        "<!-- made by hack/generate from operator/dljob/controller/metrics.py and trainer-image/dltrain/metrics.py. -->"
+    ]
     lines += ["# Metrics", "", "[monitoring.md](monitoring.md) says how to scrape them, and what to look at first."]
     for title, listed in (("The operator", metriclist.operator()), ("Each trainer pod", metriclist.trainer())):
         lines += ["", f"## {title}", "", "| Metric | Type | Meaning |", "|---|---|---|"]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from dljob.contract import DatasetRef, ModelRef, Plan, Rank
-from dljob.metrics import Metrics
+from dlcontract import DatasetRef, ModelRef, Plan, Rank
+from dljob.controller.metrics import Metrics
 from dltrain.ledger import Ledger
 from dltrain.localranks import LocalRanks
 from dltrain.member import Member

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import dltrain
-from dljob.contract import DatasetRef
+from dlcontract import DatasetRef
 from dltrain.data import load
 
 t = dltrain.init(batch=120, epochs=10)  # 1

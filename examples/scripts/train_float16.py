@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import dltrain
-from dljob.contract import DatasetRef
+from dlcontract import DatasetRef
 from dltrain.data import load
 
 t = dltrain.init(batch=120, epochs=10)

@@ -1,1 +1,1 @@
-"""dljob: the operator. Import nothing here: the trainer image imports ``dljob.contract`` alone."""
+"""dljob: the operator, the command line and the planner of DLJobs."""

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from hollow import HollowNodes
-from kube import ROOT, Kubectl
-from operator_process import OperatorProcess
-from play import Play
+from support.fake_nodes import HollowNodes
+from support.kubectl import ROOT, Kubectl
+from support.live_job import Play
+from support.operator_process import OperatorProcess
 
 Json = dict[str, Any]
 

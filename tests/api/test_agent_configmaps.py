@@ -12,19 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from dljob.contract import (
-    PLAN_KEY,
-    REPORT_KEY,
-    DatasetRef,
-    ModelRef,
-    Plan,
-    Rank,
-    Report,
-    RunPhase,
-)
+from dlcontract import PLAN_KEY, REPORT_KEY, DatasetRef, ModelRef, Plan, Rank, Report, RunPhase
 from dltrain.exchange import ConfigMaps
 from dltrain.kubeapi import ApiError, KubeApi
-from kube import Kubectl, wait_for
+from support.kubectl import Kubectl, wait_for
 
 pytestmark = [
     pytest.mark.api,

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from admission import defaulted, schema_of
-from apiclient import DEFINITIONS, Server
-from dljob import crd
-from dljob.api import DLJobStatus
-from kube import Kubectl
-from specs import BAD, CASES, JOB, spec_of, with_field
+from dljob.api import DLJobStatus, crd
+from support.admission import defaulted, schema_of
+from support.api_server import DEFINITIONS, Server
+from support.kubectl import Kubectl
+from support.spec_cases import BAD, CASES, JOB, spec_of, with_field
 
 Json = dict[str, Any]
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dljob.contract import CheckpointMark, Failure, RunPhase
-from hollow import HollowNodes
-from kube import OWNED, Kubectl, KubectlError, condition, no_pods, wait_for
-from operator_process import OperatorProcess
-from play import Play
+from dlcontract import CheckpointMark, Failure, RunPhase
+from support.fake_nodes import HollowNodes
+from support.kubectl import OWNED, Kubectl, KubectlError, condition, no_pods, wait_for
+from support.live_job import Play
+from support.operator_process import OperatorProcess
 
 pytestmark = pytest.mark.api
 Json = dict[str, Any]

@@ -6,9 +6,9 @@ import helm_python
 import pytest
 import yaml
 
-from dljob import crd
-from helmchart import CHART, MONITORED, WAYS, of_kind, one, render
-from validation import assert_valid
+from dljob.api import crd
+from support.helm_chart import CHART, MONITORED, WAYS, of_kind, one, render
+from support.schema_validation import assert_valid
 
 Json = dict[str, Any]
 PROMETHEUS_OPERATOR = "monitoring.coreos.com/v1"

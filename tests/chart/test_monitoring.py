@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import metriclist
-from dljob.observed import JOB_LABEL
-from helmchart import CHART, MONITORED, of_kind, one, render
+from dljob.job.observed import JOB_LABEL
+from support.helm_chart import CHART, MONITORED, of_kind, one, render
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]

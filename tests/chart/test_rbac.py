@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dljob.observed import JobSeen
+from dljob.job.observed import JobSeen
 from dljob.render.support import _role
-from helmchart import CHART, of_kind, one, render
+from support.helm_chart import CHART, of_kind, one, render
 
 Json = dict[str, Any]
 TABLE: dict[str, list[Json]] = yaml.safe_load((CHART / "files/rbac.yaml").read_text())

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dljob import settings
-from dljob.settings import Settings
-from helmchart import WAYS, one, render
+from dljob.app import settings
+from dljob.app.settings import Settings
+from support.helm_chart import WAYS, one, render
 
 Json = dict[str, Any]
 KNOWN = set(re.findall(r"^\| (DLJOB_[A-Z_]+) \|", inspect.getdoc(settings) or "", re.MULTILINE))

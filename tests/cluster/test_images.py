@@ -4,7 +4,6 @@ import io
 import json
 import re
 import tarfile
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from devcluster.images import lock, torch_build
 from devcluster.images.builders import without_mounts
 from devcluster.images.inputs import IMAGES, digest, files, reference
 from devcluster.ocilayout import Layout
+from requirements import requirements
 
 TRAINER = IMAGES["trainer"]
 
@@ -41,10 +41,10 @@ def test_the_tag_changes_with_what_goes_in_and_nothing_else(tree: Path) -> None:
     (tree / "README.md").write_text("for people")
     assert digest(TRAINER, {}, tree) == before
     assert digest(TRAINER, {"TORCH": "torch==2.5"}, tree) != before
-    (tree / "operator/dljob/module.py").write_text("changed")  # both images hold the one distribution
+    (tree / "operator/contract/module.py").write_text("changed")
     changed = digest(TRAINER, {}, tree)
     assert changed != before
-    (tree / "operator/dljob/module.py").rename(tree / "operator/dljob/renamed.py")
+    (tree / "operator/contract/module.py").rename(tree / "operator/contract/renamed.py")
     assert digest(TRAINER, {}, tree) != changed
 
 
@@ -56,8 +56,9 @@ def test_every_input_is_in_the_build_context(root: Path, name: str) -> None:
     ignored = (root / ".dockerignore").read_text().splitlines()
     allowed = {line.removeprefix("!") for line in ignored if line.startswith("!")}
     assert ignored[0] == "*"
-    others_pins = {f"{folder}/requirements.txt" for folder in ("operator", "trainer-image")} - set(image.inputs)
-    assert allowed - others_pins == set(image.inputs) - {".dockerignore"}
+    theirs = {one for other in IMAGES.values() for one in other.inputs} - set(image.inputs)
+    excluded = {".dockerignore"}
+    assert allowed - theirs == {one for one in image.inputs if one not in excluded}
     assert len(list(files(image))) > len(image.inputs)
 
 
@@ -72,25 +73,11 @@ def test_pins_satisfy_the_project(root: Path, name: str) -> None:
     path = lock.LOCKS[name].path
     pins = {canonicalize_name(key): value for key, value in lock.versions((root / path).read_text()).items()}
     pins["torch"] = torch_build.requirement().removeprefix("torch==")
-    for text in wanted_by(root, name):
+    for text in requirements(*lock.LOCKS[name].wanted):
         requirement = Requirement(text)
         pinned = pins.get(canonicalize_name(requirement.name))
         assert pinned is not None, f"{path} lacks {requirement.name}: run hack/lock"
         assert requirement.specifier.contains(pinned), f"{requirement}, but {path} has {pinned}: run hack/lock"
-
-
-def wanted_by(root: Path, name: str) -> list[str]:
-    """Return the requirements that a lock resolves, those of included extras too."""
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    wanted, extras = list(project["dependencies"]), list(lock.LOCKS[name].extras)
-    while extras:
-        for text in project["optional-dependencies"][extras.pop()]:
-            included = re.fullmatch(r"dljob\[(.*)\]", text)
-            if included:
-                extras += included[1].split(",")
-            else:
-                wanted.append(text)
-    return wanted
 
 
 def test_a_lock_names_no_build_of_pytorch() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kube import Kubectl
+from support.kubectl import Kubectl
 
 
 @pytest.fixture(scope="session")

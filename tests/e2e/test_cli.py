@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from kube import ROOT, Kubectl, example
+from support.kubectl import ROOT, Kubectl, example
 
 pytestmark = pytest.mark.e2e
 
@@ -21,7 +21,11 @@ def dljob(kubectl: Kubectl, *arguments: str, stdin: str = "") -> subprocess.Comp
         text=True,
         timeout=300,
         check=False,
-        env=os.environ | {"KUBECONFIG": kubectl.kubeconfig, "PYTHONPATH": str(ROOT / "operator")},
+        env=os.environ
+        | {
+            "KUBECONFIG": kubectl.kubeconfig,
+            "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("operator", "operator/contract")),
+        },
     )
 
 

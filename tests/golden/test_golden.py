@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 import yaml
 
-from builders import A100, CPUS, DIGITS, MIXED, T4, Json, rendered, seen
-from dljob.accepted import OPERATOR_KEY, Accepted
+from dlcontract import PLAN_KEY
 from dljob.calibrate import Learned, NoiseOf
 from dljob.cluster import ClusterView
-from dljob.contract import PLAN_KEY
-from validation import assert_valid
+from dljob.job.stored_plan import OPERATOR_KEY, StoredPlan
+from support.builders import A100, CPUS, DIGITS, MIXED, T4, Json, rendered, seen
+from support.schema_validation import assert_valid
 
 HERE = Path(__file__).resolve().parent
 UPDATE = "DLJOB_UPDATE_GOLDEN"
@@ -200,7 +200,7 @@ def test_every_object_is_valid_for_every_version(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_plan_is_read_back_as_it_was_written(name: str) -> None:
     data = next(m["data"] for m in manifests_of(name) if m["kind"] == "ConfigMap" and "data" in m)
-    assert Accepted.parse(data).data() == data
+    assert StoredPlan.parse(data).data() == data
 
 
 def test_no_file_is_without_its_job() -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dljob.contract import CheckpointRef, DatasetRef, ModelRef, Plan, Rank, Role
+from dlcontract import CheckpointRef, DatasetRef, ModelRef, Plan, Rank, Role
 from dltrain.shares import apportion
 
 

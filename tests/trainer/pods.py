@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from dljob.contract import CheckpointRef, DatasetRef, ModelRef, Plan, Rank, Report
+from dlcontract import CheckpointRef, DatasetRef, ModelRef, Plan, Rank, Report
 
 UID = 54321
 JOB_UID = "5f0c9a52-2f6b-4c7e-9d51-0a1b2c3d4e5f"

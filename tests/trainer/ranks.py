@@ -36,7 +36,7 @@ class Ended:
 def environment(**extra: str) -> dict[str, str]:
     """This process's environment without any MPI's or agent's, with the checkout importable, and ``extra``."""
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "DLTRAIN_"))}
-    path = [str(ROOT / "operator"), str(ROOT / "trainer-image"), str(ROOT / "tests")]
+    path = [str(ROOT / "operator"), str(ROOT / "operator/contract"), str(ROOT / "trainer-image"), str(ROOT / "tests")]
     return ours | {"PYTHONPATH": os.pathsep.join(path)} | extra
 
 

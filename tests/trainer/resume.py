@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dljob.contract import Plan
+from dlcontract import Plan
 from dltrain import messages
 from dltrain.messages import EXIT_STOPPED
 from trainer.listener import Listener

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dljob.contract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ModelRef, RunPhase
+from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ModelRef, RunPhase
 from dltrain import layout
 from dltrain.cgroup import threads
 from dltrain.runreport import files

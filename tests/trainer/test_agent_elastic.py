@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dljob.contract import ModelRef, Plan, Role, RunPhase
+from dlcontract import ModelRef, Plan, Role, RunPhase
 from dltrain.runreport import files
 from trainer.pods import KILL, Job, Pod, job, leave
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dljob.contract import (
+from dlcontract import (
     DatasetRef,
     Failure,
     Mismatch,
@@ -356,7 +356,7 @@ def test_ranks_of_a_pod_must_be_numbered_in_a_row() -> None:
 
 
 def test_ports_are_the_contracts_and_disjoint() -> None:
-    from dljob.contract import MPI_PORTS
+    from dlcontract import MPI_PORTS
 
     assert MPI_PORTS[0] == launch.DAEMON_PORTS[0] <= launch.DAEMON_PORTS[1] < launch.RANK_PORTS[0]
     assert launch.RANK_PORTS[1] < launch.MASTER_PORT == MPI_PORTS[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dljob.contract import Plan, RunPhase
+from dlcontract import Plan, RunPhase
 from dltrain import agentproto as proto
 from dltrain import tls
 from trainer.pods import AGENT_PORT, WITHIN_S, Authority, Job, job

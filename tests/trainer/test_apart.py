@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.contract import ModelRef, OptimizerRef
+from dlcontract import ModelRef, OptimizerRef
 from dltrain import messages
 from dltrain.apart.clocks import Clocks
 from trainer.plans import make_plan, saving

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from dljob.contract import RankMeasure
+from dlcontract import RankMeasure
 from dltrain import energy
 from dltrain.energy import Meter, Packages, meter
 from dltrain.localranks import LocalRanks

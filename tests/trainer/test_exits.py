@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dljob.contract import DatasetRef, ModelRef, OptimizerRef, Plan
+from dlcontract import DatasetRef, ModelRef, OptimizerRef, Plan
 from dltrain import messages, rank
 from dltrain.messages import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_OK, EXIT_STOPPED, EXIT_USER_ERROR
 from trainer.listener import Listener

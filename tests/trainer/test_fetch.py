@@ -17,7 +17,7 @@ from dltrain import download, sources
 from dltrain.errors import BadInputError
 from dltrain.fetch import check, fetch, main, read_sums
 from dltrain.messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXIT_OK, EXIT_STOPPED
-from fileserver import FileServer, serving
+from support.file_server import FileServer, serving
 
 CHUNK = 2**16
 DATA = np.random.Generator(np.random.Philox(7)).bytes(9 * CHUNK + 4321)

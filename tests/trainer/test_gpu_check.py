@@ -2,14 +2,14 @@
 
 import re
 
-import gpu_check
 import pytest
 import torch
+from benchmarks.gpu import check
 
 
 @pytest.mark.mpi
 def test_what_needs_no_gpu_runs_on_cpus_by_the_same_code(capfd: pytest.CaptureFixture[str]) -> None:
-    code = gpu_check.main(["--device", "cpu", "--steps", "5"])
+    code = check.main(["--device", "cpu", "--steps", "5"])
     out = capfd.readouterr().out
     found = dict(re.findall(r"^(\w+) +(.*)$", out, re.MULTILINE))
     assert found["devices"] == "cpu (no GPU), sums by gloo"
@@ -22,5 +22,5 @@ def test_what_needs_no_gpu_runs_on_cpus_by_the_same_code(capfd: pytest.CaptureFi
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu_check.main([]) == 2
+    assert check.main([]) == 2
     assert re.fullmatch(r"gpu_check: found no GPU: .+; --device cpu runs what needs none\n", capsys.readouterr().err)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.contract import CheckpointRef
+from dlcontract import CheckpointRef
 from dltrain import messages, rank
 from dltrain.interval import COST_PART, LONGEST_S, SHORTEST_S, Interval, best_s, between_faults_s
 from dltrain.messages import EXIT_OK

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dljob.contract import DatasetRef, ModelRef, OptimizerRef
+from dlcontract import DatasetRef, ModelRef, OptimizerRef
 from dltrain.errors import BadInputError
 from dltrain.local import torchrun_variables
 from dltrain.messages import EXIT_BAD_INPUT, EXIT_OK, EXIT_USER_ERROR

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from safetensors.torch import load_file
 
-from dljob.contract import ModelRef, OptimizerRef, Plan
+from dlcontract import ModelRef, OptimizerRef, Plan
 from dltrain import messages, rank
 from dltrain.checkpoint import MODEL, OPTIMIZER
 from dltrain.lr import rate

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.contract import ModelRef
-from dljob.perf import modelsplit
-from dljob.perf.workload import builtin
+from dlcontract import ModelRef
+from dljob.perf.step import model_split
+from dljob.perf.workload.workload import builtin
 from dltrain import messages
 from dltrain.models import InputShape, build
 from dltrain.models.layers import pairs_of
@@ -82,7 +82,7 @@ def test_trainer_and_planner_cut_alike(rows: list[tuple[int, int]], stages: int)
         return max(sum(c.operations for c in known[a:b]) for a, b in pairwise([*begins, len(rows)]))
 
     ours = cut(known, stages)
-    assert longest(ours) == longest(modelsplit.cuts([c.operations for c in known], able, stages)[-1])
+    assert longest(ours) == longest(model_split.cuts([c.operations for c in known], able, stages)[-1])
     assert all(any(able[a:b]) for a, b in pairwise([*ours, len(rows)]))
 
 
@@ -98,7 +98,7 @@ IMAGES, TOKENS = InputShape((3, 32, 32), 10), InputShape((128,), 256, tokens=Tru
 )  # fmt: skip
 def test_the_planner_predicts_the_trainers_parts(name: str, data: InputShape) -> None:
     """As many stages, the busiest one's part of the operations, and pairs of linear layers."""
-    model, planned = build(name, data), modelsplit.cut_up(builtin(name, None))
+    model, planned = build(name, data), model_split.cut_up(builtin(name, None))
     known = costs(model, torch.zeros(1, *data.shape, dtype=torch.long if data.tokens else torch.float))
     total = sum(cost.operations for cost in known)
     assert len(planned.stages) == sum(cost.parameters > 0 for cost in known), "as many stages at most"

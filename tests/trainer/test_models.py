@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import make_datasets
-from dljob.contract import DatasetRef, OptimizerRef
-from dljob.perf.datasets import DATASETS
+from dlcontract import DatasetRef, OptimizerRef
+from dljob.perf.workload.datasets import DATASETS
 from dltrain.data import NAMES, SYNTHETIC, load
 from dltrain.errors import BadInputError
 from dltrain.lr import WARM_UP, rate
@@ -159,7 +159,7 @@ def test_the_first_step_imports_no_compiler() -> None:
     """It would cost 1.5 s of CPU before the first step; see ``dltrain.optimizers``."""
     code = """
 import sys, torch
-from dljob.contract import OptimizerRef
+from dlcontract import OptimizerRef
 from dltrain.optimizers import make_optimizer
 for name in ("SGD", "Adam", "AdamW"):
     model = torch.nn.Linear(3, 3)

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from dljob.api import ModelSpec
-from dljob.perf.datasets import DATASETS, Dataset
-from dljob.perf.layers import Net
-from dljob.perf.models import MODELS
-from dljob.perf.references import IMAGENET, OPENWEBTEXT, alexnet, bert_base, gpt2, vgg16
+from dljob.perf.workload.datasets import DATASETS, Dataset
+from dljob.perf.workload.layers import Net
+from dljob.perf.workload.models import MODELS
+from dljob.perf.workload.references import IMAGENET, OPENWEBTEXT, alexnet, bert_base, gpt2, vgg16
 
 torch = pytest.importorskip("torch")
 

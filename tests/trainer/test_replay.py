@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dljob.contract import RunPhase
+from dlcontract import RunPhase
 from dltrain import messages
 from dltrain.checkpoint import MODEL, OPTIMIZER
 from dltrain.errors import BadInputError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dljob.contract import CheckpointMark, Expectation, Failure, Noise, Outcome, Plan, RankMeasure, RunPhase
+from dlcontract import CheckpointMark, Expectation, Failure, Noise, Outcome, Plan, RankMeasure, RunPhase
 from dltrain.layout import TERM, job_directory
 from dltrain.ledger import Ledger
 from dltrain.messages import Checkpointed, Energy, Evaluated, Resharded, Shrunk, Step

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.contract import OptimizerRef
+from dlcontract import OptimizerRef
 from dltrain.scaling import Scaling
 
 

@@ -26,9 +26,10 @@ work on the machine only adds to them, and threads that wait for each other ther
 
 
 def test_a_generated_network_is_its_table_and_stays_in_what_it_is_given() -> None:
-    from proof.structures import Structure, drawn
+    from benchmarks.perfmodel.structures import Structure, drawn
 
-    from dljob.perf import memory, structure
+    from dljob.perf.resources import memory
+    from dljob.perf.workload import structure
 
     for one in drawn(8):
         assert sum(p.numel() for p in one.module().parameters()) == one.workload().parameters
@@ -44,10 +45,10 @@ def test_a_generated_network_is_its_table_and_stays_in_what_it_is_given() -> Non
 
 def test_the_regression_finds_the_coefficients_that_made_the_measurements(tmp_path: Path) -> None:
     """Rows of a file are not measured again; of a machine that obeys the formula every structure is foreseen."""
-    from proof.structures import collected, drawn
-    from structure_regression import tables
+    from benchmarks.perfmodel.structure_regression import tables
+    from benchmarks.perfmodel.structures import collected, drawn
 
-    from dljob.perf import structure
+    from dljob.perf.workload import structure
 
     def cpu_s(one: Any) -> float:
         work = structure.time_terms(one.workload(), one.batch), structure.host_terms(one.workload())

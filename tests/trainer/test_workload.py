@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dljob.perf.datasets import DATASETS
-from dljob.perf.models import MODELS
-from dljob.perf.workload import builtin, misfit
+from dljob.perf.workload.datasets import DATASETS
+from dljob.perf.workload.models import MODELS
+from dljob.perf.workload.workload import builtin, misfit
 
 torch = pytest.importorskip("torch")
 
@@ -57,7 +57,7 @@ def test_layer_tables_are_the_models(name: str, dataset: str) -> None:
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_datasets_are_as_the_trainer_loads_them(name: str) -> None:
-    from dljob.contract import DatasetRef
+    from dlcontract import DatasetRef
     from dltrain.data import load
 
     data, known = load(DatasetRef(name=name)), DATASETS[name]

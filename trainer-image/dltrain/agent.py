@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from prometheus_client import CollectorRegistry
 
-from dljob.contract import Plan, RunPhase
+from dlcontract import Plan, RunPhase
 from dltrain import tls
 from dltrain.agentproto import MAX_LINE
 from dltrain.coordinator import TERMINAL, Coordinator

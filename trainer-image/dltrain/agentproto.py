@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from dljob.contract import MAX_LOG_TAIL, Record, RunPhase
+from dlcontract import MAX_LOG_TAIL, Record, RunPhase
 from dltrain.messages import News
 
 HEARTBEAT_S = 1.0

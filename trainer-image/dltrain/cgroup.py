@@ -5,7 +5,7 @@ from contextlib import suppress
 from math import floor
 from pathlib import Path
 
-from dljob.contract import CPUS_VARIABLE
+from dlcontract import CPUS_VARIABLE
 
 ROOT = Path("/sys/fs/cgroup")
 

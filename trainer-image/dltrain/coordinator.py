@@ -8,7 +8,7 @@ conditions over what is known, and decides. Users: ``agent``.
 import logging
 import time
 
-from dljob.contract import Failure, Outcome, RunPhase
+from dlcontract import Failure, Outcome, RunPhase
 from dltrain import agentproto as proto
 from dltrain import finished
 from dltrain.diagnosis import World, delay_s, diagnose, explained, obituary

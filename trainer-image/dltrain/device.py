@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from dljob.contract import Plan, Rank
+from dlcontract import Plan, Rank
 from dltrain.errors import DeviceMissingError
 from dltrain.world import World
 

@@ -6,7 +6,7 @@ order of belief in what was the cause.
 
 from dataclasses import dataclass, field
 
-from dljob.contract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank
+from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank, reasons
 from dltrain.agentproto import RankEnded
 from dltrain.messages import (
     EXIT_BAD_INPUT,
@@ -157,8 +157,8 @@ def diagnose(world: World) -> Failure:
         if end.exit_code == EXIT_PEER_LOST:
             return _of_rank(world, end, "PeerLost", "lost contact with another rank")
         if end.exit_code == EXIT_STOPPED:
-            return _of_rank(world, end, "RankStopped", "ended as if asked to stop, which nobody did")
-    return Failure(reason="NoResult", message=_NO_RESULT)
+            return _of_rank(world, end, reasons.RANK_STOPPED, "ended as if asked to stop, which nobody did")
+    return Failure(reason=reasons.NO_RESULT, message=_NO_RESULT)
 
 
 def _of_hung(world: World, number: int, silent_s: float) -> Failure:
@@ -184,7 +184,7 @@ _NO_RESULT = (
     "all ranks ended with exit code 0, but rank 0 told no result: a script that trains goes through t.steps to its "
     "end, or calls t.finish()"
 )
-_ECHOES = frozenset({"PeerLost", "RankStopped", "LaunchFailed", "NoResult"})
+_ECHOES = frozenset({"PeerLost", reasons.RANK_STOPPED, "LaunchFailed", reasons.NO_RESULT})
 
 
 def explained(world: World) -> bool:
@@ -205,18 +205,18 @@ def obituary(world: World, end: RankEnded) -> Failure:
     """Of one rank, by its exit status alone."""
     exit_ = _exit_of(end)
     if end.exit_code == EXIT_BAD_INPUT:
-        return _of_rank(world, end, "BadInput", "found its input unusable; see the end of its log", retry=False)
+        return _of_rank(world, end, reasons.BAD_INPUT, "found its input unusable; see the end of its log", retry=False)
     if end.exit_code == EXIT_DIVERGED:
         return _of_rank(world, end, "Diverged", "found a loss that is not finite; lower the learning rate")
     if end.exit_code == EXIT_PARAMETERS_DIVERGED:
-        return _of_rank(world, end, "ParametersDiverged", "found that ranks hold different parameters")
+        return _of_rank(world, end, reasons.PARAMETERS_DIVERGED, "found that ranks hold different parameters")
     if end.exit_code == 127:
-        return _of_rank(world, end, "CommandNotFound", "could not start its command")
+        return _of_rank(world, end, reasons.COMMAND_NOT_FOUND, "could not start its command")
     if exit_.shell_code == 128 + SIGKILL:
         return _of_rank(world, end, "RankKilled", f"was killed ({exit_})")
     if end.signal is not None:
-        return _of_rank(world, end, "RankCrashed", f"crashed ({exit_})")
-    return _of_rank(world, end, "RankFailed", f"ended with {exit_}; see the end of its log")
+        return _of_rank(world, end, reasons.RANK_CRASHED, f"crashed ({exit_})")
+    return _of_rank(world, end, reasons.RANK_FAILED, f"ended with {exit_}; see the end of its log")
 
 
 def _of_rank(world: World, end: RankEnded, reason: str, what: str, *, retry: bool = True) -> Failure:

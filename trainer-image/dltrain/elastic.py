@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from dljob.contract import MEASURABLE, Plan
+from dlcontract import MEASURABLE, Plan
 from dltrain.errors import PeerLostError
 from dltrain.shares import apportion
 from dltrain.world import World

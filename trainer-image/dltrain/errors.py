@@ -4,7 +4,7 @@ import re
 import traceback
 from pathlib import Path
 
-from dljob.contract import MAX_LOG_TAIL, Failure
+from dlcontract import MAX_LOG_TAIL, Failure, reasons
 from dltrain.messages import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_PARAMETERS_DIVERGED, EXIT_PEER_LOST, EXIT_USER_ERROR
 
 
@@ -61,15 +61,15 @@ class ParametersDivergedError(ArithmeticError):
 
 
 _REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
-    (BadInputError, "BadInput", EXIT_BAD_INPUT),
-    (MisuseError, "BadInput", EXIT_BAD_INPUT),
-    (ParametersDivergedError, "ParametersDiverged", EXIT_PARAMETERS_DIVERGED),
+    (BadInputError, reasons.BAD_INPUT, EXIT_BAD_INPUT),
+    (MisuseError, reasons.BAD_INPUT, EXIT_BAD_INPUT),
+    (ParametersDivergedError, reasons.PARAMETERS_DIVERGED, EXIT_PARAMETERS_DIVERGED),
     (DivergedError, "Diverged", EXIT_DIVERGED),
     (PeerLostError, "PeerLost", EXIT_PEER_LOST),
     (CheckpointError, "CheckpointFailed", EXIT_USER_ERROR),
     (MemoryError, "OutOfMemory", EXIT_USER_ERROR),
     (DeviceMissingError, "DeviceMissing", EXIT_USER_ERROR),
-    (BaseException, "TrainingError", EXIT_USER_ERROR),
+    (BaseException, reasons.TRAINING_ERROR, EXIT_USER_ERROR),
 )
 
 
@@ -107,7 +107,7 @@ def _line(error: BaseException) -> str:
 def failure(error: BaseException, rank: int, host: str) -> Failure:
     """What to tell the agent of an exception that ends this rank; ``exit_code`` is the code to exit with."""
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
-    if reason == "TrainingError" and isinstance(error, RuntimeError):
+    if reason == reasons.TRAINING_ERROR and isinstance(error, RuntimeError):
         reason = next((better for words, better in _REASONS_BY_WORDS if words.search(str(error))), reason)
     last = traceback.format_exception_only(error)[-1].strip()
     known = isinstance(error, _KNOWN)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from dljob.contract import PLAN_KEY, REPORT_KEY, Plan, Report, config_map_names, schema_of
+from dlcontract import PLAN_KEY, REPORT_KEY, Plan, Report, config_map_names, schema_of
 from dltrain.kubeapi import ApiError, KubeApi
 
 log = logging.getLogger(__name__)

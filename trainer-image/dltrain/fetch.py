@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from dljob.contract import DATASET_SUMS
+from dlcontract import DATASET_SUMS
 from dltrain.download import SAY_EVERY_S, Download, in_units, say, sha256_of, size_of
 from dltrain.errors import BadInputError
 from dltrain.messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXIT_OK, EXIT_STOPPED

@@ -3,7 +3,7 @@
 
 from collections.abc import Collection
 
-from dljob.contract import Plan, Role
+from dlcontract import Plan, Role
 from dltrain.shares import apportion
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from dljob.contract import Outcome, Plan, Record
+from dlcontract import Outcome, Plan, Record
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ seconds between faults the sum C / T + T / (2 M) is least at T = √(2·C·M) (Y
 from math import sqrt
 from statistics import median
 
-from dljob.contract import CheckpointRef
+from dlcontract import CheckpointRef
 
 PRIOR_S = 3.6e6
 """A pod's time between faults before the run has shown any: a thousand hours, the order of what large clusters tell."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dljob.contract import MPI_PORTS, Plan, Rank
+from dlcontract import MPI_PORTS, Plan, Rank
 from dltrain.messages import MEMORY_ENV, PLAN_ENV, SOCKET_ENV
 from dltrain.shim import LOCAL_SOCKET_ENV, WORLD_ENV
 

@@ -6,7 +6,7 @@ continues an old one's training.
 
 from pathlib import Path
 
-from dljob.contract import Plan
+from dlcontract import Plan
 
 TERM = "term"
 """A file beside the checkpoints: the highest term that anyone wrote under."""

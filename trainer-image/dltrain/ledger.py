@@ -5,7 +5,7 @@ Users: ``coordinator``.
 
 from collections import Counter
 
-from dljob.contract import (
+from dlcontract import (
     CheckpointMark,
     Failure,
     Mismatch,

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dljob.contract import Plan
+from dlcontract import Plan
 from dltrain import cgroup
 from dltrain.errors import MisuseError
 from dltrain.feeding.move import Mover

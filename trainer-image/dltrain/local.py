@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _built_in(given: argparse.Namespace) -> NoReturn:
-    from dljob.contract import DatasetRef, ModelRef, OptimizerRef, Plan
+    from dlcontract import DatasetRef, ModelRef, OptimizerRef, Plan
     from dltrain import rank, session
     from dltrain.data import NAMES
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from dljob.contract import Plan, Rank
+from dlcontract import Plan, Rank
 from dltrain import cgroup, launch, messages
 from dltrain.agentproto import DaemonEnded, RankEnded, RankLog, RankNews, RankStopped, RankUp
 from dltrain.messages import Hello, news_adapter

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dljob.contract import DATASET_VARIABLE, Outcome, Plan
+from dlcontract import DATASET_VARIABLE, Outcome, Plan
 from dltrain import randomness, replay, summing, usage
 from dltrain.batchnorm import Ranks, local_layers, synchronized, unsynchronized
 from dltrain.cgroup import cpus

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from dljob.contract import RankMeasure
+from dlcontract import RankMeasure
 
 WINDOW = 50
 """Steps that a mean looks back on: several periods of a quota, and short enough to follow a change."""

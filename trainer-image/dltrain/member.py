@@ -7,7 +7,7 @@ it has seen and refuses lower ones; when its coordinator's connection ends, so d
 import asyncio
 import logging
 
-from dljob.contract import Plan, RunPhase
+from dlcontract import Plan, RunPhase
 from dltrain import agentproto as proto
 from dltrain.fewer import fewer
 from dltrain.localranks import Event, LocalRanks

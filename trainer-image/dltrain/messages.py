@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from dljob.contract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
-from dljob.contract import CheckpointMark, Failure, Noise, Outcome, ProbePoint, RankMeasure, Record
+from dlcontract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
+from dlcontract import CheckpointMark, Failure, Noise, Outcome, ProbePoint, RankMeasure, Record
 
 SOCKET_ENV = "DLTRAIN_SOCKET"
 PLAN_ENV = "DLTRAIN_PLAN"

@@ -11,7 +11,7 @@ from typing import TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dljob.contract import Record, RunPhase
+from dlcontract import Record, RunPhase
 from dltrain.ledger import Ledger
 from dltrain.localranks import LocalRanks
 from dltrain.member import Member

@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from dljob.contract import Plan
+from dlcontract import Plan
 from dltrain import agentproto as proto
 from dltrain import launch
 from dltrain.interfaces import interface_of

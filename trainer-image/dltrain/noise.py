@@ -18,7 +18,7 @@ stretches of the run: a ratio of single steps would be biased.
 from math import isfinite, sqrt
 from typing import Any
 
-from dljob.contract import MOST_NOISE
+from dlcontract import MAX_NOISE
 
 EVERY = 10
 """Steps from one of which norms are taken to the next. At every step they made those of a small model on quotas of 0.2
@@ -76,7 +76,7 @@ class NoiseScale:
         if not least > 0 or error >= 1:
             return None  # "at least 0" says nothing
         found = max(0.0, self._batch * (1 / least - 1))
-        return found if found <= MOST_NOISE else None  # the report of a job must not fail for it
+        return found if found <= MAX_NOISE else None  # the report of a job must not fail for it
 
     def observe(self, within: float, together: float, ranks: int) -> None:
         """Take in a step's gradients, as ``estimates`` has them; those that are not finite tell nothing."""

@@ -7,7 +7,7 @@ phase, the plan in force under a new number, and that a report is due.
 import logging
 import time
 
-from dljob.contract import Failure, Plan, Report, RunPhase
+from dlcontract import Failure, Plan, Report, RunPhase
 from dltrain import agentproto as proto
 from dltrain.diagnosis import World
 from dltrain.exchange import Reporter

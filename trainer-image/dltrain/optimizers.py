@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from dljob.contract import OptimizerRef
+from dlcontract import OptimizerRef
 
 _KEPT = "__dynamo_disable"
 """Where ``torch._disable_dynamo`` keeps what it will call in the end."""

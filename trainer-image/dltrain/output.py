@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 
-from dljob.contract import MAX_LOG_TAIL
+from dlcontract import MAX_LOG_TAIL
 
 _DRAIN_S = 1.0
 

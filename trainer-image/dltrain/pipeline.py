@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dljob.contract import Plan
+from dlcontract import Plan
 from dltrain.comm.base import host_array
 from dltrain.comm.faults import duplicate, revoke, translate
 from dltrain.comm.mpi import MpiAllreduce

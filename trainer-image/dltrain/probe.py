@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dljob.contract import ProbePoint
+from dlcontract import ProbePoint
 from dltrain.comm.faults import translate
 from dltrain.comm.waiting import complete, wait_until
 from dltrain.device import finish

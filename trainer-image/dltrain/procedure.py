@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from dljob.contract import Plan
+from dlcontract import Plan
 from dltrain.links import LinkEvent
 
 TICK_S = 0.5

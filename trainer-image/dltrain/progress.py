@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from dljob.contract import Noise
+from dlcontract import Noise
 from dltrain.energy import Meter
 from dltrain.lossscale import LossScale
 from dltrain.measure import Times, Window

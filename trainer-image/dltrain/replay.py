@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dljob.contract import Plan
+from dlcontract import Plan
 from dltrain.errors import BadInputError
 from dltrain.messages import Summing
 from dltrain.runreport.document import Document

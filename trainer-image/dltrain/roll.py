@@ -6,7 +6,7 @@ that meets a higher term later has been superseded and must end, since there are
 
 import uuid
 
-from dljob.contract import Plan, Report, RunPhase
+from dlcontract import Plan, Report, RunPhase
 from dltrain import agentproto as proto
 from dltrain.layout import claimed_term
 from dltrain.links import Links

@@ -5,7 +5,7 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 
-from dljob.contract import Rank, Record
+from dlcontract import Rank, Record
 from dltrain.messages import Mark, News, Step, Stop
 from dltrain.output import Output
 from dltrain.processes import Exit, Process

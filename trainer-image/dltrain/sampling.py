@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dljob.contract import Plan
+from dlcontract import Plan
 from dltrain.shares import apportion
 
 

@@ -7,7 +7,7 @@ Warm-up is ``lr``'s. Every rank computes the same from the same sums.
 
 from math import isfinite, sqrt
 
-from dljob.contract import OptimizerRef
+from dlcontract import OptimizerRef
 from dltrain.noise import estimates
 
 

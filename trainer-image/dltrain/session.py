@@ -12,16 +12,7 @@ from typing import NoReturn
 import torch
 from pydantic import ValidationError
 
-from dljob.contract import (
-    DATASET_VARIABLE,
-    MEASURABLE,
-    CheckpointRef,
-    DatasetRef,
-    ModelRef,
-    OptimizerRef,
-    Plan,
-    Rank,
-)
+from dlcontract import DATASET_VARIABLE, MEASURABLE, CheckpointRef, DatasetRef, ModelRef, OptimizerRef, Plan, Rank
 from dltrain import device as devices
 from dltrain import heap
 from dltrain.cgroup import threads

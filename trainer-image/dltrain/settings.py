@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from dljob.contract import AGENT_PORT, METRICS_PORT, TLS_DIR
+from dlcontract import AGENT_PORT, METRICS_PORT, TLS_DIR, pods
 
 MAX_SOCKET_PATH = 107
 RETURN_AFTER_S = 10.0
@@ -73,11 +73,11 @@ class Settings:
         if len(str(run_dir / "zygote.sock")) > MAX_SOCKET_PATH:
             raise ValueError(f"DLTRAIN_RUN_DIR: {run_dir} is too long a path for Unix sockets; use a shorter one")
         return cls(
-            job=need("DLJOB_NAME", "the job's name"),
-            namespace=env.get("DLJOB_NAMESPACE") or "default",
-            uid=need("DLJOB_UID", "the job's uid"),
-            pod=need("DLJOB_POD", "this pod's name"),
-            pod_ip=need("DLJOB_POD_IP", "this pod's address"),
+            job=need(pods.JOB_VARIABLE, "the job's name"),
+            namespace=env.get(pods.NAMESPACE_VARIABLE) or "default",
+            uid=need(pods.UID_VARIABLE, "the job's uid"),
+            pod=need(pods.POD_VARIABLE, "this pod's name"),
+            pod_ip=need(pods.POD_IP_VARIABLE, "this pod's address"),
             use_api=use_api,
             plan_file=plan_file,
             report_file=report_file,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from dljob.contract import Plan
+from dlcontract import Plan
 from dltrain import usage
 from dltrain.comm.base import Collective
 from dltrain.comm.halves import Scattered, gatherer, owned

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dljob.contract import Plan, Role
+from dlcontract import Plan, Role
 from dltrain.comm.auto import Auto, Pick, size_class
 from dltrain.comm.base import Collective
 from dltrain.comm.choose import AUTO, choose

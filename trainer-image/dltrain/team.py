@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dljob.contract import Plan, Role
+from dlcontract import Plan, Role
 from dltrain import summing, usage
 from dltrain.agreement import compare
 from dltrain.balance import Balance

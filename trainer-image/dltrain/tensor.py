@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.optim import Optimizer
 
-from dljob.contract import Plan
+from dlcontract import Plan
 from dltrain.comm.base import Collective
 from dltrain.comm.choose import choose
 from dltrain.errors import BadInputError

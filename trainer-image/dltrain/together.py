@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dljob.contract import Plan
+from dlcontract import Plan
 from dltrain import usage
 from dltrain.feeding.feed import Feed
 from dltrain.gathering import Among, among, averaged, gathered, unlike_buffers

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dljob.contract import CheckpointMark, Plan
+from dlcontract import CheckpointMark, Plan
 from dltrain import memory
 from dltrain.checkpoint import Checkpoints, Snapshot, decode, identity
 from dltrain.errors import BadInputError, CheckpointError, FencedError

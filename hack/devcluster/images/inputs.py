@@ -11,11 +11,8 @@ from pathlib import Path
 
 from devcluster.paths import REPOSITORY
 
-# Both images carry the one wheel that holds both packages.
-_COMMON = (
-    *(".dockerignore", "LICENSE", "pyproject.toml", "operator/dljob", "trainer-image/dltrain"),
-    *("hack/locks/uv.txt", "hack/precompile.py"),
-)
+# Both images carry the contract; each of them its own distribution.
+_COMMON = (".dockerignore", "LICENSE", "hack/locks/uv.txt", "hack/precompile.py", "operator/contract")
 
 
 @dataclass(frozen=True)
@@ -31,10 +28,14 @@ class Image:
     """Usual duration of the first build on two cores."""
 
 
+def _own(folder: str, package: str) -> tuple[str, ...]:
+    return (f"{folder}/pyproject.toml", f"{folder}/requirements.txt", f"{folder}/{package}")
+
+
 IMAGES = {
-    "operator": Image("operator", "operator/Dockerfile", (*_COMMON, "operator/requirements.txt"), 2 << 30, 60),
+    "operator": Image("operator", "operator/Dockerfile", (*_COMMON, *_own("operator", "dljob")), 2 << 30, 60),
     "trainer": Image(
-        "trainer", "trainer-image/Dockerfile", (*_COMMON, "trainer-image/requirements.txt"), 24 << 30, 150
+        "trainer", "trainer-image/Dockerfile", (*_COMMON, *_own("trainer-image", "dltrain")), 24 << 30, 150
     ),
 }
 

@@ -14,6 +14,7 @@ from devcluster.errors import ClusterError
 from devcluster.images.torch_build import requirement
 from devcluster.paths import REPOSITORY
 from devcluster.shell import run
+from requirements import requirements
 
 _PYTHON = "3.11"  # the oldest that the project supports, and that of the base image
 # PyTorch and what only some of its builds need: users choose the build, and each has hashes of its own.
@@ -22,17 +23,17 @@ _BUILD_DEPENDENT = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")
 
 @dataclass(frozen=True)
 class Lock:
-    """One file of pins; `extras` are those of pyproject.toml whose requirements it resolves."""
+    """One file of pins; `wanted` are the dependency groups and distributions whose requirements it resolves."""
 
     path: str
-    extras: tuple[str, ...]
+    wanted: tuple[str, ...]
 
 
 LOCKS = {
     "dev": Lock("hack/locks/dev.txt", ("dev", "bench")),
     "quickstart": Lock("hack/locks/quickstart.txt", ("quickstart",)),
-    "operator": Lock("operator/requirements.txt", ("operator",)),
-    "trainer": Lock("trainer-image/requirements.txt", ("trainer",)),
+    "operator": Lock("operator/requirements.txt", ("dljob[operator]",)),
+    "trainer": Lock("trainer-image/requirements.txt", ("dltrain",)),
 }
 
 
@@ -45,18 +46,18 @@ def write(name: str, upgrade: bool) -> None:
         torch.write_text(requirement() + "\n")
         if target.exists() and not upgrade:
             resolved.write_text(target.read_text())  # uv keeps the pins that it finds in its output file
-        extras = [word for extra in lock.extras for word in ("--extra", extra)]
         run(
             [
                 *("uv", "pip", "compile", "--quiet", "--universal", "--python-version", _PYTHON, "--generate-hashes"),
                 *("--no-header", "--no-annotate", "--constraint", str(torch), "--output-file", str(resolved)),
-                *(str(REPOSITORY / "pyproject.toml"), *extras),
+                "-",
             ],
+            input_text="\n".join(requirements(*lock.wanted)),
             timeout_s=600,
         )
         pins = without_builds(resolved.read_text())
     if not pins:
-        raise ClusterError(f"{lock.path}: uv resolved nothing for the extras {', '.join(lock.extras)}")
+        raise ClusterError(f"{lock.path}: uv resolved nothing for {', '.join(lock.wanted)}")
     head = f"# What `{name}` holds, with the SHA-256 of every file. Made by: hack/lock\n"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(head + pins)

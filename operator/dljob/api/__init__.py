@@ -1,11 +1,6 @@
-"""The Kubernetes API of dljob: the types of DLJob and DLProfile, and the only home of camelCase.
-
-Users: ``crd`` generates the CustomResourceDefinitions from these types, ``planner`` reads the spec,
-``render``, ``status`` and ``reconcile`` read and write both.
-"""
+"""The Kubernetes API of dljob: the types of DLJob and DLProfile, and the only home of camelCase."""
 
 from dljob.api.base import API_VERSION, GROUP, VERSION, Rule, duration_s
-from dljob.api.dataset import BUILTIN_DATASETS, Dataset
 from dljob.api.profile import (
     ComputePoint,
     DLProfile,
@@ -45,6 +40,7 @@ from dljob.api.spec import (
     Scheduling,
     Trainer,
 )
+from dljob.api.spec.dataset import BUILTIN_DATASETS, Dataset
 from dljob.api.status import (
     BatchCandidate,
     BatchChoice,

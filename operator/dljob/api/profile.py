@@ -7,27 +7,27 @@ from pydantic import ConfigDict, Field
 
 from dljob.api.base import ApiModel
 
-MOST_S = 1e12
+MAX_S = 1e12
 """Above what a report may say (``contract``), and low enough that no sum of such times is beyond all numbers."""
-MOST_EXPONENT = 100.0
-MOST_GAMMA = 1e6
+MAX_EXPONENT = 100.0
+MAX_GAMMA = 1e6
 
 
-class Known(ApiModel):
+class ParsedJob(ApiModel):
     """What profiles are made of: finite numbers, also where a file says ``.inf``."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
 
-class ComputePoint(Known):
+class ComputePoint(ParsedJob):
     """Measured compute time of one step at one batch size."""
 
     batch: Annotated[int, Field(ge=1, description="Samples on the device.")]
-    seconds: Annotated[float, Field(gt=0, le=MOST_S, description="Mean time of forward, backward and update.")]
+    seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Mean time of forward, backward and update.")]
     observations: Annotated[int, Field(ge=1, description="Steps behind the figure.")] = 1
 
 
-class ScalingPoint(Known):
+class ScalingPoint(ParsedJob):
     """Measured time of one step on several devices, without waiting for data."""
 
     nodes: Annotated[int, Field(ge=1)]
@@ -36,37 +36,37 @@ class ScalingPoint(Known):
     collective: Annotated[str, Field(max_length=32, description="What summed the gradients.")] = "Ring"
     sharded: Annotated[bool, Field(description="Whether ranks shared out the update: strategy Optimizer.")] = False
     batch: Annotated[int, Field(ge=1, description="Samples on the busiest device.")]
-    seconds: Annotated[float, Field(gt=0, le=MOST_S, description="Mean time of a step.")]
+    seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Mean time of a step.")]
     observations: Annotated[int, Field(ge=1, description="Runs behind the figure.")] = 1
 
 
-class ScalingConstants(Known):
+class ScalingConstants(ParsedJob):
     """Constants of steps on several devices, learned from the measured ones; docs/design/0006 has the formulas."""
 
     sharing: Annotated[
         float,
         Field(
-            ge=-MOST_EXPONENT,
-            le=MOST_EXPONENT,
+            ge=-MAX_EXPONENT,
+            le=MAX_EXPONENT,
             description="k devices on a node slow computing down by exp(2 (1 - 1/k) sharing) k^crowding.",
         ),
     ]
-    crowding: Annotated[float, Field(ge=-MOST_EXPONENT, le=MOST_EXPONENT, description="See sharing.")]
-    inter_node_seconds: Annotated[float, Field(gt=0, le=MOST_S, description="Moving the gradients once between nodes.")]
-    intra_node_seconds: Annotated[float, Field(gt=0, le=MOST_S, description="Summing them over two devices of a node.")]
-    latency_seconds: Annotated[float, Field(gt=0, le=MOST_S, description="What each further device adds to summing.")]
+    crowding: Annotated[float, Field(ge=-MAX_EXPONENT, le=MAX_EXPONENT, description="See sharing.")]
+    inter_node_seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Moving the gradients once between nodes.")]
+    intra_node_seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Summing them over two devices of a node.")]
+    latency_seconds: Annotated[float, Field(gt=0, le=MAX_S, description="What each further device adds to summing.")]
     overlap_gamma: Annotated[
         float,
-        Field(ge=1, le=MOST_GAMMA, description="1: computing and communication add up; large: the longer one counts."),
+        Field(ge=1, le=MAX_GAMMA, description="1: computing and communication add up; large: the longer one counts."),
     ]
     compute_deviation: Annotated[
         float,
-        Field(gt=0, le=MOST_EXPONENT, description="Standard deviation of log(measured / predicted) computing time."),
+        Field(gt=0, le=MAX_EXPONENT, description="Standard deviation of log(measured / predicted) computing time."),
     ]
-    communication_deviation: Annotated[float, Field(gt=0, le=MOST_EXPONENT, description="The same of communication.")]
+    communication_deviation: Annotated[float, Field(gt=0, le=MAX_EXPONENT, description="The same of communication.")]
 
 
-class NextMeasurement(Known):
+class NextMeasurement(ParsedJob):
     """Where to run next: what it takes there would say most about all places."""
 
     nodes: Annotated[int, Field(ge=1)]
@@ -74,7 +74,7 @@ class NextMeasurement(Known):
     batch: Annotated[int, Field(ge=1, description="Samples on each device.")]
 
 
-class NoiseScale(Known):
+class NoiseScale(ParsedJob):
     """The gradient noise scale: the global batch at which noise is half of the gradient; what batchSizeRange needs."""
 
     data: Annotated[str, Field(max_length=253, description="What it was measured on: a dataset, or a URI's digest.")]
@@ -83,12 +83,12 @@ class NoiseScale(Known):
     runs: Annotated[int, Field(ge=1, description="Runs behind the figure.")] = 1
 
 
-class DLProfileSpec(Known):
+class DLProfileSpec(ParsedJob):
     model: Annotated[str, Field(description="Model, as spec.model.name or a digest of the user's program.")]
     device: Annotated[str, Field(description="Device type.")]
 
 
-class DLProfileStatus(Known):
+class DLProfileStatus(ParsedJob):
     compute: Annotated[tuple[ComputePoint, ...], Field(max_length=64, description="Measured compute times.")] = ()
     scaling: Annotated[
         tuple[ScalingPoint, ...], Field(max_length=64, description="Measured steps on several devices.")
@@ -108,13 +108,13 @@ class DLProfileStatus(Known):
         float | None,
         Field(
             ge=0,
-            le=MOST_S,
+            le=MAX_S,
             description="Reading, decoding and batching a sample, by whoever did; a step feels what of it does not fit "
             "beside computing.",
         ),
     ] = None
     link_latency_seconds: Annotated[
-        float | None, Field(ge=0, le=MOST_S, description="Latency (alpha) of a message.")
+        float | None, Field(ge=0, le=MAX_S, description="Latency (alpha) of a message.")
     ] = None
     link_bandwidth_bytes_per_second: Annotated[
         float | None, Field(gt=0, description="Effective bandwidth (1/beta) between ranks.")
@@ -123,6 +123,6 @@ class DLProfileStatus(Known):
     updated: datetime | None = None
 
 
-class DLProfile(Known):
+class DLProfile(ParsedJob):
     spec: DLProfileSpec
     status: DLProfileStatus = DLProfileStatus()

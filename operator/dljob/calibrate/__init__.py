@@ -2,21 +2,20 @@
 
 ``compute``: times on one device, as DLProfile objects keep them. ``scaling``: the constants of a step on many devices,
 learned from ``prior``; ``probes``: which of them to measure next; ``several``: what a run adds; ``noise``: what it
-tells of the gradient's noise; ``learned``: all that was measured of a model on a device. Users: ``profiles``,
-``planner``, benchmarks.
+tells of the gradient's noise; ``learned``: all that was measured of a model on a device.
 """
 
-from dljob.calibrate.compute import MOST_POINTS, Measured, in_session, learn, without_outliers
+from dljob.calibrate.compute import MAX_POINTS, Measured, in_session, learn, without_outliers
 from dljob.calibrate.learned import Learned, LearnedPoint, Place, StepPoint
+from dljob.calibrate.multi_device import Scaling, learn_scaling, next_place, remembered
 from dljob.calibrate.noise import NoiseOf
 from dljob.calibrate.prior import Prior
-from dljob.calibrate.probes import MOST_PROBES, next_probe
+from dljob.calibrate.probes import MAX_PROBES, next_probe
 from dljob.calibrate.scaling import Posterior, Predicted, fit
-from dljob.calibrate.several import Scaling, learn_scaling, next_place, remembered
 
 __all__ = [
-    "MOST_POINTS",
-    "MOST_PROBES",
+    "MAX_POINTS",
+    "MAX_PROBES",
     "Learned",
     "LearnedPoint",
     "Measured",

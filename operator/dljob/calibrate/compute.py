@@ -1,7 +1,4 @@
-"""Compute times of one device become points of its profile.
-
-Users: ``profiles``, which keeps the constants in DLProfile objects between jobs.
-"""
+"""Compute times of one device become points of its profile."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,9 +6,9 @@ from math import exp, isfinite, log
 from statistics import median
 
 from dljob.calibrate.learned import Learned, LearnedPoint
-from dljob.perf.fitting import agreeing
+from dljob.perf.fit.fitting import agreeing
 
-MOST_POINTS = 64
+MAX_POINTS = 64
 MEMORY = 200
 """Observations that a point remembers at most: later ones always weigh something, so that a change is followed."""
 ABSURD = 100.0
@@ -108,8 +105,8 @@ def _moved(old: float | None, new: float | None, least: float, most: float) -> f
 
 
 def _bounded(points: list[LearnedPoint]) -> tuple[LearnedPoint, ...]:
-    """At most ``MOST_POINTS``: of the closest two batches (by ratio) the less observed one goes; the ends stay."""
-    while len(points) > MOST_POINTS:
+    """At most ``MAX_POINTS``: of the closest two batches (by ratio) the less observed one goes; the ends stay."""
+    while len(points) > MAX_POINTS:
         inner = range(1, len(points) - 1)
         i = min(
             inner,

@@ -1,11 +1,9 @@
-"""What measurements taught of one (model, device): points, not formulas. Users: ``profiles`` keeps them in DLProfile
-objects, ``planner`` prices candidates by them.
-"""
+"""What measurements taught of one (model, device): points, not formulas."""
 
 from dataclasses import dataclass, field
 
 from dljob.calibrate.noise import NoiseOf
-from dljob.perf.scaling import Contention
+from dljob.perf.fit.scaling import Contention
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Noise scales of runs become that of a model on its data, as DLProfile objects keep it.
 
 φ belongs to a model, its data and how it is trained, not to a device; a profile of each device that took part keeps it.
-Users: ``profiles``, ``planner``.
 """
 
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from math import exp, isfinite, log
 
 LEAST_STEPS = 50
 """Measured steps without which a run teaches nothing."""
-MOST_RUNS = 5
+MAX_RUNS = 5
 """Runs that a figure remembers at most: learning rates and lengths of trainings change, and φ with them."""
 _LEAST_SAMPLES = 1.0
 """No batch is smaller, so less noise chooses nothing else; and the mean is taken in the logarithm, where a run that saw
@@ -36,7 +35,7 @@ def after(before: NoiseOf | None, run: NoiseOf) -> NoiseOf | None:
     run = replace(run, samples=max(_LEAST_SAMPLES, run.samples), runs=1)
     if before is None or before.data != run.data:
         return run
-    weight = min(before.runs, MOST_RUNS - 1)
+    weight = min(before.runs, MAX_RUNS - 1)
     mean = (weight * log(before.samples) + log(run.samples)) / (weight + 1)
     return NoiseOf(run.data, exp(mean), min(2**53, before.steps + run.steps), weight + 1)
 

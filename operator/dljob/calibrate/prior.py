@@ -1,13 +1,13 @@
 """What is believed of steps on many devices before any is measured, and how runs resemble each other.
 
-Users: ``scaling``, which learns from there. Variances are of logarithms of seconds.
+Variances are of logarithms of seconds.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from dljob.perf.scaling import Constants, Floats, Runs, Steps
+from dljob.perf.fit.scaling import Constants, Floats, Runs, Steps
 
 MEAN = Constants(
     log_inter=-0.15,

@@ -1,16 +1,13 @@
-"""Which run to measure next: the one after which the runs to be predicted are known best.
-
-Users: benchmarks, the planner's suggestions, profiles.
-"""
+"""Which run to measure next: the one after which the runs to be predicted are known best."""
 
 from collections.abc import Collection
 
 import numpy as np
 
 from dljob.calibrate.scaling import Posterior
-from dljob.perf.scaling import Floats, Runs
+from dljob.perf.fit.scaling import Floats, Runs
 
-MOST_PROBES = 5
+MAX_PROBES = 5
 """Measured on several devices before the first plan."""
 
 
@@ -22,7 +19,7 @@ def next_probe(posterior: Posterior, runs: Runs, measured: Collection[int] = ())
     the constants move, and with them what is worth knowing.
     """
     left = [i for i in range(len(runs)) if i not in measured]
-    if not left or len(measured) >= MOST_PROBES:
+    if not left or len(measured) >= MAX_PROBES:
         return None
     told = information(posterior, runs)
     return max(left, key=lambda i: float(told[i]))

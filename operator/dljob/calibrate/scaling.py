@@ -4,7 +4,7 @@ In logarithms: measured = model(constants) + effects + noise. Constants have nor
 tells: a factor on communication that runs with equally many nodes share (a session, a switch) beside a smooth one over
 the placement, a factor on computing per batch (the one-device curve is measured as well), and a small smooth one on
 the whole; all are Gaussian processes (Rasmussen, Williams 2006), so that they fade between what was measured. Noise has
-heavy tails. Users: ``probes``, the planner's profiles, benchmarks.
+heavy tails.
 """
 
 from dataclasses import dataclass, field
@@ -16,14 +16,15 @@ import numpy as np
 
 from dljob.calibrate.compute import ABSURD
 from dljob.calibrate.prior import Prior, effects_of, noise_variance, of_constants, prior_covariance, prior_variance
-from dljob.perf.scaling import Constants, Floats, Runs, Steps, steps
+from dljob.perf.fit.scaling import Constants, Floats, Runs, Steps, steps
 
-FEW = 5
+MIN_MEASUREMENTS = 5
 """With so many measurements or fewer none can be told to be an outlier."""
-MOST_MEASUREMENTS = 256
+MAX_MEASUREMENTS = 256
 """Used in a fit, whose cost grows with their cube; of more, evenly spaced ones."""
 HESITANT = 20
-"""Measurements (beyond ``FEW``) until their scatter counts as much as the prior's for the width of intervals."""
+"""Measurements (beyond ``MIN_MEASUREMENTS``) until their scatter counts as much as the prior's for the width of
+intervals."""
 WIDEST = 3.0
 """By so much at most measurements widen an interval."""
 _ROUNDS = 20
@@ -90,7 +91,7 @@ class Posterior:
         The quantile of leave-one-out residuals (conformal prediction; Vovk, Gammerman, Shafer 2005) over the normal
         one, drawn to 1 as ``HESITANT`` measurements would.
         """
-        told = max(0, len(self.left_out) - FEW)
+        told = max(0, len(self.left_out) - MIN_MEASUREMENTS)
         if told == 0:
             return 1.0
         ordered = np.sort(self.left_out)
@@ -121,7 +122,7 @@ def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior())
         move *= _damped(vector, move, given, log_s, reference_s, prior, inverse)
         vector = vector + move
         here = steps(Constants(*vector), given, reference_s)
-        if len(given) > FEW:
+        if len(given) > MIN_MEASUREMENTS:
             error = noise * (inverse @ (log_s - here.log_s))
             trust = (prior.tail + 1) / (prior.tail + error**2 / noise_variance(prior, here))
         if np.abs(move).max() < _SHORTEST_MOVE:
@@ -162,6 +163,6 @@ def _plausible(given: Runs, step_s: Floats, expected: Steps) -> tuple[Runs, Floa
     possible = np.isfinite(log_s)
     possible[possible] = np.abs(log_s[possible] - expected.log_s[possible]) <= log(ABSURD)
     which = np.flatnonzero(possible)
-    if len(which) > MOST_MEASUREMENTS:
-        which = which[np.linspace(0, len(which) - 1, MOST_MEASUREMENTS).astype(np.int64)]
+    if len(which) > MAX_MEASUREMENTS:
+        which = which[np.linspace(0, len(which) - 1, MAX_MEASUREMENTS).astype(np.int64)]
     return given.take(which), log_s[which]

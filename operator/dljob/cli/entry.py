@@ -1,4 +1,4 @@
-"""The command line: arguments, and errors as one line. Users: the console scripts."""
+"""The command line: arguments, and errors as one line."""
 
 import argparse
 import os

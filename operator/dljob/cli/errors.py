@@ -1,4 +1,4 @@
-"""The one exception that the command line turns into a line and exit code 2. Users: the commands."""
+"""The one exception that the command line turns into a line and exit code 2."""
 
 
 class BadInputError(Exception):

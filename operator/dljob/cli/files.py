@@ -1,4 +1,4 @@
-"""Manifests and cluster files from disk or standard input. Users: the commands."""
+"""Manifests and cluster files from disk or standard input."""
 
 import sys
 from pathlib import Path
@@ -8,25 +8,25 @@ import yaml
 
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView, cluster_view
+from dljob.job.recommendation import Job, parse_job, parse_profiles
 from dljob.planner import Learned
-from dljob.recommend import Job, parse_job, parse_profiles
 
-MOST_NBYTES = 16 * 2**20
+MAX_NBYTES = 16 * 2**20
 
 
 def documents(path: str) -> list[Any]:
     """The YAML (or JSON) documents of a file, or of standard input for ``-``. Raises BadInputError."""
     try:
         if path == "-":
-            text = sys.stdin.read(MOST_NBYTES + 1)
+            text = sys.stdin.read(MAX_NBYTES + 1)
         else:
             with Path(path).open(encoding="utf-8") as file:
-                text = file.read(MOST_NBYTES + 1)
+                text = file.read(MAX_NBYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BadInputError(f"{path}: {reason}") from None
-    if len(text) > MOST_NBYTES:
-        raise BadInputError(f"{path}: found more than {MOST_NBYTES >> 20} MiB, expected a manifest")
+    if len(text) > MAX_NBYTES:
+        raise BadInputError(f"{path}: found more than {MAX_NBYTES >> 20} MiB, expected a manifest")
     try:
         return [document for document in yaml.safe_load_all(text) if document is not None]
     except (yaml.YAMLError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""A job's status as lines, each said once. Users: ``run``."""
+"""A job's status as lines, each said once."""
 
 import sys
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from dljob.api import DLJobStatus, Phase
-from dljob.planner.names import duration
+from dljob.planner.types.texts import duration
 
-WORTH_SAYING = {"Planned", "VolumeReady", "PodsReady", "DeviceMismatch", "Failed", "Complete", "Suspended"}
+FOLLOWED_CONDITIONS = {"Planned", "VolumeReady", "PodsReady", "DeviceMismatch", "Failed", "Complete", "Suspended"}
 """Conditions whose changes are printed."""
 
 
@@ -36,7 +36,7 @@ class Follower:
             return None
         for condition in status.conditions:
             seen = (condition.status.value, condition.reason, condition.message)
-            if condition.type in WORTH_SAYING and self._said.get(condition.type) != seen:
+            if condition.type in FOLLOWED_CONDITIONS and self._said.get(condition.type) != seen:
                 self._said[condition.type] = seen
                 sign = {"True": "", "False": "not ", "Unknown": "perhaps "}[condition.status.value]
                 _say(f"{sign}{condition.type} ({condition.reason}): {condition.message}")

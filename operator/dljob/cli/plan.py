@@ -8,9 +8,10 @@ from pathlib import Path
 
 from dljob.cli import files, remote, text
 from dljob.cli.errors import BadInputError
+from dljob.job.identity import profile_key
+from dljob.job.plan_status import figures
+from dljob.job.recommendation import Recommendation, recommend
 from dljob.planner import Choice, Decision, Learned, scaling
-from dljob.recommend import Recommendation, recommend
-from dljob.request import figures, profile_key
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

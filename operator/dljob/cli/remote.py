@@ -1,4 +1,4 @@
-"""The current cluster as the command line sees it: by the operator's own observe code. Users: the commands."""
+"""The current cluster as the command line sees it: by the operator's own observe code."""
 
 import argparse
 import asyncio
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView
-from dljob.recommend import parse_profiles
+from dljob.job.recommendation import parse_profiles
 
 T = TypeVar("T")
 FIELD_OWNER = "kubectl-dljob"
@@ -54,7 +54,7 @@ def _in_words(error: Any) -> str:
 
 @asynccontextmanager
 async def _api() -> AsyncIterator[Any]:
-    from dljob.connection import connect
+    from dljob.controller.connection import connect
     from dljob.kube import Api
 
     connection = connect()
@@ -64,7 +64,7 @@ async def _api() -> AsyncIterator[Any]:
 
 def default_namespace() -> str:
     """The namespace of the kubeconfig's current context. Raises BadInputError where there is no usable one."""
-    from dljob.connection import connect
+    from dljob.controller.connection import connect
 
     try:
         return connect().info.default_namespace or "default"

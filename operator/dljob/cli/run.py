@@ -9,7 +9,7 @@ from typing import Any
 from dljob.cli import files, remote
 from dljob.cli.errors import BadInputError
 from dljob.cli.follow import Follower
-from dljob.recommend import parse_job
+from dljob.job.recommendation import parse_job
 
 LOOK_S = 0.5
 OUTLIVES = "the job goes on without this command; follow it again with dljob run, end it with kubectl delete dljob"

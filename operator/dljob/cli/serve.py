@@ -1,4 +1,4 @@
-"""``dljob serve``: the recommendation service. Users: people, and a Deployment of theirs."""
+"""``dljob serve``: the recommendation service."""
 
 import argparse
 import signal

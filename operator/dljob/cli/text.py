@@ -1,11 +1,11 @@
-"""Recommendations as text: tables, the scaling curve. Pure. Users: ``plan``, ``top``."""
+"""Recommendations as text: tables, the scaling curve. Pure."""
 
 from collections.abc import Sequence
 
-from dljob.planner import BatchChoice, Choice, Decision, Infeasible, Prediction
-from dljob.planner.names import duration, gibibytes, joules
-from dljob.recommend import Recommendation
-from dljob.request import learning_rate_rule
+from dljob.job.question import learning_rate_rule
+from dljob.job.recommendation import Recommendation
+from dljob.planner import BatchDecision, Choice, Decision, Infeasible, Prediction
+from dljob.planner.types.texts import duration, gibibytes, joules
 
 BAR = 30
 BASIS = {
@@ -94,7 +94,7 @@ def infeasible(found: Infeasible) -> list[str]:
     return lines
 
 
-def batches(found: BatchChoice, rule: str | None) -> list[str]:
+def batches(found: BatchDecision, rule: str | None) -> list[str]:
     """The global batches that were looked at, the chosen one marked. ``rule``: how the learning rate is adapted."""
     lines = ["", f"Global batch: {found.text}"]
     if rule is not None:

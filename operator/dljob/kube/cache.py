@@ -1,5 +1,4 @@
-"""What the watches brought, trimmed: the operator's memory of the cluster. Users: ``handlers`` feeds it,
-``controller`` feeds it its own writes and observes jobs in it.
+"""What the watches brought, trimmed: the operator's memory of the cluster.
 
 An object is only replaced by a newer one (by resourceVersion), so an answer to a write may go in ahead of the
 watch. Deletions that a broken watch missed are found by ``prune``. All of it lives in one event loop.
@@ -10,14 +9,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from dljob.job.observed import JOB_LABEL, ClaimSeen, JobSeen, Observed, PodSeen, SetSeen
 from dljob.kube import trim
 from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATEFUL_SET, STORAGE_CLASS, Kind
-from dljob.observed import JOB_LABEL, ClaimSeen, JobSeen, Observed, PodSeen, SetSeen
 from dljob.render import Names
 
 JobKey = tuple[str, str]
 """Namespace and name."""
-MOST_BURIED = 10_000
+MAX_BURIED = 10_000
 _FOREVER = datetime.fromtimestamp(0, UTC)
 
 _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -83,7 +82,7 @@ class Cache:
             return False
         self._forget(store, (namespace, name))
         self._buried[entry.uid] = None
-        if len(self._buried) > MOST_BURIED:
+        if len(self._buried) > MAX_BURIED:
             del self._buried[next(iter(self._buried))]
         return True
 

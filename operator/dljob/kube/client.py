@@ -1,4 +1,4 @@
-"""What the operator does to the cluster, one method each. Users: ``controller``.
+"""What the operator does to the cluster, one method each.
 
 Applies only what differs from what was applied last: by memory where the kind is not watched, by an annotation
 on the object where it is, so that a restart writes nothing again.
@@ -13,16 +13,15 @@ from datetime import datetime
 from time import monotonic
 from typing import Any
 
-from dljob import pki
 from dljob.api import API_VERSION, DLProfileStatus
 from dljob.cluster import ClusterView
-from dljob.kube import kinds, view
+from dljob.job.observed import APPLIED_ANNOTATION, JobSeen
+from dljob.job.profiles import devices, profile_name, updated_profile
+from dljob.kube import kinds, pki, view
 from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
 from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body
-from dljob.observed import APPLIED_ANNOTATION, JobSeen
-from dljob.profiles import devices, profile_name, taught
-from dljob.reconcile import Lesson, Target
+from dljob.reconcile import RunMeasurements, Target
 from dljob.render import Names
 from dljob.render.config import Manifest
 from dljob.render.names import metadata
@@ -63,7 +62,7 @@ class Kube:
         first = [item for item in due if item[0]["kind"] not in _LAST]
         last = [item for item in due if item[0]["kind"] in _LAST]
         for group in (first, last):
-            await to_the_end(self._apply(manifest, digest) for manifest, digest in group)
+            await complete_all(self._apply(manifest, digest) for manifest, digest in group)
         return len(due)
 
     def _stands(self, manifest: Manifest, digest: str) -> bool:
@@ -184,13 +183,13 @@ class Kube:
             again = {"count": told.get("count", 1) + 1, "lastTimestamp": stamp}
             await self.api.merge(kinds.EVENT, job.namespace, name, again)
 
-    async def view(self, job: JobSeen | None, promises: Iterable[view.Promise]) -> ClusterView:
+    async def view(self, job: JobSeen | None, reservations: Iterable[view.Reservation]) -> ClusterView:
         """What is free for ``job``, whose own pods count as free, too."""
         pods = await self._all_pods()
         if job is not None:
             mine = {pod.uid for pod in self._cache.pods_of(job.key)}
             pods = [pod for pod in pods if pod["metadata"]["uid"] not in mine]
-        return view.cluster_view(self._cache.nodes(), pods, promises)
+        return view.cluster_view(self._cache.nodes(), pods, reservations)
 
     async def _all_pods(self) -> list[Body]:
         """Of all namespaces, or of those watched where only they may be read."""
@@ -202,11 +201,11 @@ class Kube:
         self._pods = (monotonic(), found)
         return found
 
-    async def teach(self, lesson: Lesson, now: datetime) -> None:
+    async def update_profiles(self, measurements: RunMeasurements, now: datetime) -> None:
         """Write what a run measured into the profiles of its devices."""
         known = {profile["metadata"]["name"]: profile for profile in self._cache.profiles()}
-        model = lesson.model
-        for device in devices(lesson.report):
+        model = measurements.model
+        for device in devices(measurements.report):
             name = profile_name(model, device)
             if name not in known:
                 spec = {"model": model, "device": device}
@@ -216,7 +215,9 @@ class Kube:
                 self._cache.put(kinds.PROFILE, await self.api.apply(kinds.PROFILE, body))
             old = known.get(name, {}).get("status") or {}
             before = DLProfileStatus.model_validate(old)
-            after = taught(before, model, device, lesson.report, now, lesson.place, lesson.data)
+            after = updated_profile(
+                before, model, device, measurements.report, now, measurements.place, measurements.data
+            )
             if patch := merge_patch(old, after.manifest()):
                 answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")
                 self._cache.put(kinds.PROFILE, answer)
@@ -230,7 +231,7 @@ class Kube:
         return jobs
 
 
-async def to_the_end(calls: Iterable[Any]) -> None:
+async def complete_all(calls: Iterable[Any]) -> None:
     """All calls to their ends, then the first error: none is left half done in the background."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:

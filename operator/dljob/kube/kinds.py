@@ -1,4 +1,4 @@
-"""The kinds the operator deals with, and where the API server serves them. Users: the rest of ``kube``."""
+"""The kinds the operator deals with, and where the API server serves them."""
 
 from dataclasses import dataclass
 from urllib.parse import quote

@@ -1,7 +1,4 @@
-"""REST calls to the API server: one session, a time limit on each, retries of what is worth one.
-
-Users: the rest of ``kube``, ``leader``.
-"""
+"""REST calls to the API server: one session, a time limit on each, retries of what is worth one."""
 
 import asyncio
 import json

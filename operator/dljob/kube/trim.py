@@ -1,12 +1,12 @@
-"""Objects as the API server sends them → the little of them that decisions depend on. Pure. Users: ``cache``."""
+"""Objects as the API server sends them → the little of them that decisions depend on. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from dljob.contract import PLAN_KEY, REPORT_KEY
-from dljob.observed import (
+from dlcontract import PLAN_KEY, REPORT_KEY
+from dljob.job.observed import (
     APPLIED_ANNOTATION,
     DATASET_CONTAINER,
     GROUP_LABEL,

@@ -1,4 +1,4 @@
-"""Nodes and pods → ClusterView: what is there and what of it is free. Pure. Users: ``client``."""
+"""Nodes and pods → ClusterView: what is there and what of it is free. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -6,13 +6,13 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from dljob.cluster import ClusterView, Node, quantity
-from dljob.hardware import GPU_RESOURCES
+from dljob.cluster.catalogue import GPU_RESOURCES
 from dljob.kube.trim import NodeSeen
 from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABELS, PLAIN_CPU
 
 
 @dataclass(frozen=True)
-class Promise:
+class Reservation:
     """Resources of a plan whose pods the scheduler has not placed yet."""
 
     device: str
@@ -31,7 +31,7 @@ class _Used:
 
 
 def cluster_view(
-    nodes: Iterable[NodeSeen], pods: Iterable[Mapping[str, Any]], promises: Iterable[Promise] = ()
+    nodes: Iterable[NodeSeen], pods: Iterable[Mapping[str, Any]], reservations: Iterable[Reservation] = ()
 ) -> ClusterView:
     """Ready, schedulable nodes less what ``pods`` (as the API server sends them) and ``promises`` take."""
     used: dict[str, _Used] = {}
@@ -40,8 +40,8 @@ def cluster_view(
         if name and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
             _add(used.setdefault(name, _Used()), pod["spec"])
     found = [_node(node, used.get(node.name, _Used())) for node in nodes if node.ready and node.schedulable]
-    for promise in promises:
-        found = _less(found, promise)
+    for reservation in reservations:
+        found = _less(found, reservation)
     return ClusterView(tuple(sorted(found, key=lambda node: node.name)))
 
 
@@ -96,18 +96,18 @@ def _node(node: NodeSeen, used: _Used) -> Node:
     )
 
 
-def _less(nodes: list[Node], promise: Promise) -> list[Node]:
+def _less(nodes: list[Node], reservation: Reservation) -> list[Node]:
     """The promise taken from the freest nodes of its device, as the scheduler will most likely do."""
     fitting = sorted(
-        (node for node in nodes if node.device == promise.device), key=lambda n: (-n.free_devices, -n.free_cpu)
-    )[: promise.nodes]
+        (node for node in nodes if node.device == reservation.device), key=lambda n: (-n.free_devices, -n.free_cpu)
+    )[: reservation.nodes]
     names = {node.name for node in fitting}
     return [
         replace(
             node,
-            free_devices=max(0, node.free_devices - promise.devices) if node.is_gpu else node.free_devices,
-            free_cpu=max(0.0, node.free_cpu - promise.cpu),
-            free_memory_nbytes=max(0, node.free_memory_nbytes - promise.memory_nbytes),
+            free_devices=max(0, node.free_devices - reservation.devices) if node.is_gpu else node.free_devices,
+            free_cpu=max(0.0, node.free_cpu - reservation.cpu),
+            free_memory_nbytes=max(0, node.free_memory_nbytes - reservation.memory_nbytes),
         )
         if node.name in names
         else node

@@ -1,5 +1,5 @@
 """The performance model: how long a step takes, what it needs and what it costs. White box, pure, SI units.
 
-Users: ``planner`` predicts with it, ``calibrate`` corrects its constants. One room a module: ``workload`` (what one
+ One room a module: ``workload`` (what one
 sample costs), ``compute``, ``data``, ``comm``, ``sync``, ``step`` (all together), ``memory``, ``energy``.
 """

@@ -1,39 +1,36 @@
-"""The planner: (request, cluster view, learned constants) → Decision | Infeasible. Pure.
-
-Users: ``request`` asks on behalf of a DLJob; ``cli`` on behalf of a person.
-"""
+"""The planner: (request, cluster view, learned constants) → Decision | Infeasible. Pure."""
 
 from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.planner.plan import plan
 from dljob.planner.scaling import scaling
 from dljob.planner.types import (
-    BatchChoice,
+    BatchDecision,
     Batches,
     Choice,
     Decision,
     FixedChoice,
     Group,
     Infeasible,
-    Kept,
     Prediction,
     Refusal,
     Request,
+    RunningBatch,
 )
 
 __all__ = [
-    "BatchChoice",
+    "BatchDecision",
     "Batches",
     "Choice",
     "Decision",
     "FixedChoice",
     "Group",
     "Infeasible",
-    "Kept",
     "Learned",
     "LearnedPoint",
     "Prediction",
     "Refusal",
     "Request",
+    "RunningBatch",
     "plan",
     "scaling",
 ]

@@ -1,7 +1,7 @@
 """The global batch, where the spec leaves it open: the one with the least time (energy, cost) to the same progress.
 
 Every batch of a ladder is planned for itself, with as many steps as its gradient's noise scale asks for (``perf.
-statistical``), and the plans are compared by the request's objective over the whole training. Users: ``plan``.
+statistical``), and the plans are compared by the request's objective over the whole training.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,18 +10,18 @@ from math import log
 
 from dljob.calibrate.learned import Learned
 from dljob.calibrate.noise import known
-from dljob.perf import statistical
-from dljob.planner import objective
-from dljob.planner.names import samples
-from dljob.planner.types import BatchChoice, Batches, BatchOption, Choice, Decision, Infeasible, Request
+from dljob.perf.fit import statistical
+from dljob.planner.search import objective
+from dljob.planner.types import BatchDecision, Batches, BatchOption, Choice, Decision, Infeasible, Request
+from dljob.planner.types.texts import samples
 
-WORTH = 0.05
+MIN_GAIN = 0.05
 """A batch further from globalBatchSize must be better by this part: noise scales differ between runs, too."""
 AS_MANY_SAMPLES = 1e15
 """A noise scale by which any batch needs as many samples: for a batch that no noise scale chose."""
-MOST = 16
+MAX_RUNGS = 16
 """Batches of a ladder, at most."""
-FEW = 8
+MAX_RUNGS_PLANNED_AT_ONCE = 8
 """Batches that are all planned; of more, those about the best one."""
 Plan = Callable[[Request], Decision | Infeasible]
 
@@ -39,10 +39,10 @@ def ladder(base: int, low: int, high: int) -> list[int]:
         return {batch for batch in batches if low <= batch <= high}
 
     fine = within(halves | between) | ends
-    if len(fine) <= MOST:
+    if len(fine) <= MAX_RUNGS:
         return sorted(fine)
     coarse = within(halves) | ends
-    return sorted(sorted(coarse, key=lambda b: (b not in ends, abs(log(b / base))))[:MOST])
+    return sorted(sorted(coarse, key=lambda b: (b not in ends, abs(log(b / base))))[:MAX_RUNGS])
 
 
 def choose(
@@ -62,7 +62,7 @@ def choose(
             f"stays {base}: no noise scale was measured of this model on this data; a run on two ranks or more "
             "measures it"
         )
-        return _told(plan(_at(request, batches, base, 0.0)), BatchChoice(base, base, request.total_steps, None, text))
+        return _told(plan(_at(request, batches, base, 0.0)), BatchDecision(base, base, request.total_steps, None, text))
     scale = float(f"{noise.samples:.4g}")  # as status shows it, so that a job's later plans come to the same steps
     asked = {b: _at(request, batches, b, scale) for b in ladder(base, batches.least, batches.most)}
     found = _looked_at(base, asked, plan)
@@ -72,10 +72,10 @@ def choose(
     chosen = pick(base, _scores(asked, found))
     text = f"noise scale {samples(_rounded(scale))}, measured in {_runs(noise.runs)}"
     if chosen == base:
-        text = f"stays {base}: no other batch is better by {100 * WORTH:.0f} %; {text}"
+        text = f"stays {base}: no other batch is better by {100 * MIN_GAIN:.0f} %; {text}"
     options = tuple(_option(asked[b], scale, base, found[b]) for b in sorted(found))
     steps = asked[chosen].total_steps
-    return _told(decisions[chosen], BatchChoice(base, chosen, steps, scale, text, options))
+    return _told(decisions[chosen], BatchDecision(base, chosen, steps, scale, text, options))
 
 
 def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int, Decision | Infeasible]:
@@ -85,7 +85,7 @@ def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int,
     takes a tenth of a second.
     """
     rungs = sorted(asked)
-    first = rungs if len(rungs) <= FEW else sorted({base, rungs[-1], *rungs[::2]})
+    first = rungs if len(rungs) <= MAX_RUNGS_PLANNED_AT_ONCE else sorted({base, rungs[-1], *rungs[::2]})
     found = {b: plan(asked[b]) for b in first}
     if scores := _scores(asked, found):
         best = (min(scores, key=lambda b: scores[b]), pick(base, scores))
@@ -97,9 +97,9 @@ def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int,
 
 def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
     """Of batches with (late, score) each, lower is better: the nearest one to ``base`` that is worth no less than the
-    best by ``WORTH``."""
+    best by ``MIN_GAIN``."""
     late, best = min(scores.values())
-    alike = [b for b, (is_late, score) in scores.items() if is_late == late and score <= best * (1 + WORTH)]
+    alike = [b for b, (is_late, score) in scores.items() if is_late == late and score <= best * (1 + MIN_GAIN)]
     return min(alike, key=lambda b: (abs(log(b / base)), b))
 
 
@@ -109,7 +109,7 @@ def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasib
     batch, noise = batches.kept.batch, batches.kept.noise
     asked = _at(request, batches, batch, AS_MANY_SAMPLES if noise is None else noise)
     text = f"stays {batch}, which the job began with"
-    return _told(plan(asked), BatchChoice(request.global_batch, batch, asked.total_steps, noise, text))
+    return _told(plan(asked), BatchDecision(request.global_batch, batch, asked.total_steps, noise, text))
 
 
 def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request:
@@ -137,7 +137,7 @@ def _option(asked: Request, noise: float, base: int, answer: Decision | Infeasib
     return BatchOption(asked.global_batch, asked.total_steps, worth, answer.chosen.prediction)
 
 
-def _told(answer: Decision | Infeasible, choice: BatchChoice) -> Decision | Infeasible:
+def _told(answer: Decision | Infeasible, choice: BatchDecision) -> Decision | Infeasible:
     return replace(answer, batch=choice) if isinstance(answer, Decision) else answer
 
 

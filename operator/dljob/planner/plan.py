@@ -6,10 +6,12 @@ from itertools import product
 
 from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
-from dljob.perf.data import Stored
-from dljob.perf.workload import Workload
-from dljob.planner import batch, kinds, modelsplit, objective, probing
-from dljob.planner.context import (
+from dljob.perf.step.input_data import Stored
+from dljob.perf.workload.workload import Workload
+from dljob.planner import batch
+from dljob.planner.candidates.evaluate import Part, evaluate
+from dljob.planner.candidates.fixed import fixed_parts
+from dljob.planner.candidates.options import (
     HALVES,
     Option,
     options,
@@ -19,19 +21,18 @@ from dljob.planner.context import (
     summing,
     workload_of,
 )
-from dljob.planner.evaluate import Part, evaluate
-from dljob.planner.explain import in_parts, memory_refusals, power_advice, shown, slower, warning
-from dljob.planner.fixed import fixed_parts
-from dljob.planner.front import front
-from dljob.planner.infeasible import no_such_device, nothing_fits, too_few
-from dljob.planner.pools import Eligible, Pool, eligible
-from dljob.planner.screen import Screen
-from dljob.planner.search import Search
+from dljob.planner.candidates.pools import Eligible, Pool, eligible
+from dljob.planner.explanation.explain import in_parts, memory_refusals, power_advice, shown, slower, warning
+from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, too_few
+from dljob.planner.search import model_split, objective, probing, strategy_search
+from dljob.planner.search.enumeration import Search
+from dljob.planner.search.pareto import front
+from dljob.planner.search.screen import Screen
 from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request, Strategy
 
-LOOKED_AT = 10
+EVALUATED_ROWS = 10
 """Rows of a search that are evaluated exactly: so many best ones, and so many best of their kind."""
-MOST_REFUSALS = 20
+MAX_REFUSALS = 20
 
 Constants = Mapping[tuple[str, str], Learned]
 """Learned constants by (model or program, device)."""
@@ -66,7 +67,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     if request.strategy in ("Pipeline", "Tensor"):
         fixed = fixed_parts(request, nodes, workload, learned) if request.fixed else []
         asked = (
-            fixed if isinstance(fixed, Infeasible) else modelsplit.candidates(request, nodes, workload, learned, fixed)
+            fixed if isinstance(fixed, Infeasible) else model_split.candidates(request, nodes, workload, learned, fixed)
         )
         if isinstance(asked, Infeasible):
             return asked
@@ -82,7 +83,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
             return short
         found, refusals = _candidates(request, nodes, workload, learned, made)
     if request.strategy == "Auto":
-        split_up = modelsplit.search(
+        split_up = model_split.search(
             request,
             nodes,
             workload,
@@ -101,13 +102,13 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     refusals += slower(request, chosen, choices, candidates)
     measure = None
     if parts := next(parts for parts, c in found if c is chosen):
-        refusals += kinds.others(request, chosen, parts, workload)
+        refusals += strategy_search.others(request, chosen, parts, workload)
         measure = None if request.fixed else probing.suggested(request, parts[0].option)
     unique = tuple(dict.fromkeys(refusals))
     return Decision(
         chosen,
         candidates,
-        unique[:MOST_REFUSALS],
+        unique[:MAX_REFUSALS],
         warning(request, chosen, nodes),
         measure,
         power_advice(request, chosen),
@@ -161,7 +162,7 @@ def _candidates(
             continue
         search = Search(ways, request, Screen(ways, request, workload))
         search.run()
-        rows = search.best(LOOKED_AT, objective.INDISTINCT)
+        rows = search.best(EVALUATED_ROWS, objective.INDISTINCT)
         for i, (row, best) in enumerate(zip(rows, search.collectives_of(rows), strict=True)):
             parts = ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
             # All collectives are tried on the best row, to tell how they compare; elsewhere the screen's best one is.

@@ -1,13 +1,13 @@
-"""How a job scales: the best plan with every number of nodes. Users: ``cli``."""
+"""How a job scales: the best plan with every number of nodes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
+from dljob.planner.candidates.pools import eligible
 from dljob.planner.plan import plan
-from dljob.planner.pools import eligible
-from dljob.planner.search import grid
+from dljob.planner.search.enumeration import grid
 from dljob.planner.types import Choice, Decision, Request
 
 

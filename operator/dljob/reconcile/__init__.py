@@ -1,9 +1,7 @@
-"""Observed → Desired: the whole of a job's desired state from what is observed. Pure: no clock, no I/O.
-
-Users: ``controller`` calls ``reconcile`` and does what it says.
-"""
+"""Observed → Desired: the whole of a job's desired state from what is observed. Pure: no clock, no I/O."""
 
 from dljob.reconcile.decide import needs_view, reconcile
-from dljob.reconcile.desired import Desired, Lesson, Scale, Target
+from dljob.reconcile.desired import Desired, RunMeasurements, Scale, Target
+from dljob.reconcile.parsed import ParsedJob, parse_observed
 
-__all__ = ["Desired", "Lesson", "Scale", "Target", "needs_view", "reconcile"]
+__all__ = ["Desired", "ParsedJob", "RunMeasurements", "Scale", "Target", "needs_view", "parse_observed", "reconcile"]

@@ -1,15 +1,16 @@
 """The one decision: everything that should be, of everything that is."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from dljob.accepted import Accepted
 from dljob.api import DLJobSpec, PlanningMode, PlanStatus
-from dljob.observed import Observed
+from dljob.job.observed import Observed
+from dljob.job.stored_plan import StoredPlan
 from dljob.planner import Infeasible
 from dljob.reconcile import planning, replan, run
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence
-from dljob.reconcile.known import Known, understand
+from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.rollout import bring_down, bring_up, in_force, quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
@@ -19,19 +20,23 @@ RECHECK_S = 30.0
 """How soon a job that waits for something outside of it is looked at again; most of it also comes as an event."""
 
 
-def needs_view(observed: Observed) -> bool:
+def needs_view(observed: Observed, parsed: ParsedJob | None = None) -> bool:
     """Whether ``reconcile`` would plan, and so needs a ClusterView, which costs a list of pods."""
     if observed.job.deleting:
         return False
-    known = understand(observed)
+    known = parsed or parse_observed(observed)
     return planning.wants_plan(known) or (not known.finished and replan.undecided(known))
 
 
-def reconcile(observed: Observed, config: RenderConfig, now: datetime) -> Desired:
-    """All of the desired state of one job. ``observed.view`` must be there when ``needs_view`` says so."""
+def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: ParsedJob | None = None) -> Desired:
+    """Return all of the desired state of one job. ``observed.view`` must be there when ``needs_view`` says so.
+
+    ``parsed``: what ``parse_observed`` made of the same job, if the caller has it already.
+    """
     if observed.job.deleting:
         return Desired()  # owner references do the rest
-    known, draft = understand(observed), Draft()
+    known = replace(parsed, observed=observed) if parsed else parse_observed(observed)
+    draft = Draft()
     if known.finished:
         return _finished(known, draft, now)
     if known.spec is None:
@@ -53,7 +58,9 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime) -> Desire
     return _finish(known, draft, accepted, now, plan_only=plan_only)
 
 
-def _plan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> tuple[Accepted | None, PlanStatus | None]:
+def _plan(
+    known: ParsedJob, draft: Draft, config: RenderConfig, now: datetime
+) -> tuple[StoredPlan | None, PlanStatus | None]:
     """The plan that should be in force, and the one that is only shown."""
     assert known.spec is not None
     if not planning.wants_plan(known):
@@ -73,7 +80,7 @@ def _plan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> tu
     return (None, decision.status) if plan_only else (decision, None)
 
 
-def _suspend(known: Known, draft: Draft) -> None:
+def _suspend(known: ParsedJob, draft: Draft) -> None:
     observed = known.observed
     bring_down(draft, observed)
     if quiet(observed):
@@ -85,7 +92,9 @@ def _suspend(known: Known, draft: Draft) -> None:
         draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job is suspended"))
 
 
-def _roll(known: Known, draft: Draft, spec: DLJobSpec, target: Accepted, config: RenderConfig, now: datetime) -> None:
+def _roll(
+    known: ParsedJob, draft: Draft, spec: DLJobSpec, target: StoredPlan, config: RenderConfig, now: datetime
+) -> None:
     """Pods by the target plan; by way of zero where others run."""
     observed, current = known.observed, known.accepted
     if find(known.before.conditions, "Suspended") is not None:
@@ -110,15 +119,15 @@ def _roll(known: Known, draft: Draft, spec: DLJobSpec, target: Accepted, config:
         draft.requeue_in((end - now).total_seconds())
 
 
-def _end(known: Known, draft: Draft, verdict: Verdict, now: datetime) -> Desired:
+def _end(known: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> Desired:
     """The job is over: the outcome into status, the pods away."""
     draft.verdicts.append(verdict)
     if known.spec is not None and known.report is not None and verdict.type == "Complete":
-        draft.lesson = run.lesson(known.spec, known.report, known.accepted)
+        draft.measurements = run.measurements(known.spec, known.report, known.accepted)
     return _finished(known, draft, now, just_now=True)
 
 
-def _finished(known: Known, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
+def _finished(known: ParsedJob, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
     bring_down(draft, known.observed)
     draft.verdicts.append(Verdict("Running", FALSE, "Finished", "the job is over"))
     ended = now if just_now else known.before.completion_time or now
@@ -131,7 +140,7 @@ def _finished(known: Known, draft: Draft, now: datetime, *, just_now: bool = Fal
     return _finish(known, draft, known.accepted, now)
 
 
-def _without_spec(known: Known, draft: Draft, now: datetime) -> Desired:
+def _without_spec(known: ParsedJob, draft: Draft, now: datetime) -> Desired:
     """What runs goes on under the plan it has; nothing new is made."""
     if known.accepted is None:
         return _finish(known, draft, None, now)
@@ -142,7 +151,7 @@ def _without_spec(known: Known, draft: Draft, now: datetime) -> Desired:
     return _finish(known, draft, known.accepted, now)
 
 
-def _after_predecessor(known: Known, draft: Draft, now: datetime) -> Desired:
+def _after_predecessor(known: ParsedJob, draft: Draft, now: datetime) -> Desired:
     """Objects of these names belong to someone else: to a deleted job of the same name, most likely."""
     text = (
         f"found {', '.join(known.observed.leftovers)} of another owner; waiting until they are gone: delete them or "
@@ -154,7 +163,7 @@ def _after_predecessor(known: Known, draft: Draft, now: datetime) -> Desired:
 
 
 def _finish(
-    known: Known, draft: Draft, accepted: Accepted | None, now: datetime, *, plan_only: PlanStatus | None = None
+    known: ParsedJob, draft: Draft, accepted: StoredPlan | None, now: datetime, *, plan_only: PlanStatus | None = None
 ) -> Desired:
     if accepted is not None and not any(verdict.type == "PodsReady" for verdict in draft.verdicts):
         draft.verdicts.append(pods_ready(known.observed, draft.wanted))
@@ -171,5 +180,6 @@ def _finish(
         status=status,
         events=events(known.before.conditions, status.conditions),
         requeue_after_s=min(draft.requeues_s, default=None),
-        lesson=draft.lesson,
+        measurements=draft.measurements,
+        plan=draft.plan,
     )

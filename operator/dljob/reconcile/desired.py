@@ -1,10 +1,11 @@
-"""What a reconcile wants done, as data. Users: ``controller`` does it, through ``kube``."""
+"""What a reconcile wants done, as data."""
 
 from dataclasses import dataclass, field
 
+from dlcontract import Report
 from dljob.api import DLJobStatus
 from dljob.calibrate import Place
-from dljob.contract import Report
+from dljob.job.stored_plan import StoredPlan
 from dljob.render.config import Manifest
 from dljob.status import Event, Verdict
 
@@ -28,7 +29,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class RunMeasurements:
     """What a run measured about one model, for the profiles of its devices."""
 
     model: str
@@ -49,10 +50,12 @@ class Desired:
     scales: tuple[Scale, ...] = ()
     deletes: tuple[Target, ...] = ()
     delete_job: bool = False
+    plan: StoredPlan | None = None
+    """The plan that ``objects`` hold, for which pods should run."""
     status: DLJobStatus | None = None
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
-    lesson: Lesson | None = None
+    measurements: RunMeasurements | None = None
 
 
 @dataclass
@@ -65,7 +68,8 @@ class Draft:
     scales: list[Scale] = field(default_factory=list)
     deletes: list[Target] = field(default_factory=list)
     requeues_s: list[float] = field(default_factory=list)
-    lesson: Lesson | None = None
+    measurements: RunMeasurements | None = None
+    plan: StoredPlan | None = None
     wanted: int = 0
     """Pods that should run now."""
 

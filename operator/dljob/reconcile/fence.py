@@ -6,13 +6,13 @@ deleted by force. The term comes first: the plan is applied before anything is d
 
 from datetime import datetime, timedelta
 
-from dljob.accepted import Accepted
 from dljob.api import DLJobSpec
+from dljob.job.stored_plan import StoredPlan
 from dljob.reconcile.desired import Draft, Target
-from dljob.reconcile.known import Known
+from dljob.reconcile.parsed import ParsedJob
 
 
-def fence(known: Known, draft: Draft, spec: DLJobSpec, accepted: Accepted, now: datetime) -> Accepted:
+def fence(known: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan, now: datetime) -> StoredPlan:
     """The plan, with a higher term where pods are fenced off; their deletion is in the draft."""
     lost_s, nodes = spec.run_policy.node_lost_seconds, known.observed.lost_nodes
     overdue = []

@@ -3,15 +3,17 @@
 from dataclasses import replace
 from math import ceil
 
-from dljob.accepted import Accepted, AcceptedGroup
+from dlcontract import Plan
 from dljob.api import ParallelismStrategy, PlanningMode
 from dljob.cluster import ClusterView
-from dljob.contract import Plan
-from dljob.planner import Decision, Group, Infeasible, Kept
+from dljob.job.plan_status import plan_status
+from dljob.job.question import planner_request
+from dljob.job.stored_plan import StoredGroup, StoredPlan
+from dljob.job.trainer_plan import trainer_plan
+from dljob.planner import Decision, Group, Infeasible, RunningBatch
 from dljob.planner.plan import plan
-from dljob.reconcile.known import Known
+from dljob.reconcile.parsed import ParsedJob
 from dljob.render import Names, RenderConfig
-from dljob.request import contract_plan, plan_status, planner_request
 from dljob.status import FALSE, TRUE, Verdict
 
 MAX_SET_NAME = 52
@@ -23,7 +25,7 @@ RETRY_S = 15.0
 PARTS_WERE_SLOW = "this job's steps in parts of the model took longer than predicted"
 
 
-def wants_plan(known: Known) -> bool:
+def wants_plan(known: ParsedJob) -> bool:
     """Whether the spec asks for a plan that is not there."""
     spec = known.spec
     if spec is None or known.finished or spec.suspend:
@@ -33,7 +35,7 @@ def wants_plan(known: Known) -> bool:
     return known.accepted is None or known.accepted.spec_digest != known.digest
 
 
-def _shown(known: Known) -> bool:
+def _shown(known: ParsedJob) -> bool:
     """Whether the status shows the plan that PlanOnly asks for, of just this spec."""
     return any(
         c.type == "Planned" and c.status is TRUE and c.observed_generation == known.observed.job.generation
@@ -41,12 +43,12 @@ def _shown(known: Known) -> bool:
     )
 
 
-def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
+def decide(known: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     """A plan for the spec on the cluster as it is; the one in force where it would be the same but for its number."""
     job, spec, view = known.observed.job, known.spec, known.observed.view
     assert spec is not None and view is not None and known.digest is not None
     asked, whole = planner_request(job.name, spec, _begun_with(known)), _parts_were_slow(known)
-    decision = plan(replace(asked, whole=PARTS_WERE_SLOW) if whole else asked, view, known.observed.learned)
+    decision = plan(replace(asked, no_split_reason=PARTS_WERE_SLOW) if whole else asked, view, known.observed.learned)
     if isinstance(decision, Infeasible):
         return decision
     decision = _fitting(job.name, decision)
@@ -56,7 +58,7 @@ def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
     # The plan's ConfigMap may have been deleted after a fence; the last coordinator's report still has the term.
     term = current.plan.term if current else known.report.term if known.report else 1
     service = Names.of(job).service
-    proposed = contract_plan(
+    proposed = trainer_plan(
         job.name, job.namespace, job.uid, spec, decision, last + 1, term, service, config.cluster_domain
     )
     if current is not None and (contradicted := _by_checkpoint(known, current.plan, proposed)):
@@ -66,18 +68,18 @@ def decide(known: Known, config: RenderConfig) -> Accepted | Infeasible:
     elif shown is not None and shown.digest == proposed.digest():  # its ConfigMap was deleted; all else stands
         proposed = proposed.model_copy(update={"number": shown.number})
     prediction = decision.chosen.prediction
-    return Accepted(
+    return StoredPlan(
         plan=proposed,
         status=plan_status(spec, decision, proposed.number, proposed.digest()),
         groups=tuple(_group(group, view) for group in decision.chosen.groups),
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
         spec_digest=known.digest,
-        whole=whole,
+        splitting_disabled=whole,
         warning=decision.warning,
     )
 
 
-def _parts_were_slow(known: Known) -> bool:
+def _parts_were_slow(known: ParsedJob) -> bool:
     """Whether a plan of strategy Auto with parts of the model has taken longer than predicted, under this spec.
 
     Only a contradicted plan is made anew for the same spec. What its steps took taught no profile, since they were of
@@ -86,10 +88,10 @@ def _parts_were_slow(known: Known) -> bool:
     spec, current = known.spec, known.accepted
     if spec is None or current is None or spec.parallelism.strategy is not ParallelismStrategy.AUTO:
         return False
-    return current.spec_digest == known.digest and (current.whole or current.plan.splits_model)
+    return current.spec_digest == known.digest and (current.splitting_disabled or current.plan.splits_model)
 
 
-def _begun_with(known: Known) -> Kept | None:
+def _begun_with(known: ParsedJob) -> RunningBatch | None:
     """The batch that a job with batchSizeRange began with, which its checkpoints are of; None while it has none.
 
     An edit before the first checkpoint chooses anew, and so does a range that does not contain that batch any more:
@@ -112,10 +114,10 @@ def _begun_with(known: Known) -> Kept | None:
     )
     choice = shown.batch_choice  # None: the range is new
     least = bounds.min or spec.global_batch_size
-    return Kept(batch, choice.noise_scale if choice else None) if least <= batch <= bounds.max else None
+    return RunningBatch(batch, choice.noise_scale if choice else None) if least <= batch <= bounds.max else None
 
 
-def _by_checkpoint(known: Known, current: Plan, proposed: Plan) -> Infeasible | None:
+def _by_checkpoint(known: ParsedJob, current: Plan, proposed: Plan) -> Infeasible | None:
     """Why training cannot go on by the proposed plan from the checkpoint that there is.
 
     The trainer would refuse it, and the job fail for good; so the plan in force stays, and the job goes on.
@@ -140,12 +142,12 @@ def _by_checkpoint(known: Known, current: Plan, proposed: Plan) -> Infeasible | 
     return None
 
 
-def _group(group: Group, view: ClusterView) -> AcceptedGroup:
+def _group(group: Group, view: ClusterView) -> StoredGroup:
     """CPU to request: what the plan needs, but at most half of what is free, so that it fits where it was made for."""
     free = sorted((node.free_cpu for node in view.nodes if node.device == group.device), reverse=True)[: group.nodes]
     half_m = int(500 * min(free, default=0.0))
     needed_m = ceil(100 * group.cpu_per_pod) * 10
-    return AcceptedGroup(
+    return StoredGroup(
         name=group.name,
         device=group.device,
         is_gpu=group.is_gpu,
@@ -171,7 +173,7 @@ def _fitting(job: str, decision: Decision) -> Decision:
     return replace(decision, chosen=chosen, candidates=candidates, trade_offs=trade_offs)
 
 
-def planned(accepted: Accepted, *, plan_only: bool = False) -> Verdict:
+def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
     status = accepted.status
     text = (
         f"plan {status.number}: {status.summary}; predicted step {status.predicted.step_seconds:.3g} s, "
@@ -184,7 +186,7 @@ def planned(accepted: Accepted, *, plan_only: bool = False) -> Verdict:
     return Verdict("Planned", TRUE, "PlanOnly" if plan_only else "Planned", text)
 
 
-def infeasible(found: Infeasible, running: Accepted | None) -> Verdict:
+def infeasible(found: Infeasible, running: StoredPlan | None) -> Verdict:
     text = f"{found.field}: {found.message}"
     if running is not None:
         text = f"{text}; plan {running.plan.number} stays in force"

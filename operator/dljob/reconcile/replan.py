@@ -1,4 +1,4 @@
-"""Another plan for a job that runs, when what it measures contradicts the plan it has. Users: ``decide``.
+"""Another plan for a job that runs, when what it measures contradicts the plan it has.
 
 Told in the condition PlanContradicted, which also carries the state: SlowerThanPredicted (what the run measured is
 taught to the profiles), then, with them, Replanning (a better plan was found; the pods checkpoint and leave) or
@@ -8,13 +8,13 @@ NoBetterPlan (asked once for each plan); Replanned when the new one is in force.
 from dataclasses import replace
 from datetime import datetime
 
-from dljob.accepted import Accepted
+from dlcontract import Report, RunPhase
 from dljob.api import Minimize, PlanningMode
-from dljob.contract import Report, RunPhase
+from dljob.job.stored_plan import StoredPlan
 from dljob.planner import Infeasible
 from dljob.reconcile import planning, run
 from dljob.reconcile.desired import Draft
-from dljob.reconcile.known import Known
+from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
@@ -31,7 +31,7 @@ MAX_REPLANS = 3
 """For one spec: predictions that fail so often will not hold the next time either."""
 
 
-def undecided(known: Known) -> bool:
+def undecided(known: ParsedJob) -> bool:
     """Whether a plan has to be looked for, which takes a view of the cluster."""
     found = find(known.before.conditions, CONDITION)
     return (
@@ -42,7 +42,7 @@ def undecided(known: Known) -> bool:
     )
 
 
-def replan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> Accepted | None:
+def replan(known: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
     """The plan to go on with: another one, or the accepted one. Verdicts and what is to be learned go to the draft."""
     accepted, report = known.accepted, known.report
     if accepted is None or report is None or not _may(known):
@@ -59,9 +59,9 @@ def replan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> A
         return accepted
     if reason is None:
         assert known.spec is not None
-        learned = run.lesson(known.spec, report, accepted)
+        learned = run.measurements(known.spec, report, accepted)
         # The noise scale grows during a training: half of one says too little, and the run will say it again.
-        draft.lesson = learned and replace(learned, data=None)
+        draft.measurements = learned and replace(learned, data=None)
         draft.verdicts.append(Verdict(CONDITION, TRUE, "SlowerThanPredicted", text))
         draft.requeue_in(LEARNING_S)
     elif reason == "SlowerThanPredicted":
@@ -75,7 +75,7 @@ def replan(known: Known, draft: Draft, config: RenderConfig, now: datetime) -> A
     return accepted
 
 
-def unjudged(known: Known, draft: Draft, new: Accepted) -> None:
+def unjudged(known: ParsedJob, draft: Draft, new: StoredPlan) -> None:
     """A plan of another spec: what was said of the one before does not hold for it."""
     found = find(known.before.conditions, CONDITION)
     if found is not None and found.status is TRUE:
@@ -83,7 +83,7 @@ def unjudged(known: Known, draft: Draft, new: Accepted) -> None:
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
 
 
-def _may(known: Known) -> bool:
+def _may(known: ParsedJob) -> bool:
     """Plans of people's own stay; so do those made for energy or cost, of which a run measures nothing."""
     spec, accepted = known.spec, known.accepted
     return (
@@ -97,7 +97,7 @@ def _may(known: Known) -> bool:
     )
 
 
-def _contradiction(known: Known, accepted: Accepted, report: Report, now: datetime) -> str | None:
+def _contradiction(known: ParsedJob, accepted: StoredPlan, report: Report, now: datetime) -> str | None:
     """What a step takes and should take, where that is beyond the plan's interval."""
     launched = find(known.before.conditions, "Running")
     running_s = 0.0
@@ -117,7 +117,7 @@ def _contradiction(known: Known, accepted: Accepted, report: Report, now: dateti
     return f"plan {accepted.plan.number}: steps take {report.step_s:.3g} s, predicted were at most {p90_s:.3g} s (p90)"
 
 
-def _judged(known: Known, accepted: Accepted, report: Report, config: RenderConfig, text: str) -> Verdict:
+def _judged(known: ParsedJob, accepted: StoredPlan, report: Report, config: RenderConfig, text: str) -> Verdict:
     """Whether the rest of the training would be done sooner by another plan, its switching cost included."""
     assert report.step_s is not None
     other = _other(known, accepted, config)
@@ -136,7 +136,7 @@ def _judged(known: Known, accepted: Accepted, report: Report, config: RenderConf
     return Verdict(CONDITION, TRUE, "Replanning", f"{text}; {both}")
 
 
-def _other(known: Known, accepted: Accepted, config: RenderConfig) -> Accepted | str:
+def _other(known: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> StoredPlan | str:
     """The best plan by what is known now, or why it is none."""
     found = planning.decide(known, config)
     if isinstance(found, Infeasible):
@@ -152,7 +152,7 @@ def _other(known: Known, accepted: Accepted, config: RenderConfig) -> Accepted |
     return found.model_copy(update={"replans": replans})
 
 
-def _layout(accepted: Accepted) -> object:
+def _layout(accepted: StoredPlan) -> object:
     """What only a restart changes for the better: the trainer itself moves shares and, where it measures them, chooses
     among collectives; other requests of CPU make no step faster.
     """
@@ -160,7 +160,7 @@ def _layout(accepted: Accepted) -> object:
     return places, plan.parallelism, plan.micro_batches, "measured" if plan.measure_collective else plan.collective
 
 
-def _move(known: Known, draft: Draft, config: RenderConfig) -> Accepted | None:
+def _move(known: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | None:
     accepted = known.accepted
     if accepted is None or known.observed.view is None:
         return accepted

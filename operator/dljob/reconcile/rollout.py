@@ -4,14 +4,14 @@ Pods of two plans or two templates never mix: a change goes through zero pods (e
 So a plan or a template in force is only written while no pod runs.
 """
 
-from dljob.accepted import Accepted
 from dljob.api import DLJobSpec
-from dljob.observed import Observed
+from dljob.job.observed import Observed
+from dljob.job.stored_plan import StoredPlan
 from dljob.reconcile.desired import Draft, Scale, Target
 from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, support
 
 
-def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: Accepted, config: RenderConfig) -> None:
+def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> None:
     """All of the job's objects, sets with their replicas; sets of groups that the plan no longer has are deleted."""
     job = observed.job
     draft.objects.extend(support(job, spec, accepted, config))
@@ -28,7 +28,7 @@ def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: Accept
         elif found.replicas != replicas:
             draft.scales.append(Scale(name, replicas))
     draft.deletes.extend(Target("StatefulSet", name) for name in present)
-    draft.wanted = accepted.nodes
+    draft.plan, draft.wanted = accepted, accepted.nodes
 
 
 def bring_down(draft: Draft, observed: Observed) -> None:
@@ -37,7 +37,7 @@ def bring_down(draft: Draft, observed: Observed) -> None:
     draft.wanted = 0
 
 
-def in_force(observed: Observed, accepted: Accepted) -> bool:
+def in_force(observed: Observed, accepted: StoredPlan) -> bool:
     """Whether every set that has pods has them by this plan's spec."""
     return all(item.spec_digest == accepted.revision for item in observed.sets if item.replicas > 0)
 

@@ -3,21 +3,19 @@
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from dljob.accepted import Accepted
+from dlcontract import EXIT_BAD_INPUT, Failure, Report, RunPhase, reasons
 from dljob.api import Condition, DLJobSpec, DLJobStatus, ParallelismStrategy
 from dljob.calibrate import Place
-from dljob.contract import EXIT_BAD_INPUT, Failure, Report, RunPhase
-from dljob.reconcile.desired import Lesson
-from dljob.reconcile.known import Known
-from dljob.request import data_key, profile_key
+from dljob.job.identity import data_key, profile_key
+from dljob.job.stored_plan import StoredPlan
+from dljob.reconcile.desired import RunMeasurements
+from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
 
 REPORTING = "ReportValid"
-_OF_PROGRAM = ("CommandNotFound", "RankFailed", "RankCrashed", "RankStopped", "NoResult", "TrainingError")
-"""Failures that a program of the user's answers for."""
 
 
-def ending(known: Known, now: datetime) -> Verdict | None:
+def ending(known: ParsedJob, now: datetime) -> Verdict | None:
     """Complete or Failed, when the job is over."""
     report, accepted = known.report, known.accepted
     if report is not None and accepted is not None and report.plan_number == accepted.plan.number:
@@ -32,7 +30,7 @@ def ending(known: Known, now: datetime) -> Verdict | None:
     return _no_data(known) or _overdue(known, now)
 
 
-def _no_data(known: Known) -> Verdict | None:
+def _no_data(known: ParsedJob) -> Verdict | None:
     """Failed, when a pod found that the data of this very spec cannot be had.
 
     Not when a pod is replaced in an elastic job that has trained: the others have their data, and go on.
@@ -45,7 +43,10 @@ def _no_data(known: Known) -> Verdict | None:
     for pod in known.observed.pods:
         if not pod.deleting and pod.fetching is not None and pod.fetching.exit_code == EXIT_BAD_INPUT:
             return Verdict(
-                "Failed", TRUE, "BadInput", f"pod {pod.name}: {pod.fetching.message} (exit code {EXIT_BAD_INPUT})"
+                "Failed",
+                TRUE,
+                reasons.BAD_INPUT,
+                f"pod {pod.name}: {pod.fetching.message} (exit code {EXIT_BAD_INPUT})",
             )
     return None
 
@@ -60,11 +61,11 @@ def _success(report: Report) -> str:
     return f"trained {out.steps} steps in {out.seconds:.1f} s{accuracy}{checkpoint}{page}"
 
 
-def _failed(known: Known, report: Report, limit: int) -> Verdict:
+def _failed(known: ParsedJob, report: Report, limit: int) -> Verdict:
     failure = report.failure
     if failure is None:
         return Verdict("Failed", TRUE, "Unknown", "the coordinator reported a failure without a reason; see its log")
-    own = failure.reason in _OF_PROGRAM and known.spec is not None and known.spec.trainer.command
+    own = failure.reason in reasons.OF_PROGRAM and known.spec is not None and known.spec.trainer.command
     field = "spec.trainer.command: " if own else ""
     tries = f"; {_tries(report.failures, limit)}" if 0 < limit < report.failures else ""
     return Verdict("Failed", TRUE, failure.reason, f"{field}{_told(failure, tries)}")
@@ -104,7 +105,7 @@ def active_since(status: DLJobStatus) -> datetime | None:
     return max((time for time in times if time is not None), default=None)
 
 
-def deadline(known: Known, now: datetime) -> datetime | None:
+def deadline(known: ParsedJob, now: datetime) -> datetime | None:
     """When the job will have been active for too long; counted from now where it is only starting."""
     if known.spec is None or known.spec.suspend:
         return None
@@ -112,7 +113,7 @@ def deadline(known: Known, now: datetime) -> datetime | None:
     return None if limit_s is None else (active_since(known.before) or now) + timedelta(seconds=limit_s)
 
 
-def _overdue(known: Known, now: datetime) -> Verdict | None:
+def _overdue(known: ParsedJob, now: datetime) -> Verdict | None:
     end = deadline(known, now)
     if end is None or now < end:
         return None
@@ -124,7 +125,7 @@ def _overdue(known: Known, now: datetime) -> Verdict | None:
     )  # fmt: skip
 
 
-def running(known: Known, accepted: Accepted) -> Verdict:
+def running(known: ParsedJob, accepted: StoredPlan) -> Verdict:
     """The Running condition of a job whose pods are wanted."""
     report = known.report
     pods = [pod for pod in known.observed.pods if not pod.deleting]
@@ -148,7 +149,7 @@ def running(known: Known, accepted: Accepted) -> Verdict:
     return Verdict("Running", FALSE, "Starting", words.get(report.phase, "pods are starting"))
 
 
-def _unready(was: Condition | None, accepted: Accepted) -> Verdict:
+def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
     """Ranks run, by the report, and no pod is ready: pods that were are lost; others need a moment more."""
     if was is None or (was.status is FALSE and was.reason not in RECOVERING):
         return Verdict("Running", FALSE, "Starting", f"0 of {accepted.nodes} pods are ready")
@@ -157,7 +158,7 @@ def _unready(was: Condition | None, accepted: Accepted) -> Verdict:
     return Verdict("Running", FALSE, "PodsLost", "no pod is ready; training goes on when they are back")
 
 
-def mentions(known: Known) -> Iterator[Verdict]:
+def mentions(known: ParsedJob) -> Iterator[Verdict]:
     """Conditions that stand only once there was cause for them."""
     report, before = known.report, known.before.conditions
     if known.report_problem is not None:
@@ -177,7 +178,7 @@ def mentions(known: Known) -> Iterator[Verdict]:
         yield Verdict("DeviceMismatch", FALSE, "DevicesAsPlanned", "every rank runs on the device that was planned")
 
 
-def lesson(spec: DLJobSpec, report: Report, accepted: Accepted | None) -> Lesson | None:
+def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -> RunMeasurements | None:
     """What a run teaches; nothing where ranks computed parts of the model, or may have (Auto, and the plan is gone).
 
     Its place is known on one kind of devices, as many on each node, without servers.
@@ -190,4 +191,4 @@ def lesson(spec: DLJobSpec, report: Report, accepted: Accepted | None) -> Lesson
         group = accepted.groups[0]
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
-    return Lesson(profile_key(spec), report, place, data_key(spec))
+    return RunMeasurements(profile_key(spec), report, place, data_key(spec))

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from dljob.accepted import Accepted
 from dljob.api import DLJobSpec
-from dljob.observed import ClaimSeen, Observed
+from dljob.job.observed import ClaimSeen, Observed
+from dljob.job.stored_plan import StoredPlan
 from dljob.render import Names
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict
 
@@ -17,7 +17,7 @@ _HOPELESS = {
 """Reasons in which pods would only wait."""
 
 
-def volume_ready(observed: Observed, spec: DLJobSpec, accepted: Accepted) -> Verdict:
+def volume_ready(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict:
     """The VolumeReady condition: the dataset's claim first, then the checkpoints'."""
     return _dataset(observed, spec, accepted) or _checkpoints(observed, spec, accepted)
 
@@ -31,7 +31,7 @@ def _no(reason: str, message: str) -> Verdict:
     return Verdict("VolumeReady", FALSE, reason, message)
 
 
-def _dataset(observed: Observed, spec: DLJobSpec, accepted: Accepted) -> Verdict | None:
+def _dataset(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict | None:
     name, cache = spec.dataset.claim, spec.dataset.remote
     if name is None:
         return None
@@ -52,7 +52,7 @@ def _dataset(observed: Observed, spec: DLJobSpec, accepted: Accepted) -> Verdict
     return None
 
 
-def _checkpoints(observed: Observed, spec: DLJobSpec, accepted: Accepted) -> Verdict:
+def _checkpoints(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict:
     if not spec.checkpoint.enabled:
         return Verdict("VolumeReady", TRUE, "NotNeeded", "spec.checkpoint.enabled is false")
     volume, nodes = spec.checkpoint.volume, accepted.nodes

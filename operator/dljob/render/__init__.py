@@ -1,11 +1,11 @@
-"""(job, plan) → manifests. Pure. Users: ``reconcile``; ``cli`` to show what would be applied."""
+"""(job, plan) → manifests. Pure."""
 
 from dljob.render.config import RenderConfig
 from dljob.render.names import Names
-from dljob.render.network import network_policy
+from dljob.render.network_policy import network_policy
 from dljob.render.overrides import merged
 from dljob.render.pods import pod_template
-from dljob.render.sets import stateful_set, stateful_sets
+from dljob.render.stateful_sets import stateful_set, stateful_sets
 from dljob.render.support import checkpoint_claim, plan_config_map, support
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What the installation, not the job, says about manifests. Users: ``render`` and ``settings``, which reads it."""
+"""What the installation, not the job, says about manifests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
-"""The dataset in the pod: its volume, and the init container that fetches or checks it. Users: ``pods``."""
+"""The dataset in the pod: its volume, and the init container that fetches or checks it."""
 
 from collections.abc import Sequence
 
+from dlcontract import DATASET_DIR
 from dljob.api import DLJobSpec
 from dljob.cluster import quantity
-from dljob.contract import DATASET_DIR
-from dljob.observed import DATASET_CONTAINER
+from dljob.job.observed import DATASET_CONTAINER
 from dljob.render.config import Manifest
 
 DEFAULT_SIZE = "2Gi"

@@ -1,11 +1,11 @@
-"""Names, labels and owner references of everything a job owns. Users: the rest of ``render``, ``kube``."""
+"""Names, labels and owner references of everything a job owns."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from dlcontract import config_map_names
 from dljob.api import API_VERSION
-from dljob.contract import config_map_names
-from dljob.observed import GROUP_LABEL, JOB_LABEL, JobSeen
+from dljob.job.observed import GROUP_LABEL, JOB_LABEL, JobSeen
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,25 @@
 from math import ceil
 from typing import Any
 
-from dljob.accepted import Accepted, AcceptedGroup
+from dlcontract import (
+    AGENT_PORT,
+    CHECKPOINT_DIR,
+    CLUSTER_DOMAIN_VARIABLE,
+    CPUS_VARIABLE,
+    DATASET_VARIABLE,
+    JOB_VARIABLE,
+    METRICS_PORT,
+    NAMESPACE_VARIABLE,
+    POD_IP_VARIABLE,
+    POD_VARIABLE,
+    SERVICE_VARIABLE,
+    TLS_DIR,
+    UID_VARIABLE,
+)
 from dljob.api import DLJobSpec
-from dljob.contract import AGENT_PORT, CHECKPOINT_DIR, CPUS_VARIABLE, DATASET_VARIABLE, METRICS_PORT, TLS_DIR
-from dljob.hardware import GPU_RESOURCES, vendor
-from dljob.observed import JOB_LABEL, JobSeen
+from dljob.cluster.catalogue import GPU_RESOURCES, vendor
+from dljob.job.observed import JOB_LABEL, JobSeen
+from dljob.job.stored_plan import StoredGroup, StoredPlan
 from dljob.render import dataset
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, labels
@@ -30,7 +44,7 @@ AGENT_COMMAND = ("dljob-agent",)
 
 
 def pod_template(
-    job: JobSeen, spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup, config: RenderConfig
+    job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup, config: RenderConfig
 ) -> Manifest:
     names, scheduling = Names.of(job), spec.scheduling
     metadata: Manifest = {"labels": labels(job, group.name), "annotations": {}}
@@ -77,7 +91,7 @@ def pod_template(
     return template
 
 
-def _affinity(job: JobSeen, group: AcceptedGroup) -> Manifest:
+def _affinity(job: JobSeen, group: StoredGroup) -> Manifest:
     """One pod of the job on a node, and only on nodes of the group's device."""
     return {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _device_terms(group)}},
@@ -89,7 +103,7 @@ def _affinity(job: JobSeen, group: AcceptedGroup) -> Manifest:
     }
 
 
-def _device_terms(group: AcceptedGroup) -> list[Manifest]:
+def _device_terms(group: StoredGroup) -> list[Manifest]:
     def is_in(label: str) -> Manifest:
         return {"key": label, "operator": "In", "values": [group.device]}
 
@@ -106,7 +120,7 @@ def _device_terms(group: AcceptedGroup) -> list[Manifest]:
     return [labelled, {"matchExpressions": [absent(key) for key in (DEVICE_LABEL, *GPU_PRODUCT_LABELS.values())]}]
 
 
-def _gpu_tolerations(group: AcceptedGroup) -> list[Manifest]:
+def _gpu_tolerations(group: StoredGroup) -> list[Manifest]:
     """Nodes with GPUs often keep off pods that need none, by a taint named as the resource. Some clusters let others
     in by themselves (the admission controller ExtendedResourceToleration); this does so everywhere.
     """
@@ -116,7 +130,7 @@ def _gpu_tolerations(group: AcceptedGroup) -> list[Manifest]:
 
 
 def _container(
-    job: JobSeen, spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup, config: RenderConfig
+    job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup, config: RenderConfig
 ) -> Manifest:
     container: Manifest = {
         "name": "trainer",
@@ -167,13 +181,13 @@ def _probe(path: str, period_s: int, failures: int) -> Manifest:
 def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Manifest]:
     """The user's variables, then ours, which win."""
     ours: dict[str, Any] = {
-        "DLJOB_NAME": {"value": job.name},
-        "DLJOB_NAMESPACE": {"value": job.namespace},
-        "DLJOB_UID": {"value": job.uid},
-        "DLJOB_SERVICE": {"value": Names.of(job).service},
-        "DLJOB_CLUSTER_DOMAIN": {"value": config.cluster_domain},
-        "DLJOB_POD": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
-        "DLJOB_POD_IP": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
+        JOB_VARIABLE: {"value": job.name},
+        NAMESPACE_VARIABLE: {"value": job.namespace},
+        UID_VARIABLE: {"value": job.uid},
+        SERVICE_VARIABLE: {"value": Names.of(job).service},
+        CLUSTER_DOMAIN_VARIABLE: {"value": config.cluster_domain},
+        POD_VARIABLE: {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+        POD_IP_VARIABLE: {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
         # What the pod was promised, in thousandths: a rank's threads follow it, not the size of the node.
         CPUS_VARIABLE: {"valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}},
         "HOME": {"value": "/tmp"},
@@ -189,7 +203,7 @@ def _users_variables(spec: DLJobSpec) -> list[Manifest]:
     return [{"name": item.name, "value": item.value} for item in spec.trainer.env]
 
 
-def _resources(spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup) -> Manifest:
+def _resources(spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup) -> Manifest:
     """Memory is limited, as a pod that outgrows its prediction must not take its node with it; CPU only on wish."""
     shm = _shm_nbytes(group)
     memory = spec.resources.memory or f"{ceil((accepted.memory_nbytes + shm) / 2**20)}Mi"
@@ -203,7 +217,7 @@ def _resources(spec: DLJobSpec, accepted: Accepted, group: AcceptedGroup) -> Man
     return {"requests": requests, "limits": limits}
 
 
-def _shm_nbytes(group: AcceptedGroup) -> int:
+def _shm_nbytes(group: StoredGroup) -> int:
     return group.ranks_per_node * (SHM_PER_GPU_NBYTES if group.is_gpu else SHM_PER_RANK_NBYTES)
 
 
@@ -222,7 +236,7 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
     return mounts + dataset.mount(spec)
 
 
-def _volumes(job: JobSeen, spec: DLJobSpec, group: AcceptedGroup) -> list[Manifest]:
+def _volumes(job: JobSeen, spec: DLJobSpec, group: StoredGroup) -> list[Manifest]:
     names = Names.of(job)
     shm_mib = _shm_nbytes(group) // 2**20
     volumes: list[Manifest] = [

@@ -1,16 +1,16 @@
 """What the pods of a job need before they start: identity, plan, report, name and volume."""
 
-from dljob.accepted import Accepted
+from dlcontract import AGENT_PORT, METRICS_PORT
 from dljob.api import DLJobSpec
 from dljob.api.spec import ReclaimPolicy
-from dljob.contract import AGENT_PORT, METRICS_PORT
-from dljob.observed import JOB_LABEL, JobSeen
+from dljob.job.observed import JOB_LABEL, JobSeen
+from dljob.job.stored_plan import StoredPlan
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, metadata
-from dljob.render.network import network_policy
+from dljob.render.network_policy import network_policy
 
 
-def plan_config_map(job: JobSeen, accepted: Accepted) -> Manifest:
+def plan_config_map(job: JobSeen, accepted: StoredPlan) -> Manifest:
     name = Names.of(job).plan
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, name), "data": accepted.data()}
 
@@ -82,7 +82,7 @@ def _service(job: JobSeen) -> Manifest:
     }
 
 
-def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: Accepted) -> Manifest | None:
+def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Manifest | None:
     """The claim that dljob creates, or None where the user brings one or wants no checkpoints.
 
     One node needs no shared volume, and most default classes offer none.
@@ -104,7 +104,7 @@ def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: Accepted) -> Manif
     }
 
 
-def support(job: JobSeen, spec: DLJobSpec, accepted: Accepted, config: RenderConfig) -> tuple[Manifest, ...]:
+def support(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> tuple[Manifest, ...]:
     """All that the pods need, but the Secret (its keys are made at the edge) and the claim."""
     return (
         _service_account(job),

@@ -1,4 +1,4 @@
-"""(job, plan, observed, verdicts) → status, and the events that tell of its changes. Pure. Users: ``reconcile``."""
+"""(job, plan, observed, verdicts) → status, and the events that tell of its changes. Pure."""
 
 from dljob.status.build import build, previous
 from dljob.status.conditions import FALSE, RECOVERING, TRUE, UNKNOWN, Verdict, find, is_true

@@ -6,7 +6,7 @@ from math import isfinite
 
 from pydantic import ValidationError
 
-from dljob.accepted import Accepted
+from dlcontract import Report, RunPhase
 from dljob.api import (
     DLJobStatus,
     GroupStatus,
@@ -17,9 +17,9 @@ from dljob.api import (
     Result,
     Startup,
 )
-from dljob.contract import Report, RunPhase
-from dljob.observed import JobSeen, Observed
-from dljob.request import figures
+from dljob.job.observed import JobSeen, Observed
+from dljob.job.plan_status import figures
+from dljob.job.stored_plan import StoredPlan
 from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
@@ -35,7 +35,7 @@ def build(
     observed: Observed,
     before: DLJobStatus,
     verdicts: Sequence[Verdict],
-    accepted: Accepted | None,
+    accepted: StoredPlan | None,
     report: Report | None,
     now: datetime,
     *,
@@ -80,7 +80,7 @@ def _time(unix_s: float) -> datetime:
     return datetime.fromtimestamp(min(unix_s, 253402300799.0), UTC).replace(microsecond=0)
 
 
-def _groups(observed: Observed, accepted: Accepted | None, wanted: int) -> tuple[GroupStatus, ...]:
+def _groups(observed: Observed, accepted: StoredPlan | None, wanted: int) -> tuple[GroupStatus, ...]:
     ready: dict[str, int] = {}
     for pod in observed.pods:
         if pod.ready and not pod.deleting:
@@ -92,7 +92,7 @@ def _groups(observed: Observed, accepted: Accepted | None, wanted: int) -> tuple
 
 
 def _from_report(
-    status: DLJobStatus, job: JobSeen, accepted: Accepted | None, report: Report, done: bool
+    status: DLJobStatus, job: JobSeen, accepted: StoredPlan | None, report: Report, done: bool
 ) -> dict[str, object]:
     changes: dict[str, object] = {
         "restarts": sum(report.restarts.values()),
@@ -140,7 +140,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _measured(report: Report, accepted: Accepted) -> Measured:
+def _measured(report: Report, accepted: StoredPlan) -> Measured:
     assert report.step_s
     error = (accepted.status.predicted.step_seconds - report.step_s) / report.step_s
     return Measured(

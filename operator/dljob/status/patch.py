@@ -1,4 +1,4 @@
-"""The least JSON merge patch from one document to another. Users: ``kube``, to write only what changed."""
+"""The least JSON merge patch from one document to another."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dljob.observed import DATASET_CONTAINER, Observed, PodSeen
+from dljob.job.observed import DATASET_CONTAINER, Observed, PodSeen
 from dljob.status.conditions import FALSE, TRUE, Verdict
 
 _IMAGE = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dljob.contract import ModelRef
+from dlcontract import ModelRef
 from dltrain.loop import Trainer
 from trainer.bodies.harness import BOUND, alone, distance, equal_on_all, flat, ranks, say, together, with_hypothesis
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dljob.contract import ModelRef
+from dlcontract import ModelRef
 from dltrain.loop import Trainer
 from dltrain.report import Reporter
 from dltrain.sampling import Sampler

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from dljob.contract import CheckpointMark, ModelRef, RankMeasure
+from dlcontract import CheckpointMark, ModelRef, RankMeasure
 from dltrain.agentproto import RankEnded, RankNews, RankUp
 from dltrain.localranks import Event, LocalRanks
 from dltrain.messages import EXIT_STOPPED, Checkpointed, Hello, Step

@@ -11,7 +11,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.functional import cross_entropy
 
-from dljob.contract import OptimizerRef
+from dlcontract import OptimizerRef
 from dltrain.errors import DivergedError
 from dltrain.loop import Trainer
 from dltrain.report import Reporter

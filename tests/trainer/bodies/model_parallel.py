@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dljob.contract import CheckpointRef
+from dlcontract import CheckpointRef
 from dltrain.checkpoint import MODEL, OPTIMIZER
 from dltrain.errors import BadInputError
 from dltrain.evaluation import mean_loss

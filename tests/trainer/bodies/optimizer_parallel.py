@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dljob.contract import CheckpointRef
+from dlcontract import CheckpointRef
 from dltrain.checkpoint import MODEL, OPTIMIZER
 from dltrain.comm.halves import owned
 from dltrain.errors import BadInputError

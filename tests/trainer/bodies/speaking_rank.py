@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from dljob.contract import CheckpointMark, Failure, Outcome, Plan, RankMeasure
+from dlcontract import CheckpointMark, Failure, Outcome, Plan, RankMeasure
 from dltrain.messages import EXIT_PEER_LOST, EXIT_STOPPED, Busy, Checkpointed, Failed, Finished, Hello, Step
 from dltrain.report import Reporter
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dljob.contract import Role
+from dlcontract import Role
 from dltrain.apart.clocks import Clocks
 from dltrain.apart.link import Link
 from dltrain.buffers import GradientBuffer

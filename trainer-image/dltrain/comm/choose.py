@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dlcontract import COLLECTIVES
 from dltrain.comm.alone import Alone
 from dltrain.comm.auto import Auto, Pick, Picks
 from dltrain.comm.base import Collective
@@ -17,7 +18,7 @@ from dltrain.comm.region import Region
 from dltrain.comm.ring import Ring
 from dltrain.comm.tree import Tree
 
-NAMES = ("Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "Torch")
+NAMES = COLLECTIVES
 SCHEDULED: dict[str, type[Scheduled]] = {kind.name: kind for kind in (Ring, Tree, Butterfly, HalvingDoubling)}
 """Those that differ by their schedule alone, and need no more than a communicator."""
 AUTO = "Auto"

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dljob.contract import DatasetRef
+from dlcontract import DatasetRef
 from dltrain.data.files import KEYS, read_arrays
 from dltrain.data.synthetic import SyntheticImages, SyntheticTokens
 from dltrain.data.tokens import python_source, read_tokens

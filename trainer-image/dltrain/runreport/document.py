@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field
 
-from dljob.contract import Failure, Outcome, Record, RunPhase
+from dlcontract import Failure, Outcome, Record, RunPhase
 from dltrain.messages import Summing
 
 SCHEMA = 1

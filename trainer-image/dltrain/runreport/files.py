@@ -9,7 +9,7 @@ import logging
 import os
 from pathlib import Path
 
-from dljob.contract import Outcome, Plan, RunPhase
+from dlcontract import Outcome, Plan, RunPhase
 from dltrain.layout import claimed_term, job_directory
 from dltrain.ledger import Ledger
 from dltrain.runreport.document import Document

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from dljob.contract import Failure, Outcome, Plan, Rank, RankMeasure, RunPhase
+from dlcontract import Failure, Outcome, Plan, Rank, RankMeasure, RunPhase
 from dltrain.messages import Checkpointed, Chosen, Evaluated, News, Resharded, Shrunk, Step
 from dltrain.runreport.document import (
     Checkpoint,

@@ -1,0 +1,311 @@
+"""What every rank of ``gpu_check.py`` does; rank 0 prints a JSON line for each check: name, finding, verdict."""
+
+import copy
+import json
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dlcontract import CheckpointRef
+from dljob.cluster.catalogue import gpu
+from dljob.perf.resources import memory
+from dljob.perf.workload.workload import builtin
+from dltrain import session
+from dltrain.agreement import fingerprint
+from dltrain.data.synthetic import SyntheticImages
+from dltrain.device import MEMORY_PART, finish
+from dltrain.energy import meter
+from dltrain.errors import failure
+from dltrain.loop import Trainer
+from dltrain.models import build
+from dltrain.report import Reporter
+from dltrain.sampling import Sampler
+
+EXACT = 1e-5
+"""Relative distance of a gradient from that of one process: kernels for batches of other sizes add up otherwise."""
+MAX_UNATTRIBUTED = 0.15
+"""Of the time that passes, what measured parts may miss."""
+READS = 2
+"""Most times that a step may read from its GPU: the sum's numbers, and where there is news the gradient's norm."""
+
+
+def main() -> int:
+    return session.run(check)
+
+
+def check(first: Trainer) -> None:
+    """All of it. ``first``: gives world and device; it trains nothing itself."""
+    checks: list[Callable[[Trainer], tuple[str, str, bool]]] = [
+        devices, exactness, batches, resume, out_of_memory, reading, step_time, energy,
+    ]  # fmt: skip
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    for one in checks:
+        name, text, held = one(first)
+        everywhere = first.world.sum([float(held)])[0] == first.size
+        if first.rank == 0:
+            print(json.dumps([name, text, everywhere]), flush=True)
+
+
+def another(first: Trainer, steps: int, **changes: Any) -> Trainer:
+    """A trainer on the same ranks, without a word."""
+    plan, quiet = first.plan.model_copy(update={"steps": steps} | changes), Reporter(None)
+    quiet.rank = -1
+    return Trainer(plan, first.world, quiet, first.device, first.device_name)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.Flatten(),
+        nn.Linear(16 * 256, 64),
+        nn.Linear(64, 10),
+    )
+
+
+def samples(count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(count, 3, 16, 16, generator=generator), torch.randint(10, (count,), generator=generator)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+
+
+def equal(first: Trainer, number: int) -> bool:
+    rows = first.world.gather([number >> 32, number & 0xFFFFFFFF])
+    return all(row == rows[0] for row in rows)
+
+
+def devices(first: Trainer) -> tuple[str, str, bool]:
+    on_gpu = first.device.type == "cuda"
+    trainer, model = another(first, 1), small()
+    trainer.wrap(model, sgd(model))
+    backend = distributed.get_backend()
+    trainer.close()
+    known = gpu(first.device_name) is not None
+    current = not on_gpu or torch.cuda.current_device() == first.device.index
+    shared = on_gpu and torch.cuda.device_count() < first.size
+    told = "known" if known else "not in the catalogue" if on_gpu else "no GPU"
+    held = current and (backend == "nccl" or shared or not on_gpu)
+    return "devices", f"{first.device_name} ({told}), sums by {backend}", held
+
+
+def exactness(first: Trainer) -> tuple[str, str, bool]:
+    steps, data = 5, samples(5 * first.plan.global_batch)
+    model, off = small().eval(), 0.0  # without dropout, which differs from rank to rank
+    alone = copy.deepcopy(model).to(first.device)
+    trainer = another(first, steps)
+    model, opt = trainer.wrap(model, sgd(model))
+    for x, y in trainer.steps(trainer.loader(data)):
+        loss = cross_entropy(model(x), y)
+        trainer.log(loss=loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if not trainer.step:
+            chosen = torch.from_numpy(Sampler(len(data[0]), first.plan.global_batch, 0).part(0, [1], 0).indices)
+            cross_entropy(alone(data[0][chosen].to(first.device)), data[1][chosen].to(first.device)).backward()  # type: ignore[no-untyped-call]
+            mine, whole = (torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).double()
+                           for net in (model, alone))  # fmt: skip
+            off = float((mine - whole).norm() / whole.norm())
+        opt.step()
+    same = equal(first, fingerprint(model.parameters()))
+    trainer.close()
+    text = f"gradient of shares {first.plan.ranks[0].share} … {first.plan.ranks[-1].share} off by {off:.1e}"
+    return "exactness", f"{text}, parameters {'equal' if same else 'differ'} after {steps} steps", off <= EXACT and same
+
+
+def batches(first: Trainer) -> tuple[str, str, bool]:
+    """Each batch is summed on the GPU while it also has something large to do."""
+    steps, data = 50, samples(4 * first.plan.global_batch)
+    trainer, model = another(first, steps), nn.Linear(1, 1)
+    model, opt = trainer.wrap(model, sgd(model))
+    large = torch.rand(512, 512, device=first.device)
+    sampler = Sampler(len(data[0]), first.plan.global_batch, 0)
+    wrong = 0
+    for number, (x, y) in enumerate(trainer.steps(trainer.loader(data))):
+        for _ in range(8 if first.device.type == "cuda" else 1):
+            large = large @ large / 512
+        part = torch.from_numpy(sampler.part(number, trainer.shares, trainer.rank).indices)
+        wrong += not (torch.equal(x.cpu(), data[0][part]) and torch.equal(y.cpu(), data[1][part]))
+        model(large[:1, :1]).sum().backward()
+        opt.step()
+    trainer.close()
+    return "batches", f"{wrong} of {steps} arrived otherwise than they are", not wrong
+
+
+def resume(first: Trainer) -> tuple[str, str, bool]:
+    """Dropout included; with torch's deterministic kernels, for others add up as it happens."""
+    torch.use_deterministic_algorithms(True)
+    data = samples(4 * first.plan.global_batch)
+    folder = Path(first.plan.checkpoint.directory)
+
+    def trained(uid: str, steps: int) -> tuple[int, int]:
+        saving = CheckpointRef(directory=str(folder))
+        trainer, model = another(first, steps, checkpoint=saving, uid=uid), small()
+        model, opt = trainer.wrap(model, torch.optim.AdamW(model.parameters()))
+        began = trainer.step
+        for x, y in trainer.steps(trainer.loader(data)):
+            cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            opt.step()
+        trainer.close()
+        return began, fingerprint(model.parameters())
+
+    try:
+        _, straight = trained("straight", 8)
+        trained("halfway", 4)
+        began, resumed = trained("halfway", 8)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    same = straight == resumed
+    return "resume", f"from step {began} of 8: {'equal to the bit' if same else 'differs'}", same and began == 4
+
+
+def out_of_memory(first: Trainer) -> tuple[str, str, bool]:
+    try:
+        torch.empty(2**50, device=first.device)
+    except RuntimeError as error:
+        told = failure(error, first.rank, socket.gethostname())
+    else:
+        return "memory", "a petabyte was there", False
+    alive = float(torch.ones(8, device=first.device).sum()) == 8
+    if first.device.type != "cuda":
+        return "memory", f"told as {told.reason}", alive and told.reason == "OutOfMemory"
+    share = first.plan.ranks[first.rank].share
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(first.device)
+    step = plain(large(first).to(first.device), first, share)
+    step()
+    step()
+    finish(first.device)
+    peak = torch.cuda.max_memory_allocated(first.device)
+    predicted = memory.rank_nbytes(builtin("resnet18", "synthetic-images"), share, True) - memory.GPU_CONTEXT_NBYTES
+    text = f"told as {told.reason}; ResNet-18 took {peak / 2**20:.0f} MiB at most, {predicted / 2**20:.0f} predicted"
+    return "memory", text, alive and told.reason == "OutOfMemory" and MEMORY_PART * peak <= predicted
+
+
+def reading(first: Trainer) -> tuple[str, str, bool]:
+    """By torch's own account of calls that wait. Steps with news read more, a few times a second."""
+    if first.device.type != "cuda":
+        return "reading", "only a GPU tells", True
+    trainer, model = another(first, 12), small()
+    model, opt = trainer.wrap(model, sgd(model))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step, (x, y) in enumerate(trainer.steps(trainer.loader(samples(4 * first.plan.global_batch)))):
+            torch.cuda.set_sync_debug_mode("warn" if 6 <= step < 9 else "default")  # three steps, from batch to batch
+            loss = cross_entropy(model(x), y)
+            trainer.log(loss=loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            opt.step()
+    trainer.close()
+    reads = sum("synchroniz" in str(warning.message) for warning in told) / 3
+    return "reading", f"a step waits {reads:.1f} times for its GPU beside the ends of its computing", reads <= READS
+
+
+Step = Callable[[], None]
+WARM = 3
+"""Steps that are not timed: memory, and kernels' set-up."""
+
+
+def large(first: Trainer) -> nn.Module:
+    """The built-in ResNet-18; a LeNet on CPUs, which would take long."""
+    torch.manual_seed(0)
+    return build("resnet18" if first.device.type == "cuda" else "lenet", SyntheticImages.shape)
+
+
+def plain(model: nn.Module, first: Trainer, share: int) -> Step:
+    x = torch.rand(share, *SyntheticImages.shape.shape, device=first.device)
+    y, opt = torch.zeros(share, dtype=torch.long, device=first.device), sgd(model)
+
+    def step() -> None:
+        opt.zero_grad()
+        cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        opt.step()
+
+    return step
+
+
+def step_time(first: Trainer) -> tuple[str, str, bool]:
+    """Built-in ResNet-18, in turns: ours, DDP over the same group, and no communication; even shares."""
+    steps, share = int(sys.argv[1]), 32 if first.device.type == "cuda" else 2
+    even = tuple(rank.model_copy(update={"share": share}) for rank in first.plan.ranks)
+    batch = share * first.size
+    shape = SyntheticImages.shape
+    generator = torch.Generator().manual_seed(2)
+    data = torch.rand(2 * batch, *shape.shape, generator=generator), torch.zeros(2 * batch, dtype=torch.long)
+    trainer = another(first, steps + WARM, ranks=even, global_batch=batch)
+    model = large(first)
+    model, opt = trainer.wrap(model, sgd(model))
+    rest: Iterator[Any] = trainer.steps(trainer.loader(data))
+    parts = [0.0, 0.0]
+    """Computing with data, and waiting."""
+
+    def ours() -> None:
+        x, y = next(rest)  # and what is measured of the step before
+        times = trainer.progress.times
+        parts[0] += times.compute_s + times.data_s
+        parts[1] += times.exposed_s
+        loss = cross_entropy(model(x), y)
+        trainer.log(loss=loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        opt.step()
+
+    ddp = None
+    if first.size > 1:
+        ids = [first.device.index] if first.device.type == "cuda" else None
+        ddp = plain(DistributedDataParallel(copy.deepcopy(model).to(first.device), device_ids=ids), first, share)
+    alone = plain(large(first).to(first.device), first, share)
+
+    def timed(step: Step, count: int) -> float:
+        finish(first.device)
+        first.world.sum([0.0])
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        finish(first.device)
+        return (time.perf_counter() - began) / count
+
+    for step in (ours, ddp, alone):
+        if step is not None:
+            timed(step, WARM)
+    parts[:] = [0.0, 0.0]
+    ours_s = timed(ours, steps)
+    measured_s, exposed_s = sum(parts) / steps, parts[1] / steps
+    ddp_s, alone_s = timed(ddp, steps) if ddp is not None else ours_s, timed(alone, steps)
+    assert next(rest, None) is None, "all steps are made"
+    del ddp
+    text = (
+        f"{1e3 * ours_s:.2f} ms, {1e3 * measured_s:.2f} measured of it ({1e3 * exposed_s:.2f} waiting); "
+        f"DDP {1e3 * ddp_s:.2f}, without communication {1e3 * alone_s:.2f}"
+    )
+    trainer.close()
+    return "step", text, abs(measured_s - ours_s) <= MAX_UNATTRIBUTED * ours_s
+
+
+def energy(first: Trainer) -> tuple[str, str, bool]:
+    counter = meter(first.device, first.world.local_rank)
+    if counter is None:
+        return "energy", "no counter can be read here", first.device.type != "cuda"
+    step = plain(large(first).to(first.device), first, 8)
+    for _ in range(200 if first.device.type == "cuda" else 1):
+        step()
+    finish(first.device)
+    used = counter.used()
+    joules = used.joules if used is not None else 0.0
+    return "energy", f"{joules:.1f} J by {used.source if used else '?'}", joules > 0 or first.device.type != "cuda"
+
+
+if __name__ == "__main__":
+    session.leave(main())

@@ -1,0 +1,102 @@
+"""Real ranks of the built-in trainer on this machine, without agents."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dlcontract import CheckpointRef, DatasetRef, Plan, Rank
+from dltrain.messages import PLAN_ENV, SOCKET_ENV
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHONPATH = os.pathsep.join(str(ROOT / part) for part in ("operator", "operator/contract", "trainer-image", "."))
+"""With which a rank finds dljob, dlcontract, dltrain and the benchmarks themselves."""
+RANK = ("-m", "dltrain.rank")
+
+
+def local_plan(shares: Sequence[int], **fields: Any) -> Plan:
+    """CPU ranks with these shares on digits, without checkpoints; shares stay. ``fields`` of the plan say otherwise."""
+    given: dict[str, Any] = {
+        "job": "benchmark",
+        "namespace": "local",
+        "uid": "benchmark",
+        "number": 1,
+        "ranks": tuple(
+            Rank(rank=r, pod=f"local-{r}", host="127.0.0.1", group="cpu", device="cpu", share=share)
+            for r, share in enumerate(shares)
+        ),
+        "global_batch": sum(shares),
+        "dataset": DatasetRef(name="digits"),
+        "checkpoint": CheckpointRef(enabled=False),
+        "rebalance": False,
+    }
+    return Plan(**given | fields)
+
+
+def mpirun(count: int, *settings: str) -> list[str]:
+    """``mpirun`` of so many ranks; more than there are cores are fine."""
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    place = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    return [str(Path(sys.prefix, "bin", "mpirun")), *root, *place, *settings, "-n", str(count)]
+
+
+def said(todo: Plan, folder: Path, launcher: Sequence[str] = (), **env: str) -> str:
+    """What the ranks printed of a run to its end. Raises CalledProcessError when it fails."""
+    path = folder / "plan.json"
+    path.write_text(todo.to_json(), encoding="utf-8")
+    here = {PLAN_ENV: str(path), "PYTHONPATH": PYTHONPATH}
+    command = [*launcher, sys.executable, *RANK]
+    return subprocess.run(
+        command, env=os.environ | here | env, capture_output=True, text=True, timeout=300, check=True
+    ).stderr
+
+
+def heard(
+    todo: Plan,
+    command: Sequence[str],
+    take: Callable[[str], None],
+    timeout_s: float,
+    env: Mapping[str, str],
+    stdout: int | None = None,
+) -> None:
+    """Run ``command``, whose ranks tell their news as they tell an agent; ``take`` gets each line, in threads.
+
+    Ends the program when the ranks fail or are not done in time.
+    """
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+        path = Path(folder, "plan.json")
+        path.write_text(todo.to_json(), encoding="utf-8")
+        server.bind(f"{folder}/agent")
+        server.listen(len(todo.ranks))
+        threading.Thread(target=_accept, args=(server, take), daemon=True).start()
+        here = {PLAN_ENV: str(path), SOCKET_ENV: f"{folder}/agent"}
+        process = subprocess.Popen(command, env=os.environ | here | env, stdout=stdout, start_new_session=True)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise SystemExit(f"{len(todo.ranks)} ranks were not done after {timeout_s:g} s") from None
+    if code:
+        raise SystemExit(f"{len(todo.ranks)} ranks ended with code {code}")
+
+
+def _accept(server: socket.socket, take: Callable[[str], None]) -> None:
+    """Until the server is closed."""
+
+    def read(connection: socket.socket) -> None:
+        with connection, connection.makefile(encoding="utf-8") as lines:
+            for line in lines:
+                take(line)
+
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        threading.Thread(target=read, args=(connection,), daemon=True).start()

@@ -1,0 +1,15 @@
+"""The formats that ``benchmarks/perfmodel/published.py`` reads, each the name of a module of this package."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.perfmodel.scoring.table import Options, Table
+
+FORMATS = ("pollux", "gavel", "neusight", "vtrain", "zeus", "nccl", "batches")
+
+
+def runner(name: str) -> Callable[[Path, Options], list[Table]]:
+    """``run`` of the format's module."""
+    run: Callable[[Path, Options], list[Table]] = import_module(f"benchmarks.perfmodel.formats.{name}").run
+    return run

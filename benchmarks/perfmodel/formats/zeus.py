@@ -1,0 +1,92 @@
+"""Format ``zeus``: seconds and watts of an epoch by power limit. Files ``summary_power_*.csv`` below the directory.
+
+Columns ``dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power``. Of every (dataset, network,
+batch, optimizer) the lowest and the highest limit are given; the energy of an epoch at the others is scored.
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from benchmarks.perfmodel.scoring.compare import compared, dropped
+from benchmarks.perfmodel.scoring.scoring import Floats, ape
+from benchmarks.perfmodel.scoring.table import Options, Table
+
+from dljob.perf.resources.power import LimitPoint, under_limits
+
+Job = tuple[str, ...]
+
+
+def run(directory: Path, options: Options) -> list[Table]:
+    """One table a file: a device's measurements."""
+    files = sorted(directory.rglob("summary_power_*.csv"))
+    if not files:
+        raise ValueError(f"{directory}: no summary_power_*.csv; expected Zeus' power tables")
+    return [_scored(path, options) for path in files if options.wants(path.stem.removeprefix("summary_power_"))]
+
+
+def model(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> Floats:
+    seconds, power = under_limits(low, high, limits_W)
+    return seconds * power
+
+
+def linear(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> Floats:
+    """Energy on the line between the two."""
+    ends = (low.limit_W, high.limit_W), (low.seconds * low.power_W, high.seconds * high.power_W)
+    return np.asarray(np.interp(limits_W, *ends))
+
+
+def two_lines(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> Floats:
+    """Time and power each on a line."""
+    limits = (low.limit_W, high.limit_W)
+    seconds = np.interp(limits_W, limits, (low.seconds, high.seconds))
+    return np.asarray(seconds * np.interp(limits_W, limits, (low.power_W, high.power_W)))
+
+
+def limit_is_power(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> Floats:
+    return np.asarray(limits_W * np.interp(limits_W, (low.limit_W, high.limit_W), (low.seconds, high.seconds)))
+
+
+METHODS: dict[str, Callable[[LimitPoint, LimitPoint, Floats], Floats]] = {
+    "model": model,
+    "energy on a line": linear,
+    "time and power on lines": two_lines,
+    "power = limit": limit_is_power,
+}
+
+
+def _scored(path: Path, options: Options) -> Table:
+    jobs, complaints = load(path)
+    errors: dict[str, dict[str, list[Floats]]] = {name: defaultdict(list) for name in METHODS}
+    for job, points in jobs.items():
+        if len(points) < 3:
+            continue
+        low, *middle, high = points
+        limits = np.array([p.limit_W for p in middle])
+        measured = np.array([p.seconds * p.power_W for p in middle])
+        for name, method in METHODS.items():
+            errors[name][" ".join(job[:2])].append(ape(measured, method(low, high, limits)))
+    merged = {name: {g: np.concatenate(e) for g, e in groups.items()} for name, groups in errors.items()}
+    title = f"{path.stem.removeprefix('summary_power_')}: energy of an epoch from the lowest and highest power limit"
+    return compared(title, merged, options, dropped(complaints))
+
+
+def load(path: Path) -> tuple[dict[Job, list[LimitPoint]], list[str]]:
+    """Points by job, their limits rising; and what is wrong with rows that were left out."""
+    jobs: dict[Job, dict[float, LimitPoint]] = defaultdict(dict)
+    complaints = []
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        columns = ("dataset", "network", "batch_size", "optimizer", "power_limit", "time_per_epoch", "average_power")
+        if missing := [c for c in columns if c not in (reader.fieldnames or ())]:
+            raise ValueError(f"{path}: no column {', '.join(missing)}; expected {', '.join(columns)}")
+        for number, row in enumerate(reader, start=2):
+            try:
+                point = LimitPoint(*(float(row[c]) for c in columns[4:]))
+            except (ValueError, TypeError) as e:
+                complaints.append(f"{path.name} line {number}: {e}")
+                continue
+            jobs[tuple(row[c] for c in columns[:4])][point.limit_W] = point
+    return {job: [points[limit] for limit in sorted(points)] for job, points in jobs.items()}, complaints

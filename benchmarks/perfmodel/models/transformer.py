@@ -1,0 +1,142 @@
+"""A transformer's iteration under data, tensor and pipeline parallelism, constants learned.
+
+Of L layers, hidden size h, sequence s, vocabulary v, micro-batches of m sequences; t-way tensor, d-way data and p-way
+pipeline parallel, global batch B. k = B / (d m) micro-batches pass p stages in k + p - 1 slots (Huang et al. 2019). A
+slot computes 24 m s h² (1 + s / 6h) L / (p t) operations forward (Narayanan et al. 2021, without the head), and sums
+activations of m s h over t ranks four times a layer (Shoeybi et al. 2019). Then gradients of 12 L h² + v h over p t are
+summed over d ranks, and applied.
+
+The iteration is a sum of such terms with constants of 0 or more: seconds per operation, per byte on each kind of link,
+per kernel, per step. They are fitted to measured iterations; what terms leave over is smooth in the configuration, and
+a Gaussian process carries it to the neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from dljob.perf.fit.fitting import Floats, checked, positive_fit, posterior, radial
+
+VOCABULARY = 51_200
+"""GPT-2's 50,257 tokens, padded for tensor parallelism."""
+RESIDUAL_SPREAD, RESIDUAL_LENGTH, REPEAT_NOISE = 0.12, 1.0, 0.04
+"""Of the logarithm's residual; length in units of two doublings of each feature. Fixed on vTrain's single-node rows."""
+OUTLIER = 3.0
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One iteration's model and how it is cut. All counts; ``global_batch`` and ``micro_batch`` in sequences."""
+
+    global_batch: float
+    micro_batch: float
+    hidden: float
+    heads: float
+    layers: float
+    sequence: float
+    tensor: float
+    data: float
+    pipeline: float
+
+    def __post_init__(self) -> None:
+        checked(f"{self}", astuple(self))
+        if self.global_batch < self.data * self.micro_batch:
+            raise ValueError(f"{self}: global batch below data x micro batch, expected at least one micro-batch each")
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Neither tensor nor pipeline parallel."""
+        return self.tensor == 1 and self.pipeline == 1
+
+
+def terms(configurations: Sequence[Configuration], devices_per_node: int = 8) -> dict[str, Floats]:
+    """What each effect costs per unit of its constant, by name; arrays over the configurations."""
+    batch, micro, h, heads, layers, s, t, d, p = np.array([astuple(c) for c in configurations], dtype=float).T
+    steps = batch / (d * micro)
+    slots, stage_layers = steps + p - 1, layers / p
+    tokens = micro * s
+    parameters = (12 * layers * h * h + VOCABULARY * h) / (t * p)
+
+    def summed(ranks: Floats, volume: Floats) -> Floats:
+        return np.asarray(2 * (ranks - 1) / ranks * volume)  # a ring's
+
+    tensor_sum = slots * stage_layers * summed(t, tokens * h)
+    gradient_sum = summed(d, parameters)
+    return {
+        "matrix products": slots * stage_layers * 24 * tokens * h * h * (1 + s / (6 * h)) / t,
+        "attention scores": slots * stage_layers * heads * micro * s * s / t,
+        "output head": steps * tokens * h * VOCABULARY / t,
+        "activations, split": slots * stage_layers * tokens * h / t,
+        "activations, whole": slots * stage_layers * tokens * h,
+        "weights read": slots * parameters,
+        "kernel launches": slots * stage_layers,
+        "a micro-batch": slots,
+        "a step": np.ones_like(batch),
+        "tensor sums in a node": tensor_sum,
+        "tensor sums across nodes": tensor_sum * (t > devices_per_node),
+        "tensor sums' latency": slots * stage_layers * np.log2(t),
+        "between stages": slots * (p > 1) * tokens * h,
+        "gradient sum in a node": gradient_sum,
+        "gradient sum across nodes": gradient_sum * (t * d * p > devices_per_node),
+        "update": parameters,
+    }
+
+
+@dataclass(frozen=True)
+class IterationModel:
+    """Learned constants and the residuals they left."""
+
+    constants: dict[str, float]
+    known: tuple[Configuration, ...]
+    residuals: tuple[float, ...]
+    """log(measured / terms) of each of ``known``."""
+    devices_per_node: int = 8
+
+    def parts_s(self, configuration: Configuration) -> dict[str, float]:
+        """Seconds by term: what an iteration is spent on, before the residual."""
+        found = terms([configuration], self.devices_per_node)
+        return {name: float(self.constants[name] * value[0]) for name, value in found.items()}
+
+    def seconds(self, configurations: Sequence[Configuration]) -> Floats:
+        """Seconds of an iteration of each configuration."""
+        white = sum(self.constants[n] * v for n, v in terms(configurations, self.devices_per_node).items())
+        features, asked = _features(self.known), _features(configurations)
+        known = radial(features, features, RESIDUAL_SPREAD, RESIDUAL_LENGTH)
+        cross = radial(asked, features, RESIDUAL_SPREAD, RESIDUAL_LENGTH)
+        return np.asarray(white * np.exp(posterior(known, cross, np.array(self.residuals), REPEAT_NOISE)))
+
+
+def fitted(
+    configurations: Sequence[Configuration], seconds: Sequence[float], devices_per_node: int = 8
+) -> IterationModel:
+    """The model of measured iterations.
+
+    Iterations a factor ``OUTLIER`` off what the others say are left out (``IterationModel.known`` lists the others).
+    Raises ValueError for none, or a time that is not finite and above 0.
+    """
+    measured = checked("iteration seconds", seconds)
+    if len(measured) != len(configurations):
+        raise ValueError(f"{len(configurations)} configurations, {len(measured)} times: expected as many")
+    found = terms(configurations, devices_per_node)
+    columns = np.stack(list(found.values()), axis=1)
+    kept = np.ones(len(measured), dtype=bool)
+    for _ in range(2):
+        constants = positive_fit(columns[kept], measured[kept])
+        residuals = np.log(measured / np.maximum(columns @ constants, 1e-12))
+        kept = np.abs(residuals - np.median(residuals[kept])) < np.log(OUTLIER)
+        if kept.all():
+            break
+    return IterationModel(
+        dict(zip(found, constants.tolist(), strict=True)),
+        tuple(c for c, k in zip(configurations, kept, strict=True) if k),
+        tuple(residuals[kept].tolist()),
+        devices_per_node,
+    )
+
+
+def _features(configurations: Sequence[Configuration]) -> Floats:
+    """Two doublings are 1: work of a slot, cuts, micro-batches, hidden size, layers."""
+    batch, micro, h, _, layers, s, t, d, p = np.array([astuple(c) for c in configurations], dtype=float).T
+    work = micro * s * h / t
+    return np.stack([np.log2(x) for x in (work, t, d, p, batch / (d * micro), h, layers)], axis=1) / 2

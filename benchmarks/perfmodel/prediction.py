@@ -1,0 +1,170 @@
+"""Step times predicted and measured on this machine: from the catalogue alone, and after one run has taught a profile.
+
+    python -m benchmarks.perfmodel.prediction [--json] [--model digits-cnn --batch 96 --ranks 3]
+
+Runs the built-in trainer as real MPI ranks over TCP, each planned as a node with its part of this machine's cores, and
+compares the median step with the plan's. The second plan reads the profile that the first run taught, and is compared
+with a second run. Beside both: what the runs on fewer ranks let the planner say of the first one before it was made.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from statistics import median
+
+from benchmarks.lib.local_ranks import RANK, heard, mpirun
+
+from dlcontract import CPUS_VARIABLE, Plan, ProbePoint, RankMeasure, Report, RunPhase
+from dljob.api import DLJobSpec, DLProfileStatus
+from dljob.calibrate import Place
+from dljob.cluster import ClusterView, cluster_view
+from dljob.job.identity import profile_key
+from dljob.job.profiles import learned, updated_profile
+from dljob.job.question import planner_request
+from dljob.job.trainer_plan import trainer_plan
+from dljob.planner import Decision, Infeasible, Learned, Prediction, plan
+
+CASES = (("digits-cnn", "digits", 96), ("mlp", "digits", 96), ("resnet18", "synthetic-images", 24))
+STEPS = {"digits-cnn": 150, "mlp": 300, "resnet18": 12}
+
+
+@dataclass
+class News:
+    """What all ranks of a run said."""
+
+    steps_s: list[float] = field(default_factory=list)
+    measures: dict[int, RankMeasure] = field(default_factory=dict)
+    probes: list[ProbePoint] = field(default_factory=list)
+    links: list[tuple[float, float]] = field(default_factory=list)
+
+    def take(self, line: str) -> None:
+        news = json.loads(line)
+        if news["type"] == "step":
+            self.measures[news["rank"]] = RankMeasure.model_validate(news["measure"])
+            if news["rank"] == 0:
+                self.steps_s.append(news["step_s"])
+        elif news["type"] == "probed":
+            self.probes += [ProbePoint.model_validate(p) for p in news["points"]]
+            if news["link_latency_s"] is not None:
+                self.links.append((news["link_latency_s"], news["link_bandwidth_Bps"]))
+
+
+def train(todo: Plan, timeout_s: float) -> News:
+    """Run the plan's ranks on this machine. Ends the program when they fail."""
+    news = News()
+    command = [*mpirun(len(todo.ranks), "--mca", "btl", "self,tcp"), sys.executable, *RANK]
+    heard(todo, command, news.take, timeout_s, {CPUS_VARIABLE: "1000"}, subprocess.DEVNULL)
+    return news
+
+
+def report(todo: Plan, news: News) -> Report:
+    """What the job's coordinator would report."""
+    latency_s, bandwidth_Bps = (max(values) for values in zip(*news.links, strict=True)) if news.links else (None, None)
+    return Report(
+        uid=todo.uid,
+        plan_number=1,
+        plan_digest=todo.digest(),
+        term=1,
+        phase=RunPhase.SUCCEEDED,
+        unix_s=0.0,
+        ranks=tuple(news.measures.values()),
+        probes=tuple(news.probes),
+        link_latency_s=latency_s,
+        link_bandwidth_Bps=bandwidth_Bps,
+        step_s=steady_s(news),
+    )
+
+
+def steady_s(news: News) -> float:
+    return median(news.steps_s[len(news.steps_s) // 3 :])
+
+
+def one(
+    model: str, dataset: str, batch: int, ranks: int, view: ClusterView, fewer: DLProfileStatus
+) -> tuple[dict[str, object], DLProfileStatus]:
+    """Predictions and measurements, and ``fewer``, what runs on fewer ranks taught, with what the first run taught."""
+    spec = DLJobSpec.model_validate(
+        {
+            "model": {"name": model},
+            "dataset": {"name": dataset},
+            "globalBatchSize": batch,
+            "steps": STEPS.get(model, 100),
+            "nodes": {"min": ranks, "max": ranks},
+            "collective": "Ring",
+            "checkpoint": {"enabled": False},
+        }
+    )
+    row: dict[str, object] = {"model": model, "batch": batch, "ranks": ranks}
+    profile, key, place = DLProfileStatus(), profile_key(spec), Place(ranks, 1)
+    for basis in ("catalogue", "profile"):
+        decision = decided(spec, view, profile)
+        todo = trainer_plan("benchmark", "default", "0", spec, decision, 1, 1, "benchmark", "cluster.local")
+        news = train(todo, 300)
+        prediction = decision.chosen.prediction
+        row[basis] = compared(prediction, steady_s(news))
+        profile = updated_profile(profile, key, "cpu", report(todo, news), datetime.now(UTC), place)
+        if basis == "catalogue":
+            if fewer.scaling:
+                row["fewer ranks"] = compared(decided(spec, view, fewer).chosen.prediction, steady_s(news))
+            fewer = updated_profile(fewer, key, "cpu", report(todo, news), datetime.now(UTC), place)
+    return row, fewer
+
+
+def decided(spec: DLJobSpec, view: ClusterView, profile: DLProfileStatus) -> Decision:
+    known = (
+        {(profile_key(spec), "cpu"): learned(profile)} if profile.observed_jobs else dict[tuple[str, str], Learned]()
+    )
+    decision = plan(planner_request("benchmark", spec), view, known)
+    if isinstance(decision, Infeasible):
+        raise SystemExit(f"{decision.field}: {decision.message}")
+    return decision
+
+
+def compared(prediction: Prediction, measured_s: float) -> dict[str, float]:
+    return {
+        "predicted_s": prediction.step_s,
+        "p90_s": prediction.step_p90_s,
+        "measured_s": measured_s,
+        "error": prediction.step_s / measured_s - 1,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--model", choices=[m for m, _, _ in CASES])
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 3])
+    args = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    rows = []
+    for model, dataset, batch in CASES:
+        if args.model not in (None, model):
+            continue
+        fewer = DLProfileStatus()
+        for ranks in args.ranks:
+            nodes = [{"name": f"n{i}", "cpu": f"{min(1000, 1000 * cores // ranks)}m"} for i in range(ranks)]
+            row, fewer = one(model, dataset, args.batch or batch, ranks, cluster_view({"nodes": nodes}), fewer)
+            rows.append(row)
+            if not args.json:
+                text = [f"{model:12} batch {rows[-1]['batch']} on {ranks} ranks:"]
+                for basis in ("catalogue", "profile", "fewer ranks"):
+                    figures = rows[-1].get(basis)
+                    if figures is None:
+                        continue
+                    assert isinstance(figures, dict)
+                    text.append(
+                        f"{basis} {1e3 * figures['predicted_s']:.2f} ms (p90 {1e3 * figures['p90_s']:.2f}), "
+                        f"measured {1e3 * figures['measured_s']:.2f} ms, {100 * figures['error']:+.0f} %"
+                    )
+                print("; ".join([" ".join(text[:2]), *text[2:]]), flush=True)
+    if args.json:
+        print(json.dumps({"cores": cores, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

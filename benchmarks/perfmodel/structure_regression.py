@@ -1,0 +1,202 @@
+"""Step time and peak memory of generated CNNs, regressed on their structure, scored on unseen structures.
+
+    python -m benchmarks.perfmodel.structure_regression [--rows FILE] [--structures 96] [--seconds 150] [--refit]
+        [--json]
+
+Draws networks over layers, filters, dense width, image size and batch, trains each for a few steps in a process of its
+own (one thread), and regresses CPU seconds of a step and the growth of the process' memory on features of the layer
+table. Each structure is predicted from the others (five folds), then the larger half from the smaller one, beside the
+roofline of the data sheet; last the built-in models, of which the regression saw none. ``--refit`` prints the constants
+that ``dljob.perf.workload.structure`` carries, from which the operator derives the CPU and memory that pods request.
+
+``--rows`` keeps measurements: what the file has is not measured again, so a run that --seconds ended goes on.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from benchmarks.perfmodel.scoring.scoring import Floats, ape, mean, median, over_workloads, p90
+from benchmarks.perfmodel.scoring.table import Cell, Table, machine
+from benchmarks.perfmodel.structures import (
+    Measured,
+    Structure,
+    collected,
+    measured,
+    of_built_in,
+    prepare,
+    resident_nbytes,
+)
+
+from dljob.cluster import catalogue
+from dljob.perf.fit.fitting import positive_fit
+from dljob.perf.resources import memory
+from dljob.perf.step.compute import regressed, roofline
+from dljob.perf.workload import structure
+from dljob.perf.workload.workload import Workload, builtin
+
+Terms = dict[str, float]
+FOLDS = 5
+BUILT_IN = (
+    ("mlp", "digits", (8, 512)),
+    ("digits-cnn", "digits", (8, 96)),
+    ("lenet", "synthetic-images", (8, 96)),
+    ("gpt-mini", "synthetic-tokens", (2, 8)),
+    ("resnet18", "synthetic-images", (2, 8)),
+)
+
+
+def fitted(terms: Sequence[Terms], amounts: Floats) -> dict[str, float]:
+    """Coefficients of 0 or more in relative, robust least squares."""
+    names = list(terms[0])
+    design = np.array([[row[name] for name in names] for row in terms])
+    return dict(zip(names, positive_fit(design, amounts).tolist(), strict=True))
+
+
+def predicted(train: Sequence[Terms], amounts: Floats, asked: Sequence[Terms]) -> Floats:
+    coefficients = fitted(train, amounts)
+    return np.array([structure.total(row, coefficients) for row in asked])
+
+
+def folded(terms: Sequence[Terms], amounts: Floats) -> Floats:
+    """Each row from a fit without its fold."""
+    found, fold = np.zeros(len(terms)), np.arange(len(terms)) % FOLDS
+    for f in range(FOLDS):
+        rest = [row for row, k in zip(terms, fold, strict=True) if k != f]
+        found[fold == f] = predicted(rest, amounts[fold != f], [r for r, k in zip(terms, fold, strict=True) if k == f])
+    return found
+
+
+def time_row(workload: Workload, batch: int) -> Terms:
+    return {**structure.host_terms(workload), **structure.time_terms(workload, batch)}
+
+
+def table_nbytes(workload: Workload, batch: int) -> float:
+    """What the layer table alone says of memory."""
+    return memory.fixed_nbytes(workload) + batch * memory.sample_nbytes(workload)
+
+
+def scored(what: str, unit: str, groups: dict[str, dict[str, tuple[Floats, Floats]]]) -> Table:
+    """``groups``: what is scored → method → (measured, predicted)."""
+    rows: list[tuple[Cell, ...]] = []
+    for group, methods in groups.items():
+        for method, (found, said) in methods.items():
+            errors = ape(found, said)
+            figures = [over_workloads([errors], m) for m in (mean, median, p90)]
+            rows.append((method, group, len(errors), *figures, float(np.median(said / found))))
+    return Table(f"{what}, % ({unit})", ("method", "scored on", "n", "mean", "median", "p90", "bias"), tuple(rows))
+
+
+def tables(
+    drawn_ones: list[Structure], rows: list[Measured], known: list[tuple[Workload, int, Measured]]
+) -> list[Table]:
+    """Time and memory, and how well what pods would request holds."""
+    workloads = [one.workload() for one in drawn_ones]
+    batches = [one.batch for one in drawn_ones]
+    pairs = list(zip(workloads, batches, strict=True))
+    cpu_s = np.array([row.cpu_s for row in rows])
+    grown = np.array([float(row.grown_nbytes) for row in rows])
+    times = [time_row(*pair) for pair in pairs]
+    growths = [structure.growth_terms(*pair) for pair in pairs]
+    core = catalogue.cpu("cpu", 1.0)
+    roof = np.array([roofline(w, core).seconds(b) for w, b in pairs])
+    flops = np.array([w.flops_per_sample * b for w, b in pairs])
+    table = np.array([table_nbytes(*pair) for pair in pairs])
+    order = np.argsort(flops)
+    small, large = order[: len(order) // 2], order[len(order) // 2 :]
+
+    def at(values: Sequence[Terms], index: Floats) -> list[Terms]:
+        return [values[int(i)] for i in index]
+
+    def beyond(terms: Sequence[Terms], amounts: Floats) -> Floats:
+        return predicted(at(terms, small), amounts[small], at(terms, large))
+
+    rate = np.median(cpu_s / flops)
+    base = np.median(grown - table)
+    their_s = np.array([m.cpu_s for *_, m in known])
+    their_nbytes = np.array([float(m.grown_nbytes) for *_, m in known])
+    time_groups = {
+        "unseen": {
+            "regression": (cpu_s, folded(times, cpu_s)),
+            "roofline": (cpu_s, roof),
+            "operations": (cpu_s, rate * flops),
+        },
+        "larger half": {"regression": (cpu_s[large], beyond(times, cpu_s)), "roofline": (cpu_s[large], roof[large])},
+        "built-in": {
+            "regression": (their_s, predicted(times, cpu_s, [time_row(w, b) for w, b, _ in known])),
+            "in dljob": (their_s, np.array([regressed(w, core).seconds(b) for w, b, _ in known])),
+            "roofline": (their_s, np.array([roofline(w, core).seconds(b) for w, b, _ in known])),
+        },
+    }
+    their_growth = [structure.growth_terms(w, b) for w, b, _ in known]
+    memory_groups = {
+        "unseen": {"regression": (grown, folded(growths, grown)), "layer table": (grown, base + table)},
+        "larger half": {
+            "regression": (grown[large], beyond(growths, grown)),
+            "layer table": (grown[large], (base + table)[large]),
+        },
+        "built-in": {
+            "regression": (their_nbytes, predicted(growths, grown, their_growth)),
+            "layer table": (their_nbytes, np.array([base + table_nbytes(w, b) for w, b, _ in known])),
+        },
+    }
+    return [
+        scored("CPU time of a step", "bias: predicted / measured", time_groups),
+        scored("Growth of memory", "bias: predicted / measured", memory_groups),
+        requests("unseen", folded(growths, grown), grown),
+    ]
+
+
+def requests(group: str, said: Floats, found: Floats) -> Table:
+    """How often ``GROWTH_MARGIN`` over the prediction is enough, and by how much more than needed it is."""
+    limit = memory.GROWTH_MARGIN * said
+    excess = (limit - found) / (memory.PROCESS_NBYTES + found)
+    return Table(
+        "Memory requested for a rank, from the regression",
+        ("scored on", "n", "enough, %", "mean excess, %"),
+        ((group, len(said), float(100 * np.mean(excess >= 0)), float(100 * excess.mean())),),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--structures", type=int, default=96)
+    parser.add_argument("--seconds", type=float, default=150.0, help="of measuring structures; the rest is left out")
+    parser.add_argument("--rows", type=Path, help="file of measurements, one JSON object a line; made or added to")
+    parser.add_argument("--refit", action="store_true", help="print the constants of dljob.perf.workload.structure")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    prepare()
+    base = resident_nbytes()
+    structures, rows = collected(asked.structures, asked.seconds, asked.rows)
+    known = [
+        (builtin(name, dataset), batch, measured(lambda n=name, d=dataset, b=batch: of_built_in(n, d, b)))  # type: ignore[misc]
+        for name, dataset, batches in BUILT_IN
+        for batch in batches
+    ]
+    found = tables(structures, rows, known)
+    pairs = [(one.workload(), one.batch) for one in structures]
+    times = fitted([time_row(*pair) for pair in pairs], np.array([row.cpu_s for row in rows]))
+    growth = fitted([structure.growth_terms(*pair) for pair in pairs], np.array([float(r.grown_nbytes) for r in rows]))
+    constants = {
+        "HOST_S": {name: times[name] for name in structure.HOST_S},
+        "TIME_S": {name: times[name] for name in structure.TIME_S},
+        "GROWTH": growth,
+    }
+    if asked.json:
+        result = {"machine": machine(), "process_MiB": base / 2**20, "constants": constants}
+        print(json.dumps(result | {"tables": [table.as_dict() for table in found]}))
+        return
+    print("\n\n".join(table.text() for table in found))
+    print(f"\nprocess without a model {base / 2**20:.0f} MiB; PyTorch {torch.__version__}, one thread\n{machine()}")
+    if asked.refit:
+        for name, values in constants.items():
+            print(f"{name} = {{" + ", ".join(f'"{k}": {v:.3g}' for k, v in values.items()) + "}")
+
+
+if __name__ == "__main__":
+    main()

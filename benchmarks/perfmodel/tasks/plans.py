@@ -1,0 +1,107 @@
+"""Decisions by the planner itself: probes become a DLProfile, each placement a fixed plan, and the best one is taken.
+
+Beside it the same planner without steps on several devices, whose network comes from data sheets. Only placements that
+the planner makes are compared: as many devices on every node.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from benchmarks.perfmodel.formats.pollux_data import Key, Measurements
+from benchmarks.perfmodel.scoring.scoring import Floats, ape, mean, over_workloads, regret
+from benchmarks.perfmodel.scoring.table import Cell, Options, Table
+from benchmarks.perfmodel.tasks.decisions import candidates
+from benchmarks.perfmodel.tasks.scaling_methods import Probes, Task, chosen_probes
+
+from dljob.api import ComputePoint, DLProfileStatus, ScalingPoint
+from dljob.calibrate import Learned
+from dljob.cluster import ClusterView, Node
+from dljob.job.profiles import learned
+from dljob.planner import Decision, FixedChoice, Request, plan
+
+DEVICE = "Tesla-T4"
+PARAMETERS = {"cifar10": 11.2e6, "imagenet": 25.6e6, "bert": 110e6, "yolov3": 62e6}
+"""Of ResNet-18, ResNet-50, BERT-base and YOLOv3, for data sheets alone, which price a network by gradients; of others
+``USUAL``. Nothing else looks at a workload's name."""
+USUAL = 25e6
+SHEETS = ("data sheets' network, the median", "data sheets' network, the p90")
+STEPS = ("measured steps, the median", "measured steps, the p90 (what it does)")
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Seconds of a step of each key by the planner."""
+
+    median_s: Floats
+    p90_s: Floats
+
+
+def even(key: Key) -> bool:
+    """Whether the planner makes such a placement."""
+    return len(set(key.counts)) == 1
+
+
+def priced(workload: Measurements, keys: list[Key], probes: Probes, *, measured: bool) -> Priced:
+    """What the planner predicts of the keys after the probes; ``measured``: their steps are in the profile."""
+    status = DLProfileStatus(
+        compute=tuple(ComputePoint(batch=b, seconds=m.step_s, observations=50) for b, m in workload.one.items()),
+        scaling=tuple(
+            ScalingPoint(
+                nodes=len(k.counts),
+                node_devices=k.counts[0],
+                devices=k.devices,
+                collective="Torch",
+                batch=k.batch,
+                seconds=m.step_s,
+            )
+            for k, m in probes[-64:]
+            if measured and even(k)
+        ),
+    )
+    known = {(workload.name, DEVICE): learned(status)}
+    pairs = [_step(workload.name, key, known) for key in keys]
+    return Priced(np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs]))
+
+
+def _step(name: str, key: Key, known: Mapping[tuple[str, str], Learned]) -> tuple[float, float]:
+    nodes, each = len(key.counts), key.counts[0]
+    view = ClusterView(tuple(Node(f"n{i}", DEVICE, each, each, 64, 64.0, 2**40, is_gpu=True) for i in range(nodes)))
+    request = Request(
+        job="placement",
+        global_batch=key.devices * key.batch,
+        total_steps=1,
+        profile=name,
+        parameters=int(PARAMETERS.get(name, USUAL)),
+        flops_per_sample=1e9,
+        activation_nbytes_per_sample=0,
+        fixed=(FixedChoice(DEVICE, nodes, each),),
+    )
+    found = plan(request, view, known)
+    assert isinstance(found, Decision), found
+    return found.chosen.prediction.step_s, found.chosen.prediction.step_p90_s
+
+
+def table(workloads: list[Measurements], count: int, options: Options) -> Table:
+    """Regret and errors of plans after ``count`` probes, chosen among placements that the planner makes."""
+    regrets: dict[str, list[Floats]] = {}
+    errors: dict[str, list[Floats]] = {}
+    for workload in workloads:
+        keys = [key for key in workload.multi if even(key)]
+        probes = chosen_probes(Task(workload.one, tuple(keys)), workload.multi.__getitem__, count)
+        hidden = np.array([key not in {k for k, _ in probes} for key in keys])
+        measured_s = np.array([workload.multi[key].step_s for key in keys])
+        found = candidates(tuple(keys))
+        for names, measured in ((SHEETS, False), (STEPS, True)):
+            by = priced(workload, keys, probes, measured=measured)
+            for name, said_s in zip(names, (by.median_s, by.p90_s), strict=True):
+                chosen = regret(measured_s / found.samples, said_s / found.samples, list(found.groups))
+                regrets.setdefault(name, []).append(chosen)
+                errors.setdefault(name, []).append(ape(measured_s, by.median_s)[hidden])
+    rows: list[tuple[Cell, ...]] = []
+    for name, each in regrets.items():
+        worst = max(float(x.max()) for x in each)
+        of_plans = over_workloads(each, mean, options.resamples)
+        rows.append((name, sum(map(len, each)), of_plans, worst, over_workloads(errors[name], mean, options.resamples)))
+    title = f"{count} probes: plans of the planner, slower than the best placement of the same global batch, %"
+    return Table(title, ("planned by", "decisions", "mean", "worst", "error of the step, mean"), tuple(rows))

@@ -1,8 +1,0 @@
-"""Adapters of ``benchmarks/perfmodel.py``: public measurements, one module a format, scored by one set of rules.
-
-A module ``proof.<format>`` has one entry, ``run(directory: Path, options: Options) -> list[Table]``. It reads the
-files of that format below ``directory`` (and nothing else), hides from the model what the protocol hides, and returns
-what it scored: the model's row beside those of the baselines, computed in the same run. Bad or missing files are a
-``ValueError`` that says what was found, expected and to do. ``proof.table`` has Options and Table, ``proof.scoring``
-the measures; ``proof.formats`` names the modules.
-"""

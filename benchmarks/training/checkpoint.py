@@ -1,0 +1,121 @@
+"""How long training stands still for a checkpoint, from 10 MB to 1 GB of state, beside torch.save and memcpy.
+
+    hack/env python -m benchmarks.training.checkpoint [--sizes 10,100,1000] [--rounds 5] [--interval 60]
+
+One process trains a stack of linear layers with Adam (parameters and two moments: the state), whose step uses all of
+its state, and saves as a job's loop does. Each round: ours (a copy in memory, written by a thread), ``torch.save`` and
+fsync in the loop, and a plain copy of as many bytes.
+
+``call_s``: what the call took; ``stall_s``: that, and all that steps took longer than without, until the write was
+done, because the writer's thread uses the same cores and memory. The claim: ``stall_s`` is at most 2 % of --interval
+(default: that of a job, 60 s); ``least_interval_s`` is the shortest that holds it. Ends with code 1 when it does not.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dltrain.checkpoint import Checkpoints, identity
+from dltrain.state import Staging, capture
+from dltrain.writer import Writer
+
+PART = 0.02
+WIDTH = 1024
+
+
+class Training:
+    """A model, its optimizer and steps of it; ``nbytes`` of state."""
+
+    def __init__(self, nbytes: float) -> None:
+        layers = max(1, round(nbytes / 3 / 4 / WIDTH**2))
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4)
+        self.batch = torch.randn(32, WIDTH)
+        self.step()
+        self.nbytes = sum(p.nbytes for p in self.model.parameters()) * 3
+
+    def step(self) -> float:
+        """Seconds."""
+        began = time.perf_counter()
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        return time.perf_counter() - began
+
+
+def ours(training: Training, writer: Writer, staging: Staging, number: int, step_s: float) -> dict[str, float]:
+    """One checkpoint, and training until it is durable. ``step_s``: of a step without."""
+    began = time.perf_counter()
+    writer.begin(capture(number, training.model.state_dict(), training.optimizer.state_dict(), {}, staging))
+    call_s = time.perf_counter() - began
+    later = list[float]()
+    while writer.busy:
+        later.append(training.step())
+    durable_s = time.perf_counter() - began
+    writer.wait()
+    return {"call_s": call_s, "stall_s": call_s + sum(later) - len(later) * step_s, "durable_s": durable_s}
+
+
+def theirs(training: Training, path: Path) -> float:
+    began = time.perf_counter()
+    content = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
+    with path.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return time.perf_counter() - began
+
+
+def memcpy(nbytes: int) -> float:
+    """Into memory that was touched before: the bound."""
+    source, target = torch.ones(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
+    began = time.perf_counter()
+    target.copy_(source)
+    return time.perf_counter() - began
+
+
+def measured(nbytes: float, rounds: int, folder: Path) -> dict[str, float]:
+    """Medians over rounds, the first one left out: it allocates."""
+    training, staging = Training(nbytes), Staging()
+    writer = Writer(Checkpoints(folder / "ours", identity("benchmark", training.model.state_dict()), keep=2), None)
+    rows = list[dict[str, float]]()
+    for number in range(rounds + 1):
+        step_s = statistics.median(training.step() for _ in range(7))
+        row = {"step_s": step_s} | ours(training, writer, staging, number, step_s)
+        row |= {"torch_save_s": theirs(training, folder / "theirs"), "memcpy_s": memcpy(training.nbytes)}
+        rows.append(row)
+    result = {key: statistics.median(row[key] for row in rows[1:]) for key in rows[0]}
+    return {"nbytes": training.nbytes, "first_call_s": rows[0]["call_s"]} | result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="10,100,1000", help="MB of state")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--interval", type=float, default=60.0, help="seconds between checkpoints")
+    parser.add_argument("--folder", help="where to write, default: a temporary folder")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    kept = True
+    print(f"machine: {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; seconds, medians")
+    for size in map(float, options.sizes.split(",")):
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            row = measured(1e6 * size, options.rounds, Path(folder))
+        part = row["stall_s"] / options.interval
+        kept &= part <= PART
+        row |= {"part_of_interval": part, "least_interval_s": row["stall_s"] / PART}
+        print(json.dumps({key: float(f"{value:.3g}") for key, value in row.items()}), flush=True)
+    raise SystemExit(0 if kept else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""What loading data adds to a training step, and how much of it workers hide.
+
+    python -m benchmarks.training.data_loading
+
+    waits     2 ranks; each sample comes after 2 ms, as from a volume over a network; 2 workers a rank
+    decodes   1 rank; each sample is unpacked (zlib) and cropped on a CPU; 1 worker, for the other core computes
+
+Name one to run only that. In every round these take turns in the same processes, 16 samples a rank and step, one
+thread: nothing but computing; nothing but making batches; ours with samples made between steps; ours with workers; DDP
+(gloo) with torch's DataLoader, without and with as many workers. The first steps of a turn do not count: queues have
+filled while others had theirs. Figures are medians over rounds of the slowest rank's step, ratios medians of rounds'
+ratios with their 95 % interval; the bound is max(computing, making / workers) of the same round.
+
+Bar: ours with workers at most 1.05 of DDP with workers.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as distributed
+from benchmarks.lib.figures import machine, most, ratio, text
+from benchmarks.lib.local_ranks import PYTHONPATH, mpirun
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
+
+from dltrain import session
+from dltrain.loop import Trainer
+from dltrain.report import Reporter
+from dltrain.world import World
+
+SAMPLES, BATCH, STEPS, FIRST = 4096, 16, 24, 8
+"""Of the dataset; of a rank's step; steps of a turn, and those of them that do not count."""
+CASES = {"waits": (2, 2), "decodes": (1, 1)}
+"""Ranks, and workers of each."""
+COMPUTING, MAKING, BETWEEN, AHEAD, DDP, DDP_AHEAD = SIDES = (
+    "computing", "making", "ours, between steps", "ours, workers", "DDP", "DDP, workers",
+)  # fmt: skip
+LATENCY_S = 2e-3
+Step = Callable[[], None]
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """Of 256 x 256, packed; cropped to 64 x 64 and turned at random."""
+
+    def __init__(self, latency_s: float) -> None:
+        noise = np.random.default_rng(0).integers(0, 16, (16, 3, 256, 256), np.uint8)
+        self.packed = [zlib.compress(picture.tobytes()) for picture in noise]
+        self.small = torch.rand(3, 64, 64)
+        self.latency_s = latency_s
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if self.latency_s:
+            time.sleep(self.latency_s)
+            return self.small + torch.rand(1), index % 10
+        whole = np.frombuffer(zlib.decompress(self.packed[index % 16]), np.uint8).reshape(3, 256, 256)
+        x, y = random.randrange(193), random.randrange(193)
+        cut = torch.from_numpy(whole[:, x : x + 64, y : y + 64].astype(np.float32) / 255)
+        return cut.flip(2) if random.random() < 0.5 else cut, index % 10
+
+
+def rank(case: str, rounds: int) -> None:
+    """What every rank does; rank 0 prints the times."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    workers = CASES[case][1]
+    world = World.start()
+    dataset = Pictures(LATENCY_S if case == "waits" else 0.0)
+    batch = tuple(default_collate([dataset[i] for i in range(BATCH)]))
+    indices = itertools.cycle(range(SAMPLES))
+
+    def make() -> None:
+        default_collate([dataset[next(indices)] for _ in range(BATCH)])
+
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if world.rank == 0 else None
+    port = int(world.broadcast(str(store.port if store else 0).encode()))
+    store = store or distributed.TCPStore("127.0.0.1", port, is_master=False)
+    distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    candidates: dict[str, Step] = {
+        COMPUTING: plain(network(), itertools.repeat(batch)),
+        MAKING: make,
+        BETWEEN: ours(world, dataset, 0),
+        AHEAD: ours(world, dataset, workers),
+        DDP: plain(DistributedDataParallel(network()), torchs(world, dataset, 0)),
+        DDP_AHEAD: plain(DistributedDataParallel(network()), torchs(world, dataset, workers)),
+    }
+    found: dict[str, list[float]] = {side: [] for side in SIDES}
+    for turn in range(-1, rounds):  # the first one warms up
+        for side in SIDES[turn % len(SIDES) :] + SIDES[: turn % len(SIDES)]:
+            world.sum([0.0])
+            for _ in range(FIRST):
+                candidates[side]()
+            began = time.perf_counter()
+            for _ in range(STEPS - FIRST):
+                candidates[side]()
+            spent_s = (time.perf_counter() - began) / (STEPS - FIRST)
+            slowest_s = max(row[0] for row in world.gather([spent_s]))
+            if turn >= 0:
+                found[side].append(slowest_s)
+    if world.rank == 0:
+        print(json.dumps(found), flush=True)
+    world.close()
+    session.leave(0)  # workers and loaders are endless
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+def ours(world: World, dataset: Pictures, workers: int) -> Step:
+    """As a user's script has it, but without news."""
+    plan = session.local_plan(
+        world.size, batch=BATCH * world.size, epochs=10**6, seed=0, collective="Ring", checkpoints=None
+    )
+    silent = Reporter(None)
+    silent.rank = 1
+    trainer = Trainer(plan, world, silent, torch.device("cpu"), "cpu")
+    net = network()
+    net, opt = trainer.wrap(net, torch.optim.SGD(net.parameters(), 0.01))
+    steps = trainer.steps(trainer.loader(dataset, workers=workers))
+
+    def step() -> None:
+        x, y = next(steps)
+        cross_entropy(net(x), y).backward()
+        opt.step()
+
+    return step
+
+
+def torchs(world: World, dataset: Pictures, workers: int) -> Iterator[Any]:
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, world.size, world.rank)
+    loader = DataLoader(
+        dataset, BATCH, sampler=sampler, num_workers=workers, persistent_workers=workers > 0, drop_last=True
+    )
+    while True:
+        yield from loader
+
+
+def plain(net: nn.Module, source: Iterator[Any]) -> Step:
+    opt = torch.optim.SGD(net.parameters(), 0.01)
+
+    def step() -> None:
+        x, y = next(source)
+        opt.zero_grad()
+        cross_entropy(net(x), y).backward()
+        opt.step()
+
+    return step
+
+
+def run(case: str, rounds: int) -> dict[str, np.ndarray[Any, Any]]:
+    path = PYTHONPATH
+    command = [
+        *mpirun(CASES[case][0]),
+        sys.executable,
+        "-m",
+        "benchmarks.training.data_loading",
+        "--rank",
+        case,
+        "--rounds",
+        str(rounds),
+    ]
+    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    return {side: np.array(times) for side, times in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", nargs="*", help=f"{', '.join(CASES)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rank", choices=list(CASES), help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help="file for the raw times")
+    options = parser.parse_args()
+    if options.rank:
+        rank(options.rank, options.rounds)
+    if unknown := set(options.case) - set(CASES):
+        parser.error(f"found {', '.join(sorted(unknown))}, expected {', '.join(CASES)}")
+    host, results = machine(), {}
+    print(f"{options.rounds} rounds of {STEPS - FIRST} steps, {BATCH} samples a rank; {host}\n")
+    print(f"| ms a step | {' | '.join(SIDES)} | bound | ours by bound | ours by DDP, workers |\n|{'---|' * 10}")
+    for case in options.case or CASES:
+        ranks, workers = CASES[case]
+        found = results[case] = run(case, options.rounds)
+        bound = np.maximum(found[COMPUTING], found[MAKING] / workers)
+        figures = " | ".join(f"{1e3 * float(np.median(times)):.1f}" for times in (*(found[s] for s in SIDES), bound))
+        verdict = most(ratio(found[AHEAD], found[DDP_AHEAD]), 1.05)
+        print(f"| {case}, ranks x workers: {ranks} x {workers} | {figures} | ", end="")
+        print(f"{text(ratio(found[AHEAD], bound))} | {verdict} |", flush=True)
+    if options.json:
+        raw = {case: {side: times.tolist() for side, times in found.items()} for case, found in results.items()}
+        options.json.write_text(json.dumps({"machine": host, "seconds": raw}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""A training step of ours against PyTorch's DDP over gloo, 2 ranks: ``python -m benchmarks.training.train_step``.
+
+    memory   both ranks on this machine
+    shaped   ranks on machines of their own (network namespaces), links of --rate MB/s each way; needs root
+
+Name one to run only that. Models are the built-in ResNet-18 on images of 32 x 32 (8 a rank) and the small GPT on 128
+tokens (4 sequences a rank), one thread a rank, the same optimizer on all sides. In every round ours, DDP and ranks
+that communicate nothing take turns in the same processes; ours is a user's script with ``dltrain.init``, DDP reads
+slices of memory. Figures are medians over rounds of the slowest rank's step, ratios medians of the rounds' ratios with
+their 95 % interval. Exposed communication is what a step takes longer than the one that communicates nothing. The
+link's time is what sending the gradients takes at 1448 of 1538 bytes, however they are summed: where it is most of a
+step, nobody can be much faster than anybody else.
+
+Bar: ours at most 0.95 of DDP's step. It is missed when the whole interval is above it.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.lib import namespaces
+from benchmarks.lib.figures import machine, most, ratio
+from benchmarks.lib.local_ranks import PYTHONPATH
+from train_step_ranks import ALONE, DDP, MODELS, OURS
+
+MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
+RANKS = 2
+VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
+
+
+def run(model: str, rate_Bps: float | None, rounds: int) -> dict[str, Any]:
+    """Start the ranks, on one machine or (with a rate) on two; returns what rank 0 printed."""
+    env = os.environ | {
+        "PYTHONPATH": PYTHONPATH,
+        "OMP_NUM_THREADS": "1",
+    }
+    with contextlib.ExitStack() as stack:
+        if rate_Bps is None:
+            host = "127.0.0.1"
+            root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+            command = [str(MPIRUN), *root, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(RANKS)]
+        else:
+            host = namespaces.address(0)
+            env["GLOO_SOCKET_IFNAME"] = namespaces.INTERFACE
+            name = stack.enter_context(namespaces.machines(RANKS, rate_Bps))
+            command = namespaces.mpirun_on(name, RANKS, VARIABLES, MPIRUN)
+        asked = json.dumps({"model": model, "rounds": rounds, "host": host})
+        worker = [sys.executable, "-m", "benchmarks.training.train_step_ranks", asked]
+        done = subprocess.run([*command, *worker], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    return found
+
+
+def link_s(parameters: int, rate_Bps: float) -> float:
+    """Each of two ranks sends all of its gradients once, halves to be summed and sums."""
+    return 4 * parameters / (rate_Bps * 1448 / 1538)
+
+
+def show(model: str, where: str, found: dict[str, Any], rate_Bps: float | None) -> None:
+    steps = {name: np.array([spent for spent, _ in times]) for name, times in found["seconds"].items()}
+    waited = np.array([exposed for _, exposed in found["seconds"][OURS]])
+    ms = {name: 1e3 * float(np.median(times)) for name, times in steps.items()}
+    exposed = [1e3 * float(np.median(steps[name] - steps[ALONE])) for name in (OURS, DDP)]
+    link = link_s(found["parameters"], rate_Bps) if rate_Bps is not None else 0.0
+    figures = [ms[OURS], ms[DDP], ms[ALONE], 1e3 * link, *exposed, 1e3 * float(np.median(waited))]
+    size = f"{4e-6 * found['parameters']:.1f} MB"
+    print(f"| {model}, {size} | {where} | {' | '.join(f'{figure:.1f}' for figure in figures)} | ", end="")
+    print(f"{most(ratio(steps[OURS], steps[DDP]), 0.95)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("where", nargs="*", help="memory, shaped (default: both)")
+    parser.add_argument("--model", choices=list(MODELS), action="append", help="default: all of them")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rate", type=float, default=100.0, help="MB/s of a shaped link (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="file for the raw times")
+    options = parser.parse_args()
+    where = options.where or ["memory", "shaped"]
+    if unknown := set(where) - {"memory", "shaped"}:
+        parser.error(f"found {', '.join(sorted(unknown))}, expected memory, shaped")
+    if "shaped" in where and (reason := namespaces.available()) is not None:
+        parser.error(f"{reason}; without them there is only memory")
+    host = machine()
+    print(f"{options.rounds} rounds, {RANKS} ranks x 1 thread; links of {options.rate:g} MB/s; {host}\n")
+    columns = "| gradients | where | ours, ms | DDP, ms | without communication, ms | the link's time, ms "
+    print(
+        columns
+        + "| exposed, ours, ms | exposed, DDP, ms | of it waited for after backward, ms | ours by DDP |\n|"
+        + "---|" * 10
+    )
+    results = []
+    for model in options.model or MODELS:
+        for place in where:
+            rate_Bps = options.rate * 1e6 if place == "shaped" else None
+            found = run(model, rate_Bps, options.rounds)
+            show(model, place, found, rate_Bps)
+            results.append({"model": model, "where": place, **found})
+    if options.json:
+        options.json.write_text(json.dumps({"machine": host, "rate_MBps": options.rate, "results": results}))
+
+
+if __name__ == "__main__":
+    main()

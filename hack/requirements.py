@@ -1,0 +1,43 @@
+"""Print the requirements from a package index of dependency groups and distributions of this workspace.
+
+python hack/requirements.py dev bench        # groups of pyproject.toml
+python hack/requirements.py 'dljob[operator]'  # a distribution, with extras
+"""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMBERS = {"dlcontract": "operator/contract", "dljob": "operator", "dltrain": "trainer-image"}
+
+
+def requirements(*wanted: str) -> list[str]:
+    """Return the requirements of groups and distributions, sorted, each once.
+
+    A distribution of the workspace stands for its own requirements. Raises KeyError for an unknown group or extra.
+    """
+    groups = _toml(".")["dependency-groups"]
+    found: set[str] = set()
+    pending = [text for one in wanted for text in groups.get(one, [one])]
+    while pending:
+        text = pending.pop()
+        match = re.fullmatch(r"(\w+)(?:\[([\w,]+)\])?(?:==.*)?", text)
+        if match is None or match[1] not in MEMBERS:
+            found.add(text)
+            continue
+        project = _toml(MEMBERS[match[1]])["project"]
+        pending += project["dependencies"]
+        for extra in (match[2] or "").split(","):
+            pending += project["optional-dependencies"][extra] if extra else []
+    return sorted(found)
+
+
+def _toml(folder: str) -> dict[str, Any]:
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    print("\n".join(requirements(*sys.argv[1:] or ["dev"])))

@@ -1,0 +1,98 @@
+"""The contract between the operator and the trainer, as JSON with a schema number.
+
+``Plan`` goes from the operator to the agents (ConfigMap ``<job>-plan``, key ``plan.json``); ``Report`` comes
+back (ConfigMap ``<job>-report``, key ``report.json``). Reports cross a trust boundary: parse them with
+``Report.parse``, which refuses whatever does not fit. Both sides import their shared names from here.
+"""
+
+from dlcontract import reasons
+from dlcontract.collectives import COLLECTIVES, MEASURABLE, CollectiveName
+from dlcontract.plan import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Plan, Rank, Role
+from dlcontract.pods import (
+    AGENT_PORT,
+    CHECKPOINT_DIR,
+    CLUSTER_DOMAIN_VARIABLE,
+    CPUS_VARIABLE,
+    DATASET_DIR,
+    DATASET_SUMS,
+    DATASET_VARIABLE,
+    EXIT_BAD_INPUT,
+    JOB_VARIABLE,
+    METRICS_PORT,
+    MPI_PORTS,
+    NAMESPACE_VARIABLE,
+    PLAN_KEY,
+    POD_IP_VARIABLE,
+    POD_VARIABLE,
+    REPORT_KEY,
+    SERVICE_VARIABLE,
+    TLS_DIR,
+    UID_VARIABLE,
+    config_map_names,
+)
+from dlcontract.record import SCHEMA, Record, UntrustedRecord, schema_of
+from dlcontract.report import (
+    MAX_LOG_TAIL,
+    MAX_NOISE,
+    CheckpointMark,
+    Failure,
+    Mismatch,
+    Noise,
+    Outcome,
+    ProbePoint,
+    RankMeasure,
+    Report,
+    RunPhase,
+    StartupMarks,
+)
+
+__all__ = [
+    "AGENT_PORT",
+    "CHECKPOINT_DIR",
+    "CLUSTER_DOMAIN_VARIABLE",
+    "COLLECTIVES",
+    "CPUS_VARIABLE",
+    "DATASET_DIR",
+    "DATASET_SUMS",
+    "DATASET_VARIABLE",
+    "EXIT_BAD_INPUT",
+    "JOB_VARIABLE",
+    "MAX_LOG_TAIL",
+    "MAX_NOISE",
+    "MEASURABLE",
+    "METRICS_PORT",
+    "MPI_PORTS",
+    "NAMESPACE_VARIABLE",
+    "PLAN_KEY",
+    "POD_IP_VARIABLE",
+    "POD_VARIABLE",
+    "REPORT_KEY",
+    "SCHEMA",
+    "SERVICE_VARIABLE",
+    "TLS_DIR",
+    "UID_VARIABLE",
+    "CheckpointMark",
+    "CheckpointRef",
+    "CollectiveName",
+    "DatasetRef",
+    "Expectation",
+    "Failure",
+    "Mismatch",
+    "ModelRef",
+    "Noise",
+    "OptimizerRef",
+    "Outcome",
+    "Plan",
+    "ProbePoint",
+    "Rank",
+    "RankMeasure",
+    "Record",
+    "Report",
+    "Role",
+    "RunPhase",
+    "StartupMarks",
+    "UntrustedRecord",
+    "config_map_names",
+    "reasons",
+    "schema_of",
+]

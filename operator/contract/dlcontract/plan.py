@@ -1,0 +1,245 @@
+"""The plan: what the operator decided about a job, complete. It goes to the agents in the ConfigMap ``<job>-plan``."""
+
+import hashlib
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from dlcontract.collectives import MEASURABLE, CollectiveName
+from dlcontract.pods import CHECKPOINT_DIR
+from dlcontract.record import Name, Record
+
+
+class Role(StrEnum):
+    WORKER = "worker"
+    SERVER = "server"
+
+
+class Rank(Record):
+    """One rank: where it runs and its share of the global batch."""
+
+    rank: Annotated[int, Field(ge=0)]
+    pod: Name
+    host: Annotated[Name, Field(description="DNS name of the pod, reachable before the pod is ready.")]
+    group: Name
+    device: Name
+    local_rank: Annotated[int, Field(ge=0, description="Index among the ranks of the pod; its GPU, if any.")] = 0
+    gpu: Annotated[bool, Field(description="Whether device is a GPU's product name; else a class of CPU nodes.")] = (
+        False
+    )
+    share: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Samples of the global batch: its own, or all of them where it has a part of the model; 0 for "
+            "a parameter server.",
+        ),
+    ]
+    role: Role = Role.WORKER
+
+
+class ModelRef(Record):
+    name: str | None = None
+    command: tuple[str, ...] = ()
+    framework: Literal["DLTrain", "Torchrun"] = "DLTrain"
+    sync_batch_norm: bool = False
+
+
+class DatasetRef(Record):
+    """A built-in dataset by name, or a path in the pod."""
+
+    name: str | None = None
+    path: str | None = None
+    samples: int | None = None
+
+
+class OptimizerRef(Record):
+    name: Literal["SGD", "Adam", "AdamW"] = "SGD"
+    learning_rate: Annotated[float, Field(gt=0)] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    find_rate: Annotated[bool, Field(description="Whether a range test replaces learning_rate.")] = False
+    scaling: Literal["Linear", "SquareRoot", "AdaScale"] | None = None
+    base_batch: Annotated[int | None, Field(ge=1, description="Batch that learning_rate is for, with scaling.")] = None
+
+    @model_validator(mode="after")
+    def _scaling_has_a_base(self) -> Self:
+        if (self.scaling is None) != (self.base_batch is None):
+            raise ValueError(f"optimizer: found scaling {self.scaling}, base_batch {self.base_batch}: expected both")
+        return self
+
+
+class CheckpointRef(Record):
+    enabled: bool = True
+    directory: str = CHECKPOINT_DIR
+    interval_s: Annotated[float, Field(gt=0)] = 60.0
+    choose_interval: Annotated[
+        bool,
+        Field(description="Whether ranks choose it once they know what a checkpoint costs; interval_s until then."),
+    ] = False
+    keep: Annotated[int, Field(ge=1)] = 3
+    faults: Annotated[int, Field(ge=0, description="Of the run before this launch; filled in by the agents.")] = 0
+    trained_s: Annotated[float, Field(ge=0, description="In steps before it; filled in by the agents.")] = 0.0
+
+
+class Expectation(Record):
+    """What the operator predicted, so that the trainer can export it beside what it measures."""
+
+    step_s: Annotated[float, Field(ge=0)] = 0.0
+    step_p90_s: Annotated[float, Field(ge=0)] = 0.0
+    total_s: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Plan(Record):
+    """What the operator decided, complete: a trainer needs nothing else but the volume.
+
+    Laws: ranks are numbered 0..n-1 in order, shares sum to ``global_batch`` (where ranks split the model, each is it),
+    every worker has a share >= 1, exactly one of ``epochs`` and ``steps`` is set.
+    """
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    job: Name
+    namespace: Name
+    uid: Name
+    number: Annotated[int, Field(ge=1)]
+    term: Annotated[int, Field(ge=1, description="Raised by the operator when it fences a lost node.")] = 1
+    ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
+    global_batch: Annotated[int, Field(ge=1)]
+    collective: CollectiveName = "Ring"
+    measure_collective: Annotated[
+        bool,
+        Field(
+            description="Whether ranks measure strategies at their start and use the fastest for each bucket's size."
+        ),
+    ] = False
+    """``collective`` is then what the operator expects of them."""
+    compression: Annotated[
+        Literal["BF16", "FP16"] | None,
+        Field(description="How gradients travel, with error feedback; None: as they are."),
+    ] = None
+    parallelism: Literal["Data", "Optimizer", "Pipeline", "Tensor"] = "Data"
+    synchronization: Literal["Synchronous", "Asynchronous", "StaleSynchronous"] = "Synchronous"
+    staleness_bound: Annotated[
+        int | None, Field(ge=1, description="Steps that workers may be apart; with StaleSynchronous.")
+    ] = None
+    micro_batches: Annotated[int, Field(ge=1, description="Parts of a batch that follow each other, in Pipeline.")] = 1
+    bucket_nbytes: Annotated[int, Field(ge=4096)] = 4 * 2**20
+    segment_nbytes: Annotated[int, Field(ge=1024)] = 128 * 2**10
+    model: ModelRef
+    dataset: DatasetRef
+    optimizer: OptimizerRef = OptimizerRef()
+    epochs: Annotated[int | None, Field(ge=1)] = None
+    steps: Annotated[int | None, Field(ge=1)] = None
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    rebalance: Annotated[bool, Field(description="Whether the trainer may move shares by measured speed.")] = True
+    checkpoint: CheckpointRef = CheckpointRef()
+    compare_steps: Annotated[
+        int, Field(ge=0, description="Steps between comparisons of all ranks' parameters; 0: only before checkpoints.")
+    ] = 100
+    min_ranks: Annotated[int, Field(ge=1, description="The trainer may go on with so few; elastic when < ranks.")] = 1
+    backoff_limit: Annotated[int, Field(ge=0)] = 3
+    grace_s: Annotated[float, Field(gt=0)] = 60.0
+    expected: Expectation = Expectation()
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+    @model_validator(mode="after")
+    def _laws_hold(self) -> Self:
+        if [r.rank for r in self.ranks] != list(range(len(self.ranks))):
+            raise ValueError(f"ranks: found {[r.rank for r in self.ranks]}, expected 0..{len(self.ranks) - 1} in order")
+        if self.splits_model:
+            self._splits_lawfully()
+        elif (total := sum(r.share for r in self.ranks)) != self.global_batch:
+            raise ValueError(f"ranks: shares sum to {total}, expected global_batch {self.global_batch}")
+        for r in self.ranks:
+            if (r.share == 0) != (r.role is Role.SERVER):
+                raise ValueError(f"ranks: rank {r.rank} is a {r.role} with share {r.share}; only servers have share 0")
+        servers = [r.rank for r in self.ranks if r.role is Role.SERVER]
+        if servers and (self.collective != "ParameterServer" or 0 in servers):
+            raise ValueError(
+                f"ranks: {servers} are parameter servers with collective {self.collective}; expected ParameterServer, "
+                "and rank 0 to be a worker: it speaks for the job"
+            )
+        if self.collective == "ParameterServer" and len(self.ranks) > 1 and not servers:
+            raise ValueError("ranks: none is a parameter server, expected at least one with collective ParameterServer")
+        if self.compression and (self.collective != "Ring" or self.parallelism != "Data" or self.measure_collective):
+            raise ValueError(
+                f"compression: found collective {self.collective} with parallelism {self.parallelism}, expected Ring, "
+                "which it stands for, with Data, and nothing to measure"
+            )
+        if self.measure_collective and (self.collective not in MEASURABLE or self.parallelism != "Data"):
+            raise ValueError(
+                f"measure_collective: found collective {self.collective} with parallelism {self.parallelism}, "
+                f"expected one of {', '.join(MEASURABLE)} with Data"
+            )
+        if self.parallelism == "Optimizer" and self.collective not in ("Ring", "Torch") and len(self.ranks) > 1:
+            raise ValueError(f"collective: found {self.collective} with parallelism Optimizer, expected Ring or Torch")
+        if self.parallelism != "Data" and self.optimizer.scaling == "AdaScale":
+            raise ValueError(f"optimizer.scaling: found AdaScale with parallelism {self.parallelism}, expected Data")
+        if self.micro_batches > (self.global_batch if self.parallelism == "Pipeline" else 1):
+            raise ValueError(
+                f"micro_batches: found {self.micro_batches} with parallelism {self.parallelism}, expected at most "
+                f"global_batch {self.global_batch} with Pipeline, else 1"
+            )
+        if (self.staleness_bound is not None) != (self.synchronization == "StaleSynchronous"):
+            raise ValueError(
+                f"staleness_bound: found {self.staleness_bound} with {self.synchronization}, expected one with "
+                "StaleSynchronous alone"
+            )
+        if self.synchronization != "Synchronous":
+            self._apart_lawfully()
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(f"epochs {self.epochs} and steps {self.steps}: expected exactly one of them")
+        if self.min_ranks > len(self.ranks):
+            raise ValueError(f"min_ranks {self.min_ranks}: expected at most the {len(self.ranks)} ranks of the plan")
+        return self
+
+    def _apart_lawfully(self) -> None:
+        """Workers that do not wait for each other, but for one parameter server."""
+        servers = sum(r.role is Role.SERVER for r in self.ranks)
+        if servers != 1:
+            raise ValueError(f"ranks: found {servers} parameter servers with {self.synchronization}, expected 1")
+        if self.parallelism != "Data" or self.model.command or self.optimizer.find_rate or self.rebalance:
+            raise ValueError(
+                f"synchronization: found {self.synchronization} with parallelism {self.parallelism}, a command, "
+                "find_rate or rebalance, expected a built-in model with shares that stay as they are"
+            )
+        if self.optimizer.scaling == "AdaScale":
+            raise ValueError(f"optimizer.scaling: found AdaScale with {self.synchronization}, expected Synchronous")
+
+    def _splits_lawfully(self) -> None:
+        if any(r.share != self.global_batch for r in self.ranks):
+            found = sorted({r.share for r in self.ranks})
+            raise ValueError(f"ranks: shares {found} with parallelism {self.parallelism}, expected {self.global_batch}")
+        if self.model.command or self.optimizer.find_rate or self.rebalance or self.min_ranks < len(self.ranks):
+            raise ValueError(
+                f"parallelism: found {self.parallelism} with a command, find_rate, rebalance or min_ranks below "
+                f"{len(self.ranks)}, expected a built-in model on ranks that stay as they are"
+            )
+        if self.collective == "ParameterServer":
+            raise ValueError(f"collective: found ParameterServer with parallelism {self.parallelism}, expected another")
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether ranks hold parts of the model and each sees the whole batch."""
+        return self.parallelism in ("Pipeline", "Tensor")
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """Pod names in rank order, each once."""
+        return tuple(dict.fromkeys(r.pod for r in self.ranks))
+
+    def to_json(self) -> str:
+        """Canonical JSON: equal plans give equal text."""
+        return self.model_dump_json(by_alias=True)
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """A plan from JSON. Raises ValueError (pydantic's) naming the field when it is not one."""
+        return cls.model_validate_json(text)
+
+    def digest(self) -> str:
+        """12 hex digits over everything but the plan's number, term and expectation: same digest, same training."""
+        body = self.model_copy(update={"number": 1, "term": 1, "expected": Expectation()})
+        return hashlib.sha256(body.to_json().encode()).hexdigest()[:12]

@@ -1,0 +1,13 @@
+"""Reasons of failures that both sides name: the trainer reports them, the operator decides by them."""
+
+BAD_INPUT = "BadInput"
+COMMAND_NOT_FOUND = "CommandNotFound"
+NO_RESULT = "NoResult"
+PARAMETERS_DIVERGED = "ParametersDiverged"
+RANK_CRASHED = "RankCrashed"
+RANK_FAILED = "RankFailed"
+RANK_STOPPED = "RankStopped"
+TRAINING_ERROR = "TrainingError"
+
+OF_PROGRAM = (COMMAND_NOT_FOUND, RANK_FAILED, RANK_CRASHED, RANK_STOPPED, NO_RESULT, TRAINING_ERROR)
+"""Failures that a training script answers for."""

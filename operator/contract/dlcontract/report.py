@@ -1,0 +1,151 @@
+"""The report: what the trainer tells about a run, in the ConfigMap ``<job>-report``; untrusted input for the operator.
+
+Parse it with ``Report.parse``, which refuses whatever does not fit.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field
+
+from dlcontract.record import Count, Name, Seconds, Text, UnixTime, UntrustedRecord
+
+MAX_LOG_TAIL = 4096
+MAX_NOISE = 1e9
+"""Samples; a larger noise scale is an error of measurement: the largest told of trainings are 1e7 (McCandlish et al.
+2018, figure 4)."""
+
+
+class RunPhase(StrEnum):
+    """Where the job is, as its coordinator sees it."""
+
+    WAITING = "Waiting"
+    LAUNCHING = "Launching"
+    RUNNING = "Running"
+    RELAUNCHING = "Relaunching"
+    STOPPED = "Stopped"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class RankMeasure(UntrustedRecord):
+    """Means over the last steps of one rank, in seconds."""
+
+    rank: Annotated[int, Field(ge=0, le=100_000)]
+    device: Annotated[str, Field(max_length=63)] = ""
+    share: Count = 0
+    compute_s: Seconds = 0.0
+    wait_s: Seconds = 0.0
+    comm_s: Seconds = 0.0
+    data_s: Seconds = 0.0
+    forward_s: Annotated[Seconds, Field(description="Of compute_s: before backward, with the loss.")] = 0.0
+    backward_s: Annotated[Seconds, Field(description="Of compute_s; 0: not told, such as of parts of a model.")] = 0.0
+    sum_s: Annotated[Seconds, Field(description="From the start of a step's first sum to the end of its last.")] = 0.0
+    agree_s: Annotated[Seconds, Field(description="Of comm_s: agreeing that a step commits; 0 if not elastic.")] = 0.0
+    wait_cpu_s: Annotated[Seconds, Field(description="CPU time that wait_s and comm_s cost the process.")] = 0.0
+    fetch_s: Annotated[Seconds, Field(description="Making a batch, by whoever did; data_s is what is felt.")] = 0.0
+
+
+class ProbePoint(UntrustedRecord):
+    """Compute time of one step (forward, backward, update; no communication) measured on a rank's real device."""
+
+    device: Annotated[str, Field(max_length=63)]
+    batch: Annotated[int, Field(ge=1, le=2**53)]
+    compute_s: Annotated[float, Field(gt=0, le=1e9)]
+
+
+class Noise(UntrustedRecord):
+    """The gradient noise scale of a run (``dltrain.noise``): in samples, from so many of its steps."""
+
+    samples: Annotated[float, Field(ge=0, le=MAX_NOISE)]
+    steps: Count
+
+
+class Failure(UntrustedRecord):
+    """Why the ranks ended, in the words a user needs."""
+
+    reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=64)]
+    message: Text
+    rank: Count | None = None
+    host: Annotated[str, Field(max_length=253)] = ""
+    exit_code: Annotated[int | None, Field(ge=-(2**31), lt=2**32)] = None
+    log_tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] = ""
+    counts: Annotated[bool, Field(description="Whether it counts against backoff_limit.")] = True
+    retry: Annotated[bool, Field(description="false: the same plan cannot succeed (bad input).")] = True
+
+
+class CheckpointMark(UntrustedRecord):
+    step: Count
+    unix_s: UnixTime
+    path: Annotated[str, Field(max_length=1024)] = ""
+
+
+class StartupMarks(UntrustedRecord):
+    """Unix times of the start, for the breakdown in status."""
+
+    agents_up_unix_s: UnixTime | None = None
+    launched_unix_s: UnixTime | None = None
+    imported_unix_s: UnixTime | None = None
+    rendezvous_unix_s: UnixTime | None = None
+    first_step_unix_s: UnixTime | None = None
+
+
+class Outcome(UntrustedRecord):
+    steps: Count
+    seconds: Seconds
+    loss: float | None = None
+    accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
+    checkpoint: Annotated[str | None, Field(max_length=1024)] = None
+    report: Annotated[str | None, Field(max_length=1024, description="Path of the run's report, a page.")] = None
+
+
+class Mismatch(UntrustedRecord):
+    """A rank that found another device than its plan names."""
+
+    rank: Count
+    planned: Annotated[str, Field(max_length=63)]
+    found: Annotated[str, Field(max_length=63)]
+
+
+class Report(UntrustedRecord):
+    """News of a job from its coordinator; untrusted input for the operator."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    uid: Name
+    plan_number: Annotated[int, Field(ge=1, le=2**53)]
+    plan_digest: Annotated[str, Field(max_length=64)]
+    term: Annotated[int, Field(ge=1, le=2**53)]
+    phase: RunPhase
+    unix_s: UnixTime
+    step: Count = 0
+    steps: Annotated[Count, Field(description="0 while unknown.")] = 0
+    epoch: Count | None = None
+    loss: float | None = None
+    accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
+    step_s: Annotated[Seconds | None, Field(description="Mean over the last steps.")] = None
+    samples_per_s: Annotated[float | None, Field(ge=0, le=1e15)] = None
+    world_size: Count = 0
+    ranks: Annotated[tuple[RankMeasure, ...], Field(max_length=4096)] = ()
+    restarts: Annotated[dict[Name, Count], Field(max_length=32)] = {}
+    failures: Annotated[Count, Field(description="Failures that counted against backoff_limit.")] = 0
+    failure: Failure | None = None
+    last_checkpoint: CheckpointMark | None = None
+    startup: StartupMarks = StartupMarks()
+    outcome: Outcome | None = None
+    mismatches: Annotated[tuple[Mismatch, ...], Field(max_length=4096)] = ()
+    probes: Annotated[tuple[ProbePoint, ...], Field(max_length=1024, description="Never from a mismatched rank.")] = ()
+    link_latency_s: Annotated[Seconds | None, Field(description="Measured between ranks at start.")] = None
+    link_bandwidth_Bps: Annotated[float | None, Field(gt=0, le=1e15)] = None
+    noise: Annotated[Noise | None, Field(description="None: not measured, such as on one rank.")] = None
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
+
+    def to_json(self) -> str:
+        return self.model_dump_json(by_alias=True)
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """A report from JSON of at most 1 MiB. Raises ValueError naming the field when it is not one."""
+        if len(text) > 2**20:
+            raise ValueError(f"report: found {len(text)} bytes, expected at most {2**20}")
+        return cls.model_validate_json(text)

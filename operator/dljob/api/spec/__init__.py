@@ -1,0 +1,59 @@
+"""What a user asks for: a module for each section of ``DLJobSpec``."""
+
+from dljob.api.spec.checkpoint import Checkpoint, CheckpointVolume, ReclaimPolicy
+from dljob.api.spec.dataset import BUILTIN_DATASETS, BuiltinDataset, Dataset
+from dljob.api.spec.model import BUILTIN_MODELS, PAIRED_MODELS, BuiltinModel, ModelHints, ModelSpec, ReferenceModel
+from dljob.api.spec.optimizer import LearningRateScaling, Optimizer, OptimizerName, ScalingRule
+from dljob.api.spec.parallelism import (
+    Collective,
+    GradientCompression,
+    Parallelism,
+    ParallelismStrategy,
+    Synchronization,
+)
+from dljob.api.spec.planning import BatchSizeRange, FixedGroup, Minimize, NodeRange, Objective, Planning, PlanningMode
+from dljob.api.spec.pods import Metadata, PodTemplateOverride, Resources, RunPolicy, Scheduling, Toleration
+from dljob.api.spec.spec import DLJobSpec
+from dljob.api.spec.trainer import EnvVar, Framework, PullPolicy, Trainer
+
+__all__ = [
+    "BUILTIN_DATASETS",
+    "BUILTIN_MODELS",
+    "PAIRED_MODELS",
+    "BatchSizeRange",
+    "BuiltinDataset",
+    "BuiltinModel",
+    "Checkpoint",
+    "CheckpointVolume",
+    "Collective",
+    "DLJobSpec",
+    "Dataset",
+    "EnvVar",
+    "FixedGroup",
+    "Framework",
+    "GradientCompression",
+    "LearningRateScaling",
+    "Metadata",
+    "Minimize",
+    "ModelHints",
+    "ModelSpec",
+    "NodeRange",
+    "Objective",
+    "Optimizer",
+    "OptimizerName",
+    "Parallelism",
+    "ParallelismStrategy",
+    "Planning",
+    "PlanningMode",
+    "PodTemplateOverride",
+    "PullPolicy",
+    "ReclaimPolicy",
+    "ReferenceModel",
+    "Resources",
+    "RunPolicy",
+    "ScalingRule",
+    "Scheduling",
+    "Synchronization",
+    "Toleration",
+    "Trainer",
+]

@@ -1,0 +1,165 @@
+"""``spec.dataset``: where the training data comes from, and where in the pod it will be."""
+
+import hashlib
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from dlcontract import DATASET_DIR, DATASET_SUMS
+from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Rule
+
+_LOCAL = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/.+|file:///.+"
+_REMOTE = r"https?://[^/?#]+/[^?#]*[^/?#.](\?.*)?|s3://[^/?#]+/.*[^/.]"
+_IS_REMOTE = "has(self.uri) && (self.uri.startsWith('http') || self.uri.startsWith('s3:'))"
+
+
+class BuiltinDataset(StrEnum):
+    DIGITS = "digits"
+    DIGITS_32 = "digits-32"
+    BREAST_CANCER = "breast-cancer"
+    WINE = "wine"
+    IRIS = "iris"
+    PYTHON_SOURCE = "python-source"
+    SYNTHETIC_IMAGES = "synthetic-images"
+    SYNTHETIC_TOKENS = "synthetic-tokens"
+
+
+BUILTIN_DATASETS = tuple(member.value for member in BuiltinDataset)
+
+
+class Dataset(ApiModel):
+    """The training data: a built-in set by name, or a URI."""
+
+    rules = (
+        Rule(
+            "name",
+            "has(self.name) != has(self.uri)",
+            "set either name (a built-in dataset) or uri (pvc://CLAIM/PATH, file:///PATH, https://… or s3://…), not "
+            "both and not neither",
+            lambda d: (d.name is not None) != (d.uri is not None),
+        ),
+        Rule(
+            "samples",
+            "!has(self.uri) || has(self.samples)",
+            "samples is required with uri: set the number of training samples, so that epochs can be planned",
+            lambda d: d.uri is None or d.samples is not None,
+        ),
+        Rule(
+            "sha256",
+            "!has(self.sha256) || has(self.uri)",
+            "sha256 is of the file behind uri: set uri, or remove sha256",
+            lambda d: d.sha256 is None or d.uri is not None,
+        ),
+        Rule(
+            "uri",
+            f"!(has(self.size) || has(self.secretName) || has(self.cacheClaimName)) || ({_IS_REMOTE})",
+            "size, secretName and cacheClaimName are for data that is fetched: use them with an http, https or s3 uri",
+            lambda d: d.remote or (d.size is d.secret_name is d.cache_claim_name is None),
+        ),
+        Rule(
+            "size",
+            "!has(self.size) || !has(self.cacheClaimName)",
+            "size bounds the copy on each node, and with cacheClaimName there is none: remove one of them",
+            lambda d: d.size is None or d.cache_claim_name is None,
+        ),
+    )
+
+    name: Annotated[
+        BuiltinDataset | None,
+        Field(
+            description="A built-in dataset, bundled with the trainer image; python-source is the source of Python's "
+            "standard library, as bytes, for language models."
+        ),
+    ] = None
+    uri: Annotated[
+        str | None,
+        Field(
+            pattern=f"^({_LOCAL}|{_REMOTE})$",
+            max_length=2048,
+            description="Where the data is: pvc://CLAIM/PATH (a claim in the job's namespace), file:///PATH (in the "
+            "image), or http://, https:// or s3://BUCKET/KEY, fetched to each node before training. A file named "
+            "SHA256SUMS means the folder of all files it lists. Built-in models read an .npz with x, y, x_test and "
+            "y_test, or tokens in a .npy or .bin.",
+        ),
+    ] = None
+    samples: Annotated[int | None, Field(ge=1, description="Number of training samples behind uri.")] = None
+    sample_bytes: Annotated[int | None, Field(ge=1, description="Bytes of one sample on storage, for planning.")] = None
+    sha256: Annotated[
+        str | None,
+        Field(
+            pattern="^[0-9a-f]{64}$",
+            max_length=64,
+            description="What sha256sum prints for the file behind uri; checked before training.",
+        ),
+    ] = None
+    size: Annotated[
+        Bytes | None,
+        Field(
+            description="Room for fetched data on each node, requested as ephemeral storage, such as 20Gi; "
+            "default: 2Gi."
+        ),
+    ] = None
+    secret_name: Annotated[
+        DnsSubdomain | None,
+        Field(
+            description="Secret with credentials for fetching, as environment variables: AWS_ACCESS_KEY_ID, "
+            "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL for s3, HTTP_AUTHORIZATION for http."
+        ),
+    ] = None
+    cache_claim_name: Annotated[
+        DnsSubdomain | None,
+        Field(
+            description="An existing claim (ReadWriteMany for several nodes) that keeps fetched data, so that it is "
+            "fetched once for all pods and all jobs; default: once for each pod."
+        ),
+    ] = None
+
+    @property
+    def remote(self) -> bool:
+        """Whether the data is fetched before training."""
+        return (self.uri or "").startswith(("http://", "https://", "s3://"))
+
+    @property
+    def checked(self) -> bool:
+        """Whether there are checksums to hold the data against."""
+        return self.sha256 is not None or self._source.endswith(f"/{DATASET_SUMS}")
+
+    @property
+    def claim(self) -> str | None:
+        """The claim that is mounted for the data: the one it is on, or the one it is kept in once fetched."""
+        if self._source.startswith("pvc://"):
+            return self._source.removeprefix("pvc://").partition("/")[0]
+        return self.cache_claim_name
+
+    @property
+    def folder(self) -> str:
+        """Where fetched data goes; in a shared claim, a folder for each URI and checksum."""
+        if self.cache_claim_name is None:
+            return DATASET_DIR
+        return f"{DATASET_DIR}/{hashlib.sha256(f'{self.uri} {self.sha256}'.encode()).hexdigest()[:16]}"
+
+    @property
+    def file(self) -> str | None:
+        """Path in the pod of what the URI names; None for a built-in set."""
+        scheme, _, rest = self._source.partition("://")
+        match scheme:
+            case "":
+                return None
+            case "file":
+                return rest
+            case "pvc":
+                return f"{DATASET_DIR}/{rest.partition('/')[2]}"
+            case _:
+                return f"{self.folder}/{rest.rpartition('/')[2]}"
+
+    @property
+    def path(self) -> str | None:
+        """Path in the pod of what programs read: the file, or for SHA256SUMS its folder; None for a built-in set."""
+        return self.file and self.file.removesuffix(f"/{DATASET_SUMS}")
+
+    @property
+    def _source(self) -> str:
+        """The URI without its query."""
+        uri = self.uri or ""
+        return uri.partition("?")[0] if uri.startswith("http") else uri

@@ -1,0 +1,98 @@
+"""``spec.model``: what to train."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from dljob.api.base import ApiModel, Rule
+
+
+class BuiltinModel(StrEnum):
+    MLP = "mlp"
+    DIGITS_CNN = "digits-cnn"
+    LENET = "lenet"
+    RESNET18 = "resnet18"
+    RESNET50 = "resnet50"
+    GPT_MINI = "gpt-mini"
+
+
+class ReferenceModel(StrEnum):
+    """Models of the literature whose costs are known; a program of the user's trains them."""
+
+    ALEXNET = "AlexNet"
+    VGG_16 = "VGG-16"
+    GOOGLENET = "GoogLeNet"
+    RESNET_152 = "ResNet-152"
+    BERT_BASE = "BERT-base"
+    GPT_2 = "GPT-2"
+    GPT_2_MEDIUM = "GPT-2-medium"
+    GPT_2_LARGE = "GPT-2-large"
+    GPT_2_XL = "GPT-2-XL"
+
+
+BUILTIN_MODELS = tuple(member.value for member in BuiltinModel)
+
+PAIRED_MODELS = ("mlp", "lenet", "gpt-mini")
+"""Built-in models with linear layers in pairs, which Tensor cuts through."""
+
+
+class ModelHints(ApiModel):
+    """Size of a model that the trainer does not carry, so that the planner can predict it."""
+
+    rules = (
+        Rule(
+            "like",
+            "has(self.like) ? !has(self.parameters) && !has(self.flopsPerSample) && "
+            "(!has(self.activationBytesPerSample) || self.activationBytesPerSample == 0) : "
+            "has(self.parameters) && has(self.flopsPerSample)",
+            "set either like (a known model) alone, or parameters and flopsPerSample, "
+            "as python -m dltrain.profile prints them",
+            lambda h: (
+                h.parameters is None and h.flops_per_sample is None and h.activation_bytes_per_sample == 0
+                if h.like
+                else h.parameters is not None and h.flops_per_sample is not None
+            ),
+        ),
+    )
+
+    like: Annotated[
+        ReferenceModel | None,
+        Field(
+            description="A known model that yours costs as much as, on samples of the usual size (images of 224 x 224; "
+            "sequences of 512 tokens, GPT-2 of 1024); instead of the figures."
+        ),
+    ] = None
+    parameters: Annotated[int | None, Field(ge=1, description="Number of trainable parameters.")] = None
+    flops_per_sample: Annotated[
+        float | None,
+        Field(gt=0, description="Floating-point operations of one forward and backward pass of one sample."),
+    ] = None
+    activation_bytes_per_sample: Annotated[
+        int, Field(ge=0, description="Bytes of activations kept for the backward pass, for one sample.")
+    ] = 0
+
+
+class ModelSpec(ApiModel):
+    """The model to train: a built-in one by name, or hints about the one in trainer.command."""
+
+    rules = (
+        Rule(
+            "name",
+            "has(self.name) != has(self.hints)",
+            "set either name (a built-in model) or hints (the size of your own model), not both and not neither",
+            lambda m: (m.name is not None) != (m.hints is not None),
+        ),
+    )
+
+    name: Annotated[BuiltinModel | None, Field(description="A built-in model.")] = None
+    hints: Annotated[
+        ModelHints | None, Field(description="Size of your own model, for the planner; see trainer.command.")
+    ] = None
+    sync_batch_norm: Annotated[
+        bool,
+        Field(
+            description="BatchNorm layers of a dltrain program normalize over the whole batch, not each rank's part. "
+            "The built-in models have none."
+        ),
+    ] = False

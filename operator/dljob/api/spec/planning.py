@@ -1,0 +1,107 @@
+"""``spec.planning``, ``spec.objective``, ``spec.nodes``, ``spec.batchSizeRange``: what the planner may choose."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from dljob.api.base import ApiModel, Duration, Rule, duration_s
+
+
+class PlanningMode(StrEnum):
+    AUTO = "Auto"
+    PLAN_ONLY = "PlanOnly"
+    FIXED = "Fixed"
+
+
+class Minimize(StrEnum):
+    TIME = "Time"
+    ENERGY = "Energy"
+    COST = "Cost"
+
+
+class BatchSizeRange(ApiModel):
+    """Global batches that the planner may choose from."""
+
+    rules = (
+        Rule(
+            "min",
+            "!has(self.min) || self.min <= self.max",
+            "min must not be larger than max: lower min or raise max",
+            lambda b: b.min is None or b.min <= b.max,
+        ),
+    )
+
+    min: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Smallest batch; default: globalBatchSize.")] = (
+        None
+    )
+    max: Annotated[int, Field(ge=1, le=2**31 - 1, description="Largest batch.")]
+
+
+class NodeRange(ApiModel):
+    rules = (
+        Rule(
+            "min",
+            "!has(self.max) || !has(self.min) || self.min <= self.max",
+            "min must not be larger than max: lower min or raise max",
+            lambda n: n.max is None or n.min <= n.max,
+        ),
+    )
+
+    min: Annotated[int, Field(ge=1, le=10000, description="Fewest nodes; the job waits below it.")] = 1
+    max: Annotated[
+        int | None,
+        Field(ge=1, le=10000, description="Most nodes; default: as many as the planner finds useful."),
+    ] = None
+
+
+class Objective(ApiModel):
+    rules = (
+        Rule(
+            "deadline",
+            "!has(self.deadline) || self.deadline.matches('[1-9]')",
+            "deadline must be more than 0, such as 2h",
+            lambda o: o.deadline is None or duration_s(o.deadline) > 0,
+        ),
+    )
+
+    minimize: Annotated[
+        Minimize, Field(description="What the plan minimizes: Time, Energy (J) or Cost (US dollars).")
+    ] = Minimize.TIME
+    deadline: Annotated[
+        Duration | None,
+        Field(description="Training must end within this time, such as 2h; the plan meets it with its p90 prediction."),
+    ] = None
+
+
+class FixedGroup(ApiModel):
+    """Part of a plan that the user dictates: so many nodes of one device."""
+
+    device: Annotated[str, Field(min_length=1, max_length=63, description="Device type, as in the catalogue.")]
+    nodes: Annotated[int, Field(ge=1, le=10000, description="Number of nodes.")]
+    ranks_per_node: Annotated[int, Field(ge=1, le=64, description="Ranks (devices) on each node.")] = 1
+    batch_per_rank: Annotated[
+        int | None,
+        Field(ge=1, description="Samples per step on each rank; default: by measured or predicted speed."),
+    ] = None
+
+
+class Planning(ApiModel):
+    rules = (
+        Rule(
+            "groups",
+            "(has(self.mode) && self.mode == 'Fixed') == (has(self.groups) && size(self.groups) > 0)",
+            "mode Fixed needs groups, and groups need mode Fixed: list the node groups or choose mode Auto",
+            lambda p: (p.mode is PlanningMode.FIXED) == bool(p.groups),
+        ),
+    )
+
+    mode: Annotated[
+        PlanningMode,
+        Field(description="Auto: plan and run. PlanOnly: show the plan in status, run nothing. Fixed: run groups."),
+    ] = PlanningMode.AUTO
+    groups: Annotated[tuple[FixedGroup, ...], Field(max_length=16, description="The plan, for mode Fixed.")] = ()
+    uneven: Annotated[
+        bool, Field(description="Split the batch by device speed; false gives every rank the same share.")
+    ] = True
+    candidates: Annotated[int, Field(ge=1, le=20, description="How many candidates status shows.")] = 5

@@ -1,0 +1,214 @@
+"""Rules of a DLJobSpec that span its sections."""
+
+from dljob.api.base import Rule
+from dljob.api.spec.compatibility import Condition, chosen, compatible, compatible_with_field
+from dljob.api.spec.model import PAIRED_MODELS
+from dljob.api.spec.optimizer import ScalingRule
+from dljob.api.spec.parallelism import ParallelismStrategy
+
+SPLITS_MODEL = chosen("strategy", "Pipeline", "Tensor")
+ASYNCHRONOUS = chosen("synchronization", "Asynchronous", "StaleSynchronous")
+_SPLITS, _ASYNCHRONOUS = f"({SPLITS_MODEL.cel})", f"({ASYNCHRONOUS.cel})"
+
+_OPTIMIZER_COLLECTIVE = compatible("strategy", "Optimizer", other="collective")
+_SPLIT_COLLECTIVE = compatible("strategy", "Pipeline", "Tensor", other="collective")
+_ASYNCHRONOUS_COLLECTIVE = compatible("synchronization", "Asynchronous", "StaleSynchronous", other="collective")
+_COMPRESSION = compatible_with_field("gradientCompression", "gradient_compression")
+_RANGE_STRATEGY = compatible_with_field("batchSizeRange", "batch_size_range", "strategy", "synchronization")
+_RANGE_FRAMEWORK = compatible_with_field("batchSizeRange", "batch_size_range", "framework")
+_TORCHRUN = (
+    compatible("framework", "Torchrun", other="collective")
+    & compatible("framework", "Torchrun", other="strategy")
+    & chosen("framework", "Torchrun").implies(
+        Condition(
+            "(!has(self.model.syncBatchNorm) || !self.model.syncBatchNorm) && "
+            "(!has(self.optimizer) || !has(self.optimizer.learningRateScaling))",
+            lambda s: not s.model.sync_batch_norm and s.optimizer.learning_rate_scaling is None,
+        )
+    )
+)
+
+RULES = (
+    Rule(
+        "epochs",
+        "has(self.epochs) != has(self.steps)",
+        "set exactly one of epochs and steps",
+        lambda s: (s.epochs is None) != (s.steps is None),
+    ),
+    Rule(
+        "trainer.command",
+        "!has(self.model.hints) || (has(self.trainer) && has(self.trainer.command) && size(self.trainer.command) > 0)",
+        "model.hints describes your own program: set trainer.command, or choose a built-in model by model.name",
+        lambda s: s.model.hints is None or bool(s.trainer.command),
+    ),
+    Rule(
+        "parallelism.strategy",
+        _OPTIMIZER_COLLECTIVE.cel,
+        "parallelism.strategy Optimizer needs collective Ring or Torch: remove collective, or choose one of them",
+        _OPTIMIZER_COLLECTIVE.holds,
+    ),
+    Rule(
+        "parallelism.strategy",
+        f"!{_SPLITS} || has(self.model.name) && "
+        "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
+        "parallelism.strategy Pipeline and Tensor are for built-in models: remove trainer.command, or choose "
+        "another strategy",
+        lambda s: not s.parallelism.strategy.splits_model or (s.model.name is not None and not s.trainer.command),
+    ),
+    Rule(
+        "parallelism.strategy",
+        "!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy != 'Tensor' "
+        f"|| !has(self.model.name) || self.model.name in {list(PAIRED_MODELS)}",
+        "parallelism.strategy Tensor needs a model with linear layers in pairs: choose "
+        f"{', '.join(PAIRED_MODELS)}, or another strategy",
+        lambda s: (
+            s.parallelism.strategy is not ParallelismStrategy.TENSOR
+            or s.model.name is None
+            or s.model.name in PAIRED_MODELS
+        ),
+    ),
+    Rule(
+        "collective",
+        _SPLIT_COLLECTIVE.cel,
+        "collective cannot be chosen with parallelism.strategy Pipeline, and not ParameterServer with Tensor: "
+        "remove it",
+        _SPLIT_COLLECTIVE.holds,
+    ),
+    Rule(
+        "planning.groups",
+        f"!{_SPLITS} || !has(self.planning) || !has(self.planning.groups) || "
+        "(size(self.planning.groups) <= 1 && self.planning.groups.all(g, !has(g.batchPerRank)))",
+        "with parallelism.strategy Pipeline or Tensor every rank sees the whole batch, on one device type: give "
+        "one group without batchPerRank",
+        lambda s: (
+            not s.parallelism.strategy.splits_model
+            or (len(s.planning.groups) <= 1 and all(g.batch_per_rank is None for g in s.planning.groups))
+        ),
+    ),
+    Rule(
+        "parallelism.microBatches",
+        "!has(self.parallelism) || !has(self.parallelism.microBatches) || "
+        "self.parallelism.microBatches <= self.globalBatchSize",
+        "parallelism.microBatches must have a sample each: lower it or raise globalBatchSize",
+        lambda s: s.parallelism.micro_batches is None or s.parallelism.micro_batches <= s.global_batch_size,
+    ),
+    Rule(
+        "parallelism.synchronization",
+        f"!{_ASYNCHRONOUS} || has(self.model.name) && "
+        "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
+        "parallelism.synchronization Asynchronous and StaleSynchronous are for built-in models: remove "
+        "trainer.command, or choose Synchronous",
+        lambda s: not s.parallelism.asynchronous or (s.model.name is not None and not s.trainer.command),
+    ),
+    Rule(
+        "parallelism.synchronization",
+        _ASYNCHRONOUS_COLLECTIVE.cel,
+        "parallelism.synchronization Asynchronous and StaleSynchronous need collective ParameterServer: remove "
+        "collective, or choose that",
+        _ASYNCHRONOUS_COLLECTIVE.holds,
+    ),
+    Rule(
+        "parallelism.synchronization",
+        f"!{_ASYNCHRONOUS} || !has(self.optimizer) || ((!has(self.optimizer.findLearningRate) || "
+        "!self.optimizer.findLearningRate) && (!has(self.optimizer.learningRateScaling) || "
+        "self.optimizer.learningRateScaling.rule != 'AdaScale'))",
+        "parallelism.synchronization Asynchronous and StaleSynchronous know no gradient of the whole batch: remove "
+        "optimizer.findLearningRate and AdaScale, or choose Synchronous",
+        lambda s: (
+            not s.parallelism.asynchronous
+            or not (
+                s.optimizer.find_learning_rate
+                or (
+                    s.optimizer.learning_rate_scaling is not None
+                    and s.optimizer.learning_rate_scaling.rule is ScalingRule.ADA_SCALE
+                )
+            )
+        ),
+    ),
+    Rule(
+        "optimizer.findLearningRate",
+        f"!{_SPLITS} || !has(self.optimizer) || !has(self.optimizer.findLearningRate) || "
+        "!self.optimizer.findLearningRate",
+        "optimizer.findLearningRate needs parallelism.strategy Data or Optimizer: remove one of the two",
+        lambda s: not s.parallelism.strategy.splits_model or not s.optimizer.find_learning_rate,
+    ),
+    Rule(
+        "optimizer.findLearningRate",
+        "!has(self.optimizer) || !has(self.optimizer.findLearningRate) || !self.optimizer.findLearningRate || "
+        "!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0",
+        "optimizer.findLearningRate is for built-in models: remove it, or trainer.command",
+        lambda s: not s.optimizer.find_learning_rate or not s.trainer.command,
+    ),
+    Rule(
+        "optimizer.learningRateScaling.rule",
+        "!has(self.optimizer) || !has(self.optimizer.learningRateScaling) || "
+        "self.optimizer.learningRateScaling.rule != 'AdaScale' || !has(self.parallelism) || "
+        "!has(self.parallelism.strategy) || self.parallelism.strategy == 'Data'",
+        "optimizer.learningRateScaling.rule AdaScale needs parallelism.strategy Data: choose that, or another "
+        "rule, for with the others no rank has the whole gradient",
+        lambda s: (
+            s.optimizer.learning_rate_scaling is None
+            or s.optimizer.learning_rate_scaling.rule is not ScalingRule.ADA_SCALE
+            or s.parallelism.strategy is ParallelismStrategy.DATA
+        ),
+    ),
+    Rule(
+        "gradientCompression",
+        _COMPRESSION.cel,
+        "gradientCompression has an all-reduce of its own: remove it, or else collective, parallelism.strategy "
+        "other than Data, parallelism.synchronization other than Synchronous, and trainer.framework Torchrun",
+        _COMPRESSION.holds,
+    ),
+    Rule(
+        "globalBatchSize",
+        "!has(self.nodes) || !has(self.nodes.min) || self.globalBatchSize >= self.nodes.min",
+        "globalBatchSize must give every rank a sample: raise it or lower nodes.min",
+        lambda s: s.global_batch_size >= s.nodes.min,
+    ),
+    Rule(
+        "batchSizeRange",
+        "!has(self.batchSizeRange) || (has(self.batchSizeRange.min) ? "
+        "self.batchSizeRange.min > self.batchSizeRange.max || self.batchSizeRange.min <= self.globalBatchSize && "
+        "self.globalBatchSize <= self.batchSizeRange.max : self.globalBatchSize <= self.batchSizeRange.max)",
+        "batchSizeRange must contain globalBatchSize, which epochs, steps and learningRate are for: widen it",
+        lambda s: (
+            s.batch_size_range is None or (s.batch_size_range.min or 1) <= s.global_batch_size <= s.batch_size_range.max
+        ),
+    ),
+    Rule(
+        "batchSizeRange.min",
+        "!has(self.batchSizeRange) || !has(self.batchSizeRange.min) || !has(self.nodes) || !has(self.nodes.min) || "
+        "self.batchSizeRange.min >= self.nodes.min",
+        "batchSizeRange.min must give every rank a sample: raise it or lower nodes.min",
+        lambda s: s.batch_size_range is None or s.batch_size_range.min is None or s.batch_size_range.min >= s.nodes.min,
+    ),
+    Rule(
+        "batchSizeRange",
+        _RANGE_STRATEGY.cel,
+        "batchSizeRange needs parallelism.strategy Data and parallelism.synchronization Synchronous: remove it, or "
+        "choose those",
+        _RANGE_STRATEGY.holds,
+    ),
+    Rule(
+        "batchSizeRange",
+        "!has(self.batchSizeRange) || !has(self.planning) || !has(self.planning.groups) || "
+        "self.planning.groups.all(g, !has(g.batchPerRank))",
+        "batchSizeRange leaves the batch open: remove it, or batchPerRank from planning.groups",
+        lambda s: s.batch_size_range is None or all(g.batch_per_rank is None for g in s.planning.groups),
+    ),
+    Rule(
+        "batchSizeRange",
+        _RANGE_FRAMEWORK.cel,
+        "batchSizeRange needs trainer.framework DLTrain, for a Torchrun script has a batch of its own: remove one "
+        "of the two",
+        _RANGE_FRAMEWORK.holds,
+    ),
+    Rule(
+        "trainer.framework",
+        _TORCHRUN.cel,
+        "trainer.framework Torchrun runs scripts that sum gradients and update parameters by themselves: remove "
+        "collective (but Torch), parallelism.strategy, model.syncBatchNorm and optimizer.learningRateScaling, or "
+        "choose DLTrain",
+        _TORCHRUN.holds,
+    ),
+)

@@ -1,0 +1,37 @@
+"""/metrics, /healthz and /readyz on one port, plain HTTP, read-only."""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from dljob.controller.metrics import CONTENT_TYPE, Metrics
+
+Problem = Callable[[], str | None]
+"""What is wrong, or None."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def serve(
+    port: int, metrics: Metrics, ill: Problem, not_ready: Problem, scraped: Callable[[], None]
+) -> web.AppRunner:
+    """Start serving; ``scraped`` is called before metrics are collected. ``cleanup`` the result to end it."""
+
+    async def exposition(request: web.Request) -> web.Response:
+        scraped()
+        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    def probe(problem: Problem) -> Handler:
+        async def answer(request: web.Request) -> web.Response:
+            found = problem()
+            return web.Response(status=503 if found else 200, text=f"{found or 'ok'}\n")
+
+        return answer
+
+    app = web.Application()
+    app.router.add_get("/metrics", exposition)
+    app.router.add_get("/healthz", probe(ill))
+    app.router.add_get("/readyz", probe(not_ready))
+    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    await runner.setup()
+    await web.TCPSite(runner, port=port).start()
+    return runner

@@ -1,0 +1,164 @@
+"""``dljob-operator``: the operator's process, from its parts. Configured by the environment alone; see ``settings``."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+from dljob.app.health import serve
+from dljob.app.logging import set_up
+from dljob.app.settings import Settings
+from dljob.controller.connection import connect, keep_token_fresh
+from dljob.controller.controller import Controller
+from dljob.controller.metrics import Metrics
+from dljob.controller.watches import LABELLED, WATCHED, Watches
+from dljob.controller.work_queue import WorkQueue
+from dljob.job.observed import JOB_LABEL
+from dljob.kube import Api, ApiError, Cache, JobKey, Kube, WarningEvents
+from dljob.kube.kinds import DLJOB, PROFILE
+from dljob.kube.leader import Leader
+
+log = logging.getLogger("dljob")
+
+API_RECHECK_S = 1.0
+PORT_RANGES_SINCE = (1, 25)
+
+
+class Operator:
+    """The parts of one operator, and how they start and end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._metrics, self._cache = Metrics(), Cache()
+        self._queue: WorkQueue[JobKey] = WorkQueue()
+        self._waits_for: str | None = "the API server"
+        self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._controller: Controller | None = None
+
+    async def run(self) -> None:
+        """Until a signal. Raises what ended it otherwise."""
+        settings, connection = self._settings, connect()
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(connection.session())
+            watching = await stack.enter_async_context(connection.session())
+            api = Api(session, connection.server, self._metrics.requested)
+            runner = await serve(settings.metrics_port, self._metrics, self._ill, self._not_ready, self._scraped)
+            stack.push_async_callback(runner.cleanup)
+            version = await self._kinds_served(api)
+            log.info("API server %d.%d at %s", *version, connection.server)
+            config = settings.render(port_ranges=version >= PORT_RANGES_SINCE)
+            kube = Kube(api, self._cache, settings.resync_s, settings.watch_namespaces)
+            self._controller = Controller(kube, self._cache, WarningEvents(api), self._queue, config, self._metrics)
+            watches = Watches(self._cache, self._queue, connection.server, watching)
+            leader = Leader(api, settings.namespace, settings.identity)
+            if settings.leader_election:
+                stack.push_async_callback(leader.release)
+            tasks = [
+                asyncio.create_task(self._guarded(task))
+                for task in (
+                    self._work(self._controller, watches, leader),
+                    self._resync(kube),
+                    keep_token_fresh(session, watching),
+                )
+            ]
+            stack.push_async_callback(_end, tasks)
+
+            async def end() -> None:
+                await _end(tasks)
+
+            await watches.run(settings.identity, settings.watch_namespaces, self._stop, end)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _kinds_served(self, api: Api) -> tuple[int, int]:
+        """The server's version, once it serves our kinds: kopf would not notice them later."""
+        while True:
+            try:
+                version = await api.version()
+                for kind in (DLJOB, PROFILE):
+                    self._waits_for = f"the CustomResourceDefinition of {kind.kind}"
+                    await api.find(kind, None, limit="1")
+            except ApiError as error:
+                # In chosen namespaces alone, listing all is forbidden, but then the kind is there.
+                if error.code == 403:
+                    return version
+                log.warning("waiting for %s: %s", self._waits_for, error)
+                await asyncio.sleep(API_RECHECK_S)
+            else:
+                return version
+
+    async def _work(self, controller: Controller, watches: Watches, leader: Leader) -> None:
+        """As leader, with full caches: workers, and the Lease renewed."""
+        self._waits_for = "the first lists of all kinds"
+        await watches.synced.wait()
+        self._waits_for = None
+        if self._settings.leader_election:
+            await leader.acquire()
+        self._metrics.leader.set(1)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._settings.concurrency):
+                group.create_task(controller.work())
+            if self._settings.leader_election:
+                group.create_task(leader.hold())
+
+    async def _resync(self, kube: Kube) -> None:
+        """Now and then: what no watch told of is found, and every job is looked at."""
+        while True:
+            await asyncio.sleep(self._settings.resync_s)
+            for kind in WATCHED:
+                try:
+                    for key in await kube.prune(kind, JOB_LABEL if kind in LABELLED else ""):
+                        self._queue.add(key)
+                except ApiError as error:
+                    log.warning("%s could not be checked against the API server: %s", kind.plural, error)
+            for job in self._cache.jobs():
+                self._queue.add(job.key)
+
+    async def _guarded(self, task: Coroutine[Any, Any, None]) -> None:
+        """A part that fails ends the operator, which its Deployment then starts anew."""
+        try:
+            await task
+        except BaseExceptionGroup as errors:
+            self._failure = errors.exceptions[0]
+        except Exception as error:  # noqa: BLE001 - raised by ``run``
+            self._failure = error
+        if self._failure is not None:
+            log.error("the operator ends: %s", self._failure)
+            self._stop.set()
+
+    def _ill(self) -> str | None:
+        return str(self._failure) if self._failure else None
+
+    def _not_ready(self) -> str | None:
+        return f"waiting for {self._waits_for}" if self._waits_for else None
+
+    def _scraped(self) -> None:
+        if self._controller is not None:
+            self._controller.count_jobs()
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def main() -> None:
+    """Entry point. Exits with 2 on bad settings, 1 when a part of the operator failed."""
+    try:
+        settings = Settings.of(os.environ)
+        set_up(settings.log_level, settings.log_format)
+        asyncio.run(Operator(settings).run())
+    except ValueError as error:
+        sys.exit(f"dljob-operator: {error}")
+    except Exception as error:  # noqa: BLE001 - the last stop
+        log.error("%s: %s", type(error).__name__, error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

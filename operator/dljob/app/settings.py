@@ -1,0 +1,109 @@
+"""The operator's environment, read once into a frozen value.
+
+| variable | default | meaning |
+| --- | --- | --- |
+| DLJOB_TRAINER_IMAGE | (required) | image of pods whose job names none |
+| DLJOB_TRAINER_PULL_POLICY | IfNotPresent | its pull policy: Always, IfNotPresent or Never |
+| DLJOB_NAMESPACE | default | the operator's own namespace, for its Lease |
+| DLJOB_POD_NAME | host name and a random part | who holds the Lease |
+| DLJOB_WATCH_NAMESPACES | (all) | namespaces whose jobs are looked after, comma-separated |
+| DLJOB_LEADER_ELECTION | true | whether to work only while holding the Lease ``dljob-operator`` |
+| DLJOB_CLUSTER_DOMAIN | cluster.local | DNS domain of the cluster |
+| DLJOB_CONCURRENCY | 8 | jobs reconciled at the same time |
+| DLJOB_METRICS_PORT | 9470 | port of /metrics, /healthz and /readyz |
+| DLJOB_METRICS_SOURCES | [] | NetworkPolicy peers (JSON) that may read pods' metrics; empty: everyone |
+| DLJOB_RESYNC_SECONDS | 600 | how often what no watch covers is applied again, and caches are checked |
+| DLJOB_LOG_LEVEL | info | debug, info, warning or error |
+| DLJOB_LOG_FORMAT | text | text or json |
+"""
+
+import json
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dljob.render import RenderConfig
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+
+
+@dataclass(frozen=True)
+class Settings:
+    trainer_image: str
+    trainer_pull_policy: str
+    namespace: str
+    identity: str
+    watch_namespaces: tuple[str, ...]
+    leader_election: bool
+    cluster_domain: str
+    concurrency: int
+    metrics_port: int
+    metrics_sources: tuple[Mapping[str, Any], ...]
+    resync_s: float
+    log_level: str
+    log_format: str
+
+    @classmethod
+    def of(cls, env: Mapping[str, str]) -> "Settings":
+        """Raises ValueError naming the variable, what was found and what was expected."""
+        image = env.get("DLJOB_TRAINER_IMAGE", "")
+        if not image:
+            raise ValueError("DLJOB_TRAINER_IMAGE: found nothing, expected the image in which jobs train; set it")
+        return cls(
+            trainer_image=image,
+            trainer_pull_policy=_one_of(
+                env, "DLJOB_TRAINER_PULL_POLICY", "IfNotPresent", ("Always", "IfNotPresent", "Never")
+            ),
+            namespace=env.get("DLJOB_NAMESPACE") or "default",
+            identity=env.get("DLJOB_POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
+            watch_namespaces=tuple(n.strip() for n in env.get("DLJOB_WATCH_NAMESPACES", "").split(",") if n.strip()),
+            leader_election=_one_of(env, "DLJOB_LEADER_ELECTION", "true", (*_TRUE, *_FALSE)) in _TRUE,
+            cluster_domain=env.get("DLJOB_CLUSTER_DOMAIN") or "cluster.local",
+            concurrency=int(_number(env, "DLJOB_CONCURRENCY", 8, 1, 256)),
+            metrics_port=int(_number(env, "DLJOB_METRICS_PORT", 9470, 1, 65535)),
+            metrics_sources=_peers(env.get("DLJOB_METRICS_SOURCES") or "[]"),
+            resync_s=_number(env, "DLJOB_RESYNC_SECONDS", 600, 1, 86400),
+            log_level=_one_of(env, "DLJOB_LOG_LEVEL", "info", LOG_LEVELS),
+            log_format=_one_of(env, "DLJOB_LOG_FORMAT", "text", ("text", "json")),
+        )
+
+    def render(self, *, port_ranges: bool) -> RenderConfig:
+        """What manifests depend on; ``port_ranges``: whether the server knows them (1.25 and later)."""
+        return RenderConfig(
+            trainer_image=self.trainer_image,
+            image_pull_policy=self.trainer_pull_policy,
+            cluster_domain=self.cluster_domain,
+            metrics_peers=self.metrics_sources,
+            port_ranges=port_ranges,
+        )
+
+
+def _one_of(env: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]) -> str:
+    value = env.get(name) or default
+    if value not in allowed:
+        raise ValueError(f"{name}: found {value!r}, expected one of {', '.join(allowed)}")
+    return value
+
+
+def _number(env: Mapping[str, str], name: str, default: float, least: float, most: float) -> float:
+    text = env.get(name) or str(default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        raise ValueError(f"{name}: found {text!r}, expected a number from {least:g} to {most:g}")
+    return value
+
+
+def _peers(text: str) -> tuple[Mapping[str, Any], ...]:
+    try:
+        peers = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"DLJOB_METRICS_SOURCES: found {text!r}, expected JSON: {error}") from None
+    if not isinstance(peers, list) or not all(isinstance(peer, dict) and peer for peer in peers):
+        raise ValueError(f"DLJOB_METRICS_SOURCES: found {text!r}, expected a list of NetworkPolicy peers")
+    return tuple(peers)

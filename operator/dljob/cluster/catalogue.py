@@ -1,0 +1,153 @@
+"""The device catalogue: what data sheets and price lists say of a device, when nothing was measured on it.
+
+A row per device, in ``devices.json``; units are in the columns' names, the source is in each row.
+"""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+CORE_PRICE_USD_PER_H = 0.04
+"""On-demand price of a virtual CPU with 4 GiB, per hour: general-purpose instances of the large clouds, 2025."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator, or the cores of a CPU node that one rank uses."""
+
+    name: str
+    kind: Literal["gpu", "cpu"]
+    fp32_FLOPs: float
+    """Peak single-precision operations per second."""
+    conv_FLOPs: float
+    """The same for convolutions: PyTorch lets cuDNN use TF32 there by default."""
+    memory_nbytes: int | None
+    """The device's own memory; None: main memory, which the node bounds."""
+    memory_bandwidth_Bps: float
+    peer_bandwidth_Bps: float
+    """To another device of the same node, one direction."""
+    host_bandwidth_Bps: float
+    """From main memory, one direction."""
+    peak_power_W: float
+    idle_power_W: float
+    usd_per_h: float
+    source: str
+    assumed: bool = False
+    """The catalogue does not know the device; these figures are another's."""
+
+
+VENDORS = ("nvidia", "amd", "geforce", "tesla", "quadro", "instinct", "rtx")
+"""Words before a product's name that do not tell devices apart."""
+
+
+GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
+"""What a vendor's device plugin advertises on nodes: what pods ask for, and by custom the key of a taint on them."""
+
+
+AMD = re.compile(r"\b(amd|instinct|radeon|mi\d{2,3}[a-z]?)\b")
+
+
+def vendor(label: str) -> str:
+    """Whose device a GPU's product name means; NVIDIA's own names often leave it out."""
+    return "amd" if AMD.search(re.sub(r"[-_ ]+", " ", label.lower())) else "nvidia"
+
+
+def canonical(label: str) -> str:
+    """A product name without vendor and punctuation: ``NVIDIA-A100-SXM4-40GB`` and ``A100 SXM4 40`` are one."""
+    text = re.sub(rf"^({'|'.join(VENDORS)}|[-_ ])+", "", label.lower())
+    text = re.sub(r"-?shared$", "", text)  # the label that the NVIDIA device plugin gives time-sliced GPUs
+    return re.sub(r"[^a-z0-9]", "", text).removesuffix("gb")
+
+
+@cache
+def _catalogue() -> dict[str, Device]:
+    rows = json.loads(files("dljob.cluster").joinpath("devices.json").read_text(encoding="utf-8"))["devices"]
+    devices: dict[str, Device] = {}
+    for row in rows:
+        aliases = row.pop("aliases")
+        device = Device(kind="gpu", **row)
+        for alias in (device.name, *aliases):
+            known = devices.setdefault(canonical(alias), device)
+            assert known is device, f"devices.json: {alias!r} names both {known.name} and {device.name}"
+    return devices
+
+
+def gpu(label: str) -> Device | None:
+    """The GPU of that product name or label, or None when the catalogue does not know it."""
+    return _catalogue().get(canonical(label))
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Names in the catalogue, sorted."""
+    return tuple(sorted({device.name for device in _catalogue().values()}))
+
+
+def gpu_or_assumed(label: str) -> Device:
+    """The GPU of that name; for an unknown one the figures of a T4, the slowest that is still common, marked so."""
+    known = gpu(label) or _slice(label)
+    if known is not None:
+        return known
+    stand_in = _catalogue()["t4"]
+    return Device(
+        **{
+            **vars(stand_in),
+            "name": label,
+            "assumed": True,
+            "source": f"not in the catalogue: figures of {stand_in.name}",
+        }
+    )
+
+
+MIG = re.compile(r"(.*)-MIG-(\d)g\.(\d+)gb", re.IGNORECASE)
+"""Label of a part of a GPU: of its parts of arithmetic and power so many, with so much memory."""
+
+
+def _slice(label: str) -> Device | None:
+    """A part of a GPU that the catalogue knows, in proportion; an A30 has four parts of arithmetic, others have seven
+    (NVIDIA's MIG user guide).
+    """
+    if (found := MIG.match(label)) is None or (whole := gpu(found[1])) is None:
+        return None
+    nbytes = int(found[3]) * 2**30
+    assert whole.memory_nbytes is not None, "a GPU has memory of its own"
+    part, memory = int(found[2]) / (4 if whole.name == "a30" else 7), min(1.0, nbytes / whole.memory_nbytes)
+    return replace(
+        whole,
+        name=label,
+        fp32_FLOPs=part * whole.fp32_FLOPs,
+        conv_FLOPs=part * whole.conv_FLOPs,
+        memory_nbytes=min(nbytes, whole.memory_nbytes),
+        memory_bandwidth_Bps=memory * whole.memory_bandwidth_Bps,
+        peak_power_W=part * whole.peak_power_W,
+        idle_power_W=part * whole.idle_power_W,
+        usd_per_h=part * whole.usd_per_h,
+        source=f"a part of {whole.name}, in proportion",
+        assumed=True,
+    )
+
+
+def cpu(label: str, cores: float) -> Device:
+    """``cores`` CPUs (a fraction: a quota) as a device; every label that is no GPU's is a CPU class.
+
+    Per core: AVX2 at 3 GHz does 2 units x 8 lanes x 2 (multiply, add) x 3e9 = 96 GFLOP/s; 12 GB/s of a socket's
+    200 GB/s over 16 cores; 8 W of a 280 W socket's 32 cores, 2 W of it idle.
+    """
+    if not cores > 0:
+        raise ValueError(f"device {label}: found {cores} CPUs, expected more than 0")
+    return Device(
+        name=label,
+        kind="cpu",
+        fp32_FLOPs=96e9 * cores,
+        conv_FLOPs=96e9 * cores,
+        memory_nbytes=None,
+        memory_bandwidth_Bps=12e9 * cores,
+        peer_bandwidth_Bps=5e9,
+        host_bandwidth_Bps=12e9 * cores,
+        peak_power_W=8.0 * cores,
+        idle_power_W=2.0 * cores,
+        usd_per_h=CORE_PRICE_USD_PER_H * cores,
+        source="a generic x86-64 server core",
+    )

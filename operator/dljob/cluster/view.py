@@ -1,0 +1,168 @@
+"""ClusterView: what the cluster has and what of it is free, as a frozen snapshot.
+
+``kube`` makes it from nodes and pods; ``cluster_view`` from a mapping as ``dljob plan --cluster FILE`` and the service
+read it; the planner reads it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from dljob.cluster.catalogue import gpu
+
+
+@dataclass(frozen=True)
+class Node:
+    """A schedulable node. CPU nodes count as one device."""
+
+    name: str
+    device: str
+    """Device type: GPU product, or the node's CPU class (label ``dljob.dev/device``, default ``cpu``)."""
+    devices: int = 1
+    """Devices of that type on the node."""
+    free_devices: int = 1
+    """Of them, not promised to pods."""
+    cpu: float = 1.0
+    """Allocatable CPUs."""
+    free_cpu: float = 1.0
+    """Of them, not requested by pods."""
+    free_memory_nbytes: int = 2**33
+    link_bandwidth_Bps: float | None = None
+    """Network bandwidth, from annotation ``dljob.dev/network-bandwidth`` (bytes/s), else None."""
+    is_gpu: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[tuple[str, str, str], ...] = ()
+    """(key, value, effect) of taints that keep pods away."""
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    nodes: tuple[Node, ...] = ()
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        """Device types present, sorted."""
+        return tuple(sorted({node.device for node in self.nodes}))
+
+
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[kMGTPE]|[KMGTPE]i)?")
+_SCALE = {"": Decimal(1), "m": Decimal("0.001")}
+_SCALE |= {suffix: Decimal(1000) ** n for n, suffix in enumerate("kMGTPE", 1)}
+_SCALE |= {f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE", 1)}
+
+
+def quantity(value: object) -> Decimal:
+    """Value of a Kubernetes quantity such as ``500m`` or ``4Gi``, or of a plain number. ValueError when it is none.
+
+    Here and not the Kubernetes client's own, which the core must not import.
+    """
+    match = _QUANTITY.fullmatch(str(value))
+    if match is None or isinstance(value, bool):
+        raise ValueError(f"found {value!r}, expected a quantity such as 2, 500m or 4Gi")
+    return Decimal(match[1]) * _SCALE[match[2] or ""]
+
+
+_FIELDS = ("name", "count", "device", "devices", "free", "cpu", "memory", "bandwidth", "labels", "taints", "gpu")
+MAX_NODES = 100_000
+
+
+def cluster_view(document: object) -> ClusterView:
+    """A cluster from a mapping, as read from YAML::
+
+        nodes:
+        - {name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, cpu: 64, memory: 512Gi, bandwidth: 12.5G}
+        - {name: spare, count: 10, device: cpu, cpu: 4, memory: 16Gi}
+
+    ``name`` (default node<i>; with ``count``, name-0, name-1, …), ``device`` (default cpu), ``devices`` and how many of
+    them are ``free`` (default 1 and all), ``cpu`` (default 1), ``memory`` (default 8Gi), ``bandwidth`` of the network
+    in bytes/s, ``labels``, ``taints`` as in a node's spec. What is in no catalogue and does not say ``gpu: true`` is a
+    class of CPU nodes. Raises ValueError that names the entry, what was found and what was expected.
+    """
+    entries = document.get("nodes") if isinstance(document, Mapping) else None
+    if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
+        found = sorted(map(str, document)) if isinstance(document, Mapping) else type(document).__name__
+        raise ValueError(f"cluster: found {found}, expected a mapping with one key, nodes, that holds a list")
+    nodes: list[Node] = []
+    for i, entry in enumerate(entries):
+        try:
+            nodes += _nodes(i, entry)
+        except ValueError as error:
+            raise ValueError(f"cluster: nodes[{i}]{error}") from None
+        if len(nodes) > MAX_NODES:
+            raise ValueError(f"cluster: found more than {MAX_NODES} nodes, expected fewer")
+    if twice := [name for name, n in Counter(node.name for node in nodes).items() if n > 1]:
+        raise ValueError(f"cluster: found two nodes called {twice[0]!r}, expected different names")
+    return ClusterView(tuple(nodes))
+
+
+def _nodes(index: int, entry: object) -> Iterator[Node]:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f": found {entry!r}, expected a mapping such as {{device: cpu, cpu: 4}}")  # noqa: TRY004
+    if unknown := sorted(set(map(str, entry)) - set(_FIELDS)):
+        raise ValueError(f".{unknown[0]}: no such field, expected one of {', '.join(_FIELDS)}")
+    device = entry.get("device", "cpu")
+    if not isinstance(device, str) or not 1 <= len(device) <= 63:
+        raise ValueError(f".device: found {device!r}, expected a name of at most 63 characters")
+    count = _whole(entry, "count", 1, least=1, most=MAX_NODES)
+    devices = _whole(entry, "devices", 1, least=1, most=64)
+    cpu, memory, bandwidth = (
+        _amount(entry, "cpu", "1"),
+        _amount(entry, "memory", "8Gi"),
+        _amount(entry, "bandwidth", None),
+    )
+    name = entry.get("name", f"node{index}")
+    if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):
+        raise ValueError(f".name: found {name!r}, expected a name such as gpu")
+    is_gpu = entry.get("gpu", gpu(device) is not None)
+    if not isinstance(is_gpu, bool):
+        raise ValueError(f".gpu: found {is_gpu!r}, expected true or false")  # noqa: TRY004 - user input
+    for i in range(count):
+        yield Node(
+            name=f"{name}-{i}" if "count" in entry else str(name),
+            device=device,
+            devices=devices,
+            free_devices=_whole(entry, "free", devices, least=0, most=devices),
+            cpu=float(cpu or 0),
+            free_cpu=float(cpu or 0),
+            free_memory_nbytes=int(memory or 0),
+            link_bandwidth_Bps=float(bandwidth) if bandwidth is not None else None,
+            is_gpu=is_gpu,
+            labels=_labels(entry.get("labels", {})),
+            taints=_taints(entry.get("taints", [])),
+        )
+
+
+def _whole(entry: Mapping[Any, Any], name: str, default: int, least: int, most: int) -> int:
+    value = entry.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f".{name}: found {value!r}, expected a whole number from {least} to {most}")
+    return value
+
+
+def _amount(entry: Mapping[Any, Any], name: str, default: str | None) -> Decimal | None:
+    """A positive quantity; None when there is none and no default."""
+    value = entry.get(name, default)
+    if value is None:
+        return None
+    try:
+        amount = quantity(value)
+    except ValueError as error:
+        raise ValueError(f".{name}: {error}") from None
+    if amount <= 0:
+        raise ValueError(f".{name}: found {value!r}, expected more than 0")
+    return amount
+
+
+def _labels(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
+        raise ValueError(f".labels: found {value!r}, expected a mapping of names to strings")
+    return {str(k): v for k, v in value.items()}
+
+
+def _taints(value: object) -> tuple[tuple[str, str, str], ...]:
+    if not isinstance(value, list) or not all(isinstance(t, Mapping) and "key" in t and "effect" in t for t in value):
+        raise ValueError(f".taints: found {value!r}, expected a list of mappings with key, value and effect")
+    return tuple((str(t["key"]), str(t.get("value", "")), str(t["effect"])) for t in value)

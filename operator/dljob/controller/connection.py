@@ -1,0 +1,69 @@
+"""How the API server is reached, with the credentials at hand.
+
+In a pod: its service account, whose token is read again as it rotates. Elsewhere: the kubeconfig; one with an
+exec plugin needs the package ``kubernetes``, which no other part does.
+"""
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import kopf
+import yaml
+
+log = logging.getLogger("dljob")
+
+TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+REREAD_S = 60.0
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the API server is, and who we are there."""
+
+    info: kopf.ConnectionInfo
+
+    @property
+    def server(self) -> str:
+        return self.info.server
+
+    def session(self) -> aiohttp.ClientSession:
+        """A new session; the caller closes it."""
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=self.info.as_ssl_context(), keepalive_timeout=60),
+            headers={**self.info.as_http_headers(), "User-Agent": "dljob-operator"},
+        )
+
+
+def connect() -> Connection:
+    """The credentials at hand. Raises ValueError where there are none."""
+    settings = kopf.OperatorSettings()
+    try:
+        if TOKEN.exists():
+            info = kopf.login_with_service_account(settings=settings)
+        else:
+            info = kopf.login_with_kubeconfig(settings=settings)
+            if info is not None and not (info.token or info.username or info.certificate_path or info.certificate_data):
+                info = kopf.login_via_client(logger=log, settings=settings) or info
+    except (kopf.LoginError, KeyError, TypeError, OSError, yaml.YAMLError) as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"kubeconfig: found an unusable one ({what}); set KUBECONFIG to one that works") from error
+    if info is None:
+        raise ValueError("credentials: found none, expected a pod's service account or a kubeconfig; set KUBECONFIG")
+    if TOKEN.exists() and (host := os.environ.get("KUBERNETES_SERVICE_HOST")):
+        # By address: the operator needs no DNS, and may run where the cluster's does not serve yet.
+        address = f"[{host}]" if ":" in host else host
+        info = replace(info, server=f"https://{address}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}")
+    return Connection(info)
+
+
+async def keep_token_fresh(*sessions: aiohttp.ClientSession) -> None:
+    """Read the service account's token again for ever: it is replaced long before it expires."""
+    while TOKEN.exists():
+        await asyncio.sleep(REREAD_S)
+        token = TOKEN.read_text(encoding="utf-8").strip()
+        for session in sessions:
+            session.headers["Authorization"] = f"Bearer {token}"

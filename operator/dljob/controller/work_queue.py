@@ -1,0 +1,86 @@
+"""A queue of keys: coalescing, one worker a key, with delays and back-off.
+
+A key that is added while it is worked on comes again afterwards; one that is added twice comes once. Delayed
+additions keep the earliest time. All of it lives in one event loop.
+"""
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+BACKOFF_FIRST_S = 0.2
+MAX_BACKOFF_S = 120.0
+
+
+class WorkQueue(Generic[K]):
+    def __init__(self) -> None:
+        self._ready: deque[K] = deque()
+        self._waiting: set[K] = set()
+        """Keys in ``_ready`` or dirty while busy."""
+        self._busy: set[K] = set()
+        self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._failures: dict[K, int] = {}
+        self._wakeup = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def add(self, key: K) -> None:
+        if timer := self._timers.pop(key, None):
+            timer.cancel()
+        if key in self._waiting:
+            return
+        self._waiting.add(key)
+        if key not in self._busy:
+            self._ready.append(key)
+            self._wakeup.set()
+
+    def add_after(self, key: K, delay_s: float) -> None:
+        """Add the key after ``delay_s`` seconds, unless it is to come sooner anyway."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(0.0, delay_s)
+        timer = self._timers.get(key)
+        if key in self._waiting or (timer is not None and timer.when() <= due):
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timers[key] = loop.call_at(due, self._due, key)
+
+    def _due(self, key: K) -> None:
+        self._timers.pop(key, None)
+        self.add(key)
+
+    async def get(self) -> K:
+        """The next key, marked as worked on until ``done``."""
+        while not self._ready:
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        key = self._ready.popleft()
+        self._waiting.discard(key)
+        self._busy.add(key)
+        return key
+
+    def done(self, key: K) -> None:
+        self._busy.discard(key)
+        if key in self._waiting:
+            self._ready.append(key)
+            self._wakeup.set()
+
+    def failed(self, key: K) -> float:
+        """Add the key again after a delay that doubles with every failure in a row; returns the delay in seconds."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        delay_s = min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2.0 ** min(failures, 32))
+        self.add_after(key, delay_s)
+        return delay_s
+
+    def succeeded(self, key: K) -> None:
+        self._failures.pop(key, None)
+
+    def forget(self, key: K) -> None:
+        """Drop what is known of a key that no longer exists."""
+        self._failures.pop(key, None)
+        if timer := self._timers.pop(key, None):
+            timer.cancel()

@@ -1,0 +1,221 @@
+"""DLProfile objects and the planner's constants: what a report teaches, and what the planner reads.
+
+Pure.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from math import exp, log
+from statistics import fmean, median
+
+from dlcontract import Report
+from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
+from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, MAX_S
+from dljob.calibrate import (
+    Learned,
+    LearnedPoint,
+    Measured,
+    NoiseOf,
+    Place,
+    Scaling,
+    StepPoint,
+    learn,
+    learn_scaling,
+    next_place,
+    remembered,
+)
+from dljob.calibrate.noise import after as noise_after
+from dljob.cluster import catalogue
+from dljob.perf.fit.curve import Curve
+from dljob.perf.fit.scaling import Contention
+from dljob.perf.step.compute import calibrated, catalogue_curve
+from dljob.perf.workload.datasets import DATASETS
+from dljob.perf.workload.models import MODELS
+from dljob.perf.workload.workload import builtin
+
+STEADY_STEPS = 50
+"""Steps behind a rank's means in a report."""
+PROBE_STEPS = 5
+
+
+def profile_name(model: str, device: str) -> str:
+    """The DLProfile's name: model and device readable, and a digest so that no two pairs share one."""
+    digest = hashlib.sha256(f"{model}\n{device}".encode()).hexdigest()[:8]
+    readable = re.sub(r"[^a-z0-9]+", "-", f"{model}-{device}".lower()).strip("-")[:48].strip("-")
+    return f"{readable}-{digest}"
+
+
+def learned(status: DLProfileStatus) -> Learned:
+    """A profile as the planner reads it."""
+    known = status.constants
+    return Learned(
+        points=tuple(LearnedPoint(p.batch, p.seconds, p.observations) for p in status.compute),
+        steps=tuple(
+            StepPoint(Place(p.nodes, p.node_devices, p.collective, p.sharded), p.batch, p.seconds, p.observations)
+            for p in status.scaling
+        ),
+        fetch_s=status.fetch_seconds_per_sample,
+        link_latency_s=status.link_latency_seconds,
+        link_bandwidth_Bps=status.link_bandwidth_bytes_per_second,
+        contention=_contention(status),
+        compute_spread=known.compute_deviation if known else None,
+        link_spread=known.communication_deviation if known else None,
+        noise=_noise(status),
+    )
+
+
+def _noise(status: DLProfileStatus) -> NoiseOf | None:
+    known = status.noise_scale
+    return NoiseOf(known.data, known.samples, known.steps, known.runs) if known else None
+
+
+def _contention(status: DLProfileStatus) -> Contention:
+    return Contention(status.constants.sharing, status.constants.crowding) if status.constants else Contention()
+
+
+def devices(report: Report) -> tuple[str, ...]:
+    """Devices that a report teaches about; none when some rank ran on another device than planned."""
+    if report.mismatches:
+        return ()
+    return tuple(sorted({p.device for p in report.probes} | {r.device for r in report.ranks if r.device and r.share}))
+
+
+def updated_profile(
+    before: DLProfileStatus,
+    model: str,
+    device: str,
+    report: Report,
+    now: datetime,
+    place: Place | None = None,
+    data: str | None = None,
+) -> DLProfileStatus:
+    """The profile of (model, device) after a run that ended with ``report``; ``place``: where, on equal nodes only.
+    ``data``: what its noise scale was measured on; None: it has none.
+
+    Times of computing are kept as of one device alone: without what devices of one node slow each other down.
+    """
+    if device not in devices(report):
+        return before
+    slowdown = _contention(before).slowdown(place.node_devices) if place else 1.0
+    after = learn(
+        learned(before),
+        steady=[
+            Measured(r.share, r.compute_s / slowdown, STEADY_STEPS)
+            for r in report.ranks
+            if r.device == device and r.share > 0
+        ],
+        probes=[Measured(p.batch, p.compute_s, PROBE_STEPS) for p in report.probes if p.device == device],
+        link_latency_s=report.link_latency_s,
+        link_bandwidth_Bps=report.link_bandwidth_Bps,
+        expected_s=_expected(model, device),
+        fetch_s=_fetched(report, device),
+    )
+    scaling, constants, measure = _scaled(before, model, device, report, place, after.points)
+    return DLProfileStatus(
+        compute=tuple(
+            ComputePoint(batch=p.batch, seconds=p.compute_s, observations=p.observations) for p in after.points
+        ),
+        scaling=scaling,
+        constants=constants,
+        next_measurement=measure,
+        noise_scale=_updated_noise(before, report, data),
+        fetch_seconds_per_sample=after.fetch_s,
+        link_latency_seconds=after.link_latency_s,
+        link_bandwidth_bytes_per_second=after.link_bandwidth_Bps,
+        observed_jobs=before.observed_jobs + 1,
+        updated=now,
+    )
+
+
+def _updated_noise(before: DLProfileStatus, report: Report, data: str | None) -> NoiseScale | None:
+    if report.noise is None or data is None:
+        return before.noise_scale
+    found = noise_after(_noise(before), NoiseOf(data, report.noise.samples, report.noise.steps))
+    if found is None:
+        return None
+    return NoiseScale(data=found.data, samples=found.samples, steps=found.steps, runs=found.runs)
+
+
+def _fetched(report: Report, device: str) -> float | None:
+    """The median over ranks of what a sample took to be made; None where no rank said."""
+    said = [r.fetch_s / r.share for r in report.ranks if r.device == device and r.share > 0 and r.fetch_s > 0]
+    return median(said) if said else None
+
+
+def _scaled(
+    before: DLProfileStatus,
+    model: str,
+    device: str,
+    report: Report,
+    place: Place | None,
+    points: Sequence[LearnedPoint],
+) -> tuple[tuple[ScalingPoint, ...], ScalingConstants | None, NextMeasurement | None]:
+    """Steps on several devices, their constants and what to measure next, with this run's if it ran as planned.
+
+    That is on equal devices, as many on each node.
+    """
+    ranks = [r for r in report.ranks if r.share > 0]
+    if not points or place is None or not ranks or not report.step_s or {r.device for r in ranks} != {device}:
+        return before.scaling, before.constants, before.next_measurement
+    if len(ranks) != place.devices:
+        return before.scaling, before.constants, before.next_measurement
+    curve = _curve(model, device, points)
+    step_s = report.step_s - max(r.data_s for r in ranks)
+    new = StepPoint(place, max(r.share for r in ranks), step_s)
+    kept = remembered(learned(before).steps, new, curve.seconds)
+    reference_s = exp(fmean(log(p.compute_s) for p in points))
+    found = next_place(kept, curve.seconds, reference_s)
+    measure = found and NextMeasurement(nodes=found[0].nodes, node_devices=found[0].node_devices, batch=found[1])
+    return tuple(map(_scaling_point, kept)), _constants(learn_scaling(kept, curve.seconds, reference_s)), measure
+
+
+def _scaling_point(point: StepPoint) -> ScalingPoint:
+    return ScalingPoint(
+        nodes=point.place.nodes,
+        node_devices=point.place.node_devices,
+        devices=point.place.devices,
+        collective=point.place.collective,
+        sharded=point.place.sharded,
+        batch=point.batch,
+        seconds=point.step_s,
+        observations=point.observations,
+    )
+
+
+def _constants(found: Scaling | None) -> ScalingConstants | None:
+    if found is None:
+        return None
+    c = found.constants
+    inter_s = found.reference_s * exp(c.log_inter)
+    return ScalingConstants(
+        sharing=max(-MAX_EXPONENT, min(c.sharing, MAX_EXPONENT)),
+        crowding=max(-MAX_EXPONENT, min(c.crowding, MAX_EXPONENT)),
+        inter_node_seconds=min(inter_s, MAX_S),
+        intra_node_seconds=min(found.reference_s * exp(c.log_intra), MAX_S),
+        latency_seconds=min(inter_s * exp(c.log_latency), MAX_S),
+        overlap_gamma=min(1 + exp(c.log_gamma), MAX_GAMMA),
+        compute_deviation=min(found.compute_deviation, MAX_EXPONENT),
+        communication_deviation=min(found.communication_deviation, MAX_EXPONENT),
+    )
+
+
+def _curve(model: str, device: str, points: Sequence[LearnedPoint]) -> Curve:
+    """Time of one device alone: through the points, with the catalogue's shape, or a line's for a user's program."""
+    pairs = [(p.batch, p.compute_s) for p in points]
+    return calibrated(_catalogue(model, device) or Curve((0.0,), (1e-9,), pairs[-1][1] / pairs[-1][0]), pairs)
+
+
+def _expected(model: str, device: str) -> Callable[[int], float] | None:
+    """What the catalogue says of a built-in model on the device; None for a user's program or data."""
+    curve = _catalogue(model, device)
+    return curve.seconds if curve else None
+
+
+def _catalogue(model: str, device: str) -> Curve | None:
+    name, _, dataset = model.partition(".")
+    if name not in MODELS or (dataset and dataset not in DATASETS):
+        return None
+    chip = catalogue.gpu(device) or catalogue.cpu(device, 1.0)
+    return catalogue_curve(builtin(name, dataset or None), chip)

@@ -1,0 +1,126 @@
+"""The question that a job's spec asks of the planner."""
+
+from math import ceil
+
+from dlcontract import COLLECTIVES, CollectiveName
+from dljob.api import (
+    Collective,
+    DLJobSpec,
+    Framework,
+    OptimizerName,
+    ParallelismStrategy,
+    PlanningMode,
+    ScalingRule,
+    duration_s,
+)
+from dljob.cluster import quantity
+from dljob.job.identity import data_key, profile_key
+from dljob.perf.workload.datasets import DATASETS
+from dljob.planner import Batches, FixedChoice, Request, RunningBatch
+from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
+
+
+def train_samples(spec: DLJobSpec) -> int:
+    """Samples of one epoch: the built-in dataset's training part, or dataset.samples."""
+    if spec.dataset.name is not None:
+        return DATASETS[spec.dataset.name.value].train_samples
+    assert spec.dataset.samples is not None, "a rule of the API requires samples with uri"
+    return spec.dataset.samples
+
+
+def total_steps(spec: DLJobSpec) -> int:
+    """Optimizer steps of the whole training; a partial last batch of an epoch is a step."""
+    if spec.steps is not None:
+        return spec.steps
+    assert spec.epochs is not None, "a rule of the API requires epochs or steps"
+    return spec.epochs * ceil(train_samples(spec) / spec.global_batch_size)
+
+
+def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] | None:
+    """By which rule the learning rate is adapted to a batch, and the batch that it is for; None: it is for this one.
+
+    What the spec says; else, for a batch that the planner chose, AdaScale for SGD (Johnson et al. 2020) and the root
+    for Adam and AdamW, whose steps do not grow with the gradient (Malladi et al. 2022). A rate that is searched for is
+    found with the batch chosen.
+    """
+    told = spec.optimizer.learning_rate_scaling
+    if told is not None:
+        return told.rule, told.base_batch_size
+    if batch == spec.global_batch_size or spec.optimizer.find_learning_rate:
+        return None
+    sgd = spec.optimizer.name is OptimizerName.SGD
+    return ScalingRule.ADA_SCALE if sgd else ScalingRule.SQUARE_ROOT, spec.global_batch_size
+
+
+def _batches(spec: DLJobSpec, kept: RunningBatch | None) -> Batches | None:
+    """What the planner may choose the batch from; no more than the data has samples."""
+    if spec.batch_size_range is None:
+        return None
+    base, epoch = spec.global_batch_size, train_samples(spec)
+    most = max(base, min(spec.batch_size_range.max, epoch))
+    return Batches(spec.batch_size_range.min or base, most, data_key(spec), epoch, kept)
+
+
+def planner_request(name: str, spec: DLJobSpec, kept: RunningBatch | None = None) -> Request:
+    """The question that a job's spec asks of the planner. ``kept``: the batch of a job that has begun."""
+    hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
+    collective, strategy = _collective(spec.collective), spec.parallelism.strategy
+    if strategy is ParallelismStrategy.AUTO and spec.trainer.command:
+        strategy = ParallelismStrategy.DATA  # whether a program's optimizer can be shared out is not known
+    if spec.gradient_compression is not None:
+        collective = "Ring"  # whose traffic it has, at half the bytes
+    apart, sample_nbytes = spec.parallelism.asynchronous, spec.dataset.sample_bytes
+    return Request(
+        job=name,
+        global_batch=spec.global_batch_size,
+        total_steps=total_steps(spec),
+        batches=_batches(spec, kept),
+        model=spec.model.name.value if spec.model.name else None,
+        profile=profile_key(spec),
+        dataset=spec.dataset.name.value if spec.dataset.name else None,
+        like=hints.like.value if hints and hints.like else None,
+        parameters=hints.parameters if hints else None,
+        flops_per_sample=hints.flops_per_sample if hints else None,
+        activation_nbytes_per_sample=hints.activation_bytes_per_sample if hints else None,
+        sample_nbytes=sample_nbytes,
+        dataset_samples=spec.dataset.samples if spec.dataset.uri else None,
+        optimizer=spec.optimizer.name.value,
+        momentum=spec.optimizer.momentum,
+        nodes_min=max(2, spec.nodes.min) if apart else spec.nodes.min,  # a worker, and a server
+        nodes_max=spec.nodes.max,
+        devices=spec.devices,
+        node_selector=spec.scheduling.node_selector,
+        tolerations=spec.scheduling.tolerations,
+        cpu_per_pod=float(quantity(resources.cpu)) if resources.cpu else None,
+        cpu_limit_per_pod=float(quantity(resources.cpu_limit)) if resources.cpu_limit else None,
+        memory_per_pod_nbytes=int(quantity(resources.memory)) if resources.memory else None,
+        minimize=spec.objective.minimize.value,
+        deadline_s=duration_s(spec.objective.deadline) if spec.objective.deadline else None,
+        # A torchrun script sums with torch.distributed whatever the plan says, and knows nothing of shares.
+        collective=collective or ("Torch" if torchrun else "ParameterServer" if apart else None),
+        strategy=strategy.value,
+        no_split_reason="optimizer.findLearningRate needs ranks that hold the whole model"
+        if spec.optimizer.find_learning_rate
+        else None,
+        stages=spec.parallelism.stages,
+        micro_batches=micro_batches(spec),
+        compressed=spec.gradient_compression is not None,
+        synchronization=spec.parallelism.synchronization.value,
+        staleness_bound=spec.parallelism.staleness_bound,
+        uneven=spec.planning.uneven and not torchrun,
+        fixed=tuple(FixedChoice(g.device, g.nodes, g.ranks_per_node, g.batch_per_rank) for g in spec.planning.groups)
+        if spec.planning.mode is PlanningMode.FIXED
+        else (),
+        candidates_kept=spec.planning.candidates,
+    )
+
+
+def _collective(asked: Collective) -> CollectiveName | None:
+    """Return the collective that the spec names; None if the planner chooses."""
+    return next((name for name in COLLECTIVES if name == asked.value), None)
+
+
+def micro_batches(spec: DLJobSpec) -> int:
+    """Parts of a batch that pass a pipeline one after the other, each with a sample; 1 where there is no pipeline."""
+    default = MICRO_BATCHES_PER_STAGE * (spec.parallelism.stages or 0)
+    return min(spec.parallelism.micro_batches or max(1, default), spec.global_batch_size)

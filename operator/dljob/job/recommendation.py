@@ -1,0 +1,122 @@
+"""A manifest and a cluster → a recommendation, as objects and as JSON. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from dljob.api import API_VERSION, DLJobSpec, DLProfile, Rejected
+from dljob.api.crd import JOB_NAME_RULE
+from dljob.cluster import ClusterView, cluster_view
+from dljob.job.plan_status import plan_status
+from dljob.job.profiles import learned
+from dljob.job.question import planner_request
+from dljob.job.spec_errors import in_words
+from dljob.job.trainer_plan import trainer_plan
+from dljob.planner import Decision, Infeasible, Learned, Request, plan
+
+NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+"""What the API server takes by the rules for all names and JOB_NAME_RULE together."""
+
+Constants = Mapping[tuple[str, str], Learned]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A DLJob that need not be in any cluster."""
+
+    name: str
+    namespace: str | None
+    spec: DLJobSpec
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    job: Job
+    request: Request
+    """With the global batch that was chosen, where the spec leaves it open."""
+    answer: Decision | Infeasible
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: ``plan`` as status.plan shows it, and ``warning``; or ``infeasible``."""
+        if isinstance(self.answer, Infeasible):
+            found = self.answer
+            rejected = [Rejected(summary=r.summary, reason=r.reason).manifest() for r in found.refusals]
+            problem = {
+                "reason": found.reason,
+                "field": found.field,
+                "message": found.message,
+                "transient": found.transient,
+                "rejected": rejected,
+            }
+            return {"job": self.job.name, "plan": None, "warning": None, "infeasible": problem}
+        job = self.job
+        digest = trainer_plan(
+            job.name, job.namespace or "default", "none", job.spec, self.answer, 1, 1, job.name, "cluster.local"
+        ).digest()
+        shown = plan_status(job.spec, self.answer, 1, digest).manifest()
+        return {"job": job.name, "plan": shown, "warning": self.answer.warning, "infeasible": None}
+
+
+def parse_job(manifest: object) -> Job:
+    """A DLJob from its manifest. Raises ValueError naming the field, what was found and what was expected."""
+    if not isinstance(manifest, Mapping):
+        raise ValueError(f"manifest: found {type(manifest).__name__}, expected a mapping")  # noqa: TRY004 - user input
+    if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, "DLJob"):
+        found = f"apiVersion {manifest.get('apiVersion')!r}, kind {manifest.get('kind')!r}"
+        raise ValueError(f"manifest: found {found}, expected apiVersion {API_VERSION}, kind DLJob")
+    metadata, spec = manifest.get("metadata"), manifest.get("spec")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(metadata, Mapping) or not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(f"metadata.name: found {name!r}; {JOB_NAME_RULE.message}")
+    if not isinstance(spec, Mapping):
+        raise ValueError(f"spec: found {spec!r:.100}, expected a mapping")  # noqa: TRY004 - user input
+    namespace = metadata.get("namespace")
+    try:
+        return Job(name, str(namespace) if namespace else None, DLJobSpec.model_validate(spec))
+    except ValidationError as error:
+        raise ValueError(in_words(error)) from None
+
+
+def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
+    """Learned constants from DLProfile objects as the API server sends them. Raises ValueError for what is none."""
+    if not isinstance(documents, list):
+        raise ValueError(f"profiles: found {type(documents).__name__}, expected a list")  # noqa: TRY004 - user input
+    constants = {}
+    for i, document in enumerate(documents):
+        body = document if isinstance(document, Mapping) else {}
+        try:
+            profile = DLProfile.model_validate({"spec": body.get("spec"), "status": body.get("status") or {}})
+        except ValidationError as error:
+            raise ValueError(in_words(error, f"profiles[{i}]")) from None
+        constants[profile.spec.model, profile.spec.device] = learned(profile.status)
+    return constants
+
+
+def recommend(job: Job, view: ClusterView, constants: Constants) -> Recommendation:
+    request = planner_request(job.name, job.spec)
+    found = plan(request, view, constants)
+    if isinstance(found, Decision) and found.batch is not None:
+        request = replace(request, global_batch=found.batch.chosen, total_steps=found.batch.steps, batches=None)
+    return Recommendation(job, request, found)
+
+
+def answer(question: object, view: ClusterView | None = None, constants: Constants | None = None) -> dict[str, Any]:
+    """The answer to ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}``, all as JSON.
+
+    Without ``cluster``: on ``view``. ``profiles`` may be left out. Raises ValueError for a question that is none.
+    """
+    if not isinstance(question, Mapping) or set(question) - {"job", "cluster", "profiles"} or "job" not in question:
+        found = sorted(map(str, question)) if isinstance(question, Mapping) else type(question).__name__
+        raise ValueError(
+            f"question: found {found}, expected a mapping with job, cluster and, if there are any, profiles"
+        )
+    job = parse_job(question["job"])
+    if "cluster" in question:
+        view = cluster_view(question["cluster"])
+    if view is None:
+        raise ValueError('cluster: found none, expected {"nodes": [...]}: the service was started without a cluster')
+    known = parse_profiles(question["profiles"]) if "profiles" in question else constants or {}
+    return recommend(job, view, known).document()

@@ -1,0 +1,52 @@
+"""Validation errors of a spec in words that name the field, what was found and what was expected."""
+
+import json
+import re
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from dljob.api.base import PATTERNS
+
+
+def in_words(error: ValidationError, root: str = "spec") -> str:
+    """What is wrong with a spec: ``spec.nodes.min: found 0, expected …``, problems separated by semicolons."""
+    return "; ".join(_in_words(item, root) for item in error.errors())
+
+
+def _in_words(error: ErrorDetails, root: str) -> str:
+    where = ".".join([root, *(str(part) for part in error["loc"])])
+    if error["type"] == "value_error":  # a rule, which names its own field
+        rule = error["msg"].removeprefix("Value error, ")
+        return f"{where}.{rule}{_found(rule, error['input'])}"
+    if error["type"] == "missing":
+        return f"{where}: found nothing, expected a value; add it"
+    if error["type"] == "extra_forbidden":
+        return f"{where}: found an unknown field; remove it, or see kubectl explain dljob.spec"
+    return f"{where}: found {error['input']!r:.200}, expected {_expected(error)}"
+
+
+def _expected(error: ErrorDetails) -> str:
+    """In words that follow "expected"."""
+    if meaning := PATTERNS.get(str(error.get("ctx", {}).get("pattern"))):
+        return meaning
+    message = error["msg"]
+    if (rest := message.removeprefix("Input should be ")) != message:
+        return f"a number {rest}" if rest.startswith(("greater", "less")) else rest
+    return f"otherwise: {message[:1].lower()}{message[1:]}"
+
+
+def _found(rule: str, given: object) -> str:
+    """What stands in the fields that a rule speaks of, of the object that breaks it."""
+    found = {name: _at(given, name) for name in re.findall(r"[A-Za-z][A-Za-z.]*[A-Za-z]", rule)}
+    known = [name for name, value in found.items() if value is not None]
+    inner = [name for name in known if not any(other.startswith(f"{name}.") for other in known)]
+    texts = [f"{name}: {json.dumps(found[name], default=str):.100}" for name in inner]
+    return f" (found {', '.join(texts)})" if texts else " (found none of them)"
+
+
+def _at(given: object, path: str) -> object:
+    for name in path.split("."):
+        given = given.get(name) if isinstance(given, Mapping) else None
+    return given

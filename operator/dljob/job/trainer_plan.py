@@ -1,0 +1,152 @@
+"""A decision as the trainer reads it: the plan of the contract."""
+
+import dlcontract
+from dljob.api import Collective, DLJobSpec, Framework, ParallelismStrategy, duration_s
+from dljob.api.base import AUTO_INTERVAL
+from dljob.job.question import learning_rate_rule, train_samples
+from dljob.planner import Choice, Decision, Group
+
+TCP_SEGMENT_NBYTES = 56 * 2**10
+"""Below Open MPI's eager limit over TCP (64 KiB), so that a segment needs no handshake."""
+
+
+def _ranks(job: str, groups: tuple[Group, ...], domain: str) -> tuple[dlcontract.Rank, ...]:
+    ranks: list[dlcontract.Rank] = []
+    for group in groups:
+        for i, share in enumerate(group.shares):
+            node, local_rank = divmod(i, group.ranks_per_node)
+            pod = f"{job}-{group.name}-{node}"
+            ranks.append(
+                dlcontract.Rank(
+                    rank=len(ranks),
+                    pod=pod,
+                    host=f"{pod}.{domain}",
+                    group=group.name,
+                    device=group.device,
+                    local_rank=local_rank,
+                    gpu=group.is_gpu,
+                    share=share,
+                    role=dlcontract.Role.WORKER if share else dlcontract.Role.SERVER,
+                )
+            )
+    return tuple(ranks)
+
+
+def _dataset(spec: DLJobSpec) -> dlcontract.DatasetRef:
+    if spec.dataset.name is not None:
+        return dlcontract.DatasetRef(name=spec.dataset.name.value, samples=train_samples(spec))
+    return dlcontract.DatasetRef(path=spec.dataset.path, samples=spec.dataset.samples)
+
+
+def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
+    """Whether ranks may find out by themselves how to sum: the model's choice is then but its expectation."""
+    several = sum(len(group.shares) for group in chosen.groups) > 1
+    theirs = spec.collective is Collective.AUTO and spec.gradient_compression is None and strategy == "Data"
+    return several and theirs and chosen.collective in dlcontract.MEASURABLE
+
+
+def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
+    """As asked for, even on one rank, which shares nothing out."""
+    asked = spec.parallelism.strategy
+    return chosen.strategy if asked is ParallelismStrategy.AUTO else asked.value
+
+
+def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
+    """Fewest ranks the trainer may go on with: those of the smallest ``nodes.min`` nodes, and the servers; all of them
+    where each has a part of the model."""
+    if choice.in_parts:
+        return sum(len(g.shares) for g in choice.groups)
+    servers = sum(share == 0 for g in choice.groups for share in g.shares)
+    per_node = sorted(g.ranks_per_node for g in choice.groups for _ in range(g.nodes))
+    return min(sum(per_node), max(1, sum(per_node[: spec.nodes.min]) + servers))
+
+
+def _checkpoint(spec: DLJobSpec) -> dlcontract.CheckpointRef:
+    given = dlcontract.CheckpointRef(enabled=spec.checkpoint.enabled, keep=spec.checkpoint.keep)
+    if spec.checkpoint.interval == AUTO_INTERVAL:
+        return given.model_copy(update={"choose_interval": True})
+    return given.model_copy(update={"interval_s": duration_s(spec.checkpoint.interval)})
+
+
+def _grace_s(spec: DLJobSpec) -> float:
+    """Seconds a pod gets to end, pod-template overrides included: what its last checkpoint must fit in."""
+    found = [override.spec.get("terminationGracePeriodSeconds") for override in spec.pod_template_overrides]
+    changed = [seconds for seconds in found if isinstance(seconds, int) and seconds > 0]
+    return float([spec.run_policy.termination_grace_period_seconds, *changed][-1])
+
+
+def trainer_plan(
+    name: str,
+    namespace: str,
+    uid: str,
+    spec: DLJobSpec,
+    decision: Decision,
+    number: int,
+    term: int,
+    service: str,
+    cluster_domain: str,
+) -> dlcontract.Plan:
+    """The decision as the trainer reads it.
+
+    Pods are named as their StatefulSets name them, ``<job>-<group>-<index>``, and found through the headless
+    ``service`` as ``<pod>.<service>.<namespace>.svc.<cluster_domain>``.
+    """
+    chosen, optimizer = decision.chosen, spec.optimizer
+    spread = sum(g.nodes for g in chosen.groups) > 1
+    strategy = parallelism(spec, chosen)
+    batch = decision.batch.chosen if decision.batch else spec.global_batch_size
+    # With another batch than the spec's there are steps for the same progress, which need not be whole epochs.
+    steps = decision.batch.steps if decision.batch and batch != spec.global_batch_size else spec.steps
+    rule = learning_rate_rule(spec, batch)
+    return dlcontract.Plan(
+        job=name,
+        namespace=namespace,
+        uid=uid,
+        number=number,
+        term=term,
+        ranks=_ranks(name, chosen.groups, f"{service}.{namespace}.svc.{cluster_domain}"),
+        global_batch=batch,
+        collective=chosen.collective,
+        measure_collective=_measures(spec, chosen, strategy),
+        compression=spec.gradient_compression.value if spec.gradient_compression else None,
+        parallelism=strategy,
+        micro_batches=chosen.micro_batches,
+        synchronization=spec.parallelism.synchronization.value,
+        staleness_bound=spec.parallelism.staleness_bound,
+        **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
+        model=dlcontract.ModelRef(
+            name=spec.model.name.value if spec.model.name else None,
+            command=(*spec.trainer.command, *spec.trainer.args),
+            framework=spec.trainer.framework.value,
+            sync_batch_norm=spec.model.sync_batch_norm,
+        ),
+        dataset=_dataset(spec),
+        optimizer=dlcontract.OptimizerRef(
+            name=optimizer.name.value,
+            learning_rate=optimizer.learning_rate,
+            momentum=optimizer.momentum,
+            weight_decay=optimizer.weight_decay,
+            find_rate=optimizer.find_learning_rate,
+            scaling=rule[0].value if rule else None,
+            base_batch=rule[1] if rule else None,
+        ),
+        epochs=spec.epochs if steps is None else None,
+        steps=steps,
+        seed=spec.seed,
+        # Shares that the user dictates stay, and so do those of a torchrun script, which knows nothing of shares.
+        rebalance=spec.planning.uneven
+        and all(group.batch_per_rank is None for group in spec.planning.groups)
+        and spec.trainer.framework is not Framework.TORCHRUN
+        and not chosen.in_parts
+        and not spec.parallelism.asynchronous,
+        checkpoint=_checkpoint(spec),
+        compare_steps=spec.run_policy.compare_parameters_steps,
+        min_ranks=_min_ranks(spec, chosen),
+        backoff_limit=spec.run_policy.backoff_limit,
+        grace_s=_grace_s(spec),
+        expected=dlcontract.Expectation(
+            step_s=chosen.prediction.step_s,
+            step_p90_s=chosen.prediction.step_p90_s,
+            total_s=chosen.prediction.total_s,
+        ),
+    )

@@ -1,0 +1,87 @@
+"""What other controllers complain of: warnings about an object, from the events, where its status is silent.
+
+Events are not watched (there are far too many): those of an object that stays in trouble are looked up now and
+then.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from time import monotonic
+
+from dljob.job.observed import Observed, Stuck
+from dljob.kube.kinds import EVENT
+from dljob.kube.rest import Api
+from dljob.render import Names
+from dljob.status import NOT_YET
+
+RECHECK_S = 5.0
+"""How often trouble that lasts is looked into."""
+_PATIENCE_S = {"Pod": 20.0}
+"""How long trouble must last before it is worth a word; else ``RECHECK_S``. Mounts often fail once at the start."""
+STALE = timedelta(minutes=20)
+"""A StatefulSet that cannot make a pod tries again, and complains again, within this time."""
+_IGNORED = {"FailedScheduling", "Unhealthy"}
+"""Said otherwise: by the pod's own conditions."""
+
+
+@dataclass
+class _Trouble:
+    since: float
+    asked: float
+    looked: float
+    told: str | None = None
+
+
+class WarningEvents:
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._known: dict[tuple[str, str, str], _Trouble] = {}
+        """By namespace, kind and name."""
+
+    async def added_to(self, observed: Observed, now: datetime) -> tuple[Observed, bool]:
+        """What is observed of a job with what is complained of; whether anything is in trouble.
+
+        In trouble are a claim that stays pending, a set that stays without its pods, and a container that is
+        long on its way.
+        """
+        job, troubled = observed.job, False
+        claims, sets, pods = dict(observed.claims), list(observed.sets), list(observed.pods)
+        volume = (job.spec.get("checkpoint") or {}).get("volume") or {}
+        claim = claims.get(volume.get("claimName") or Names.of(job).claim)
+        if claim is not None and claim.phase == "Pending" and pods:
+            problem = await self.about(job.namespace, "PersistentVolumeClaim", claim.name, now)
+            claims[claim.name] = replace(claim, problem=problem)
+            troubled = True
+        for i, item in enumerate(sets):
+            if sum(pod.group == item.group for pod in pods) < item.replicas:
+                problem = await self.about(job.namespace, "StatefulSet", item.name, now)
+                sets[i], troubled = replace(item, problem=problem), True
+        for i, pod in enumerate(pods):
+            if pod.stuck is not None and pod.stuck.reason in NOT_YET:
+                problem = await self.about(job.namespace, "Pod", pod.name, now)
+                pods[i] = replace(pod, stuck=Stuck("CannotStart", problem)) if problem else pod
+                troubled = True
+                break  # one is as good as all
+        return replace(observed, claims=claims, sets=tuple(sets), pods=tuple(pods)), troubled
+
+    async def about(self, namespace: str, kind: str, name: str, now: datetime) -> str | None:
+        """The last warning about an object in trouble for long enough; the first call starts the clock."""
+        key, clock = (namespace, kind, name), monotonic()
+        self._known = {k: v for k, v in self._known.items() if clock - v.asked < 4 * RECHECK_S}
+        trouble = self._known.setdefault(key, _Trouble(clock, clock, clock))
+        trouble.asked = clock
+        if clock - trouble.since < _PATIENCE_S.get(kind, RECHECK_S) or clock - trouble.looked < RECHECK_S:
+            return trouble.told
+        selector = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
+        events = await self._api.find(EVENT, namespace, fieldSelector=selector)
+        events = [event for event in events if event.get("reason") not in _IGNORED]
+        recent = [e for e in events if datetime.fromisoformat(_time(e) or "1970-01-01T00:00:00Z") > now - STALE]
+        recent.sort(key=_time)
+        trouble.looked = clock
+        trouble.told = str(recent[-1].get("message", "")) if recent else None
+        return trouble.told
+
+
+def _time(event: dict[str, object]) -> str:
+    """When it was told last; events of the newer API have another field for it."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")

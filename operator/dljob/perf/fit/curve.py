@@ -1,0 +1,109 @@
+"""Time of a device over its batch: a nondecreasing piecewise-linear curve."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Curve:
+    """``seconds(batch)``: linear between knots, with ``slope_s`` per sample beyond the last one.
+
+    Knots' batches rise strictly, from 0 or more; seconds never fall and are positive. Below the first knot the time
+    is the first knot's: even one sample needs it.
+    """
+
+    batches: tuple[float, ...]
+    times_s: tuple[float, ...]
+    slope_s: float
+
+    def __post_init__(self) -> None:
+        assert len(self.batches) == len(self.times_s) >= 1, "a curve has a time for each batch"
+        assert all(a < b for a, b in zip(self.batches, self.batches[1:], strict=False)), "batches rise"
+        assert all(a <= b for a, b in zip(self.times_s, self.times_s[1:], strict=False)), "times never fall"
+        assert self.times_s[0] > 0 and self.slope_s > 0, "every sample costs time"
+
+    def seconds(self, batch: float) -> float:
+        """Time of a step on ``batch`` samples."""
+        i = bisect_right(self.batches, batch) - 1
+        if i < 0:
+            return self.times_s[0]
+        if i == len(self.batches) - 1:
+            return self.times_s[i] + self.slope_s * (batch - self.batches[i])
+        x0, x1, y0, y1 = self.batches[i], self.batches[i + 1], self.times_s[i], self.times_s[i + 1]
+        return y0 + (y1 - y0) * (batch - x0) / (x1 - x0)
+
+    def samples(self, seconds: float) -> float:
+        """The largest batch that is done in ``seconds`` (not rounded); 0 if not even one sample's share is."""
+        i = bisect_right(self.times_s, seconds) - 1
+        if i < 0:
+            return 0.0
+        if i == len(self.batches) - 1:
+            return self.batches[i] + (seconds - self.times_s[i]) / self.slope_s
+        x0, x1, y0, y1 = self.batches[i], self.batches[i + 1], self.times_s[i], self.times_s[i + 1]
+        return x0 + (x1 - x0) * (seconds - y0) / (y1 - y0)
+
+    def whole_samples(self, seconds: float) -> int:
+        """The largest whole batch that is done in ``seconds``, as ``seconds()`` computes it: exact to the last bit."""
+        batch = int(self.samples(seconds))
+        while self.seconds(batch + 1) <= seconds:
+            batch += 1
+        while batch > 0 and self.seconds(batch) > seconds:
+            batch -= 1
+        return batch
+
+    def samples_array(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """``samples`` of many times at once."""
+        last_x, last_y = self.batches[-1], self.times_s[-1]
+        inside: NDArray[Any] = np.interp(seconds, self.times_s, self.batches, left=0.0)
+        return np.where(seconds >= last_y, last_x + (seconds - last_y) / self.slope_s, inside)
+
+    def seconds_array(self, batches: NDArray[np.float64]) -> NDArray[np.float64]:
+        """``seconds`` of many batches at once."""
+        inside: NDArray[Any] = np.interp(batches, self.batches, self.times_s)
+        return inside + self.slope_s * np.maximum(0.0, batches - self.batches[-1])
+
+    def plus(self, per_sample_s: float) -> "Curve":
+        """The curve with so much more for each sample."""
+        ends = self._from_zero() if per_sample_s else tuple(zip(self.batches, self.times_s, strict=True))
+        times = tuple(t + per_sample_s * b for b, t in ends)
+        return Curve(tuple(b for b, _ in ends), times, self.slope_s + per_sample_s)
+
+    def at_least(self, per_sample_s: float) -> "Curve":
+        """The curve, or so much for each sample where that is more: the slower of two that work side by side."""
+        ends = self._from_zero()
+        last_x, last_y = ends[-1]
+        over_s = last_y - per_sample_s * last_x
+        crossings = [last_x + over_s / (per_sample_s - self.slope_s)] if per_sample_s != self.slope_s else []
+        for (x0, y0), (x1, y1) in pairwise(ends):
+            slope = (y1 - y0) / (x1 - x0)
+            if slope != per_sample_s:
+                crossings += [x for x in [x0 + (y0 - per_sample_s * x0) / (per_sample_s - slope)] if x0 < x < x1]
+        at = sorted({*(x for x, _ in ends), *(x for x in crossings if x > 0)})
+        times = [max(self.seconds(x), per_sample_s * x) for x in at]
+        return Curve(tuple(at), tuple(nondecreasing(times, [1.0] * len(times))), max(self.slope_s, per_sample_s))
+
+    def _from_zero(self) -> tuple[tuple[float, float], ...]:
+        """Batches and seconds of the knots, with one at 0."""
+        first = ((0.0, self.times_s[0]),) if self.batches[0] > 0 else ()
+        return (*first, *zip(self.batches, self.times_s, strict=True))
+
+    def scaled(self, factor: float) -> "Curve":
+        """The curve of a device that takes ``factor`` times as long."""
+        return Curve(self.batches, tuple(factor * t for t in self.times_s), factor * self.slope_s)
+
+
+def nondecreasing(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The nearest nondecreasing sequence in weighted least squares (pool adjacent violators; Barlow et al. 1972)."""
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        blocks.append((value, weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
+            (v0, w0, n0), (v1, w1, n1) = blocks[-2:]
+            blocks[-2:] = [((v0 * w0 + v1 * w1) / (w0 + w1), w0 + w1, n0 + n1)]
+    return [value for value, _, n in blocks for _ in range(n)]

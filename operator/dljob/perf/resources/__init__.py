@@ -1,0 +1,1 @@
+"""What a step needs besides time: memory, energy and power."""

@@ -1,0 +1,113 @@
+"""Power limits: time, power and energy over a device's limit, from two measured limits or from what is typical.
+
+
+
+Power is not the limit. A device that would draw less than its limit is untouched; one that would draw more lowers its
+clock until it does not (DVFS). Between two measured limits, lowest (0) and highest (1):
+
+- power follows the limit from the low end until the demand P1 is met, but demand varies within a step, so the corner
+  is round: the mean of the straight line between the two and of the corner itself;
+- time is t1 (1 + k (1 / f - 1)): a part k of it waits for the clock f. Near the lowest limits voltage is at its floor,
+  so the dynamic power above a part that does not follow the clock (context, memory, leakage) is proportional to f:
+  f = (P - s) / (P1 - s). k follows from the measured t0.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dljob.cluster.catalogue import Device
+from dljob.perf.fit.fitting import Floats, checked
+from dljob.perf.resources.energy import COMPUTING_PART
+
+STATIC_PART = 0.7
+"""s over the power at the lowest limit. Fixed on Zeus' V100 table, where 0.85 costs half a point, 0.5 one and a half;
+its P100 table, seen beside it, hardly depends on it (2.7 to 3.2 %)."""
+ROUNDING = 0.5
+
+LOWEST_PART = 0.4
+"""Of the highest limit, the lowest: a V100 takes 0.4 (PCIe), a P100 0.5."""
+WIDE_FROM_W = 200.0
+"""Of the highest limit, from where on the range below is so wide; a T4 takes 60 to 70 W, an A10 100 to 150."""
+CLOCKED_PART = 0.2
+"""k of a job that was not measured: 0.16 to 0.23 for what keeps a V100 busy, 0.08 on a P100 (Zeus' tables)."""
+
+
+@dataclass(frozen=True)
+class LimitPoint:
+    """Time of a fixed amount of work, and mean power, under one limit."""
+
+    limit_W: float
+    seconds: float
+    power_W: float
+
+    def __post_init__(self) -> None:
+        checked(f"limit {self.limit_W:g} W, {self.seconds:g} s, {self.power_W:g} W", list(vars(self).values()))
+
+
+def under_limits(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> tuple[Floats, Floats]:
+    """Seconds and mean watts of the same work at each limit; energy is their product.
+
+    Limits outside the two measured ones are taken for the nearer of them. Raises ValueError when the limits are not in
+    order.
+    """
+    if not low.limit_W < high.limit_W:
+        raise ValueError(f"limits {low.limit_W:g} and {high.limit_W:g} W: expected the lower one first")
+    limits = np.clip(checked("limits_W", limits_W), low.limit_W, high.limit_W)
+    if low.power_W >= high.power_W:  # the limit does nothing; what differs is noise
+        same = np.ones_like(limits)
+        return float(np.sqrt(low.seconds * high.seconds)) * same, float(np.sqrt(low.power_W * high.power_W)) * same
+    along = (limits - low.limit_W) / (high.limit_W - low.limit_W)
+    straight = low.power_W + along * (high.power_W - low.power_W)
+    corner = np.minimum(low.power_W * limits / low.limit_W, high.power_W)
+    power = ROUNDING * straight + (1 - ROUNDING) * corner
+    if low.seconds <= high.seconds:
+        return np.full_like(limits, np.sqrt(low.seconds * high.seconds)), power
+    static = STATIC_PART * low.power_W
+    slowed = (high.power_W - static) / (power - static) - 1.0
+    slowest = (high.power_W - static) / (low.power_W - static) - 1.0
+    return high.seconds + (low.seconds - high.seconds) * slowed / slowest, power
+
+
+def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: float = np.inf) -> float:
+    """The limit of least energy among ``limits_W`` that takes at most ``slowdown`` times the fastest one's time."""
+    seconds, power = under_limits(low, high, limits_W)
+    energy = np.where(seconds <= slowdown * seconds.min(), seconds * power, np.inf)
+    return float(np.asarray(limits_W)[int(np.argmin(energy))])
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A limit, with time and energy of computing over those at the highest one."""
+
+    limit_W: float
+    seconds_ratio: float
+    energy_ratio: float
+
+
+def typical(device: Device) -> tuple[LimitPoint, LimitPoint]:
+    """A second's work at the lowest and the highest limit, of a job that keeps the device busy.
+
+    It demands what ``energy`` says of computing. At the lowest limit it draws that, and t0 = 1 + k (1/f - 1).
+    """
+    demand_W = device.idle_power_W + COMPUTING_PART * (device.peak_power_W - device.idle_power_W)
+    limit_W = LOWEST_PART * device.peak_power_W
+    power_W = min(limit_W, demand_W)
+    static_W = STATIC_PART * power_W
+    clock = (power_W - static_W) / (demand_W - static_W)
+    slowest = LimitPoint(limit_W, 1 + CLOCKED_PART * (1 / clock - 1), power_W)
+    return slowest, LimitPoint(device.peak_power_W, 1.0, demand_W)
+
+
+def advised(device: Device, slowdown: float) -> Advice | None:
+    """The limit of least energy that slows a typical job down to at most ``slowdown``; None where none saves energy or
+    there is hardly a range of limits.
+    """
+    if device.peak_power_W < WIDE_FROM_W:
+        return None
+    low, high = typical(device)
+    limits_W = np.linspace(low.limit_W, high.limit_W, 61).round()
+    limit_W = best_limit(low, high, limits_W, slowdown)
+    seconds, power = under_limits(low, high, np.array([limit_W]))
+    found = Advice(limit_W, float(seconds[0]), float(seconds[0] * power[0] / (high.seconds * high.power_W)))
+    return found if limit_W < high.limit_W and found.energy_ratio < 1 else None

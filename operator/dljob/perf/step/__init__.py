@@ -1,0 +1,1 @@
+"""How long a training step takes: compute, communication, synchronization and input data."""

@@ -1,0 +1,160 @@
+"""Compute: the time of forward, backward and update on one device, over its batch.
+
+From the catalogue, on a GPU a roofline per layer (Williams et al. 2009): a layer takes the longer of its arithmetic and
+its memory traffic; plus what the framework costs per layer whatever the batch. On CPUs ``structure``'s terms, whose
+coefficients were measured. From measured points, the curve goes through them and keeps the catalogue's shape elsewhere.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dljob.cluster.catalogue import Device
+from dljob.perf.fit.curve import Curve, nondecreasing
+from dljob.perf.fit.few_points import knots_through
+from dljob.perf.workload import structure
+from dljob.perf.workload.layers import Layer
+from dljob.perf.workload.workload import REAL_NBYTES, Workload
+
+ARITHMETIC_EFFICIENCY = {"cpu": 0.75, "gpu": 0.55}
+"""Of the peak, what matrix products and convolutions of training reach in single precision; on CPUs from
+benchmarks/perfmodel/compute_constants.py and prediction.py (0.7 to 0.95 of the generic core), on GPUs an assumption."""
+TENSOR_EFFICIENCY = 0.25
+"""The same of a tensor core's peak (TF32 convolutions)."""
+BANDWIDTH_EFFICIENCY = 0.75
+"""Of the peak, what streaming kernels reach."""
+
+LAYER_OVERHEAD_S = 25e-6
+"""What PyTorch costs per layer and step (dispatch of forward, backward and update), on one core; measured by
+benchmarks/perfmodel/compute_constants.py on a virtual core of an AMD EPYC: 24 us."""
+STEP_OVERHEAD_S = 300e-6
+"""What a step costs besides its layers (batch, loss, the loop), on one core; same benchmark."""
+
+
+def host_overhead_s(workload: Workload, cores: float = 1.0) -> float:
+    """Time the framework needs per step, whatever the batch; one thread, slower on less than a core."""
+    return (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * len(workload.layers)) / min(1.0, cores)
+
+
+def update_s(workload: Workload, device: Device) -> float:
+    """Update of the parameters: gradients zeroed and read, parameters and optimizer state read and written."""
+    if device.kind == "cpu":  # of what ``structure`` has for weights: three more accesses are those of both passes
+        accesses = 4 + 2 * workload.optimizer_slots
+        weights = structure.total(structure.time_terms(workload, 0), structure.TIME_S)
+        return weights * accesses / (accesses + 3) * structure.CORE_FLOPs / device.fp32_FLOPs
+    return _sheet_update_s(workload, device)
+
+
+def _sheet_update_s(workload: Workload, device: Device) -> float:
+    accesses = 4 + 2 * workload.optimizer_slots
+    return accesses * workload.gradient_nbytes / (device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY)
+
+
+def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
+    """Step time over batch, in seconds, before anything was measured of this workload on this device.
+
+    ``cores``: CPUs that the rank's framework threads may use.
+    """
+    return regressed(workload, device, cores) if device.kind == "cpu" else roofline(workload, device, cores)
+
+
+def regressed(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
+    """A line: ``structure``'s terms, the host's on one thread, the others as much faster as the device's peak is."""
+    speed = device.fp32_FLOPs / structure.CORE_FLOPs
+    host = structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, cores)
+    fixed, one = (structure.total(structure.time_terms(workload, b), structure.TIME_S) / speed for b in (0, 1))
+    return Curve((0.0,), (host + fixed,), max(one - fixed, 1e-12))
+
+
+def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
+    """Step time over batch, in seconds, from data sheets alone.
+
+    Per layer max((F + B) b / peak, (moved b + 3 parameters) / bandwidth), so the sum is piecewise linear in b with a
+    knot where a layer turns from memory- to compute-bound. A GPU computes while the host runs ahead: the longer of
+    the two; on a CPU they add. ``cores``: CPUs that the rank's framework threads may use.
+    """
+    bandwidth = device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
+    arithmetic, traffic, weights = (
+        np.array(column) for column in zip(*(_line(layer, device, bandwidth) for layer in workload.layers), strict=True)
+    )
+    host = host_overhead_s(workload, cores)
+    fixed = _sheet_update_s(workload, device) + (host if device.kind == "cpu" else 0.0)
+    crosses = (arithmetic > traffic) & (weights > 0)
+    crossings = np.unique(weights[crosses] / (arithmetic - traffic)[crosses])
+    batches = np.concatenate([[0.0], crossings])[:, None]
+    times = fixed + np.maximum(arithmetic * batches, traffic * batches + weights).sum(axis=1)
+    # Rounding may turn a sum of nondecreasing terms by a bit.
+    times = np.maximum.accumulate(times)
+    slope = float(np.maximum(arithmetic, traffic).sum()) or 1e-12
+    curve = Curve(tuple(batches[:, 0].tolist()), tuple(times.tolist()), slope)
+    return at_least(curve, host) if device.kind == "gpu" else curve
+
+
+def arithmetic_FLOPs(workload: Workload, device: Device) -> float:  # noqa: N802 - the unit is part of the name
+    """Operations per second of a training step that is all arithmetic, each layer at the peak of its kind."""
+    lines = [_line(layer, device, device.memory_bandwidth_Bps)[0] for layer in workload.layers]
+    operations = sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in workload.layers)
+    return operations / sum(lines) if operations > 0 else device.fp32_FLOPs
+
+
+def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, float, float]:
+    """A layer's seconds per sample of arithmetic and of traffic, and seconds of traffic for its parameters."""
+    peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs
+    efficiency = TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY[device.kind]
+    return (
+        (layer.forward_FLOPs + layer.backward_FLOPs) / (peak * efficiency),
+        REAL_NBYTES * layer.moved_elements / bandwidth_Bps,
+        3 * REAL_NBYTES * layer.parameters / bandwidth_Bps,
+    )
+
+
+def at_least(curve: Curve, floor_s: float) -> Curve:
+    """The curve, never below ``floor_s``."""
+    reach = curve.samples(floor_s)
+    if curve.times_s[0] >= floor_s:
+        return curve
+    later = [(b, t) for b, t in zip(curve.batches, curve.times_s, strict=True) if b > reach and t > floor_s]
+    knots = [(0.0, floor_s), (reach, floor_s), *later]
+    return Curve(tuple(b for b, _ in knots), tuple(t for _, t in knots), curve.slope_s)
+
+
+def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
+    """The catalogue's curve corrected by measured (batch, seconds) points.
+
+    Through the points (made nondecreasing) and between them as ``fewpoints`` says; below the smallest and above the
+    largest batch the catalogue's shape, scaled to meet them. Points must be finite and positive; equal batches are
+    averaged.
+    """
+    if not points:
+        return curve
+    by_batch: dict[int, list[float]] = {}
+    for batch, seconds in points:
+        by_batch.setdefault(batch, []).append(seconds)
+    batches = sorted(by_batch)
+    means = [sum(by_batch[b]) / len(by_batch[b]) for b in batches]
+    times = nondecreasing(means, [float(len(by_batch[b])) for b in batches])
+    low, high = times[0] / curve.seconds(batches[0]), times[-1] / curve.seconds(batches[-1])
+    # Two batches or more know the slope better than a ratio does, if they are far enough apart to tell.
+    slope = high * curve.slope_s
+    if batches[-1] >= 2 * batches[0] and times[-1] > times[0]:
+        slope = (times[-1] - times[0]) / (batches[-1] - batches[0])
+        slope = min(max(slope, 0.25 * high * curve.slope_s), high * curve.slope_s)
+    before = [
+        (b, low * t) for b, t in zip(curve.batches, curve.times_s, strict=True) if b < batches[0] and low * t < times[0]
+    ]
+    knots = [*before, *knots_through(batches, times)]
+    return Curve(tuple(b for b, _ in knots), tuple(t for _, t in knots), slope)
+
+
+def scatter(points: Sequence[tuple[int, float]]) -> float:
+    """How far measured (batch, seconds) points lie off a line: standard deviation of the relative residuals.
+
+    Least squares on relative errors. 0 with fewer than four points, which do not tell noise from shape.
+    """
+    if len(points) < 4:
+        return 0.0
+    batches, times = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    design = np.stack([np.ones_like(batches), batches], axis=1) / times[:, None]
+    line, *_ = np.linalg.lstsq(design, np.ones_like(times), rcond=None)
+    residuals = design @ line - 1.0
+    return float(np.sqrt((residuals**2).sum() / (len(points) - 2)))

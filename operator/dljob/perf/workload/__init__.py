@@ -1,0 +1,1 @@
+"""What one sample costs: models, datasets and their layers."""

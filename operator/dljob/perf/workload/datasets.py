@@ -1,0 +1,37 @@
+"""The datasets that the trainer image carries: sizes alone, so that epochs become steps without reading them.
+
+ A trainer test holds the figures against the
+real data.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Dataset:
+    train_samples: int
+    test_samples: int
+    shape: tuple[int, ...]
+    """Shape of one sample."""
+    classes: int
+    """Classes to tell apart, or the vocabulary of a language model."""
+    sample_nbytes: int
+    """Bytes of one sample as the trainer holds it."""
+    making_s: float = 0.0
+    """Time of one core to compute a sample that is not stored."""
+    tokens: bool = False
+    """Whether a sample is a sequence of tokens."""
+
+
+# scikit-learn's bundled sets, of which a fifth is held out; times of synthetic ones by
+# benchmarks/perfmodel/compute_constants.py.
+DATASETS = {
+    "digits": Dataset(1437, 360, (1, 8, 8), 10, 64 * 4),
+    "digits-32": Dataset(1437, 360, (1, 32, 32), 10, 32 * 32 * 4),  # the same, each pixel as 4 x 4
+    "breast-cancer": Dataset(455, 114, (30,), 2, 30 * 4),
+    "wine": Dataset(142, 36, (13,), 3, 13 * 4),
+    "iris": Dataset(120, 30, (4,), 3, 4 * 4),
+    "synthetic-images": Dataset(10_000, 1_000, (3, 32, 32), 10, 3 * 32 * 32 * 4, 50e-6),
+    "synthetic-tokens": Dataset(10_000, 1_000, (128,), 256, 129 * 8, 25e-6, tokens=True),
+    "python-source": Dataset(10_000, 1_000, (128,), 256, 129 * 8, tokens=True),
+}

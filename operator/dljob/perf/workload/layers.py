@@ -1,0 +1,192 @@
+"""Layers as data: what one sample costs in each, from shapes alone.
+
+Counts follow the definitions of the layers: a convolution of c channels with k x k filters to f channels of h x w
+does 2 k² c f h w operations (multiply and add), and its backward pass does that once for the filters and once for
+the input (not for the network's own input).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal, Self
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Costs of one layer; per sample unless said otherwise. Elements are of 4 bytes."""
+
+    kind: str
+    parameters: int
+    """Trainable ones; not per sample."""
+    tensors: int
+    """How many tensors they are in."""
+    forward_FLOPs: float
+    backward_FLOPs: float
+    moved_elements: float
+    """Elements read and written by the forward and the backward pass, parameters apart."""
+    output_elements: float = 0.0
+    is_conv: bool = False
+    follows: bool = False
+    """The trainer runs it as one with the layer before: no pipeline stage begins here."""
+
+
+class Net:
+    """Collects the layers of a network while following the shape of one sample through it.
+
+    Also counts what autograd keeps for the backward pass: the inputs of layers with weights and of norms and pools,
+    the outputs of activations; each tensor once.
+    """
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+        self.layers: list[Layer] = []
+        self.largest_elements = prod(shape)
+        self._kept: dict[int, float] = {}
+        self._tensor = self._tensors = 0
+
+    @property
+    def at(self) -> tuple[tuple[int, ...], int]:
+        """Where the network is now, to ``go`` back to for a branch."""
+        return self.shape, self._tensor
+
+    def go(self, at: tuple[tuple[int, ...], int]) -> Self:
+        self.shape, self._tensor = at
+        return self
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """The layers that are added meanwhile are one module of the trainer's, such as a residual block."""
+        begin = len(self.layers) + 1
+        yield
+        self.layers[begin:] = [replace(layer, follows=True) for layer in self.layers[begin:]]
+
+    @property
+    def kept_elements(self) -> float:
+        """Elements of one sample kept for the backward pass, its input included."""
+        return sum(self._kept.values())
+
+    def _keep(self) -> None:
+        self._kept[self._tensor] = max(self._kept.get(self._tensor, 0), prod(self.shape))
+
+    def _emit(
+        self,
+        kind: str,
+        out: tuple[int, ...],
+        forward_FLOPs: float,
+        parameters: int = 0,
+        tensors: int = 0,
+        keep: Literal["input", "output", "nothing"] = "input",
+        has_weights: bool = False,
+    ) -> Self:
+        first = not any(layer.parameters for layer in self.layers)
+        if keep == "input":
+            self._keep()
+        # Forward reads and writes once; backward reads the output's gradient and what was kept, writes the input's.
+        moved = prod(self.shape) * (2 + (keep == "input")) + 2 * prod(out)
+        backward = forward_FLOPs * (2 if has_weights and not first else 1)
+        self.layers.append(Layer(kind, parameters, tensors, forward_FLOPs, backward, moved, prod(out), kind == "conv"))
+        self._tensors += 1
+        self.shape, self._tensor = out, self._tensors
+        self.largest_elements = max(self.largest_elements, prod(out))
+        if keep == "output":
+            self._keep()
+        return self
+
+    def conv(self, filters: int, k: int, stride: int = 1, pad: int | None = None, bias: bool = True) -> Self:
+        c, h, w = self.shape
+        pad = k // 2 if pad is None else pad
+        out = (filters, (h + 2 * pad - k) // stride + 1, (w + 2 * pad - k) // stride + 1)
+        weights = filters * c * k * k
+        flops = 2.0 * weights * out[1] * out[2]
+        return self._emit("conv", out, flops, weights + filters * bias, 1 + bias, has_weights=True)
+
+    def linear(self, outputs: int, bias: bool = True, tied: bool = False) -> Self:
+        """``tied``: its weights are another layer's."""
+        *rest, inputs = self.shape
+        flops = 2.0 * inputs * outputs * prod(rest)
+        parameters = 0 if tied else inputs * outputs + outputs * bias
+        return self._emit("linear", (*rest, outputs), flops, parameters, 0 if tied else 1 + bias, has_weights=True)
+
+    def group_norm(self) -> Self:
+        return self._emit("norm", self.shape, 8.0 * prod(self.shape), 2 * self.shape[0], 2)
+
+    def layer_norm(self) -> Self:
+        return self._emit("norm", self.shape, 8.0 * prod(self.shape), 2 * self.shape[-1], 2)
+
+    def relu(self) -> Self:
+        return self._emit("activation", self.shape, float(prod(self.shape)), keep="output")
+
+    def tanh(self) -> Self:
+        return self._emit("activation", self.shape, 10.0 * prod(self.shape), keep="output")
+
+    def gelu(self) -> Self:
+        return self._emit("activation", self.shape, 10.0 * prod(self.shape))
+
+    def dropout(self) -> Self:
+        """A copy with elements left out; keeps a mask of a byte each, as GPUs do."""
+        self._emit("dropout", self.shape, float(prod(self.shape)), keep="nothing")
+        self._kept[-self._tensor] = prod(self.shape) / 4
+        return self
+
+    def pool(self, k: int, stride: int | None = None, pad: int = 0, ceil: bool = False) -> Self:
+        """The largest of k x k; remembers which one, in 8 bytes. ``ceil``: windows may reach over the edge."""
+        stride = stride or k
+        c, h, w = self.shape
+        spare = (stride - 1) * ceil
+        out = (c, (h + 2 * pad - k + spare) // stride + 1, (w + 2 * pad - k + spare) // stride + 1)
+        self._emit("pool", out, float(k * k * prod(out)))
+        self._kept[-self._tensor] = 2 * prod(out)
+        return self
+
+    def global_pool(self) -> Self:
+        return self._emit("pool", (self.shape[0],), float(prod(self.shape)), keep="nothing")
+
+    def flatten(self) -> Self:
+        self.shape = (prod(self.shape),)
+        return self
+
+    def add(self) -> Self:
+        """The sum with a skip connection."""
+        return self._emit("add", self.shape, float(prod(self.shape)), keep="nothing")
+
+    def concat(self, *ends: tuple[tuple[int, ...], int]) -> Self:
+        """A copy of the ``ends`` of branches, beside each other in the first axis."""
+        self.shape = (sum(shape[0] for shape, _ in ends), *self.shape[1:])
+        return self._emit("concat", self.shape, 0.0, keep="nothing")
+
+    def first_token(self) -> Self:
+        """The first position of a sequence alone: a view, so what is kept of it keeps the sequence."""
+        self._keep()
+        self.shape = self.shape[1:]
+        return self
+
+    def embedding(self, vocabulary: int, width: int, positions: int | None = None, types: int = 0) -> Self:
+        """Embeddings of a sequence of tokens, of its ``positions`` (default: as many as it has) and token types."""
+        (tokens,) = self.shape
+        positions = tokens if positions is None else positions
+        rows = vocabulary + positions + types
+        return self._emit("embedding", (tokens, width), 0.0, rows * width, 1 + (positions > 0) + (types > 0))
+
+    def projections(self, width: int) -> Self:
+        """Queries, keys and values by a layer each, for ``attention``."""
+        start = self.at
+        for _ in range(3):
+            self.go(start).linear(width)
+        self.shape = (start[0][0], 3 * width)
+        return self
+
+    def attention(self, heads: int, fused: bool = True) -> Self:
+        """Scaled dot products of queries, keys and values, 3 x width in, width out; without its projections.
+
+        ``fused``: the scores are computed again in the backward pass instead of kept.
+        """
+        tokens, triple = self.shape
+        flops = 2 * 2.0 * tokens * tokens * (triple // 3)
+        out = (tokens, triple // 3)
+        kept = self._tensor
+        self._emit("attention", out, flops, has_weights=True)  # each product has two factors to derive by
+        if not fused:
+            self._kept[kept] += heads * tokens * tokens
+        self._kept[self._tensor] = prod(out)
+        return self

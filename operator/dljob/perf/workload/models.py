@@ -1,0 +1,95 @@
+"""The built-in models as layer tables.
+
+A trainer test holds parameter and operation counts against the models that the trainer builds.
+"""
+
+from collections.abc import Callable
+
+from dljob.perf.workload.datasets import Dataset
+from dljob.perf.workload.layers import Net
+
+
+def mlp(data: Dataset) -> Net:
+    return Net(*data.shape).flatten().linear(256).relu().linear(128).relu().linear(data.classes)
+
+
+def digits_cnn(data: Dataset) -> Net:
+    net = Net(*data.shape).conv(32, 3).relu().conv(64, 3).relu().pool(2).conv(64, 3).relu().pool(2)
+    return net.flatten().linear(data.classes)
+
+
+def lenet(data: Dataset) -> Net:
+    net = Net(*data.shape).conv(6, 5, pad=(32 - data.shape[1]) // 2).relu().pool(2).conv(16, 5, pad=0).relu().pool(2)
+    return net.flatten().linear(120).relu().linear(84).relu().linear(data.classes)
+
+
+def _stem(data: Dataset) -> Net:
+    """224 x 224 images as He et al. 2015; small ones with a 3 x 3 convolution and no pool, as theirs for CIFAR."""
+    net = Net(*data.shape)
+    if data.shape[1] < 64:
+        return net.conv(64, 3, bias=False).group_norm().relu()
+    return net.conv(64, 7, 2, bias=False).group_norm().relu().pool(3, 2, 1)
+
+
+def _shortcut(net: Net, start: tuple[tuple[int, ...], int], filters: int, stride: int) -> None:
+    """The 1 x 1 convolution from ``start`` beside a block that changes the shape, the sum and its activation."""
+    end = net.at
+    if start[0][0] != filters or stride != 1:
+        net.go(start).conv(filters, 1, stride, bias=False).group_norm().go(end)
+    net.add().relu()
+
+
+def resnet18(data: Dataset) -> Net:
+    net = _stem(data)
+    for filters, first in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        for stride in (first, 1):
+            start = net.at
+            with net.as_one():
+                net.conv(filters, 3, stride, bias=False).group_norm().relu().conv(filters, 3, bias=False).group_norm()
+                _shortcut(net, start, filters, stride)
+    return net.global_pool().linear(data.classes)
+
+
+def bottlenecks(data: Dataset, *depths: int) -> Net:
+    """A residual network of blocks of three convolutions, ``depths`` of them at 64, 128, 256 and 512 filters."""
+    net = _stem(data)
+    for stage, depth in enumerate(depths):
+        width = 64 * 2**stage
+        for block in range(depth):
+            stride, start = 2 if stage and not block else 1, net.at
+            with net.as_one():
+                net.conv(width, 1, bias=False).group_norm().relu()
+                net.conv(width, 3, stride, bias=False).group_norm().relu()
+                net.conv(4 * width, 1, bias=False).group_norm()
+                _shortcut(net, start, 4 * width, stride)
+    return net.global_pool().linear(data.classes)
+
+
+def resnet50(data: Dataset) -> Net:
+    return bottlenecks(data, 3, 4, 6, 3)
+
+
+def decoder(data: Dataset, width: int, blocks: int, heads: int) -> Net:
+    """GPT-2's layout (Radford et al. 2019): norms first, the output's weights those of the token embedding."""
+    net = Net(*data.shape).embedding(data.classes, width)
+    for _ in range(blocks):
+        with net.as_one():
+            net.layer_norm().linear(3 * width).attention(heads).linear(width).add()
+            net.layer_norm().linear(4 * width).gelu().linear(width).add()
+    with net.as_one():
+        return net.layer_norm().linear(data.classes, bias=False, tied=True)
+
+
+def gpt_mini(data: Dataset) -> Net:
+    return decoder(data, width=128, blocks=4, heads=4)
+
+
+MODELS: dict[str, tuple[Callable[[Dataset], Net], str]] = {
+    "mlp": (mlp, "digits"),
+    "digits-cnn": (digits_cnn, "digits"),
+    "lenet": (lenet, "synthetic-images"),
+    "resnet18": (resnet18, "synthetic-images"),
+    "resnet50": (resnet50, "synthetic-images"),
+    "gpt-mini": (gpt_mini, "synthetic-tokens"),
+}
+"""Builder, and the dataset whose shape a model is planned with when the job's own is not known."""

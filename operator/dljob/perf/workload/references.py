@@ -1,0 +1,116 @@
+"""Models of the literature as layer tables: workloads to predict and to compare with.
+
+The trainer image carries none of them, so they are no ``spec.model.name``. Parameters are those of the published
+networks to the last one: torchvision's for images (its AlexNet is that of Krizhevsky 2014; its GoogLeNet has 3 x 3
+filters where the paper has 5 x 5, batch norms, and no auxiliary classifiers here), Hugging Face's for text.
+Normalization costs what GroupNorm does; a batch norm has as many parameters.
+"""
+
+from collections.abc import Callable
+
+from dljob.perf.workload.datasets import Dataset
+from dljob.perf.workload.layers import Net
+from dljob.perf.workload.models import bottlenecks, decoder
+
+IMAGENET = Dataset(1_281_167, 50_000, (3, 224, 224), 1000, 3 * 224 * 224 * 4)
+"""ILSVRC 2012 (Russakovsky et al. 2015), cropped, as the trainer would hold it."""
+WIKIPEDIA = Dataset(4_882_812, 0, (512,), 30_522, 512 * 8)
+"""BERT's 2,500 million words of Wikipedia, one token a word, in sequences of 512; WordPiece vocabulary, uncased."""
+OPENWEBTEXT = Dataset(8_823_810, 4_330, (1024,), 50_257, 1024 * 8)
+"""Gokaslan and Cohen 2019: 9.04e9 tokens (9,035,582,198 and 4,434,897 held out) of GPT-2's vocabulary by 1024."""
+
+
+def alexnet(data: Dataset) -> Net:
+    """Krizhevsky 2014 (arXiv 1404.5997)."""
+    net = Net(*data.shape).conv(64, 11, 4, 2).relu().pool(3, 2).conv(192, 5).relu().pool(3, 2)
+    net.conv(384, 3).relu().conv(256, 3).relu().conv(256, 3).relu().pool(3, 2)
+    net.flatten().dropout().linear(4096).relu().dropout().linear(4096).relu()
+    return net.linear(data.classes)
+
+
+def vgg16(data: Dataset) -> Net:
+    """Simonyan and Zisserman 2014, table 1, column D."""
+    net = Net(*data.shape)
+    for filters, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(depth):
+            net.conv(filters, 3).relu()
+        net.pool(2)
+    net.flatten().linear(4096).relu().dropout().linear(4096).relu().dropout()
+    return net.linear(data.classes)
+
+
+def _unit(net: Net, filters: int, k: int, stride: int = 1) -> Net:
+    return net.conv(filters, k, stride, bias=False).group_norm().relu()
+
+
+def _inception(net: Net, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int) -> None:
+    """Four branches: 1 x 1; 1 x 1 to 3 x 3; 1 x 1 to "5 x 5" (here 3 x 3); pool to 1 x 1."""
+    start = net.at
+    ends = [_unit(net, one, 1).at]
+    for reduced, filters in (three, five):
+        net.go(start)
+        ends.append(_unit(_unit(net, reduced, 1), filters, 3).at)
+    ends.append(_unit(net.go(start).pool(3, 1, 1), pooled, 1).at)
+    net.concat(*ends)
+
+
+def googlenet(data: Dataset) -> Net:
+    """Inception v1: Szegedy et al. 2014, table 1."""
+    net = _unit(Net(*data.shape), 64, 7, 2).pool(3, 2, ceil=True)
+    _unit(_unit(net, 64, 1), 192, 3).pool(3, 2, ceil=True)
+    _inception(net, 64, (96, 128), (16, 32), 32)
+    _inception(net, 128, (128, 192), (32, 96), 64)
+    net.pool(3, 2, ceil=True)
+    _inception(net, 192, (96, 208), (16, 48), 64)
+    _inception(net, 160, (112, 224), (24, 64), 64)
+    _inception(net, 128, (128, 256), (24, 64), 64)
+    _inception(net, 112, (144, 288), (32, 64), 64)
+    _inception(net, 256, (160, 320), (32, 128), 128)
+    net.pool(2, 2, ceil=True)
+    _inception(net, 256, (160, 320), (32, 128), 128)
+    _inception(net, 384, (192, 384), (48, 128), 128)
+    return net.global_pool().dropout().linear(data.classes)
+
+
+def resnet152(data: Dataset) -> Net:
+    """He et al. 2015, table 1."""
+    return bottlenecks(data, 3, 8, 36, 3)
+
+
+def bert_base(data: Dataset) -> Net:
+    """Devlin et al. 2018: 12 layers, 12 heads, width 768, norms last, and the pooler; without a task's head."""
+    net = Net(*data.shape).embedding(data.classes, 768, positions=512, types=2).layer_norm().dropout()
+    for _ in range(12):
+        net.projections(768).attention(12).linear(768).dropout().add().layer_norm()
+        net.linear(4 * 768).gelu().linear(768).dropout().add().layer_norm()
+    return net.first_token().linear(768).tanh()
+
+
+def gpt2(data: Dataset) -> Net:
+    return decoder(data, width=768, blocks=12, heads=12)
+
+
+def gpt2_medium(data: Dataset) -> Net:
+    return decoder(data, width=1024, blocks=24, heads=16)
+
+
+def gpt2_large(data: Dataset) -> Net:
+    return decoder(data, width=1280, blocks=36, heads=20)
+
+
+def gpt2_xl(data: Dataset) -> Net:
+    return decoder(data, width=1600, blocks=48, heads=25)
+
+
+REFERENCES: dict[str, tuple[Callable[[Dataset], Net], Dataset]] = {
+    "AlexNet": (alexnet, IMAGENET),
+    "VGG-16": (vgg16, IMAGENET),
+    "GoogLeNet": (googlenet, IMAGENET),
+    "ResNet-152": (resnet152, IMAGENET),
+    "BERT-base": (bert_base, WIKIPEDIA),
+    "GPT-2": (gpt2, OPENWEBTEXT),
+    "GPT-2-medium": (gpt2_medium, OPENWEBTEXT),
+    "GPT-2-large": (gpt2_large, OPENWEBTEXT),
+    "GPT-2-XL": (gpt2_xl, OPENWEBTEXT),
+}
+"""Builder, and the data that the model is known by."""

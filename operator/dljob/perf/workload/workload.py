@@ -1,0 +1,147 @@
+"""What training costs per sample, and what every step costs besides: the input of the performance model."""
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Literal
+
+from dljob.perf.workload.datasets import DATASETS, Dataset
+from dljob.perf.workload.layers import Layer, Net
+from dljob.perf.workload.models import MODELS
+from dljob.perf.workload.references import REFERENCES
+
+REAL_NBYTES = 4
+"""Parameters, gradients and activations are single precision."""
+
+Optimizer = Literal["SGD", "Adam", "AdamW"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model on one dataset with one optimizer."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    activation_nbytes: float
+    """Kept for the backward pass, per sample."""
+    transient_nbytes: float
+    """The largest activation and its gradient, per sample: alive for a moment beside what is kept."""
+    sample_nbytes: float
+    optimizer_slots: float
+    """Tensors of the parameters' size that the optimizer keeps: 0 (SGD), 1 (with momentum), 2 (Adam); a rank's part of
+    them where ranks share them out."""
+    making_s: float = 0.0
+    """Time of one core to compute a sample of synthetic data."""
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(layer.parameters for layer in self.layers)
+
+    @cached_property
+    def tensors(self) -> int:
+        return sum(layer.tensors for layer in self.layers)
+
+    @property
+    def gradient_nbytes(self) -> int:
+        return REAL_NBYTES * self.parameters
+
+    @property
+    def flops_per_sample(self) -> float:
+        """Forward and backward."""
+        return sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in self.layers)
+
+
+def _slots(optimizer: Optimizer, momentum: float) -> int:
+    return 2 if optimizer in ("Adam", "AdamW") else int(momentum > 0)
+
+
+def misfit(model: str, dataset: str) -> str | None:
+    """Why a built-in model cannot take a built-in dataset, as the trainer would say; None when it can."""
+    shape, tokens = DATASETS[dataset].shape, DATASETS[dataset].tokens
+    if tokens != (model == "gpt-mini"):
+        return "found tokens, expected images or tables" if tokens else "found no tokens, expected some"
+    if model in ("mlp", "gpt-mini") or (len(shape) == 3 and (model != "lenet" or shape[1:] in ((32, 32), (28, 28)))):
+        return None
+    expected = "images of 32 x 32 or 28 x 28" if model == "lenet" else "images"
+    return f"found samples of shape {shape}, expected {expected}"
+
+
+@cache
+def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
+    """The workload of a built-in model. Raises ValueError when model or dataset is none, or they do not fit."""
+    if model not in MODELS:
+        raise ValueError(f"model {model!r}: expected one of {', '.join(MODELS)}")
+    build, default = MODELS[model]
+    if (dataset or default) not in DATASETS:
+        raise ValueError(f"dataset {dataset!r}: expected one of {', '.join(DATASETS)}")
+    data = DATASETS[dataset or default]
+    if (problem := misfit(model, dataset or default)) is not None:
+        raise ValueError(f"model {model} does not fit dataset {dataset}: {problem}")
+    return of_layers(model, build(data), data, optimizer, momentum)
+
+
+@cache
+def reference(model: str, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
+    """The workload of a model of the literature, which the trainer does not carry. Raises ValueError if it is none."""
+    if model not in REFERENCES:
+        raise ValueError(f"model {model!r}: expected one of {', '.join(REFERENCES)}")
+    build, data = REFERENCES[model]
+    return of_layers(model, build(data), data, optimizer, momentum)
+
+
+def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
+    """The workload of any network that ``net`` followed, on samples of ``data``."""
+    return Workload(
+        name=name,
+        layers=tuple(net.layers),
+        activation_nbytes=REAL_NBYTES * net.kept_elements,
+        transient_nbytes=REAL_NBYTES * 2.0 * net.largest_elements,
+        sample_nbytes=data.sample_nbytes,
+        making_s=data.making_s,
+        optimizer_slots=_slots(optimizer, momentum),
+    )
+
+
+HINTED_LAYERS = 50
+"""Layers assumed of a model that only hints describe: they set its overhead per step."""
+
+
+def hinted(
+    parameters: int,
+    flops_per_sample: float,
+    activation_nbytes_per_sample: float,
+    sample_nbytes: float | None = None,
+    optimizer: Optimizer = "SGD",
+    momentum: float = 0.9,
+) -> Workload:
+    """A workload from the three figures of ``spec.model.hints``, spread evenly over assumed layers.
+
+    Raises ValueError when a figure is negative.
+    """
+    if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
+        raise ValueError(
+            f"hints: found parameters {parameters}, flops_per_sample {flops_per_sample}, activation bytes "
+            f"{activation_nbytes_per_sample}; expected the first two above 0 and none negative"
+        )
+    n = min(HINTED_LAYERS, parameters)
+    elements = activation_nbytes_per_sample / REAL_NBYTES / n
+    layers = tuple(
+        Layer(
+            kind="linear",
+            parameters=parameters // n + (i < parameters % n),
+            tensors=2,
+            # The backward pass computes twice what the forward pass does.
+            forward_FLOPs=flops_per_sample / 3 / n,
+            backward_FLOPs=flops_per_sample * 2 / 3 / n,
+            moved_elements=5 * elements,
+            output_elements=elements,
+        )
+        for i in range(n)
+    )
+    return Workload(
+        name="hinted",
+        layers=layers,
+        activation_nbytes=activation_nbytes_per_sample,
+        transient_nbytes=2 * activation_nbytes_per_sample / n,
+        sample_nbytes=sample_nbytes or 0.0,
+        optimizer_slots=_slots(optimizer, momentum),
+    )

@@ -1,0 +1,260 @@
+"""One candidate, exactly: its split in whole samples, its prediction, or why it is none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+
+import numpy as np
+
+from dljob.calibrate.scaling import Posterior
+from dljob.perf.fit.scaling import Runs
+from dljob.perf.resources import energy, memory
+from dljob.perf.step.asynchronous import round_of
+from dljob.perf.step.communication import Link
+from dljob.perf.step.step import P90, Step, step
+from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.batch_split import Kind, even, even_split, split
+from dljob.planner.candidates.measured import predicted, talk
+from dljob.planner.candidates.options import Option, link_of, overlap_of, priced
+from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
+from dljob.planner.types.texts import gibibytes, group_names, rate, samples
+
+LEAST_BUSY = 0.25
+"""Of its CPUs, what a rank is given in any case: it also starts, evaluates and writes checkpoints."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """So many nodes of an option; ``batch_per_rank`` when the user fixed it."""
+
+    option: Option
+    nodes: int
+    batch_per_rank: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.option.ranks_per_node
+
+
+def describe(parts: Sequence[Part]) -> str:
+    """Such as '2 x a100 (4 ranks each) + 3 x t4'."""
+    each = [(p.nodes, p.option.label, p.option.ranks_per_node) for p in parts]
+    return " + ".join(f"{n} x {label}" + (f" ({g} ranks each)" if g > 1 else "") for n, label, g in each)
+
+
+def shares_of(parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0) -> list[list[int]] | None:
+    """Samples of each rank, by part; the last ``servers`` ranks get none. None when they do not fit."""
+    counts = [p.ranks for p in parts]
+    for i in reversed(range(len(parts))):
+        taken = min(servers, counts[i])
+        counts[i] -= taken
+        servers -= taken
+    free = [i for i, p in enumerate(parts) if p.batch_per_rank is None and counts[i]]
+    result = [[p.batch_per_rank or 0] * n for p, n in zip(parts, counts, strict=True)]
+    rest = batch - sum(map(sum, result))
+    kinds = [Kind(parts[i].option.curve, counts[i], parts[i].option.largest_batch) for i in free]
+    found = (split if uneven else even_split)(kinds, rest) if kinds else ([] if rest == 0 else None)
+    if found is None:
+        return None
+    for i, part in zip(free, found, strict=True):
+        result[i] = part
+    fits = all(max(s, default=0) <= p.option.largest_batch for s, p in zip(result, parts, strict=True))
+    return [s + [0] * (p.ranks - len(s)) for s, p in zip(result, parts, strict=True)] if fits else None
+
+
+def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -> Refusal:
+    ranks = sum(p.ranks for p in parts)
+    if request.global_batch < ranks:
+        return Refusal(describe(parts), f"{ranks} ranks but only {request.global_batch} samples in a step")
+    worst = min(parts, key=lambda p: p.option.largest_batch)
+    share = worst.batch_per_rank or even(request.global_batch, ranks)[0]
+    held = held_by(parts, workload)
+    return Refusal(describe(parts), too_large(held, share, worst.option, samples(share)))
+
+
+def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
+    """The workload as each rank holds it."""
+    ranks = sum(p.ranks for p in parts)
+    return memory.sharded(workload, ranks) if parts[0].option.strategy == "Optimizer" else workload
+
+
+def too_large(held: Workload, share: int, option: Option, what: str) -> str:
+    """Such as 'does not fit: 64 samples need 23.4 GiB of 16 GiB, 21 GiB of it activations'."""
+    needed = memory.rank_nbytes(held, share, option.pool.is_gpu)
+    activations = needed - memory.rank_nbytes(held, 0, option.pool.is_gpu)
+    mostly = f"{gibibytes(activations)} of it activations"
+    if activations < needed / 2:
+        mostly = f"{gibibytes(needed - activations)} of it whatever the batch"
+    return f"does not fit: {what} need {gibibytes(needed)} of {gibibytes(option.memory_nbytes)}, {mostly}"
+
+
+def evaluate(
+    parts: Sequence[Part], collective: CollectiveName, request: Request, workload: Workload, servers: int = 1
+) -> Choice | Refusal:
+    """The candidate with its prediction, or a one-line reason against it."""
+    ranks, nodes = sum(p.ranks for p in parts), sum(p.nodes for p in parts)
+    serving = servers if collective == "ParameterServer" and ranks > 1 else 0
+    apart = request.synchronization != "Synchronous"
+    if apart and not serving:
+        return Refusal(describe(parts), "one rank: a worker and a parameter server are two")
+    shares = shares_of(parts, request.global_batch, request.uneven, serving)
+    if shares is None:
+        return _does_not_fit(parts, request, workload)
+    chosen = [p.option for p in parts]
+    link, link_spread = link_of(chosen, nodes)
+    at_work = [(p, s[0]) for p, s in zip(parts, shares, strict=True) if s[0]]
+    busy_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
+    data_s = slowest.option.data_s(share)
+    strategy = chosen[0].strategy
+    sharded = strategy == "Optimizer" and ranks > 1
+    saved_s = slowest.option.update_s * (1 - 1 / ranks) if sharded else 0.0
+    # What was measured on several devices prices the step; else formulas do.
+    known = [] if ranks == 1 else [o.steps for o in chosen if o.steps]
+    timing = step(
+        compute_s=busy_s - data_s - saved_s,
+        data_s=data_s,
+        collective=priced(collective, chosen[0].pool.is_gpu),
+        gradient_nbytes=request.wire_nbytes(workload.gradient_nbytes),
+        ranks=ranks,
+        link=link,
+        overlap=overlap_of(chosen),
+        compute_spread=max(o.compute_spread for o in chosen),
+        link_spread=link_spread,
+        servers=max(1, serving),
+        nodes=nodes,
+        sharded=sharded,
+    )
+    measured = len(known) == len(chosen) and not apart
+    if apart:
+        timing = round_of(timing, ranks - serving, workload.gradient_nbytes, link, request.staleness_bound)
+    if measured:
+        busiest = max(o.ranks_per_node for o in chosen)
+        one_s = (busy_s - data_s) / slowest.option.slowdown
+        ratio = float(talk(collective, workload.gradient_nbytes, ranks, nodes, link))
+        at = (np.array([float(x)]) for x in (nodes, busiest, ranks, share, one_s, ratio))
+        timing = _as_measured(timing, known, Runs(*at))
+    sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"
+    names = group_names([p.option.label for p in parts])
+    how = f"{_how(collective, request)}{', sharded optimizer' if sharded else ''}" if ranks > 1 else "alone"
+    return Choice(
+        summary=f"{describe(parts)}, {how}, {sizes}",
+        groups=tuple(
+            Group(
+                name,
+                p.option.label,
+                p.option.pool.is_gpu,
+                p.nodes,
+                p.option.ranks_per_node,
+                tuple(s),
+                p.option.ranks_per_node * _cpus(p.option, s[0], timing, link),
+            )
+            for name, p, s in zip(names, parts, shares, strict=True)
+        ),
+        collective=collective,
+        prediction=_prediction(
+            parts,
+            shares,
+            timing,
+            request,
+            held_by(parts, workload),
+            _bottleneck(timing, slowest, share, collective, link, measured),
+        ),
+        strategy="Optimizer" if sharded else "Data",
+    )
+
+
+def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
+    """The step as the profiles of its devices say: the slowest of what they say, fetching data besides.
+
+    Computing is what it takes on the node by itself; all that a step takes longer is communication.
+    """
+    said = [predicted(p, run) for p in known]
+    step_s, spread = max((float(median[0]), float(deviation[0])) for median, deviation in said)
+    compute_s = min(formulas.compute_s, step_s)
+    whole_s = step_s + formulas.data_s
+    return Step(compute_s, step_s - compute_s, formulas.data_s, 0.0, spread * step_s / whole_s)
+
+
+def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
+    """CPUs that one rank keeps busy: what it has, times the part of a step in which it uses them.
+
+    It computes and fetches its samples, for as long as nine of ten such ranks need at most; while it waits for the
+    network it uses as much of a core as copying at the link's speed takes. That MPI spins while it waits is no need. A
+    GPU's rank has a CPU of its own, for what launches kernels must never wait.
+    """
+    if option.pool.is_gpu:
+        return 1.0
+    own_s = option.curve.seconds(share) * exp(P90 * option.compute_spread) if share else 0.0
+    copying = min(1.0, link.bandwidth_Bps / option.device.peer_bandwidth_Bps)
+    whole_s = max(own_s, timing.compute_s + timing.data_s) + timing.communication_s
+    busy = (own_s + copying * timing.communication_s) / whole_s
+    return option.cores * max(LEAST_BUSY, busy)
+
+
+def _how(collective: CollectiveName, request: Request) -> str:
+    """Such as 'Ring', or 'ParameterServer within 3 steps'."""
+    within = {
+        "Synchronous": "",
+        "Asynchronous": ", asynchronous",
+        "StaleSynchronous": f" within {request.staleness_bound} steps",
+    }
+    return f"{collective}{within[request.synchronization]}"
+
+
+def _prediction(
+    parts: Sequence[Part], shares: list[list[int]], timing: Step, request: Request, workload: Workload, bottleneck: str
+) -> Prediction:
+    step_s = timing.step_s
+    first_s = max(p.option.fetching.first_s(s[0]) for p, s in zip(parts, shares, strict=True))
+    total_s = step_s * request.total_steps + first_s
+    power_W = usd = alone = 0.0
+    for part, batches in zip(parts, shares, strict=True):
+        option = part.option
+        busy = sum(option.curve.seconds(b) for b in batches if b) / step_s
+        power_W += energy.rank_watts(option.device, busy / part.ranks) * part.ranks
+        usd += energy.cost_usd(option.device, total_s, part.ranks)
+        alone += part.ranks / option.curve.seconds(request.global_batch)
+    gpu = [(p, s[0]) for p, s in zip(parts, shares, strict=True)]
+    return Prediction(
+        step_s=step_s,
+        step_p90_s=timing.p90_s,
+        compute_s=timing.compute_s,
+        communication_s=timing.communication_s,
+        total_s=total_s,
+        samples_per_s=request.global_batch / step_s,
+        memory_nbytes=max(memory.rank_nbytes(workload, b, p.option.pool.is_gpu) for p, b in gpu),
+        energy_J=power_W * total_s,
+        cost_usd=usd,
+        bottleneck=bottleneck,
+        basis="profile" if all(p.option.learned and p.option.learned.points for p in parts) else "catalogue",
+        host_memory_nbytes=max(
+            memory.pod_nbytes(workload, b, p.option.ranks_per_node, p.option.pool.is_gpu, _processes(p)) for p, b in gpu
+        ),
+        efficiency=min(1.0, 1 / (step_s * alone)),
+        data_s=timing.data_s,
+        total_p90_s=total_s * exp(P90 * timing.spread),
+    )
+
+
+def _processes(part: Part) -> int:
+    """That make batches for one rank."""
+    return part.option.fetching.workers if part.option.fetching.processes else 0
+
+
+def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: Link, measured: bool) -> str:
+    """What most of a step goes to, and what that is made of."""
+    option = slowest.option
+    by = "" if option.fetching.workers else ", between steps: with more CPUs a pod makes batches ahead"
+    over = "as measured on several devices" if measured else f"over {link.name}, {rate(link.bandwidth_Bps)}"
+    texts = {
+        timing.communication_s: f"communication {{}}: {collective} {over}",
+        timing.data_s: f"data {{}}: {samples(share)} for {option.label}, most of it {option.fetching.mostly}{by}",
+        timing.waiting_s: "waiting {}: ranks for each other",
+        timing.compute_s: f"computing {{}}: {samples(share)} on {option.label}",
+    }
+    longest = max(texts)
+    text = texts[longest].format(f"{100 * longest / timing.step_s:.0f} %")
+    fixed = option.curve.seconds(0) / timing.compute_s
+    if longest == timing.compute_s and fixed > 0.3:
+        text += f", {100 * fixed:.0f} % of it whatever the batch"
+    return text

@@ -1,0 +1,72 @@
+"""Plans that the user dictates: groups of nodes, checked against the cluster."""
+
+from collections.abc import Mapping
+
+from dljob.calibrate.learned import Learned
+from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.evaluate import Part
+from dljob.planner.candidates.options import options
+from dljob.planner.candidates.pools import Eligible, Pool, wanted
+from dljob.planner.types import FixedChoice, Infeasible, Request, Strategy
+
+
+def fixed_parts(
+    request: Request,
+    nodes: Eligible,
+    workload: Workload,
+    learned: Mapping[tuple[str, str], Learned],
+    strategy: Strategy = "Data",
+) -> list[Part] | Infeasible:
+    """The user's groups as parts of a candidate, or what is wrong with them."""
+    if (wrong := _batch(request)) is not None:
+        return wrong
+    parts = []
+    ranks = sum(choice.nodes * choice.ranks_per_node for choice in request.fixed)
+    taken: dict[str, int] = {}
+    for i, choice in enumerate(request.fixed):
+        field = f"spec.planning.groups[{i}]"
+        pool = next((p for p in nodes.pools if wanted(p.device, [choice.device])), None)
+        before = taken.get(choice.device, 0)
+        room = _room(pool, choice) - before if pool else 0
+        if pool is None or room < choice.nodes:
+            return Infeasible(
+                "TooFewNodes" if nodes.busy == 0 else "DeviceBusy",
+                f"{field}.nodes",
+                f"found {max(0, room)} nodes of {choice.device} with room for {choice.ranks_per_node} ranks each, "
+                f"expected {choice.nodes}: lower nodes or ranksPerNode, or wait until nodes are free",
+                transient=True,
+                refusals=nodes.refusals,
+            )
+        taken[choice.device] = before + choice.nodes
+        found = options(pool, choice.ranks_per_node, workload, request, learned, strategy, ranks)
+        # The pods go where there is room for them: the option with most memory that has nodes enough.
+        option = max((o for o in found if o.nodes >= choice.nodes), key=lambda o: o.memory_nbytes)
+        parts.append(Part(option, choice.nodes, choice.batch_per_rank))
+    return parts
+
+
+def _room(pool: Pool, choice: FixedChoice) -> int:
+    return sum(free >= choice.ranks_per_node for free in pool.free) if pool.is_gpu else pool.nodes
+
+
+def _batch(request: Request) -> Infeasible | None:
+    """Whether the groups' batches can make up the global batch."""
+    ranks = sum(f.nodes * f.ranks_per_node for f in request.fixed)
+    told = sum(f.nodes * f.ranks_per_node * (f.batch_per_rank or 0) for f in request.fixed)
+    rest = sum(f.nodes * f.ranks_per_node for f in request.fixed if f.batch_per_rank is None)
+    if request.global_batch < ranks:
+        return Infeasible(
+            "BatchTooSmall",
+            "spec.globalBatchSize",
+            f"found {request.global_batch} samples for {ranks} ranks, expected at least one each: raise "
+            "globalBatchSize or use fewer ranks",
+        )
+    if told + rest > request.global_batch or (not rest and told != request.global_batch):
+        expected = f"{request.global_batch}" if not rest else f"at most {request.global_batch - rest}"
+        return Infeasible(
+            "BatchMismatch",
+            "spec.planning.groups",
+            f"batchPerRank adds up to {told} samples over the groups, expected {expected} (globalBatchSize "
+            f"{request.global_batch}): change batchPerRank or globalBatchSize",
+        )
+    return None

@@ -1,0 +1,153 @@
+"""Which nodes a job may use, taken together by device; and for the others, why not.
+
+The pods of a group may land on any node of their device that has room, so a pool is as good as its weakest node.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dljob.cluster import ClusterView, Node
+from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu
+from dljob.perf.resources.memory import PROCESS_NBYTES
+from dljob.planner.types import Refusal, Request
+
+MIN_CPU = 0.05
+"""CPUs that must be free on a node when the job names none: a pod's smallest request."""
+UNEQUAL = 1.5
+"""Nodes of one device whose CPUs differ by more than this are worth telling apart by a label."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Nodes with one device that the job may use."""
+
+    device: str
+    is_gpu: bool
+    free: tuple[int, ...]
+    """Free devices of each node, most first."""
+    memory_nbytes: tuple[int, ...]
+    """Free main memory of the same nodes, in the same order."""
+    cpu: float
+    """CPUs of the weakest node."""
+    bandwidth_Bps: float | None
+    """Network bandwidth of the slowest node that says one."""
+    unequal: bool
+    """The nodes' CPUs differ so much that the weakest says little of the others."""
+
+    @property
+    def assumed(self) -> bool:
+        """Whether it is a GPU that the catalogue does not know."""
+        return self.is_gpu and gpu(self.device) is None
+
+    @property
+    def nodes(self) -> int:
+        return len(self.free)
+
+
+def _tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, str, str]) -> bool:
+    """Whether some toleration matches, by Kubernetes' rules: no key matches all, Exists any value, no effect all."""
+    key, value, effect = taint
+    for toleration in tolerations:
+        if toleration.get("effect") not in (None, "", effect):
+            continue
+        operator = toleration.get("operator") or "Equal"
+        if operator == "Exists" and toleration.get("key") in (None, "", key):
+            return True
+        if operator == "Equal" and toleration.get("key") == key and (toleration.get("value") or "") == value:
+            return True
+    return False
+
+
+def _why_not(node: Node, request: Request) -> str | None:
+    """Why the job cannot use the node, for people; None when it can."""
+    for key, value in request.node_selector.items():
+        if node.labels.get(key) != value:
+            return f"nodeSelector {key}={value} does not match"
+    for taint in node.taints:
+        if node.is_gpu and taint[0] in GPU_RESOURCES.values():
+            continue  # pods on GPUs tolerate it
+        if taint[2] in ("NoSchedule", "NoExecute") and not _tolerates(request.tolerations, taint):
+            return f"taint {taint[0]}{'=' + taint[1] if taint[1] else ''}:{taint[2]} is not tolerated"
+    if node.free_devices < 1:
+        return "no free device"
+    cpu = request.cpu_per_pod or MIN_CPU
+    if node.free_cpu < cpu:
+        return f"{node.free_cpu:.3g} CPUs free, {cpu:.3g} needed"
+    memory = request.memory_per_pod_nbytes or PROCESS_NBYTES
+    if node.free_memory_nbytes < memory:
+        return f"{node.free_memory_nbytes / 2**30:.2g} GiB of memory free, {memory / 2**30:.2g} needed"
+    return None
+
+
+def cores_of_rank(cpu: float, ranks: int, request: Request) -> float:
+    """CPUs that each of ``ranks`` ranks computes with on a node that has ``cpu``.
+
+    A thread for each whole CPU that the pod requests, one a rank by default: requests are what a pod is sure of. The
+    node or the pod's limit may hold less; below one CPU a rank that slows its one thread.
+    """
+    threads = max(1.0, float(int((request.cpu_per_pod or ranks) / ranks)))
+    return min(threads, cpu / ranks, (request.cpu_limit_per_pod or cpu) / ranks)
+
+
+def wanted(device: str, names: Iterable[str]) -> bool:
+    """Whether a node's device is one of the names a user wrote.
+
+    Vendor and punctuation of a GPU do not matter, and a family stands for its members: a100 for NVIDIA-A100-SXM4-40GB,
+    but not a10. CPU classes are told apart by their whole names.
+    """
+    is_gpu = gpu(device) is not None
+    return any(device == name or (is_gpu and (_is(device, name) or _family(device, name))) for name in names)
+
+
+def _is(device: str, name: str) -> bool:
+    return canonical(device) == canonical(name)
+
+
+def _family(device: str, name: str) -> bool:
+    words = [[w for w in re.split(r"[^a-z0-9]+", text.lower()) if w not in VENDORS] for text in (device, name)]
+    return bool(words[1]) and words[0][: len(words[1])] == words[1]
+
+
+@dataclass(frozen=True)
+class Eligible:
+    pools: tuple[Pool, ...]
+    refusals: tuple[Refusal, ...]
+    busy: int
+    """Nodes that only lack free devices, CPUs or memory now."""
+
+
+def eligible(request: Request, view: ClusterView) -> Eligible:
+    """The pools a request may draw from, by device, and a line for every kind of node that was left out."""
+    usable: dict[tuple[str, bool], list[Node]] = defaultdict(list)
+    left_out: dict[tuple[str, str], int] = defaultdict(int)
+    busy = 0
+    names = (*request.devices, *(f.device for f in request.fixed))
+    for node in view.nodes:
+        reason = _why_not(node, request)
+        if names and not wanted(node.device, names):
+            left_out[node.device, "not among the devices asked for"] += 1
+        elif reason is None:
+            usable[node.device, node.is_gpu].append(node)
+        else:
+            left_out[node.device, reason] += 1
+            busy += reason.endswith("needed") or reason == "no free device"
+    pools = []
+    for (device, is_gpu), nodes in sorted(usable.items()):
+        nodes.sort(key=lambda node: -node.free_devices)
+        used = [cores_of_rank(node.cpu, 1, request) for node in nodes]
+        bandwidths = [node.link_bandwidth_Bps for node in nodes if node.link_bandwidth_Bps]
+        pools.append(
+            Pool(
+                device=device,
+                is_gpu=is_gpu,
+                free=tuple(node.free_devices for node in nodes),
+                memory_nbytes=tuple(node.free_memory_nbytes for node in nodes),
+                cpu=min(node.cpu for node in nodes),
+                bandwidth_Bps=min(bandwidths, default=None),
+                unequal=not is_gpu and max(used) > UNEQUAL * min(used),
+            )
+        )
+    refusals = tuple(Refusal(f"{n} x {device}", reason) for (device, reason), n in sorted(left_out.items()))
+    return Eligible(tuple(pools), refusals, busy)

@@ -1,0 +1,1 @@
+"""Why this plan, why not another, and why none."""

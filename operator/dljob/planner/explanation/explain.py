@@ -1,0 +1,176 @@
+"""What stands beside the chosen plan: other candidates, those that lost and why, warnings."""
+
+from math import ceil
+
+from dljob.cluster import catalogue
+from dljob.perf.resources import memory, power
+from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.evaluate import too_large
+from dljob.planner.candidates.options import Option
+from dljob.planner.candidates.pools import Eligible
+from dljob.planner.search import objective
+from dljob.planner.types import Choice, Refusal, Request
+from dljob.planner.types.texts import duration, joules, samples
+
+MAX_SLOWDOWN = 1.1
+"""Of computing, what a power limit that is advised costs at most: a tenth saves two thirds of what can be saved."""
+DIFFERENT = 0.15
+"""Candidates shown differ in their devices, or by this part in their number of ranks."""
+
+
+def memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
+    """A line for each device of which so many do not hold the batch: 'up to 3 x t4: does not fit: 21 GiB of 16'."""
+    lines = []
+    for label in dict.fromkeys(option.label for option in ways):
+        option = max((o for o in ways if o.label == label), key=lambda o: (o.least_ranks == 1, o.memory_nbytes))
+        ranks = max(o.nodes * o.ranks_per_node for o in ways if o.label == label)
+        fewest = _fewest(option, request, workload, ranks)
+        if fewest <= max(1, request.nodes_min):
+            continue
+        most = min(fewest - 1, ranks)
+        share = ceil(request.global_batch / most)
+        why = too_large(_held(option, workload, most), share, option, f"{samples(share)} a rank")
+        lines.append(Refusal(f"{'up to ' if most > 1 else ''}{most} x {label}", why))
+    return lines
+
+
+def _held(option: Option, workload: Workload, ranks: int) -> Workload:
+    return memory.sharded(workload, ranks) if option.strategy == "Optimizer" else workload
+
+
+def _fewest(option: Option, request: Request, workload: Workload, ranks: int) -> int:
+    """Ranks of which the batch fits on, at least; one more than there can be when it never does."""
+    low, high = 1, min(ranks, request.global_batch) + 1
+    while low < high:
+        middle = (low + high) // 2
+        held = _held(option, workload, middle)
+        if middle * memory.largest_batch(held, option.memory_nbytes, option.pool.is_gpu) >= request.global_batch:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _kind(choice: Choice) -> tuple[str, ...]:
+    return (choice.strategy, *sorted(g.device for g in choice.groups))
+
+
+def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choice, ...]:
+    """The chosen one, then the best ones that are different, then the next best, up to the number asked for."""
+    ranked = sorted(choices, key=lambda c: objective.score(request, c.prediction))
+    shown = [chosen]
+    for choice in ranked:
+        ranks = objective.size(choice)
+        alike = (
+            abs(ranks - objective.size(c)) <= DIFFERENT * objective.size(c) and _kind(choice) == _kind(c) for c in shown
+        )
+        if len(shown) < request.candidates_kept and not any(alike):
+            shown.append(choice)
+    for choice in ranked:
+        if len(shown) < request.candidates_kept and choice not in shown:
+            shown.append(choice)
+    return (chosen, *sorted(shown[1:], key=lambda c: objective.score(request, c.prediction)))
+
+
+def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]) -> list[Refusal]:
+    """A line for each kind of candidate that lost without being shown: other devices, other collectives."""
+    lines: dict[tuple[object, ...], Refusal] = {}
+    told = {(_kind(c), c.collective) for c in shown}
+    for choice in sorted(choices, key=lambda c: objective.score(request, c.prediction)):
+        kind = (_kind(choice), choice.collective)
+        if kind in told or kind in lines or (choice.in_parts and not chosen.in_parts):
+            continue
+        lines[kind] = Refusal(choice.summary, f"{_worse(request, choice, chosen)}; {choice.prediction.bottleneck}")
+    return list(lines.values())
+
+
+def _worse(request: Request, choice: Choice, chosen: Choice) -> str:
+    """By what it is no better than the chosen one."""
+    p, q = choice.prediction, chosen.prediction
+    if not objective.meets(request, p.total_p90_s) and objective.meets(request, q.total_p90_s):
+        return f"misses the deadline: {duration(p.total_p90_s)} (p90)"
+    return {
+        "Time": f"slower: {duration(p.step_s)} a step against {duration(q.step_s)}",
+        "P90": f"slower: {duration(p.step_p90_s)} a step against {duration(q.step_p90_s)} (p90)",
+        "Energy": f"more energy: {joules(p.energy_J or 0)} against {joules(q.energy_J or 0)}",
+        "Cost": f"dearer: ${p.cost_usd or 0:.3g} against ${q.cost_usd or 0:.3g}",
+    }["P90" if request.minimize == "Time" and objective.by_p90(request) else request.minimize]
+
+
+def in_parts(request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]) -> list[Refusal]:
+    """Of strategy Auto, a line for the best pipeline and for the best split of layers, where whole models are chosen;
+    of one that is shown only where its figures would have it chosen.
+
+    Such as '3 x cpu, Pipeline of 3 stages, 12 micro-batches' and '18 % slower: 9.4ms a step against 8ms; ...'.
+    """
+    if chosen.in_parts:
+        return []
+    lines = []
+    for strategy in ("Pipeline", "Tensor"):
+        found = [choice for choice in choices if choice.strategy == strategy]
+        if not found:
+            continue
+        best = min(found, key=lambda choice: objective.score(request, choice.prediction))
+        p, q = (objective.score(request, c.prediction) for c in (best, chosen))
+        if p >= q and best in shown:
+            continue
+        if p < q:
+            p90_s, step_s = best.prediction.step_p90_s, chosen.prediction.step_s
+            why = (
+                f"{100 * (1 - p / q):.0f} % better as predicted, which is less than what is uncertain of a split that "
+                f"no run has measured: {duration(p90_s)} a step (p90) against {duration(step_s)} (median)"
+            )
+        else:
+            part = f"{100 * (p / q - 1):.0f} % " if p < 10 * q else ""
+            why = f"{part}{_worse(request, best, chosen)}"
+        lines.append(Refusal(best.summary, f"{why}; {best.prediction.bottleneck}"))
+    return lines
+
+
+def power_advice(request: Request, chosen: Choice) -> str | None:
+    """Of plans for least energy, a power limit for each GPU that it suits; within the deadline, if there is one.
+
+    Such as '240 W on NVIDIA-A100-SXM4-40GB (of 400): typically 14 % less energy for 10 % more computing time'.
+    """
+    if request.minimize != "Energy":
+        return None
+    p = chosen.prediction
+    slowdown = MAX_SLOWDOWN
+    if request.deadline_s is not None:
+        # Computing alone is slowed down; what is left until the deadline bounds it.
+        spare_s = request.deadline_s - objective.STARTUP_S - p.total_p90_s
+        slowdown = min(slowdown, 1 + spare_s / p.total_p90_s)
+    lines = []
+    for label in dict.fromkeys(g.device for g in chosen.groups if g.is_gpu):
+        device = catalogue.gpu(label)
+        found = power.advised(device, slowdown) if device is not None and slowdown > 1 else None
+        if device is not None and found is not None:
+            lines.append(
+                f"{found.limit_W:.0f} W on {label} (of {device.peak_power_W:.0f}): typically "
+                f"{100 * (1 - found.energy_ratio):.0f} % less energy for {100 * (found.seconds_ratio - 1):.0f} % more "
+                "computing time"
+            )
+    return "; ".join(lines) or None
+
+
+def warning(request: Request, chosen: Choice, nodes: Eligible) -> str | None:
+    warnings = []
+    p90_s = chosen.prediction.total_p90_s + objective.STARTUP_S
+    if request.deadline_s is not None and not objective.meets(request, chosen.prediction.total_p90_s):
+        warnings.append(
+            f"no plan meets the deadline of {duration(request.deadline_s)}: the fastest one takes "
+            f"{duration(chosen.prediction.total_s)}, with start-up and at the 90th percentile {duration(p90_s)}, "
+            f"{duration(p90_s - request.deadline_s)} too long"
+        )
+    for pool in nodes.pools:
+        if any(g.device == pool.device for g in chosen.groups):
+            if pool.unequal:
+                warnings.append(
+                    f"nodes of device {pool.device} have unlike CPUs: planned as the weakest, {pool.cpu:.3g} CPUs; "
+                    "label kinds of nodes with dljob.dev/device to use each at its speed"
+                )
+            if pool.assumed:
+                warnings.append(
+                    f"device {pool.device} is not in the catalogue: predicted as a T4 until a run has measured it"
+                )
+    return "; ".join(warnings) or None

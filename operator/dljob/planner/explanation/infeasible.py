@@ -1,0 +1,88 @@
+"""Why there is no plan: what was found, what was expected, what to do."""
+
+from collections.abc import Mapping
+
+from dljob.cluster import ClusterView
+from dljob.planner.candidates.pools import Eligible, wanted
+from dljob.planner.types import Infeasible, Refusal, Request
+
+
+def no_such_device(request: Request, view: ClusterView) -> Infeasible | None:
+    present = ", ".join(view.device_types) or "no nodes at all"
+    field, names = (
+        ("spec.planning.groups", [f.device for f in request.fixed])
+        if request.fixed
+        else ("spec.devices", list(request.devices))
+    )
+    missing = [name for name in names if not any(wanted(device, [name]) for device in view.device_types)]
+    if names and ((request.fixed and missing) or len(missing) == len(names)):
+        return Infeasible(
+            "NoSuchDevice",
+            field,
+            f"found {', '.join(missing)}, but the cluster has {present}: correct the name, or add such nodes",
+            transient=True,
+        )
+    return None
+
+
+def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible | None:
+    available = sum(pool.nodes for pool in nodes.pools)
+    reasons = "; ".join(f"{r.summary}: {r.reason}" for r in nodes.refusals[:5])
+    if request.global_batch < request.nodes_min:
+        return Infeasible(
+            "BatchTooSmall",
+            "spec.globalBatchSize",
+            f"found {request.global_batch} samples, expected at least one for each of nodes.min = {request.nodes_min} "
+            "nodes: raise globalBatchSize or lower nodes.min",
+        )
+    needed = max(1, request.nodes_min)
+    if available >= needed:
+        return None
+    if request.node_selector and not any(_selected(node.labels, request) for node in view.nodes) and view.nodes:
+        wanted_labels = ", ".join(f"{key}={value}" for key, value in request.node_selector.items())
+        return Infeasible(
+            "TooFewNodes",
+            "spec.scheduling.nodeSelector",
+            f"found no node with {wanted_labels}, expected at least {needed}: correct the labels, or label nodes",
+            transient=True,
+            refusals=nodes.refusals,
+        )
+    busy = available + nodes.busy >= needed
+    return Infeasible(
+        "DeviceBusy" if busy else "TooFewNodes",
+        "spec.nodes.min",
+        f"found {available} nodes that the job can use, expected at least {needed}: "
+        + (
+            "wait until others are free, or lower nodes.min"
+            if busy
+            else "add nodes, lower nodes.min or allow more devices"
+        )
+        + (f" ({reasons})" if reasons else ""),
+        transient=True,
+        refusals=nodes.refusals,
+    )
+
+
+def _selected(labels: Mapping[str, str], request: Request) -> bool:
+    return all(labels.get(key) == value for key, value in request.node_selector.items())
+
+
+def nothing_fits(request: Request, refusals: tuple[Refusal, ...]) -> Infeasible:
+    memory_lines = [r for r in refusals if "does not fit" in r.reason]
+    lines = "; ".join(f"{r.summary}: {r.reason}" for r in (memory_lines or refusals)[:4])
+    if not memory_lines:
+        return Infeasible(
+            "TooFewNodes",
+            "spec.nodes",
+            f"no combination of nodes has between {request.nodes_min} and {request.nodes_max or 'any number of'} nodes "
+            f"of one kind (GPUs or CPUs) and at most {request.global_batch} ranks: change nodes or devices ({lines})",
+            transient=True,
+            refusals=refusals,
+        )
+    return Infeasible(
+        "DoesNotFit",
+        "spec.globalBatchSize",
+        f"a step of {request.global_batch} samples fits on no allowed set of nodes: lower globalBatchSize, allow more "
+        f"nodes or devices with more memory ({lines})",
+        refusals=refusals,
+    )

@@ -1,0 +1,1 @@
+"""Which candidates are worth a full prediction, and which is best by the objective."""

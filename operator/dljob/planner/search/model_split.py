@@ -1,0 +1,280 @@
+"""Plans for ranks that hold parts of the model (strategies Pipeline and Tensor): on one kind of device, all alike.
+
+Asked for by name, a pipeline has as many ranks as the user's stages, and tensor parallel ranks are as many as are
+fastest. With strategy Auto all stages that the trainer can cut are candidates beside the plans for whole models; a
+candidate of either kind must then be *surely* better than those (``objective.best``).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf, log
+from typing import Literal, NamedTuple
+
+from dljob.calibrate.learned import Learned
+from dljob.perf.step import model_split as split
+from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.evaluate import Part
+from dljob.planner.candidates.model_split_cost import Way, choice, micro_batch_counts, predict
+from dljob.planner.candidates.options import AUTO, Option, options, ranks_per_node_choices
+from dljob.planner.candidates.pools import Eligible, Pool
+from dljob.planner.search import objective
+from dljob.planner.search.enumeration import grid
+from dljob.planner.types import Choice, CollectiveName, Infeasible, Prediction, Refusal, Request
+
+Found = tuple[list[Choice | Refusal], list[Refusal]]
+Kind = Literal["Pipeline", "Tensor"]
+KINDS: tuple[Kind, ...] = ("Pipeline", "Tensor")
+MICRO_BATCHES_PER_STAGE = 4
+"""Where none are asked for: at most a fifth of the turns is idle then, p - 1 of 5 p - 1."""
+KEPT_PER_STRATEGY = 5
+"""Of each kind that ``Auto`` looks at, so many best ones are candidates, beside the best of each device and size."""
+
+
+def candidates(
+    request: Request,
+    nodes: Eligible,
+    workload: Workload,
+    learned: Mapping[tuple[str, str], Learned],
+    fixed: Sequence[Part] = (),
+) -> Found | Infeasible:
+    """Every way to place the ranks asked for, evaluated, and what was ruled out; or why there is none. ``fixed``: the
+    user's groups."""
+    model = split.cut_up(workload)
+    if request.strategy == "Tensor" and model.pairs is None:
+        text = (
+            f"found {workload.name} with Tensor, expected a model with linear layers in pairs: choose another strategy"
+        )
+        return Infeasible("BadWorkload", "spec.parallelism.strategy", text)
+    try:
+        model.cut_into(request.stages or 1)
+    except ValueError as error:
+        return Infeasible("BadWorkload", "spec.parallelism.stages", f"{error}: use fewer stages")
+    parts = [part for part in (fixed or _parts(request, nodes, workload, learned)) if _fits(request, part, model.pairs)]
+    if not parts:
+        found = sum(part.ranks for part in fixed) if fixed else sum(sum(pool.free) for pool in nodes.pools)
+        wanted = f"{request.stages} ranks, one for each stage" if request.stages else "2 ranks or more"
+        return Infeasible(
+            "TooFewNodes",
+            "spec.planning.groups" if fixed else "spec.parallelism.stages" if request.stages else "spec.nodes",
+            f"found room for {found} ranks, expected {wanted}, on nodes of one device and within nodes.min and "
+            "nodes.max: change nodes or stages, or wait until nodes are free",
+            transient=not fixed,
+            refusals=nodes.refusals,
+        )
+    return [evaluate(way, request, model) for part in parts for way in _asked(part, request)], list(nodes.refusals)
+
+
+def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
+    """The best candidate with these very ranks, a line against it, or why the model has no such parts."""
+    model = split.cut_up(workload)
+    if request.strategy == "Tensor" and model.pairs is None:
+        return "no such parts: the model has no linear layers in pairs"
+    if request.strategy == "Tensor" and model.pairs is not None and part.ranks > model.pairs.units:
+        return f"no such parts: its linear layers have {model.pairs.units} units to share out"
+    try:
+        found = [evaluate(way, request, model) for way in _asked(part, request)]
+    except ValueError as error:
+        return f"no such parts: {error}"
+    fitting = [choice for choice in found if isinstance(choice, Choice)]
+    return min(fitting, key=lambda choice: choice.prediction.step_s) if fitting else found[0]
+
+
+def evaluate(way: Way, request: Request, model: split.Model) -> Choice | Refusal:
+    """The candidate with its prediction, or a line against it. Raises ValueError when there is no such part."""
+    found = predict(way, request, model)
+    return found if isinstance(found, Refusal) else choice(way, request, found)
+
+
+def _asked(part: Part, request: Request) -> list[Way]:
+    """By the strategy that was asked for."""
+    if request.strategy == "Pipeline":
+        return [Way(part, "Pipeline", "MPI", request.micro_batches)]
+    return [Way(part, "Tensor", name) for name in _collectives(request, part.option)]
+
+
+def _parts(
+    request: Request, nodes: Eligible, workload: Workload, learned: Mapping[tuple[str, str], Learned]
+) -> list[Part]:
+    """Ways within ``nodes.min`` and ``nodes.max``."""
+    found = []
+    for pool in nodes.pools:
+        for each in ranks_per_node_choices(pool):
+            for option in options(pool, each, workload, request, learned):
+                most = min(option.nodes, request.nodes_max or option.nodes)
+                counts = [request.stages // each] if request.stages else sorted({*grid(most), request.nodes_min})
+                found += [Part(option, n) for n in counts if max(1, request.nodes_min) <= n <= most]
+    return found
+
+
+def _fits(request: Request, part: Part, pairs: split.Pairs | None) -> bool:
+    if request.stages:
+        return part.ranks == request.stages
+    return pairs is not None and 2 <= part.ranks <= pairs.units
+
+
+def _collectives(request: Request, option: Option) -> tuple[CollectiveName, ...]:
+    """What may sum activations."""
+    if request.collective:
+        return (request.collective,)
+    return tuple(name for name in AUTO[option.pool.is_gpu] if name != "ParameterServer")
+
+
+# With strategy Auto.
+
+
+class _Priced(NamedTuple):
+    score: float
+    way: Way
+    prediction: Prediction
+
+
+def search(
+    request: Request,
+    nodes: Eligible,
+    workload: Workload,
+    options_of: Callable[[Pool, int], Sequence[Option]],
+    fixed: Sequence[Part] = (),
+) -> tuple[list[Choice], list[Refusal]]:
+    """The best candidates of both kinds, and a line for each that was left out or fits nowhere.
+
+    ``options_of``: the ways to put so many ranks on each node of a pool. ``fixed``: the user's groups.
+    """
+    found: list[Choice] = []
+    refusals: list[Refusal] = []
+    model = split.cut_up(workload)
+    places = list(_places(request, nodes, options_of, fixed))
+    if not any(counts[-1] * option.ranks_per_node > 1 for option, counts in places):
+        return [], []  # one rank shares nothing out
+    for kind in KINDS:
+        if (why := _left_out(kind, request, model, fixed)) is not None:
+            refusals.append(Refusal(kind, f"left out: {why}"))
+            continue
+        priced, lines = [], dict[str, Refusal]()
+        turns, places_done = float(MICRO_BATCHES_PER_STAGE), set[tuple[str, int, bool]]()
+        for part in sorted(_placed(kind, places, model), key=_by_merit(request.global_batch)):
+            option = part.option
+            alike = (option.label, part.ranks, part.nodes == 1)
+            if alike in places_done:
+                continue
+            if kind == "Pipeline":
+                these = _pipelines(part, request, model, turns)
+            else:
+                these = [_priced(Way(part, kind, name), request, model) for name in _collectives(request, option)]
+            fitting = [each for each in these if isinstance(each, _Priced)]
+            if fitting:
+                priced += fitting
+                places_done.add(alike)
+                best = min(fitting, key=lambda each: each.score).way
+                turns = best.micro_batches / part.ranks  # the next one is much like it
+            else:
+                lines[option.label] = next(each for each in reversed(these) if isinstance(each, Refusal))
+        devices = {each.way.part.option.label for each in priced}
+        refusals += [line for label, line in lines.items() if label not in devices]
+        found += [choice(way, request, prediction) for _, way, prediction in _worth_showing(priced)]
+    return found, refusals
+
+
+def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[Part]) -> str | None:
+    """Why a kind cannot be what the request is for."""
+    if request.model is None:
+        return "only built-in models can be cut"
+    if request.no_split_reason is not None:
+        return request.no_split_reason
+    if request.synchronization != "Synchronous" or request.compressed:
+        return "it sums no gradients, which the job wants compressed or without lockstep"
+    if len(fixed) > 1 or any(part.batch_per_rank for part in fixed):
+        return "every rank sees the whole batch, on one device: planning.groups has several, or batchPerRank"
+    if kind == "Pipeline" and request.collective:
+        return f"stages send to their neighbours, and collective {request.collective} was asked for"
+    if kind == "Tensor" and request.collective == "ParameterServer":
+        return "activations are summed by all ranks, and collective ParameterServer was asked for"
+    if kind == "Tensor" and model.pairs is None:
+        return "the model has no linear layers in pairs"
+    return None
+
+
+def _places(
+    request: Request, nodes: Eligible, options_of: Callable[[Pool, int], Sequence[Option]], fixed: Sequence[Part]
+) -> Iterator[tuple[Option, range]]:
+    """Options, and the numbers of nodes that each may take."""
+    for part in fixed:
+        yield part.option, range(part.nodes, part.nodes + 1)
+    if fixed:
+        return
+    for pool in nodes.pools:
+        for each in ranks_per_node_choices(pool):
+            seen = set[float]()
+            for option in sorted(options_of(pool, each), key=lambda o: -o.nodes):
+                if option.memory_nbytes in seen:
+                    continue  # fewer of the same
+                seen.add(option.memory_nbytes)
+                most = min(option.nodes, request.nodes_max or option.nodes)
+                if most >= max(1, request.nodes_min):
+                    yield option, range(max(1, request.nodes_min), most + 1)
+
+
+def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Model) -> Iterator[Part]:
+    """As many ranks as the model has parts: all numbers of stages, some widths."""
+    most = len(model.stages) if kind == "Pipeline" else model.pairs.units if model.pairs is not None else 0
+    for option, counts in places:
+        wanted: Sequence[int] = counts[:most]
+        if kind == "Tensor":
+            last = min(counts[-1], most // option.ranks_per_node)
+            wanted = sorted(n for n in {*grid(last), counts[0]} if n in counts) if last else ()
+        yield from (Part(option, n) for n in wanted if 2 <= n * option.ranks_per_node <= most)
+
+
+def _by_merit(batch: int) -> Callable[[Part], tuple[str, int, bool, float, int]]:
+    """Of as many ranks on a device, those on one node apart: what computes faster first, else what takes fewer nodes.
+
+    Messages cross the same link however many ranks a node has, so the others can only fit where that one does not.
+    """
+
+    def key(part: Part) -> tuple[str, int, bool, float, int]:
+        return part.option.label, part.ranks, part.nodes > 1, part.option.computing.seconds(batch), part.nodes
+
+    return key
+
+
+def _pipelines(part: Part, request: Request, model: split.Model, turns: float) -> list[_Priced | Refusal]:
+    """Pipelines of these ranks: from about ``turns`` micro-batches a stage to the number beside which fewer and more
+    are worse, with all that were looked at; to more as long as none fits. Batches that do not divide make the next
+    number worse by some per cent where the one behind it is better, so two on either side are looked at.
+    """
+    counts = list(micro_batch_counts(request.global_batch, part.ranks))
+    at = min(range(len(counts)), key=lambda i: abs(log(counts[i] / (turns * part.ranks))))
+    seen: dict[int, _Priced | Refusal] = {}
+
+    def score(i: int) -> float:
+        if not 0 <= i < len(counts):
+            return inf
+        if i not in seen:
+            seen[i] = _priced(Way(part, "Pipeline", "MPI", counts[i]), request, model)
+        found = seen[i]
+        return inf if isinstance(found, Refusal) else found.score
+
+    while True:
+        here = score(at)
+        better = [i for i in (at + 1, at - 1, at + 2, at - 2) if score(i) < here]
+        if here == inf and at + 1 < len(counts):
+            better = [at + 1]
+        if not better:
+            return list(seen.values())
+        at = better[0]
+
+
+def _priced(way: Way, request: Request, model: split.Model) -> _Priced | Refusal:
+    found = predict(way, request, model)
+    return found if isinstance(found, Refusal) else _Priced(objective.score(request, found), way, found)
+
+
+def _worth_showing(priced: list[_Priced]) -> list[_Priced]:
+    """The best ones, and the best of each device and size; of the same ranks only the best."""
+    places: dict[tuple[int, int], _Priced] = {}
+    for each in sorted(priced, key=lambda each: each.score):
+        places.setdefault((id(each.way.part.option), each.way.part.nodes), each)
+    ranked = list(places.values())
+    sizes: dict[tuple[str, int], _Priced] = {}
+    for each in ranked:
+        sizes.setdefault((each.way.part.option.label, each.way.part.ranks.bit_length()), each)
+    picked = {id(each): each for each in (*ranked[:KEPT_PER_STRATEGY], *list(sizes.values())[: 2 * KEPT_PER_STRATEGY])}
+    return list(picked.values())

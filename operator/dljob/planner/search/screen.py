@@ -1,0 +1,242 @@
+"""Many candidates at once, nearly: the same formulas as ``evaluate`` over arrays, with the batch split continuously.
+
+It ranks thousands of node counts in milliseconds; the best are then evaluated exactly.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dljob.perf.fit.scaling import Runs
+from dljob.perf.resources import energy
+from dljob.perf.step.communication import Link, allreduce_s, scatter_gather_s
+from dljob.perf.step.step import P90, buckets, exposed_s
+from dljob.perf.step.synchronization import straggler_factor
+from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.measured import predicted, talk
+from dljob.planner.candidates.options import Option, link_of, near_latency_s, overlap_of, priced, summing
+from dljob.planner.types import CollectiveName, Request
+
+WHOLE = 1e-3
+"""Of a sample: what a share that is nearly whole lacks by rounding."""
+GRID = 160
+"""Finishing times looked at; between them the split is interpolated."""
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+"""(candidates, options): nodes taken of each option."""
+
+
+@dataclass(frozen=True)
+class Screened:
+    """Arrays over candidates; infinite where a candidate is none."""
+
+    step_s: Floats
+    step_p90_s: Floats
+    energy_J: Floats
+    """Per step."""
+    usd: Floats
+    """Per step."""
+    collective: list[CollectiveName]
+
+    def joined(self, other: "Screened") -> "Screened":
+        """These candidates, then the others."""
+        return Screened(
+            np.concatenate([self.step_s, other.step_s]),
+            np.concatenate([self.step_p90_s, other.step_p90_s]),
+            np.concatenate([self.energy_J, other.energy_J]),
+            np.concatenate([self.usd, other.usd]),
+            [*self.collective, *other.collective],
+        )
+
+
+class Screen:
+    """Tables of one request's options, made once: samples a rank of each can do by each of a grid of times."""
+
+    def __init__(self, options: Sequence[Option], request: Request, workload: Workload) -> None:
+        self.options, self.request, self.workload = options, request, workload
+        batch = request.global_batch
+        self._per_node = np.array([o.ranks_per_node for o in options], dtype=np.int64)
+        self._first_s = np.array([o.curve.seconds(1) for o in options])
+        longest = max(o.curve.seconds(min(batch, o.largest_batch)) for o in options)
+        self._grid_s = np.geomspace(0.999 * self._first_s.min(), 1.001 * max(longest, self._first_s.max()), GRID)
+        self._done = np.stack(
+            [np.minimum(o.curve.samples_array(self._grid_s), o.largest_batch) * o.ranks_per_node for o in options]
+        )
+        self._spread = np.array([o.compute_spread for o in options])
+        links = [link_of([o], 2) for o in options]
+        self._latency_s = np.array([link.latency_s for link, _ in links])
+        self._bandwidth_Bps = np.array([link.bandwidth_Bps for link, _ in links])
+        self._reduce_Bps = np.array([link.reduce_Bps for link, _ in links])
+        self._link_spread = np.array([spread for _, spread in links])
+        self._own = [link_of([o], 1)[0] for o in options]
+        self._idle_W = np.array([energy.rank_watts(o.device, 0.0) * o.ranks_per_node for o in options])
+        self._busy_W = np.array([energy.rank_watts(o.device, 1.0) * o.ranks_per_node for o in options])
+        self._usd_per_s = np.array([energy.cost_usd(o.device, 1.0, o.ranks_per_node) for o in options])
+        self._least_ranks = np.array([o.least_ranks for o in options])
+        self._sharded = options[0].strategy == "Optimizer"
+        self._update_s = np.array([o.update_s if self._sharded else 0.0 for o in options])
+        self._told = np.array([o.steps is not None for o in options])
+        by_device: dict[str, list[int]] = {}
+        for i, option in enumerate(options):
+            if option.steps is not None:
+                by_device.setdefault(option.label, []).append(i)
+        self._known = [(o.steps, m) for m in by_device.values() if (o := options[m[0]]).steps is not None]
+        self._collectives = (request.collective,) if request.collective else summing(options[0])[:4]
+
+    def screen(self, counts: Counts) -> Screened:
+        """Predictions for candidates of one or more nodes each."""
+        used = counts > 0
+        ranks = counts @ self._per_node
+        compute_s = self._compute_s(counts, used, ranks)
+        compute_s = compute_s - np.where(used, self._update_s, np.inf).min(axis=1) * (1 - 1 / np.maximum(ranks, 1))
+        best, choice = self._communication_s(counts, used, ranks, compute_s)
+        latency_s = np.where(used, self._latency_s, 0.0).max(axis=1)
+        stragglers = {n: straggler_factor(n) - 1 for n in set(ranks.tolist())}
+        finite_s = np.where(np.isfinite(compute_s), compute_s, 0.0)
+        waiting_s = finite_s * np.array([stragglers[n] for n in ranks.tolist()])
+        waiting_s += 2 * np.ceil(np.log2(np.maximum(ranks, 1))) * latency_s
+        step_s = compute_s + best + waiting_s
+        compute_spread = np.where(used, self._spread, 0.0).max(axis=1)
+        link_spread = np.where(used, self._link_spread, 0.0).max(axis=1)
+        with np.errstate(invalid="ignore"):
+            spread = np.hypot(compute_s * compute_spread, (step_s - compute_s) * link_spread) / step_s
+            step_s, spread, best_known = self._as_measured(counts, used, ranks, compute_s, step_s, spread)
+            choice = np.where(best_known >= 0, best_known, choice)
+            p90 = step_s * np.exp(P90 * np.nan_to_num(spread))
+            busy_s = np.minimum(compute_s, step_s)
+            energy_J = busy_s * (counts @ self._busy_W) + (step_s - busy_s) * (counts @ self._idle_W)
+        return Screened(
+            step_s, p90, energy_J, step_s * (counts @ self._usd_per_s), [self._collectives[i] for i in choice]
+        )
+
+    def _compute_s(self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64]) -> Floats:
+        """Time of the slowest rank: where the samples that all ranks can do reach the global batch."""
+        batch = self.request.global_batch
+        floor_s = np.where(used, self._first_s, 0.0).max(axis=1)
+        if not self.request.uneven:
+            share = -(-batch // np.maximum(ranks, 1))
+            times = np.stack([o.curve.seconds_array(share.astype(float)) for o in self.options], axis=1)
+            result = np.where(used, times, 0.0).max(axis=1)
+            room = np.array([float(o.largest_batch) for o in self.options])
+            fits = np.where(used, share[:, None] <= room, True).all(axis=1)
+        else:
+            done = counts @ self._done
+            at = np.clip((done >= batch).argmax(axis=1), 1, GRID - 1)
+            rows = np.arange(len(counts))
+            d0, d1, t0, t1 = done[rows, at - 1], done[rows, at], self._grid_s[at - 1], self._grid_s[at]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                part = np.clip(np.nan_to_num((batch - d0) / (d1 - d0)), 0.0, 1.0)
+            result = np.maximum(t0 + part * (t1 - t0), floor_s)
+            fits = done[:, -1] >= batch
+        fits &= ranks >= np.where(used, self._least_ranks, 0).max(axis=1)
+        return np.where(fits & (ranks <= batch) & (ranks > 0), result, np.inf)
+
+    def _communication_s(
+        self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64], compute_s: Floats
+    ) -> tuple[Floats, NDArray[np.int64]]:
+        """Exposed time of the best collective, and which one that is."""
+        overlap = np.array([overlap_of([o]) for o in self.options])
+        overlaps = np.where(used, overlap, 1.0).min(axis=1)
+        wire_nbytes = self.request.wire_nbytes(self.workload.gradient_nbytes)
+        nbytes, parts = float(wire_nbytes), buckets(wire_nbytes)
+        n, nodes = np.maximum(ranks, 1).astype(float), np.maximum(counts.sum(axis=1), 1).astype(float)
+        is_gpu = self.options[0].pool.is_gpu
+        groups = self._links(counts, used)
+        best = np.full(len(counts), np.inf)
+        choice = np.zeros(len(counts), dtype=np.int64)
+        for i, collective in enumerate(self._collectives):
+            total = np.zeros(len(counts))
+            for link, rows in groups:
+                name = priced(collective, is_gpu)
+                total[rows] = allreduce_s(name, nbytes, n[rows], link, parts, nodes=nodes[rows])
+            after_s = np.zeros(len(counts))
+            for link, rows in groups if self._sharded else ():
+                total[rows], after_s[rows] = scatter_gather_s(nbytes, n[rows], link, parts, nodes[rows])
+            hiding_s = np.where(np.isfinite(compute_s), compute_s, 0.0)
+            felt = np.asarray(exposed_s(total, hiding_s, parts, overlaps)) + after_s
+            better = felt < best
+            best, choice = np.where(better, felt, best), np.where(better, i, choice)
+        return best, choice
+
+    def _as_measured(
+        self,
+        counts: Counts,
+        used: NDArray[np.bool_],
+        ranks: NDArray[np.int64],
+        compute_s: Floats,
+        step_s: Floats,
+        spread: Floats,
+    ) -> tuple[Floats, Floats, NDArray[np.int64]]:
+        """Steps, spreads and best collectives where all devices of a candidate were measured on several; else as given.
+
+        The collective is -1 where nothing was measured.
+        """
+        choice = np.full(len(counts), -1)
+        told = np.flatnonzero((ranks > 1) & np.isfinite(compute_s) & ~(used & ~self._told).any(axis=1))
+        if not self._known or not len(told):
+            return step_s, spread, choice
+        links = self._links(counts[told], used[told])
+        n, nodes = ranks[told].astype(float), counts[told].sum(axis=1).astype(float)
+        best_s, best_spread = np.full(len(told), np.inf), np.zeros(len(told))
+        for c, collective in enumerate(self._collectives):
+            ratio = np.ones(len(told))
+            for link, rows in links:
+                ratio[rows] = talk(collective, self.workload.gradient_nbytes, n[rows], nodes[rows], link)
+            found_s, of_it = self._slowest(used[told], n, nodes, compute_s[told], ratio)
+            better = found_s < best_s
+            best_s, best_spread = np.where(better, found_s, best_s), np.where(better, of_it, best_spread)
+            choice[told] = np.where(better, c, choice[told])
+        step_s, spread = step_s.copy(), spread.copy()
+        step_s[told], spread[told] = best_s, best_spread
+        return step_s, spread, choice
+
+    def _slowest(
+        self, used: NDArray[np.bool_], n: Floats, nodes: Floats, compute_s: Floats, ratio: Floats
+    ) -> tuple[Floats, Floats]:
+        """Of all devices of each candidate, the longest step by their profiles, data included, and its spread."""
+        busiest = np.where(used, self._per_node, 0).max(axis=1).astype(float)
+        slowest_s, spread = np.zeros(len(n)), np.zeros(len(n))
+        for known, members in self._known:
+            rows, which = np.nonzero(used[:, members])  # at most one option of a device is in a row
+            if not len(rows):
+                continue
+            share, data_s, one_s = np.zeros((3, len(rows)))
+            for i in np.unique(which):
+                option, mine = self.options[members[i]], which == i
+                share[mine] = np.ceil(option.curve.samples_array(compute_s[rows[mine]]) - WHOLE)
+                share[mine] = np.clip(share[mine], 1, min(option.largest_batch, self.request.global_batch))
+                data_s[mine] = option.curve.seconds_array(share[mine]) - option.computing.seconds_array(share[mine])
+                one_s[mine] = compute_s[rows[mine]] - data_s[mine]
+                one_s[mine] = np.maximum(one_s[mine], option.curve.seconds(0) / 2) / option.slowdown
+            at = Runs(nodes[rows], busiest[rows], n[rows], share, one_s, ratio[rows])
+            median_s, deviation = predicted(known, at)
+            whole_s = median_s + data_s
+            worse = whole_s > slowest_s[rows]
+            slowest_s[rows] = np.where(worse, whole_s, slowest_s[rows])
+            spread[rows] = np.where(worse, deviation * median_s / whole_s, spread[rows])
+        return slowest_s, spread
+
+    def _links(self, counts: Counts, used: NDArray[np.bool_]) -> list[tuple[Link, NDArray[np.intp]]]:
+        """The distinct links of the candidates, each with the rows that use it."""
+        single = counts.sum(axis=1) == 1
+        table = np.stack(
+            [
+                np.where(single, used.argmax(axis=1), -1),
+                np.where(used, self._latency_s, 0.0).max(axis=1),
+                np.where(used, self._bandwidth_Bps, np.inf).min(axis=1),
+                np.where(used, self._reduce_Bps, np.inf).min(axis=1),
+            ],
+            axis=1,
+        )
+        keys, inverse = np.unique(table, axis=0, return_inverse=True)
+        rows = [np.flatnonzero(inverse.ravel() == i) for i in range(len(keys))]
+        links = [self._own[int(k[0])] if k[0] >= 0 else self._between(k) for k in keys]
+        return list(zip(links, rows, strict=True))
+
+    def _between(self, key: Floats) -> Link:
+        latency_s, bandwidth_Bps, reduce_Bps = map(float, key[1:])
+        near_s = min(latency_s, near_latency_s(self.options[0].pool.is_gpu))
+        return Link(latency_s, bandwidth_Bps, reduce_Bps, near_latency_s=near_s)

@@ -1,0 +1,34 @@
+"""What the planner is asked and what it answers, and how its values read."""
+
+from dlcontract import CollectiveName
+from dljob.planner.types.decision import (
+    BatchDecision,
+    BatchOption,
+    Choice,
+    Decision,
+    Group,
+    Infeasible,
+    Parallelism,
+    Prediction,
+    Refusal,
+    Strategy,
+)
+from dljob.planner.types.request import Batches, FixedChoice, Request, RunningBatch
+
+__all__ = [
+    "BatchDecision",
+    "BatchOption",
+    "Batches",
+    "Choice",
+    "CollectiveName",
+    "Decision",
+    "FixedChoice",
+    "Group",
+    "Infeasible",
+    "Parallelism",
+    "Prediction",
+    "Refusal",
+    "Request",
+    "RunningBatch",
+    "Strategy",
+]

@@ -1,0 +1,58 @@
+"""Names and figures for people and for Kubernetes."""
+
+import re
+from collections.abc import Iterable
+
+LONGEST_GROUP = 16
+"""Of a group's name: it is part of pod names, which are DNS labels of at most 63."""
+
+
+def group_names(devices: Iterable[str]) -> list[str]:
+    """A DNS label for each device, short, unique and recognizable: ``NVIDIA-A100-SXM4-40GB`` is a100-sxm4-40gb."""
+    names: list[str] = []
+    for device in devices:
+        text = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+        text = re.sub(r"^(nvidia|amd|tesla|geforce|instinct|-)+", "", text)[:LONGEST_GROUP].strip("-")
+        base = text if text and text[0].isalpha() else f"d{text}"[:LONGEST_GROUP].strip("-")
+        name, n = base, 2
+        while name in names:
+            suffix = f"-{n}"
+            name, n = base[: LONGEST_GROUP - len(suffix)].strip("-") + suffix, n + 1
+        names.append(name)
+    return names
+
+
+def gibibytes(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.3g} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
+
+
+def samples(count: int) -> str:
+    return f"{count} sample{'s' if count != 1 else ''}"
+
+
+def joules(energy_J: float) -> str:
+    """Energy as people meet it: joules, or kilowatt-hours from a tenth of one."""
+    if energy_J >= 3.6e5:
+        return f"{energy_J / 3.6e6:.3g} kWh"
+    return f"{energy_J:.0f} J" if energy_J < 1e4 else f"{energy_J / 1e3:.0f} kJ"
+
+
+def rate(bandwidth_Bps: float) -> str:
+    """A bandwidth as networks are sold: bits per second."""
+    bits = 8 * bandwidth_Bps
+    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
+
+
+def duration(seconds: float) -> str:
+    """Two figures that matter or three: 1h05m, 3m20s, 12.3s, 4.5ms, 86us."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f}us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g}ms"
+    if seconds < 60:
+        return f"{seconds:.3g}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours / 24:.1f}d"

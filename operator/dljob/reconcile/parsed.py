@@ -1,0 +1,96 @@
+"""Observed, understood: spec, status, plan and report parsed, and what is wrong with those that are not."""
+
+import json
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from dlcontract import Report
+from dljob.api import DLJobSpec, DLJobStatus
+from dljob.api.crd import JOB_NAME_RULE
+from dljob.job.observed import Observed
+from dljob.job.spec_errors import in_words
+from dljob.job.stored_plan import StoredPlan, spec_digest
+from dljob.status import is_true, previous
+
+
+@dataclass(frozen=True)
+class ParsedJob:
+    observed: Observed
+    before: DLJobStatus
+    spec: DLJobSpec | None
+    spec_problem: str | None
+    digest: str | None
+    """Of the spec, when there is one."""
+    accepted: StoredPlan | None
+    report: Report | None
+    report_problem: str | None
+
+    @property
+    def finished(self) -> bool:
+        return is_true(self.before.conditions, "Complete") or is_true(self.before.conditions, "Failed")
+
+
+def parse_observed(observed: Observed) -> ParsedJob:
+    spec, spec_problem = _spec(observed)
+    accepted = _accepted(observed)
+    report, report_problem = _report(observed, accepted)
+    return ParsedJob(
+        observed=observed,
+        before=previous(observed.job),
+        spec=spec,
+        spec_problem=spec_problem,
+        digest=spec_digest(spec) if spec else None,
+        accepted=accepted,
+        report=report,
+        report_problem=report_problem,
+    )
+
+
+def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:
+    if not JOB_NAME_RULE.holds(observed.job.name):
+        return None, f"found {observed.job.name!r}; {JOB_NAME_RULE.message}"
+    try:
+        return DLJobSpec.model_validate(observed.job.spec), None
+    except ValidationError as error:
+        return None, in_words(error)
+
+
+def _accepted(observed: Observed) -> StoredPlan | None:
+    """The plan in force; None where there is none, or where what there is is not one of this job."""
+    if observed.plan is None:
+        return None
+    try:
+        accepted = StoredPlan.parse(observed.plan)
+    except ValueError:
+        return None
+    return accepted if accepted.plan.uid == observed.job.uid else None
+
+
+def _report(observed: Observed, accepted: StoredPlan | None) -> tuple[Report | None, str | None]:
+    """A report of this job and not from before a fence, and what is wrong with it: all of it, or its noise scale."""
+    if observed.report is None:
+        return None, None
+    problem = None
+    try:
+        report = Report.parse(observed.report)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "document"
+        problem = f"{where}: {first['msg']} ({error.error_count()} problems in all)"
+        if any(each["loc"][:1] != ("noise",) for each in error.errors()):
+            return None, _ignored(observed, problem)
+        # Nothing depends on the noise scale while the job runs; without the rest it would never end.
+        report = Report.model_validate_json(json.dumps({**json.loads(observed.report), "noise": None}))
+        problem = f"the noise scale of this run is ignored: {problem}"
+    except ValueError as error:
+        return None, _ignored(observed, str(error))
+    if report.uid != observed.job.uid:
+        return None, None  # of an earlier job of this name; its ConfigMap goes with it
+    if accepted is not None and report.term < accepted.plan.term:
+        return None, None  # of a coordinator that was fenced
+    return report, problem
+
+
+def _ignored(observed: Observed, problem: str) -> str:
+    return f"the report in ConfigMap {observed.job.name}-report is ignored: {problem}"

@@ -1,0 +1,48 @@
+"""Who may talk to a job's pods.
+
+Ingress only: what a training program may reach is for the cluster's administrator to say, and a default that
+cut it off from its data would be switched off.
+"""
+
+from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS
+from dljob.api import DLJobSpec, Framework
+from dljob.job.observed import JOB_LABEL, JobSeen
+from dljob.job.stored_plan import StoredPlan
+from dljob.render.config import Manifest, RenderConfig
+from dljob.render.names import Names, metadata
+
+
+def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> Manifest:
+    """Agent and MPI ports from the job's own pods, metrics from the configured sources, nothing else.
+
+    ``torch.distributed`` listens on ports of the kernel's choice: where it is in use (always between GPUs, whatever the
+    plan's collective), the job's pods may reach each other on every TCP port.
+    """
+    torch = accepted.plan.collective == "Torch" or spec.trainer.framework is Framework.TORCHRUN
+    torch = torch or any(group.is_gpu for group in accepted.groups)
+    peers = [{"podSelector": {"matchLabels": {JOB_LABEL: job.name}}}]
+    if torch:
+        among: list[Manifest] = [{"protocol": "TCP"}]
+    else:
+        among = [{"protocol": "TCP", "port": AGENT_PORT}, *_mpi_ports(config)]
+    metrics: Manifest = {"ports": [{"protocol": "TCP", "port": METRICS_PORT}]}
+    if config.metrics_peers:
+        metrics["from"] = [dict(peer) for peer in config.metrics_peers]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job, Names.of(job).service),
+        "spec": {
+            "podSelector": {"matchLabels": {JOB_LABEL: job.name}},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": peers, "ports": among}, metrics],
+        },
+    }
+
+
+def _mpi_ports(config: RenderConfig) -> list[Manifest]:
+    """One range where the server knows ranges (1.25; before, server-side apply refuses the field), else each port."""
+    first, last = MPI_PORTS
+    if config.port_ranges:
+        return [{"protocol": "TCP", "port": first, "endPort": last}]
+    return [{"protocol": "TCP", "port": port} for port in range(first, last + 1)]

@@ -1,0 +1,118 @@
+"""What an API server does with a custom resource: refuse unknown fields, default, check schema and rules.
+
+In memory, from a CustomResourceDefinition alone; rules are evaluated by a CEL library.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jsonschema
+from celpy import Environment
+from celpy.adapter import json_to_cel
+from celpy.evaluation import CELEvalError
+
+from dljob.api import crd
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A rule that does not hold: where, and what the user reads."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+def closed(schema: Json) -> Json:
+    """The structural schema as JSON Schema that refuses unknown fields, as strict field validation does."""
+    out = {k: v for k, v in schema.items() if not k.startswith("x-") and k not in ("default", "format")}
+    for bound in ("Minimum", "Maximum"):
+        if out.pop(f"exclusive{bound}", False):
+            out[f"exclusive{bound}"] = out.pop(bound.lower())
+    if "items" in out:
+        out["items"] = closed(out["items"])
+    if isinstance(out.get("additionalProperties"), dict):
+        out["additionalProperties"] = closed(out["additionalProperties"])
+    if "properties" in out:
+        out["properties"] = {name: closed(field) for name, field in out["properties"].items()}
+        if not schema.get("x-kubernetes-preserve-unknown-fields"):
+            out["additionalProperties"] = False
+    return out
+
+
+def defaulted(schema: Json, value: Any) -> Any:
+    """``value`` with the schema's defaults filled in, from the outside in."""
+    if isinstance(value, list):
+        return [defaulted(schema["items"], item) for item in value] if "items" in schema else value
+    if not isinstance(value, dict) or "properties" not in schema:
+        return value
+    filled = dict(value)
+    for name, field in schema["properties"].items():
+        if name not in filled and "default" in field:
+            filled[name] = copy.deepcopy(field["default"])
+        if name in filled:
+            filled[name] = defaulted(field, filled[name])
+    return filled
+
+
+@cache
+def _program(rule: str) -> Any:
+    environment = Environment()
+    return environment.program(environment.compile(rule))
+
+
+def holds(rule: str, value: Any) -> bool:
+    """Whether a CEL rule holds for ``self = value``. Raises AssertionError where its evaluation fails."""
+    try:
+        return bool(_program(rule).evaluate({"self": json_to_cel(value)}))
+    except CELEvalError as error:
+        raise AssertionError(f"CEL {rule!r} cannot be evaluated for {value!r}: {error}") from error
+
+
+def broken_rules(schema: Json, value: Any, path: str = "") -> Iterator[Broken]:
+    """Every rule of the schema that does not hold somewhere in ``value``."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if not holds(rule["rule"], value):
+            yield Broken(path, rule["message"])
+    if isinstance(value, dict):
+        for name, field in schema.get("properties", {}).items():
+            if name in value:
+                yield from broken_rules(field, value[name], f"{path}.{name}".lstrip("."))
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from broken_rules(schema.get("items", {}), item, f"{path}[{index}]")
+
+
+@cache
+def _schemas() -> dict[str, Json]:
+    return {
+        d["spec"]["names"]["kind"]: d["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for d in crd.definitions()
+    }
+
+
+def schema_of(kind: str, part: str | None = None) -> Json:
+    """The structural schema of a kind, or of its spec or status."""
+    root = _schemas()[kind]
+    return root["properties"][part] if part else root
+
+
+def refusals(manifest: Json, *, cel: bool = True) -> list[str]:
+    """Why an API server refuses a manifest, as ``path: message``; empty when it admits it.
+
+    Without ``cel``: a server that does not know rules.
+    """
+    root = schema_of(manifest["kind"])
+    allowed = {**closed(root)}
+    allowed["properties"] = {**allowed["properties"], "metadata": {"type": "object"}}
+    errors = jsonschema.Draft202012Validator(allowed).iter_errors(manifest)
+    found = [f"{error.json_path.removeprefix('$.')}: {error.message}" for error in errors]
+    if not found and cel:
+        found = [str(broken) for broken in broken_rules(root, defaulted(root, manifest))]
+    return found

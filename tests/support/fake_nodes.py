@@ -1,0 +1,144 @@
+"""Nodes without machines, and a kubelet that only says that all is well: real scheduling, no containers.
+
+The trainer's side of the contract is then played by tests, which write the report.
+"""
+
+import asyncio
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+from dljob.controller.connection import connect
+from dljob.kube import Api, ApiError
+from dljob.kube.kinds import NODE, POD
+
+POLL_S = 0.1
+HEARTBEAT_S = 4.0
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class HollowNodes:
+    """Nodes ``<prefix>-0`` to ``<prefix>-<count-1>``, alive between ``start`` and ``stop``.
+
+    Jobs that ask for ``device`` land on them and nowhere else.
+    """
+
+    def __init__(self, prefix: str, count: int, device: str) -> None:
+        self.device = device
+        self.names = [f"{prefix}-{i}" for i in range(count)]
+        self.refusing: set[str] = set()
+        """Names of pods whose image 'cannot be pulled'."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._session: Any = None
+
+    def start(self) -> None:
+        self._thread.start()
+        self._call(self._begin())
+        self._task = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
+
+    def stop(self) -> None:
+        self._task.cancel()
+        self._call(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+    def remove(self, name: str) -> None:
+        """The machine is gone, and the cloud took the Node away."""
+        self.names.remove(name)
+        self._call(self._api.delete(NODE, None, name))
+
+    def _call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
+
+    async def _begin(self) -> None:
+        connection = connect()
+        self._session = connection.session()
+        self._api = Api(self._session, connection.server)
+        for name in self.names:
+            labels = {"kubernetes.io/hostname": name, "dljob.dev/device": self.device}
+            # No pods but those that ask for the device; daemons of the cluster stay away.
+            taints = [{"key": "dljob.dev/hollow", "value": "true", "effect": "NoSchedule"}]
+            body = {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": name, "labels": labels},
+                "spec": {"taints": taints},
+            }
+            await self._api.create(NODE, body)
+        await self._beat()
+
+    async def _end(self) -> None:
+        for name in self.names:
+            for pod in await self._pods(name):
+                await self._remove(pod)
+            await self._api.delete(NODE, None, name)
+        await self._session.close()
+
+    async def _live(self) -> None:
+        beat = 0.0
+        while True:
+            if self._loop.time() - beat > HEARTBEAT_S:
+                beat = self._loop.time()
+                await self._beat()
+            for name in list(self.names):
+                for pod in await self._pods(name):
+                    try:
+                        await self._care_for(pod)
+                    except ApiError as error:
+                        if not (error.not_found or error.conflict):
+                            raise
+            await asyncio.sleep(POLL_S)
+
+    async def _beat(self) -> None:
+        size = {"cpu": "32", "memory": "64Gi", "pods": "100"}
+        ready = {
+            "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "hollow", "lastHeartbeatTime": _now(),
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }  # fmt: skip
+        for name in list(self.names):
+            status = {"capacity": size, "allocatable": size, "conditions": [ready]}
+            try:
+                await self._api.merge(NODE, None, name, {"status": status}, subresource="status")
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+
+    async def _pods(self, node: str) -> list[dict[str, Any]]:
+        return await self._api.find(POD, None, fieldSelector=f"spec.nodeName={node}")
+
+    async def _care_for(self, pod: dict[str, Any]) -> None:
+        if "deletionTimestamp" in pod["metadata"]:
+            await self._remove(pod)
+        elif pod["metadata"]["name"] in self.refusing:
+            await self._say(pod, ready=False)
+        elif (pod.get("status") or {}).get("phase") != "Running":
+            await self._say(pod, ready=True)
+
+    async def _remove(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        await self._api.delete(POD, meta["namespace"], meta["name"], uid=meta["uid"], grace_s=0)
+
+    async def _say(self, pod: dict[str, Any], *, ready: bool) -> None:
+        image = pod["spec"]["containers"][0]["image"]
+        waiting = {"waiting": {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}}
+        container = {
+            "name": "trainer", "image": image, "imageID": "", "ready": ready, "restartCount": 0, "lastState": {},
+            "state": {"running": {"startedAt": _now()}} if ready else waiting,
+        }  # fmt: skip
+        condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": _now()}
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": _now()}
+        status = {
+            "phase": "Running" if ready else "Pending",
+            "conditions": [scheduled, condition],
+            "containerStatuses": [container],
+        }
+        old = pod.get("status") or {}
+        if old.get("phase") == status["phase"] and old.get("containerStatuses"):
+            return
+        meta = pod["metadata"]
+        await self._api.merge(POD, meta["namespace"], meta["name"], {"status": status}, subresource="status")

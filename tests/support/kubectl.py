@@ -1,0 +1,128 @@
+"""kubectl for tests: what a user types, with JSON in and out, and waiting with a deadline."""
+
+import copy
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+T = TypeVar("T")
+POLL_S = 0.2
+ROOT = Path(__file__).resolve().parents[2]
+OWNED = (
+    "statefulsets", "pods", "services", "configmaps", "secrets", "serviceaccounts", "roles", "rolebindings",
+    "networkpolicies", "persistentvolumeclaims",
+)  # fmt: skip
+"""Kinds of which a job may own objects."""
+
+
+def wait_for(what: str, probe: Callable[[], T | None], deadline_s: float, detail: Callable[[], str] = str) -> T:
+    """The first truthy value of ``probe``. Raises AssertionError naming ``what`` after the deadline."""
+    end = time.monotonic() + deadline_s
+    while True:
+        value = probe()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {deadline_s:g} s for {what}; {detail()}")
+        time.sleep(POLL_S)
+
+
+class KubectlError(AssertionError):
+    """kubectl refused; the text is what a user would read."""
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    kubeconfig: str
+    namespace: str = "default"
+
+    def run(self, *args: str, stdin: str | None = None, timeout_s: float = 60) -> str:
+        command = ["kubectl", f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}", *args]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
+        if done.returncode:
+            raise KubectlError(f"{' '.join(command)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def apply(self, *manifests: dict[str, Any], flags: tuple[str, ...] = ()) -> str:
+        return self.run("apply", *flags, "-f", "-", stdin=yaml.safe_dump_all(manifests))
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """The object, or None where there is none of that name."""
+        text = self.run("get", kind, name, "--ignore-not-found", "-o", "json")
+        return json.loads(text) if text.strip() else None
+
+    def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = json.loads(self.run("get", kind, "-l", selector, "-o", "json"))["items"]
+        return items
+
+    def delete(self, kind: str, name: str, *flags: str) -> None:
+        self.run("delete", kind, name, "--ignore-not-found", *flags)
+
+    def job(self, name: str) -> dict[str, Any]:
+        found = self.get("dljob", name)
+        assert found is not None, f"no DLJob {name}"
+        return found
+
+    def describe_job(self, name: str) -> str:
+        """What a person would look at when a job does not do what it should."""
+        job = self.get("dljob", name) or {}
+        pods = [
+            f"{p['metadata']['name']}: {p['status'].get('phase')} {p['status'].get('containerStatuses', '')}"
+            for p in self.list("pods", f"dljob.dev/job={name}")
+        ]
+        return f"status {json.dumps(job.get('status', {}))[:4000]}; pods {pods}"[:8000]
+
+    def wait_job(
+        self, name: str, what: str, holds: Callable[[dict[str, Any]], bool], deadline_s: float
+    ) -> dict[str, Any]:
+        """The job once ``holds(job)``."""
+
+        def probe() -> dict[str, Any] | None:
+            job = self.job(name)
+            return job if holds(job) else None
+
+        return wait_for(f"{name} {what}", probe, deadline_s, lambda: self.describe_job(name))
+
+    def wait_phase(self, name: str, phase: str, deadline_s: float) -> dict[str, Any]:
+        """The job in that phase; fails at once when it has Failed instead."""
+
+        def holds(job: dict[str, Any]) -> bool:
+            found = job.get("status", {}).get("phase")
+            if found != phase and found in ("Failed", "Complete"):
+                raise AssertionError(f"{name} is {found}, expected {phase}: {self.describe_job(name)}")
+            return bool(found == phase)
+
+        return self.wait_job(name, f"phase {phase}", holds, deadline_s)
+
+
+def step_of(job: dict[str, Any]) -> int:
+    """The step a job has reached; 0 before the first."""
+    return int(job.get("status", {}).get("progress", {}).get("step", 0))
+
+
+def condition(job: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    """The job's condition of that type."""
+    return next((c for c in job.get("status", {}).get("conditions", []) if c["type"] == kind), None)
+
+
+def example(name: str, **changes: Any) -> dict[str, Any]:
+    """An example manifest; ``changes`` replaces spec fields, ``job`` renames it."""
+    document: dict[str, Any] = copy.deepcopy(yaml.safe_load((ROOT / "examples" / name).read_text()))
+    document["metadata"]["name"] = changes.pop("job", document["metadata"]["name"])
+    document["spec"] |= changes
+    return {k: v for k, v in document.items() if v is not None}
+
+
+def no_pods(kubectl: Kubectl, job: str, deadline_s: float) -> None:
+    wait_for(
+        f"the pods of {job} to be gone",
+        lambda: not kubectl.list("pods", f"dljob.dev/job={job}"),
+        deadline_s,
+        lambda: kubectl.describe_job(job),
+    )

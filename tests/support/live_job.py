@@ -1,0 +1,96 @@
+"""The user's and the trainer's part of a job against a real API server."""
+
+import json
+import time
+from typing import Any
+
+import dlcontract
+from support.kubectl import Kubectl, wait_for
+
+Json = dict[str, Any]
+SPEC: Json = {
+    "model": {"name": "digits-cnn"},
+    "dataset": {"name": "digits"},
+    "globalBatchSize": 60,
+    "epochs": 5,
+    "nodes": {"min": 2, "max": 2},
+    "checkpoint": {"enabled": False},
+    "scheduling": {"tolerations": [{"key": "dljob.dev/hollow", "operator": "Exists"}]},
+}
+
+
+class Play:
+    """A user and the trainer of one namespace, whose jobs run on ``device``."""
+
+    def __init__(self, kubectl: Kubectl, device: str) -> None:
+        self.kubectl, self.device = kubectl, device
+
+    def submit(self, name: str, **changes: Any) -> Json:
+        spec = {key: value for key, value in {**SPEC, "devices": [self.device], **changes}.items() if value is not None}
+        job = {"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "metadata": {"name": name}, "spec": spec}
+        self.kubectl.apply(job)
+        return self.kubectl.job(name)
+
+    def patch(self, name: str, **spec: Any) -> None:
+        self.kubectl.run("patch", "dljob", name, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def plan(self, name: str) -> dlcontract.Plan:
+        found = self.kubectl.get("configmap", f"{name}-plan")
+        assert found is not None, f"no plan of {name}"
+        return dlcontract.Plan.parse(found["data"][dlcontract.PLAN_KEY])
+
+    def report(self, name: str, phase: dlcontract.RunPhase, **news: Any) -> None:
+        """What the coordinator would write."""
+        plan = self.plan(name)
+        report = dlcontract.Report(
+            uid=plan.uid, plan_number=plan.number, plan_digest=plan.digest(), term=plan.term, phase=phase,
+            unix_s=time.time(), world_size=len(plan.ranks), **{"step": 10, "steps": 100, **news},
+        )  # fmt: skip
+        self.write_report(name, report.to_json())
+
+    def write_report(self, name: str, text: str) -> None:
+        patch = json.dumps({"data": {dlcontract.REPORT_KEY: text}})
+        self.kubectl.run("patch", "configmap", f"{name}-report", "--type=merge", "-p", patch)
+
+    def until_ready(self, name: str, pods: int = 2) -> None:
+        self.kubectl.wait_job(name, "pods ready", lambda j: j.get("status", {}).get("ready") == f"{pods}/{pods}", 30)
+
+    def until_told(self, name: str, kind: str, reason: str, *words: str, status: str = "False") -> Json:
+        """The job once it has that condition, and the event that tells of it."""
+
+        def told(job: Json) -> bool:
+            return any(
+                c["type"] == kind
+                and c["reason"] == reason
+                and c["status"] == status
+                and all(w in c["message"] for w in words)
+                for c in job.get("status", {}).get("conditions", [])
+            )
+
+        job = self.kubectl.wait_job(name, f"{kind}/{reason} naming {words}", told, 30)
+        wait_for(f"an event {reason} of {name}", lambda: [e for e in self.events(name) if e["reason"] == reason], 10)
+        return job
+
+    def events(self, name: str) -> list[Json]:
+        return [
+            e
+            for e in self.kubectl.list("events")
+            if e["involvedObject"]["name"] == name and e["involvedObject"]["kind"] == "DLJob"
+        ]
+
+    def run(self, name: str, **changes: Any) -> None:
+        """A job in phase Running."""
+        self.submit(name, **changes)
+        self.until_ready(name)
+        self.report(name, dlcontract.RunPhase.RUNNING, step_s=0.01)
+        self.kubectl.wait_phase(name, "Running", 30)
+
+    def succeed(self, name: str) -> None:
+        """The coordinator reports the end."""
+        outcome = dlcontract.Outcome(steps=100, seconds=1.5, loss=0.1, accuracy=0.98)
+        self.report(name, dlcontract.RunPhase.SUCCEEDED, step=100, step_s=0.01, outcome=outcome)
+
+    def finish(self, name: str) -> Json:
+        """The job, complete."""
+        self.succeed(name)
+        return self.kubectl.wait_phase(name, "Complete", 30)

@@ -1,0 +1,76 @@
+"""The operator as a process of this machine, against a real API server."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from support.kubectl import wait_for
+
+
+class OperatorProcess:
+    """Looks after one namespace; its metrics are on ``port``."""
+
+    def __init__(self, kubeconfig: str, namespace: str, log: Path, identity: str = "one", **env: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._log = log
+        self._env = {
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ.get("HOME", "/"),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "KUBECONFIG": kubeconfig,
+            "DLJOB_TRAINER_IMAGE": "example.invalid/dljob-trainer:test",
+            "DLJOB_NAMESPACE": namespace,
+            "DLJOB_WATCH_NAMESPACES": namespace,
+            "DLJOB_POD_NAME": identity,
+            "DLJOB_METRICS_PORT": str(self.port),
+            **env,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, ready: bool = True) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "dljob.app.main"], env=self._env, stdout=log, stderr=log
+            )
+        if ready:
+            wait_for("the operator to be ready", self.is_ready, 30, self._log.read_text)
+
+    def is_ready(self) -> bool:
+        assert self._process is not None and self._process.poll() is None, self._log.read_text()
+        return self._get("/readyz") is not None
+
+    def metric(self, name: str) -> float:
+        """Value of one series, 0 where there is none yet."""
+        text = self._get("/metrics") or ""
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def _get(self, path: str) -> str | None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                text: str = answer.read().decode()
+                return text
+        except (urllib.error.URLError, OSError):
+            return None
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Its exit code."""
+        assert self._process is not None
+        self._process.send_signal(how)
+        return self._process.wait(20)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()

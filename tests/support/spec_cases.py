@@ -1,0 +1,254 @@
+"""What users get wrong, and what they get right: specs with the words of their refusals."""
+
+import copy
+from typing import Any
+
+Json = dict[str, Any]
+MINIMAL: Json = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatchSize": 8, "epochs": 1}
+HINTS = {"parameters": 1, "flopsPerSample": 1}
+SHA256 = "0123456789abcdef" * 4
+
+# Changes to a minimal spec, and the words of the rule they break ("" for none).
+CASES: dict[str, tuple[Json, str]] = {
+    "minimal": ({}, ""),
+    "epochs and steps": ({"steps": 1}, "exactly one of epochs and steps"),
+    "neither epochs nor steps": ({"epochs": None}, "exactly one of epochs and steps"),
+    "steps": ({"epochs": None, "steps": 5}, ""),
+    "no model": ({"model": {}}, "either name (a built-in model) or hints"),
+    "model twice": ({"model": {"name": "mlp", "hints": HINTS}, "trainer": {"command": ["a"]}}, "name (a built-in model)"),
+    "hints without command": ({"model": {"hints": HINTS}}, "set trainer.command"),
+    "hints with an empty command": ({"model": {"hints": HINTS}, "trainer": {"command": []}}, "set trainer.command"),
+    "hints like a known model": ({"model": {"hints": {"like": "BERT-base"}}, "trainer": {"command": ["a"]}}, ""),
+    "hints of two kinds": (
+        {"model": {"hints": {"like": "GPT-2", "parameters": 1}}, "trainer": {"command": ["a"]}},
+        "set either like (a known model) alone",
+    ),
+    "half of the hints": (
+        {"model": {"hints": {"parameters": 1}}, "trainer": {"command": ["a"]}},
+        "or parameters and flopsPerSample",
+    ),
+    "own program": ({"model": {"hints": HINTS}, "trainer": {"command": ["python", "a.py"]}}, ""),
+    "no dataset": ({"dataset": {}}, "either name (a built-in dataset) or uri"),
+    "dataset twice": ({"dataset": {"name": "iris", "uri": "file:///a", "samples": 1}}, "name (a built-in dataset)"),
+    "uri without samples": ({"dataset": {"uri": "pvc://a/b"}}, "samples is required with uri"),
+    "uri": ({"dataset": {"uri": "pvc://a/b", "samples": 9}}, ""),
+    "all of fetching": (
+        {"dataset": {"uri": "s3://a/b", "samples": 9, "sha256": SHA256, "secretName": "s", "cacheClaimName": "c"}}, "",
+    ),
+    "fetching": ({"dataset": {"uri": "https://a.example/b.npz?c=d", "samples": 9, "size": "9Gi"}}, ""),
+    "checksum of a mounted file": ({"dataset": {"uri": "pvc://a/b", "samples": 9, "sha256": SHA256}}, ""),
+    "checksum of a built-in set": ({"dataset": {"name": "iris", "sha256": SHA256}}, "set uri, or remove sha256"),
+    "secret for what is mounted": (
+        {"dataset": {"uri": "pvc://a/b", "samples": 9, "secretName": "s"}}, "use them with an http, https or s3 uri",
+    ),
+    "room for a built-in set": ({"dataset": {"name": "iris", "size": "9Gi"}}, "are for data that is fetched"),
+    "cache and room": (
+        {"dataset": {"uri": "http://a/b", "samples": 9, "size": "9Gi", "cacheClaimName": "c"}}, "remove one of them",
+    ),
+    "args without command": ({"trainer": {"args": ["-v"]}}, "args needs command"),
+    "no args": ({"trainer": {"args": []}}, ""),
+    "no time between checkpoints": ({"checkpoint": {"interval": "0m0.0s"}}, "interval must be more than 0"),
+    "a time between checkpoints that is to be chosen": ({"checkpoint": {"interval": "Auto"}}, ""),
+    "a short time between checkpoints": ({"checkpoint": {"interval": "0m0.5s"}}, ""),
+    "no time until the deadline": ({"objective": {"minimize": "Cost", "deadline": "0s"}}, "deadline must be more than 0"),
+    "min above max": ({"nodes": {"min": 4, "max": 2}}, "lower min or raise max"),
+    "max alone": ({"nodes": {"max": 1}}, ""),
+    "min alone": ({"nodes": {"min": 4}}, ""),
+    "batch smaller than ranks": ({"globalBatchSize": 2, "nodes": {"min": 3}}, "lower nodes.min"),
+    "batch as large as ranks": ({"globalBatchSize": 3, "nodes": {"min": 3}}, ""),
+    "range of batches": ({"batchSizeRange": {"max": 64}}, ""),
+    "range of batches, both ends": ({"batchSizeRange": {"min": 2, "max": 64}, "nodes": {"min": 2}}, ""),
+    "range of batches without the batch": ({"batchSizeRange": {"max": 4}}, "batchSizeRange must contain globalBatchSize"),
+    "range of batches above the batch": (
+        {"batchSizeRange": {"min": 16, "max": 64}}, "batchSizeRange must contain globalBatchSize",
+    ),
+    "range of batches the wrong way round": ({"batchSizeRange": {"min": 16, "max": 4}}, "lower min or raise max"),
+    "range of batches below ranks": (
+        {"batchSizeRange": {"min": 2, "max": 64}, "nodes": {"min": 3}}, "batchSizeRange.min must give every rank a sample",
+    ),
+    "range of batches and a pipeline": (
+        {"batchSizeRange": {"max": 64}, "parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 4}},
+        "batchSizeRange needs parallelism.strategy Data",
+    ),
+    "range of batches without lockstep": (
+        {"batchSizeRange": {"max": 64}, "parallelism": {"synchronization": "Asynchronous"}},
+        "and parallelism.synchronization Synchronous",
+    ),
+    "range of batches and fixed shares": (
+        {
+            "batchSizeRange": {"max": 64},
+            "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1, "batchPerRank": 8}]},
+        },
+        "batchSizeRange leaves the batch open",
+    ),
+    "range of batches on a group": (
+        {"batchSizeRange": {"max": 64}, "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, "",
+    ),
+    "range of batches for torchrun": (
+        {"batchSizeRange": {"max": 64}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
+        "batchSizeRange needs trainer.framework DLTrain",
+    ),
+    "torchrun by torch": ({"collective": "Torch", "trainer": {"command": ["a"], "framework": "Torchrun"}}, ""),
+    "torchrun by a tree": (
+        {"collective": "Tree", "trainer": {"command": ["a"], "framework": "Torchrun"}},
+        "trainer.framework Torchrun runs scripts that sum gradients",
+    ),
+    "sharded optimizer for torchrun": (
+        {"parallelism": {"strategy": "Optimizer"}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
+        "update parameters by themselves",
+    ),
+    "batch norm for torchrun": (
+        {"model": {"name": "mlp", "syncBatchNorm": True}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
+        "remove collective (but Torch), parallelism.strategy, model.syncBatchNorm",
+    ),
+    "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
+    "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
+    "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),
+    "planning without mode": ({"planning": {"candidates": 3}}, ""),
+    "sharded optimizer": ({"parallelism": {"strategy": "Optimizer"}}, ""),
+    "sharded optimizer by a ring": ({"parallelism": {"strategy": "Optimizer"}, "collective": "Ring"}, ""),
+    "sharded optimizer by a tree": (
+        {"parallelism": {"strategy": "Optimizer"}, "collective": "Tree"}, "needs collective Ring or Torch",
+    ),
+    "pipeline": ({"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 3}}, ""),
+    "pipeline without stages": ({"parallelism": {"strategy": "Pipeline"}}, "Pipeline needs stages"),
+    "stages of nothing": ({"parallelism": {"stages": 2}}, "stages need strategy Pipeline"),
+    "micro-batches of nothing": (
+        {"parallelism": {"strategy": "Tensor", "microBatches": 2}}, "microBatches are for strategy Pipeline",
+    ),
+    "more micro-batches than samples": (
+        {"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 99}, "globalBatchSize": 9},
+        "microBatches must have a sample each",
+    ),
+    "tensor": ({"parallelism": {"strategy": "Tensor"}, "collective": "Tree"}, ""),
+    "tensor without pairs": (
+        {"parallelism": {"strategy": "Tensor"}, "model": {"name": "resnet18"}}, "linear layers in pairs: choose mlp",
+    ),
+    "a part of a program": (
+        {"parallelism": {"strategy": "Tensor"}, "trainer": {"command": ["a"]}}, "are for built-in models",
+    ),
+    "pipeline by a ring": (
+        {"parallelism": {"strategy": "Pipeline", "stages": 2}, "collective": "Ring"}, "collective cannot be chosen",
+    ),
+    "tensor by a server": (
+        {"parallelism": {"strategy": "Tensor"}, "collective": "ParameterServer"}, "not ParameterServer with Tensor",
+    ),
+    "pipeline on a group": (
+        {
+            "parallelism": {"strategy": "Pipeline", "stages": 2},
+            "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 2}]},
+        },
+        "",
+    ),
+    "uneven pipeline": (
+        {
+            "parallelism": {"strategy": "Pipeline", "stages": 2},
+            "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 2, "batchPerRank": 1}]},
+        },
+        "one group without batchPerRank",
+    ),
+    "search for a part": (
+        {"parallelism": {"strategy": "Tensor"}, "optimizer": {"findLearningRate": True}},
+        "findLearningRate needs parallelism.strategy Data or Optimizer",
+    ),
+    "compressed gradients, asynchronous": (
+        {"gradientCompression": "BF16", "parallelism": {"synchronization": "Asynchronous"}},
+        "gradientCompression has an all-reduce of its own",
+    ),
+    "compressed gradients": ({"gradientCompression": "BF16"}, ""),
+    "compressed gradients, a collective": (
+        {"gradientCompression": "FP16", "collective": "Ring"}, "gradientCompression has an all-reduce of its own",
+    ),
+    "asynchronous": ({"parallelism": {"synchronization": "Asynchronous"}, "collective": "ParameterServer"}, ""),
+    "within a bound": ({"parallelism": {"synchronization": "StaleSynchronous", "stalenessBound": 3}}, ""),
+    "no bound": ({"parallelism": {"synchronization": "StaleSynchronous"}}, "StaleSynchronous needs stalenessBound"),
+    "bound of nothing": ({"parallelism": {"stalenessBound": 3}}, "stalenessBound needs StaleSynchronous"),
+    "asynchronous parts": (
+        {"parallelism": {"synchronization": "Asynchronous", "strategy": "Tensor"}}, "need strategy Data",
+    ),
+    "asynchronous ring": (
+        {"parallelism": {"synchronization": "Asynchronous"}, "collective": "Ring"}, "need collective ParameterServer",
+    ),
+    "asynchronous program": (
+        {"parallelism": {"synchronization": "Asynchronous"}, "trainer": {"command": ["a"]}},
+        "StaleSynchronous are for built-in models",
+    ),
+    "asynchronous search": (
+        {"parallelism": {"synchronization": "Asynchronous"}, "optimizer": {"findLearningRate": True}},
+        "know no gradient of the whole batch",
+    ),
+    "measured scaling": ({"optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}}, ""),
+    "measured scaling of a sharded optimizer": (
+        {
+            "optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}},
+            "parallelism": {"strategy": "Optimizer"},
+        },
+        "needs parallelism.strategy Data",
+    ),
+    "search": ({"optimizer": {"findLearningRate": True}}, ""),
+    "search and scaling": (
+        {"optimizer": {"findLearningRate": True, "learningRateScaling": {"rule": "Linear", "baseBatchSize": 4}}},
+        "remove learningRateScaling",
+    ),
+    "search for a program": (
+        {"optimizer": {"findLearningRate": True}, "trainer": {"command": ["a"]}}, "is for built-in models",
+    ),
+    "claim and class": (
+        {"checkpoint": {"volume": {"claimName": "a", "storageClassName": "b"}}}, "no effect on an existing claim",
+    ),
+    "claim": ({"checkpoint": {"volume": {"claimName": "a"}}}, ""),
+}  # fmt: skip
+
+
+def spec_of(changes: Json) -> Json:
+    return {key: value for key, value in {**MINIMAL, **changes}.items() if value is not None}
+
+
+JOB: Json = {
+    "apiVersion": "dljob.dev/v1alpha1",
+    "kind": "DLJob",
+    "metadata": {"name": "a"},
+    "spec": MINIMAL,
+}
+
+# Field to set → value, and the words that the refusal must hold.
+BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
+    "unknown field": ("batchSize", 3, ("batchSize",)),
+    "unknown field inside": ("checkpoint.intervall", "5s", ("checkpoint", "intervall")),
+    "unknown field in a list": ("trainer.env", [{"name": "A", "valu": "b"}], ("env", "valu")),
+    "wrong type": ("globalBatchSize", "many", ("globalBatchSize", "integer")),
+    "wrong type, a list for a map": ("model", [], ("model",)),
+    "zero batch": ("globalBatchSize", 0, ("globalBatchSize", "0", "1")),
+    "unknown model": ("model.name", "resnet-9000", ("model.name", "resnet-9000", "digits-cnn")),
+    "unknown dataset": ("dataset.name", "mnist", ("dataset.name", "mnist", "digits")),
+    "unknown collective": ("collective", "Telepathy", ("collective", "Telepathy", "Ring")),
+    "unknown optimizer": ("optimizer.name", "sgd", ("optimizer.name", "sgd", "SGD")),
+    "empty device": ("devices", [""], ("devices",)),
+    "learning rate of zero": ("optimizer.learningRate", 0, ("optimizer.learningRate", "0")),
+    "momentum of one": ("optimizer.momentum", 1, ("optimizer.momentum", "1")),
+    "no duration": ("objective.deadline", "soon", ("objective.deadline", "soon")),
+    "no quantity": ("resources.memory", "lots", ("resources.memory", "lots")),
+    "thousandths of bytes": ("resources.memory", "512m", ("resources.memory", "512m")),
+    "thousandths of bytes on a volume": ("checkpoint.volume.size", "512m", ("checkpoint.volume.size", "512m")),
+    "min above max": ("nodes", {"min": 4, "max": 2}, ("nodes", "lower min or raise max")),
+    "batch smaller than ranks": ("nodes.min", 9, ("globalBatchSize", "lower nodes.min")),
+    "a folder of a dataset": ("dataset", {"uri": "https://a/b/", "samples": 1}, ("dataset.uri", "https://a/b/")),
+    "a dataset above its folder": ("dataset", {"uri": "http://a/..", "samples": 1}, ("dataset.uri", "http://a/..")),
+    "thousandths of a byte of data": (
+        "dataset",
+        {"uri": "http://a/b", "samples": 1, "size": "5m"},
+        ("dataset.size", "5m"),
+    ),
+    "no checksum": ("dataset", {"uri": "http://a/b", "samples": 1, "sha256": "A1"}, ("dataset.sha256", "A1")),
+    "unknown scheme of a dataset": ("dataset", {"uri": "ftp://a/b", "samples": 1}, ("dataset.uri", "ftp://a/b")),
+}
+
+
+def with_field(path: str, value: Any) -> Json:
+    job = copy.deepcopy(JOB)
+    target = job["spec"]
+    *parents, last = path.split(".")
+    for name in parents:
+        target = target.setdefault(name, {})
+    target[last] = value
+    return job

@@ -1,0 +1,63 @@
+"""Bad input is refused with field, found and expected: by the schema at admission, by the types in the operator."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from dljob.api import DLJobSpec, duration_s
+from support.admission import refusals
+from support.spec_cases import BAD, with_field
+
+Json = dict[str, Any]
+
+
+def normal(text: str) -> str:
+    """An error with its JSON path in dots alone."""
+    return text.replace("['", ".").replace("']", "")
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_the_schema_refuses(case: str) -> None:
+    path, value, words = BAD[case]
+    found = refusals(with_field(path, value))
+    assert len(found) == 1, found
+    assert all(word in normal(found[0]) for word in words), found
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_the_operator_refuses(case: str) -> None:
+    """For servers that prune, or know no CEL: the types refuse the same, naming the field."""
+    path, value, words = BAD[case]
+    with pytest.raises(ValidationError) as refusal:
+        DLJobSpec.model_validate(with_field(path, value)["spec"])
+    [error] = refusal.value.errors()
+    text = f"{'.'.join(map(str, error['loc']))}: {error['msg']}; found {error['input']!r}"
+    assert all(word in text for word in words), text
+
+
+def test_a_server_without_cel_admits_what_only_rules_refuse() -> None:
+    job = with_field("nodes", {"min": 4, "max": 2})
+    assert refusals(job, cel=False) == []
+    assert refusals(job, cel=True) != []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("1h30m", 5400), ("500ms", 0.5), ("1.5h", 5400), ("2m500ms", 120.5), ("0s", 0)],
+)
+def test_duration(text: str, seconds: float) -> None:
+    assert duration_s(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "s", "90", "-1s", "1 h", "1d", "1h30", "1e3s"])
+def test_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a duration such as 90s"):
+        duration_s(text)
+
+
+@given(hours=st.integers(0, 999), minutes=st.integers(0, 59), seconds=st.integers(0, 59))
+def test_duration_is_a_sum(hours: int, minutes: int, seconds: int) -> None:
+    assert duration_s(f"{hours}h{minutes}m{seconds}s") == 3600 * hours + 60 * minutes + seconds

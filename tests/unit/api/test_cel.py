@@ -1,0 +1,193 @@
+"""Each rule stands once, in two tongues: CEL for the API server, Python for the operator. They must agree."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from dlcontract import CollectiveName
+from dljob.api import DLJobSpec, Framework, ParallelismStrategy
+from dljob.api.spec import Synchronization, parallelism, rules
+from dljob.api.spec.compatibility import Condition
+from dljob.job.spec_errors import in_words
+from support.admission import broken_rules, defaulted, holds, schema_of
+from support.spec_cases import CASES, HINTS, spec_of
+
+Json = dict[str, Any]
+SPEC = schema_of("DLJob", "spec")
+
+
+def said_by_cel(spec: Json) -> set[str]:
+    return {broken.message for broken in broken_rules(SPEC, spec)}
+
+
+def said_by_python(spec: Json) -> set[str]:
+    """Messages of broken rules. pydantic stops at an inner type's: the outer's may be missing."""
+    try:
+        DLJobSpec.model_validate(spec)
+    except ValidationError as error:
+        assert {e["type"] for e in error.errors()} == {"value_error"}, f"not a matter of rules: {error}"
+        return {part for e in error.errors() for part in e["msg"].removeprefix("Value error, ").split("; ")}
+    return set()
+
+
+@pytest.mark.parametrize("with_defaults", [False, True], ids=["as written", "as stored"])
+@pytest.mark.parametrize("case", CASES)
+def test_table(case: str, with_defaults: bool) -> None:
+    changes, words = CASES[case]
+    spec = defaulted(SPEC, spec_of(changes)) if with_defaults else spec_of(changes)
+    for said in (said_by_cel(spec), said_by_python(spec)):
+        assert bool(said) == bool(words) and all(words in text for text in said), said
+
+
+@pytest.mark.parametrize(
+    ("case", "found"),
+    [
+        ("min above max", "spec.nodes.min must not be larger than max: lower min or raise max (found min: 4, max: 2)"),
+        ("batch smaller than ranks", "raise it or lower nodes.min (found globalBatchSize: 2, nodes.min: 3)"),
+        ("neither epochs nor steps", "spec.epochs: set exactly one of epochs and steps (found none of them)"),
+        ("search for a program", '(found optimizer.findLearningRate: true, trainer.command: ["a"])'),
+        ("hints without command", '(found model.hints: {"parameters": 1, "flopsPerSample": 1})'),
+    ],
+)
+def test_the_operator_also_says_what_it_found(case: str, found: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        DLJobSpec.model_validate(spec_of(CASES[case][0]))
+    assert in_words(refusal.value).endswith(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"globalBatchSize": 0}, "spec.globalBatchSize: found 0, expected a number greater than or equal to 1"),
+        ({"globalBatchSize": 1.5}, "found 1.5, expected a valid integer, got a number with a fractional part"),
+        ({"collective": "Bus"}, "spec.collective: found 'Bus', expected 'Auto', 'Ring'"),
+        ({"objective": {"deadline": "soon"}}, "found 'soon', expected a duration such as 90s, 1h30m or 500ms"),
+        ({"resources": {"memory": "4GB"}}, "found '4GB', expected a quantity of bytes such as 512Mi or 4Gi"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_what_can(changes: Json, words: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        DLJobSpec.model_validate(spec_of(changes))
+    assert words in in_words(refusal.value)
+
+
+def test_the_table_breaks_every_rule() -> None:
+    broken = {message for changes, _ in CASES.values() for message in said_by_cel(spec_of(changes))}
+    assert broken == {rule["message"] for rule in _rules(SPEC)}
+
+
+def _rules(schema: Json) -> list[Json]:
+    inner = [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]
+    return [*schema.get("x-kubernetes-validations", ()), *(rule for field in inner for rule in _rules(field))]
+
+
+def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
+    """Objects that have any of the fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+small = st.integers(1, 4)
+words = st.lists(st.sampled_from(["a", "b"]), max_size=2)
+specs = st.fixed_dictionaries(
+    {
+        "model": some(name=st.sampled_from(["mlp", "lenet"]), hints=st.just(HINTS)),
+        "dataset": some(name=st.just("digits"), uri=st.just("file:///a"), samples=small),
+        "globalBatchSize": small,
+    },
+    optional={
+        "epochs": small,
+        "steps": small,
+        "trainer": some(command=words, args=words),
+        "nodes": some(min=small, max=small),
+        "planning": some(
+            mode=st.sampled_from(["Auto", "PlanOnly", "Fixed"]),
+            groups=st.lists(
+                st.sampled_from([{"device": "cpu", "nodes": 1}, {"device": "cpu", "nodes": 1, "batchPerRank": 1}]),
+                max_size=2,
+            ),
+        ),
+        "collective": st.sampled_from(["Auto", "Ring", "Tree", "ParameterServer"]),
+        "optimizer": some(
+            findLearningRate=st.booleans(),
+            learningRateScaling=st.fixed_dictionaries(
+                {"rule": st.sampled_from(["Linear", "AdaScale"]), "baseBatchSize": small}
+            ),
+        ),
+        "gradientCompression": st.sampled_from(["BF16", "FP16"]),
+        "parallelism": some(
+            strategy=st.sampled_from(["Data", "Optimizer", "Pipeline", "Tensor", "Auto"]),
+            stages=st.integers(2, 3),
+            microBatches=small,
+            synchronization=st.sampled_from(["Synchronous", "Asynchronous", "StaleSynchronous"]),
+            stalenessBound=small,
+        ),
+        "checkpoint": some(volume=some(claimName=st.just("a"), storageClassName=st.just("b"))),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(spec=specs, with_defaults=st.booleans())
+def test_cel_and_python_agree(spec: Json, with_defaults: bool) -> None:
+    """Both accept or both refuse, and Python says nothing that CEL does not; defaults change neither."""
+    given_spec = defaulted(SPEC, spec) if with_defaults else spec
+    by_cel, by_python = said_by_cel(given_spec), said_by_python(given_spec)
+    assert bool(by_cel) == bool(by_python)
+    assert by_python <= by_cel
+
+
+def product() -> Iterator[Json]:
+    """Specs with every combination of the four axes of the table, each axis also left out."""
+    axes = [(None, *get_args(CollectiveName), "Auto"), *((None, *map(str, kind)) for kind in KINDS)]
+    for collective, strategy, framework, synchronization in itertools.product(*axes):
+        fields: Json = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatchSize": 32, "epochs": 1}
+        section = {
+            "strategy": strategy,
+            "synchronization": synchronization,
+            "stages": 2 if strategy == "Pipeline" else None,
+            "stalenessBound": 2 if synchronization == "StaleSynchronous" else None,
+        }
+        yield fields | {
+            name: value
+            for name, value in {
+                "collective": collective,
+                "trainer": framework and {"framework": framework},
+                "parallelism": {name: value for name, value in section.items() if value},
+            }.items()
+            if value
+        }
+
+
+KINDS = (ParallelismStrategy, Framework, Synchronization)
+
+
+FROM_TABLE = [
+    rule for schema in (SPEC, SPEC["properties"]["parallelism"]) for rule in schema["x-kubernetes-validations"]
+    if any(condition.cel == rule["rule"] for condition in (*vars(rules).values(), *vars(parallelism).values())
+           if isinstance(condition, Condition))
+]  # fmt: skip
+
+
+def test_the_table_makes_the_rules() -> None:
+    assert len(FROM_TABLE) == 8
+
+
+def test_cel_and_python_agree_on_every_combination() -> None:
+    """The table of ``compatibility`` makes both: strategy, collective, framework and synchronization."""
+    rejected = 0
+    for one in product():
+        broken = {
+            rule["message"]
+            for rule in FROM_TABLE
+            if "parallelism" in one or rule not in SPEC["properties"]["parallelism"]["x-kubernetes-validations"]
+            if not holds(rule["rule"], one.get("parallelism") if rule not in SPEC["x-kubernetes-validations"] else one)
+        }
+        by_python = said_by_python(one) & {rule["message"] for rule in FROM_TABLE}
+        assert bool(broken) == bool(by_python) and by_python <= broken, one
+        rejected += bool(broken)
+    assert rejected > 100

@@ -1,0 +1,147 @@
+"""The generated CustomResourceDefinitions: fresh, valid everywhere, structural, and readable."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+import generation
+from dljob.api import DLJobSpec, DLJobStatus, crd
+from support.admission import closed, defaulted, schema_of
+from support.schema_validation import assert_valid
+
+Json = dict[str, Any]
+KINDS = [(d["spec"]["names"]["kind"], d) for d in crd.definitions()]
+MINIMAL = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatchSize": 8, "epochs": 1}
+
+
+def nodes(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
+    """Every schema in a schema, with its path."""
+    yield path, schema
+    for name, field in schema.get("properties", {}).items():
+        yield from nodes(field, f"{path}.{name}".lstrip("."))
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from nodes(schema[key], f"{path}[]")
+
+
+ALL_NODES = [(f"{kind} {path}", node) for kind, _ in KINDS for path, node in nodes(schema_of(kind))]
+
+
+def test_generated_files_are_fresh() -> None:
+    assert generation.stale() == []
+
+
+def test_a_stale_file_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = {**generation.outputs(), "crds/dljob.dev_dljobs.yaml": "something else\n"}
+    monkeypatch.setattr(generation, "outputs", lambda: changed)
+    diff = "\n".join(generation.stale())
+    assert "crds/dljob.dev_dljobs.yaml (expected)" in diff and "+something else" in diff
+
+
+@pytest.mark.parametrize(("kind", "definition"), KINDS)
+def test_valid_for_every_kubernetes(kind: str, definition: Json) -> None:
+    assert_valid(definition)
+
+
+@pytest.mark.parametrize(("kind", "definition"), KINDS)
+def test_survives_yaml(kind: str, definition: Json) -> None:
+    assert yaml.safe_load(generation.definition_yaml(definition)) == definition
+
+
+@pytest.mark.parametrize(("path", "node"), ALL_NODES, ids=[path for path, _ in ALL_NODES])
+def test_structural(path: str, node: Json) -> None:
+    """The conditions of https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/ for a structural schema."""
+    assert node["type"] in ("object", "array", "string", "integer", "number", "boolean")
+    assert not {"$ref", "anyOf", "oneOf", "allOf", "not", "nullable", "title"} & node.keys()
+    assert not ("properties" in node and "additionalProperties" in node)
+    assert node["type"] != "array" or "items" in node
+    assert all(isinstance(node.get(f"exclusive{bound}", False), bool) for bound in ("Minimum", "Maximum"))
+    if node.get("x-kubernetes-list-type") == "map":
+        assert set(node["x-kubernetes-list-map-keys"]) <= set(node["items"]["required"])
+
+
+@pytest.mark.parametrize(("path", "node"), [(p, n) for p, n in ALL_NODES if "default" in n])
+def test_defaults_are_valid_and_complete(path: str, node: Json) -> None:
+    """An API server refuses a definition whose default breaks its own schema; and a default says all it implies."""
+    jsonschema.Draft202012Validator(closed(node)).validate(node["default"])
+    assert defaulted(node, node["default"]) == node["default"]
+
+
+def test_lists_with_rules_inside_are_bounded() -> None:
+    """CEL's cost is estimated from maxItems; a rule under an unbounded list makes servers refuse the definition."""
+    for path, node in ALL_NODES:
+        if node["type"] == "array" and any("x-kubernetes-validations" in inner for _, inner in nodes(node["items"])):
+            assert "maxItems" in node, path
+
+
+def test_rules_carry_what_kubernetes_1_25_knows() -> None:
+    rules = [rule for _, node in ALL_NODES for rule in node.get("x-kubernetes-validations", ())]
+    assert len(rules) >= 8
+    assert all(set(rule) == {"rule", "message"} and "\n" not in rule["message"] for rule in rules)
+
+
+def test_every_spec_field_is_explained() -> None:
+    """What ``kubectl explain`` prints. Entries of lists and maps are explained by their owners."""
+    silent = [
+        path for path, node in nodes(schema_of("DLJob", "spec")) if "description" not in node and path[-1:] != "]"
+    ]
+    assert [p for p in silent if p and not p.startswith("trainer.env[]")] == []
+
+
+def test_defaults_of_server_and_operator_agree() -> None:
+    """A stored object, with defaults filled in by the server, means what the operator would have assumed."""
+    stored = defaulted(schema_of("DLJob", "spec"), MINIMAL)
+    assert DLJobSpec.model_validate(stored) == DLJobSpec.model_validate(MINIMAL)
+    assert stored["planning"] == {"mode": "Auto", "uneven": True, "candidates": 5}
+    assert stored["checkpoint"]["volume"] == {"size": "1Gi", "reclaimPolicy": "Retain"}
+
+
+def test_status_passes_its_own_schema() -> None:
+    """An operator that writes what its own schema prunes would write it for ever."""
+    jsonschema.Draft202012Validator(closed(schema_of("DLJob", "status"))).validate(DLJobStatus().manifest())
+
+
+def test_printer_columns() -> None:
+    [version] = crd.job_definition()["spec"]["versions"]
+    columns = [(c["name"], c.get("priority", 0)) for c in version["additionalPrinterColumns"]]
+    assert [name for name, wide in columns if not wide] == [
+        "Phase", "Nodes", "Ready", "Progress", "ETA", "Restarts", "Age",
+    ]  # fmt: skip
+    assert [name for name, wide in columns if wide] == ["Plan", "Predicted", "Measured"]
+
+
+@pytest.mark.parametrize(("kind", "definition"), KINDS)
+def test_paths_of_columns_and_scale_exist(kind: str, definition: Json) -> None:
+    [version] = definition["spec"]["versions"]
+    paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
+    paths += version["subresources"].get("scale", {}).values()
+    for path in paths:
+        node = version["schema"]["openAPIV3Schema"]
+        for name in path.removeprefix(".").split("."):
+            if name == "metadata":
+                break
+            node = node["properties"][name]
+        else:
+            assert node["type"] in ("string", "integer", "number"), path
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [("digits", True), ("a", True), ("a" * 40, True), ("a" * 41, False), ("a.b", False), ("1st", False)],
+)
+def test_job_name_rule(name: str, valid: bool) -> None:
+    from support.admission import holds
+
+    assert holds(crd.JOB_NAME_RULE.cel, {"metadata": {"name": name}}) is valid
+    assert crd.JOB_NAME_RULE.holds(name) is valid
+
+
+def test_no_category_is_also_a_name() -> None:
+    """kubectl expands a category first: ``get dljob NAME`` would ask for jobs and profiles of that name."""
+    names = [definition["spec"]["names"] for _, definition in KINDS]
+    words = [{n["kind"].lower(), n["plural"], n["singular"], *n["shortNames"]} for n in names]
+    assert not {category for n in names for category in n["categories"]} & set().union(*words)
+    assert len(set().union(*words)) == sum(len(w) for w in words)

@@ -1,0 +1,80 @@
+"""The operator's environment: defaults, and errors that name the variable, what was found and what was expected."""
+
+import inspect
+import re
+from dataclasses import fields
+
+import pytest
+
+from dljob.app import settings
+from dljob.app.settings import Settings
+
+LEAST = {"DLJOB_TRAINER_IMAGE": "r/t:1"}
+ROWS = re.findall(r"^\| (DLJOB_[A-Z_]+) \| (.+?) \| ", inspect.getdoc(settings) or "", re.MULTILINE)
+
+
+def of(**env: str) -> Settings:
+    return Settings.of({**LEAST, **env})
+
+
+def test_defaults_are_as_documented() -> None:
+    told = {name: default for name, default in ROWS if default[0] not in "(h"}
+    assert len(told) >= 10
+    assert of(**told, DLJOB_POD_NAME="p") == of(DLJOB_POD_NAME="p")
+
+
+def test_every_setting_is_documented() -> None:
+    assert len(ROWS) == len(fields(Settings))
+
+
+def test_without_a_name_two_operators_differ() -> None:
+    assert of().identity != of().identity
+
+
+def test_empty_is_as_good_as_unset() -> None:
+    empty = {name: "" for name, _ in ROWS if name not in ("DLJOB_TRAINER_IMAGE", "DLJOB_POD_NAME")}
+    assert of(DLJOB_POD_NAME="p", **empty) == of(DLJOB_POD_NAME="p")
+
+
+def test_namespaces() -> None:
+    assert of(DLJOB_WATCH_NAMESPACES=" a, b,,").watch_namespaces == ("a", "b")
+
+
+@pytest.mark.parametrize(("text", "expected"), [("true", True), ("1", True), ("no", False), ("false", False)])
+def test_truth(text: str, expected: bool) -> None:
+    assert of(DLJOB_LEADER_ELECTION=text).leader_election is expected
+
+
+def test_what_manifests_depend_on_reaches_them() -> None:
+    peers = '[{"podSelector": {}}]'
+    config = of(
+        DLJOB_TRAINER_PULL_POLICY="Never", DLJOB_CLUSTER_DOMAIN="corp.example", DLJOB_METRICS_SOURCES=peers
+    ).render(port_ranges=False)
+    assert (config.trainer_image, config.image_pull_policy, config.cluster_domain) == ("r/t:1", "Never", "corp.example")
+    assert (config.metrics_peers, config.port_ranges) == (({"podSelector": {}},), False)
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "expected"),
+    [
+        ("DLJOB_TRAINER_IMAGE", "", "the image in which jobs train"),
+        ("DLJOB_TRAINER_PULL_POLICY", "Sometimes", "Always, IfNotPresent, Never"),
+        ("DLJOB_LEADER_ELECTION", "maybe", "true, 1, yes, false, 0, no"),
+        ("DLJOB_CONCURRENCY", "0", "a number from 1 to 256"),
+        ("DLJOB_CONCURRENCY", "many", "a number from 1 to 256"),
+        ("DLJOB_CONCURRENCY", "nan", "a number from 1 to 256"),
+        ("DLJOB_METRICS_PORT", "65536", "a number from 1 to 65535"),
+        ("DLJOB_RESYNC_SECONDS", "-1", "a number from 1 to 86400"),
+        ("DLJOB_METRICS_SOURCES", "everyone", "expected JSON"),
+        ("DLJOB_METRICS_SOURCES", "{}", "a list of NetworkPolicy peers"),
+        ("DLJOB_METRICS_SOURCES", "[{}]", "a list of NetworkPolicy peers"),
+        ("DLJOB_LOG_LEVEL", "LOUD", "debug, info, warning, error"),
+        ("DLJOB_LOG_FORMAT", "xml", "text, json"),
+    ],
+)
+def test_errors_say_what_to_do(name: str, found: str, expected: str) -> None:
+    with pytest.raises(ValueError, match="found") as error:
+        of(**{name: found})
+    message = str(error.value)
+    assert message.startswith(f"{name}: found {found!r}" if found else f"{name}: found nothing")
+    assert expected in message

@@ -1,0 +1,194 @@
+"""benchmarks/perfmodel/published.py: its rules of scoring, and the Pollux format from a synthetic cluster."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.perfmodel import published
+from benchmarks.perfmodel.formats.pollux_data import Key, load, spread
+from benchmarks.perfmodel.scoring import scoring
+from benchmarks.perfmodel.tasks.decisions import candidates, missed
+from benchmarks.perfmodel.tasks.scaling_methods import Task, affine, chosen_probes, no_communication, simple
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dljob.perf.fit.scaling import Constants, Runs, steps
+
+BATCHES = (8, 16, 32, 64)
+PLACES = ("1", "2", "4", "11", "21", "12", "22", "44", "111", "211", "222", "444", "1111", "2211", "2222", "4444")
+TRUE = Constants(0.2, 0.1, 0.2, -5.0, 0.2, 0.02, 0.05, 0.03, -2.0, 0.6)
+
+
+def seconds(counts: tuple[int, ...], batch: int) -> float:
+    one_s = 0.02 + 0.004 * batch
+    columns = [[float(x)] for x in (len(counts), max(counts), sum(counts), batch, one_s)]
+    return float(np.exp(steps(TRUE, Runs(*np.array(columns)), 0.1).log_s[0]))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    """Two workloads that obey the model; permutations of a placement differ by a few per cent."""
+    for name, noise in (("exact", 0.0), ("noisy", 0.03)):
+        rng, folder = np.random.default_rng(1), tmp_path / name
+        folder.mkdir()
+        with (folder / "placements.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["placement", "local_bsz", "step_time", "sync_time"])
+            for place in PLACES:
+                for batch in BATCHES:
+                    step_s = seconds(tuple(map(int, place)), batch) * np.exp(noise * rng.normal())
+                    writer.writerow([place, batch, step_s, step_s / 10])
+        with (folder / "scalability.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time"])
+            for devices in (8, 12, 16, 32):
+                for batch in BATCHES:
+                    writer.writerow([8, devices, batch, seconds(spread(8, devices), batch), 0.01])
+    return tmp_path
+
+
+positive = st.lists(st.floats(0.01, 100), min_size=2, max_size=20).map(np.array)
+
+
+class TestScoring:
+    @given(positive, st.floats(0.5, 2))
+    def test_errors_are_relative(self, measured: scoring.Floats, factor: float) -> None:
+        assert scoring.ape(measured, factor * measured) == pytest.approx(100 * abs(factor - 1), abs=1e-9)
+
+    def test_workloads_weigh_the_same_however_many_keys_they_have(self) -> None:
+        found = scoring.over_workloads([np.full(1000, 2.0), np.array([10.0, 14.0])], scoring.mean)
+        assert found.value == 7.0
+        assert 6.0 <= found.low < 7.0 < found.high <= 8.0
+
+    def test_nothing_to_score_is_said(self) -> None:
+        with pytest.raises(ValueError, match="without errors"):
+            scoring.over_workloads([np.array([])], scoring.mean)
+
+    @given(positive)
+    def test_the_best_choice_has_no_regret_and_none_is_negative(self, measured: scoring.Floats) -> None:
+        everything = [np.arange(len(measured))]
+        assert scoring.regret(measured, measured, everything) == pytest.approx(0)
+        worst = scoring.regret(measured, -measured, everything)
+        assert worst[0] == pytest.approx(100 * (measured.max() / measured.min() - 1))
+
+    @given(positive, st.floats(1.01, 3))
+    def test_intervals_that_hold_cost_their_width_and_others_more(self, measured: scoring.Floats, half: float) -> None:
+        score = scoring.interval_score(measured, measured / half, measured * half)
+        assert score == pytest.approx(2 * np.log(half))
+        assert scoring.coverage(measured, measured / half, measured * half) == 100
+        off = scoring.interval_score(measured, measured * half, measured * half * half)
+        assert (off > score / 2).all() and scoring.coverage(measured, measured * half, measured * half * half) == 0
+
+
+class TestDecisions:
+    KEYS = (Key((1, 1), 32), Key((2,), 32), Key((4,), 16), Key((4, 4), 64))
+
+    def test_only_equal_global_batches_compete(self) -> None:
+        assert [g.tolist() for g in candidates(self.KEYS).groups] == [[0, 1, 2]]
+
+    def test_true_predictions_miss_no_deadline_and_waste_nothing(self) -> None:
+        measured = np.array([0.5, 0.4, 0.3, 1.0])
+        late, excess = missed(candidates(self.KEYS), measured, measured, measured)
+        assert late.sum() == 0 and excess == pytest.approx(0)
+
+    def test_optimists_are_late(self) -> None:
+        """The placement believed fastest is the slowest."""
+        measured = np.array([0.8, 0.4, 0.3, 1.0])
+        believed = np.array([0.1, 0.4, 0.3, 1.0])
+        late, _ = missed(candidates(self.KEYS), measured, believed, believed)
+        assert late.tolist() == [1, 1, 1, 0]
+
+
+class TestPolluxData:
+    def test_permutations_are_one_key_and_its_value_their_median(self, cluster: Path) -> None:
+        (_, noisy) = load(cluster, 4)
+        rows = [m.step_s for k, m in noisy.rows if k == Key((2, 1), 8)]
+        assert len(rows) == 2 and len(set(rows)) == 2
+        assert noisy.multi[Key((2, 1), 8)].step_s == pytest.approx(np.median(rows))
+        assert set(noisy.one) == set(BATCHES) and Key((1,), 8) not in noisy.multi
+
+    @given(st.integers(1, 20), st.integers(0, 60))
+    def test_devices_are_spread_evenly(self, nodes: int, more: int) -> None:
+        counts = spread(nodes, nodes + more)
+        assert sum(counts) == nodes + more and max(counts) - min(counts) <= 1 and list(counts) == sorted(counts)[::-1]
+
+    @pytest.mark.parametrize(
+        ("row", "message"),
+        [
+            ("11,32,nan,0", "positive finite time"),
+            ("11,32,-1,0", "positive finite time"),
+            ("1x,32,1,0", "not a measurement"),
+            ("11,0,1,0", "not a measurement"),
+            ("5,32,1,0", "5 devices on a node of 4"),
+        ],
+    )
+    def test_bad_rows_are_named(self, cluster: Path, row: str, message: str) -> None:
+        with (cluster / "exact" / "placements.csv").open("a") as file:
+            file.write(row + "\n")
+        with pytest.raises(ValueError, match=f"exact/placements.csv, line 66.*{message}"):
+            load(cluster, 4)
+
+    def test_a_folder_of_something_else(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="expected a folder for each workload"):
+            load(tmp_path, 4)
+
+
+class TestMethods:
+    def test_models_see_their_probes_alone(self, cluster: Path) -> None:
+        """The calibrator asks for what it chose, and for nothing else."""
+        (exact, _) = load(cluster, 4)
+        asked: list[Key] = []
+
+        def measure(key: Key):  # type: ignore[no-untyped-def]
+            asked.append(key)
+            return exact.multi[key]
+
+        probes = chosen_probes(Task(exact.one, tuple(exact.multi)), measure, 3)
+        assert [key for key, _ in probes] == asked and len(set(asked)) == 3
+
+    def test_baselines_are_what_they_say(self, cluster: Path) -> None:
+        (exact, _) = load(cluster, 4)
+        task = Task(exact.one, tuple(exact.multi))
+        everything = list(exact.multi.items())
+        measured = np.array([m.step_s for m in exact.multi.values()])
+        off = [
+            float(np.mean(scoring.ape(measured, method(task, everything))))
+            for method in (simple, affine, no_communication)
+        ]
+        assert off[0] < 5 and off[0] < off[1] < off[2]
+
+
+def test_the_whole_run(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--format",
+        "pollux",
+        "--dir",
+        str(cluster),
+        "--gpus-per-node",
+        "4",
+        "--resamples",
+        "20",
+        "--seeds",
+        "2",
+    ]
+    assert published.main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    tables = {table["title"]: table["rows"] for table in found["tables"]}
+    (five,) = [rows for title, rows in tables.items() if title.startswith("5 probes: absolute error")]
+    mean = {(row["model"], row["workload"]): row["mean"]["value"] for row in five}
+    assert mean["dljob", "exact"] < 5
+    assert mean["dljob", "mean of all"] < min(mean["affine", "mean of all"], mean["no communication", "mean of all"])
+    assert {"dljob", "simple", "affine", "no communication"} <= {row["model"] for row in five}
+    assert "numpy" in found["machine"]
+    (plans,) = [rows for title, rows in tables.items() if title.startswith("5 probes: plans of the planner")]
+    regrets = {row["planned by"]: row["mean"]["value"] for row in plans}
+    errors = {row["planned by"]: row["error of the step, mean"]["value"] for row in plans}
+    assert regrets["measured steps, the p90 (what it does)"] < 5 < errors["data sheets' network, the median"]
+    assert errors["measured steps, the p90 (what it does)"] < 6
+
+
+def test_a_directory_that_is_none_ends_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert published.main(["--format", "pollux", "--dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"perfmodel: {tmp_path}: no */placements.csv")

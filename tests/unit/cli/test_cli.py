@@ -1,0 +1,298 @@
+"""The command line: what it prints, and that every wrong input is one line and exit code 2."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dljob.cli import main
+from dljob.cli.follow import Follower
+from dljob.cli.text import cost, scaling_curve, table
+from dljob.cli.top import lines
+
+ROOT = Path(__file__).resolve().parents[3]
+DIGITS = str(ROOT / "examples/digits.yaml")
+CLUSTER = """
+nodes:
+- {name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, cpu: 64, memory: 512Gi, bandwidth: 12.5G}
+- {name: spare, count: 6, device: cpu, cpu: 4, memory: 16Gi}
+- {name: kept, device: cpu, cpu: 4, taints: [{key: dedicated, value: db, effect: NoSchedule}]}
+"""
+MINIMAL = """
+apiVersion: dljob.dev/v1alpha1
+kind: DLJob
+metadata: {name: minimal}
+spec: {model: {name: mlp}, dataset: {name: digits}, globalBatchSize: 64, epochs: 5}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with cluster.yaml and job.yaml, and no cluster within reach."""
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "job.yaml").write_text(MINIMAL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
+    return tmp_path
+
+
+class TestPlan:
+    def test_a_table_with_the_chosen_plan_marked(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["plan", DIGITS, "--cluster", "cluster.yaml"]) == 0
+        text = capsys.readouterr().out
+        chosen, in_trade_offs = [line for line in text.splitlines() if line.startswith("* ") and "Ring" in line]
+        assert chosen.split("  ")[0] == in_trade_offs.split("  ")[0]
+        assert text.index("\nTrade-offs: ") < text.index(in_trade_offs, text.index(chosen) + 1)
+        assert re.search(r"\d+(us|ms|s) ", chosen)
+        for word in ("STEP", "P90", "EFFICIENCY", "ENERGY", "COST", "Bottleneck: ", "Based on:   data sheets"):
+            assert word in text
+        assert "Ruled out\n  1 x cpu: taint dedicated=db:NoSchedule is not tolerated" in text
+        assert "Scaling: the best plan with so many nodes" in text
+        assert "\n* 3 " in text, "the chosen number of nodes is marked in the scaling curve"
+
+    def test_json(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["plan", DIGITS, "--cluster", "cluster.yaml", "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["job"] == "digits"
+        assert document["plan"]["nodes"] == 3
+        assert sum(b for g in document["plan"]["groups"] for b in g["batchPerRank"]) == 120
+        by_nodes = {point["nodes"]: point for point in document["scaling"]}
+        assert sorted(by_nodes) == [1, 2, 3, 4, 6] and by_nodes[3]["ranks"] == 3
+        assert by_nodes[3]["stepSeconds"] == document["plan"]["predicted"]["stepSeconds"]
+        assert 0 < by_nodes[2]["efficiency"] <= 1 and by_nodes[1]["samplesPerSecond"] > 0
+
+    def test_the_json_has_the_documented_keys(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        page = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+        table = page[page.index("### As JSON") : page.index("## Steer")]
+        documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+        for cluster, code in (("cluster.yaml", 0), ("none.yaml", 1)):
+            (folder / "none.yaml").write_text("nodes: []")
+            assert main(["plan", DIGITS, "--cluster", cluster, "--json"]) == code
+            assert list(json.loads(capsys.readouterr().out)) == documented
+
+    def test_a_plot(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--plot", "out.png"]) == 0
+        assert (folder / "out.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_a_plot_that_cannot_be_written(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--plot", "none/out.png"]) == 2
+        assert "none/out.png" in capsys.readouterr().err
+
+    def test_no_plan_is_exit_code_1(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (folder / "small.yaml").write_text("nodes: [{cpu: 1}]")
+        assert main(["plan", DIGITS, "--cluster", "small.yaml"]) == 1
+        text = capsys.readouterr().out
+        assert "No plan is possible: TooFewNodes" in text
+        assert "spec.nodes.min: found 1 nodes" in text
+
+    def test_several_jobs_and_standard_input(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        text = f"{MINIMAL}---\n{MINIMAL.replace('minimal', 'second')}---\n{{kind: Namespace}}\n"
+        ended = subprocess.run(
+            [sys.executable, "-m", "dljob.cli", "plan", "-", "--cluster", "cluster.yaml"],
+            input=text, capture_output=True, text=True, timeout=60, env=environment(), check=True,
+        )  # fmt: skip
+        assert ended.stdout.startswith("minimal: mlp")
+        assert "---\nsecond: mlp" in ended.stdout
+
+
+WRONG = {
+    "no such file": (["plan", "absent.yaml"], "absent.yaml: No such file or directory"),
+    "a folder": (["plan", "."], ".: Is a directory"),
+    "no YAML": (["plan", "bad.yaml"], "bad.yaml: found no YAML"),
+    "no text": (["plan", "binary"], "binary: "),
+    "empty": (["plan", "empty.yaml"], "empty.yaml: found nothing, expected a DLJob"),
+    "no job": (["plan", "cluster.yaml"], "found no DLJob among its documents"),
+    "another kind in its place": (["plan", "text.yaml"], "manifest: found str, expected a mapping"),
+    "wrong spec": (["plan", "wrong.yaml", "--cluster", "cluster.yaml"], "wrong.yaml: spec.globalBatchSize: found 0"),
+    "no such cluster": (["plan", "job.yaml", "--cluster", "absent.yaml"], "absent.yaml: No such file"),
+    "no cluster file": (["plan", "job.yaml", "--cluster", "job.yaml"], "expected a mapping with one key, nodes"),
+    "no kubeconfig": (["plan", "job.yaml"], "kubeconfig: found an unusable one"),
+    "run without a cluster": (["run", "job.yaml", "-n", "x"], "kubeconfig: found an unusable one"),
+    "run of something wrong": (["run", "wrong.yaml"], "wrong.yaml: spec.globalBatchSize: found 0"),
+    "run of no job": (["run", "other.yaml"], "other.yaml: found 0 DLJobs and ConfigMap, expected one DLJob"),
+    "top without a cluster": (["top", "-A"], "kubeconfig: found an unusable one"),
+    "top of a namespace that no kubeconfig names": (["top"], "kubeconfig: found an unusable one"),
+    "run into a namespace that no kubeconfig names": (["run", "job.yaml"], "kubeconfig: found an unusable one"),
+    "top too often": (["top", "-A", "--interval", "0"], "--interval: found 0, expected more than 0"),
+    "port too large": (["serve", "--port", "99999"], "--host 127.0.0.1 --port 99999: "),
+    "no such address": (["serve", "--host", "192.0.2.1"], "--host 192.0.2.1 --port 8470: "),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_one_line_and_exit_code_2(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "bad.yaml").write_text("a: [1, 2")
+    (folder / "binary").write_bytes(b"\xff\xfe\x00\x80")
+    (folder / "empty.yaml").write_text("")
+    (folder / "text.yaml").write_text("just text")
+    (folder / "wrong.yaml").write_text(MINIMAL.replace("globalBatchSize: 64", "globalBatchSize: 0"))
+    (folder / "other.yaml").write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}")
+    arguments, message = WRONG[case]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dljob: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["plan"], ["top", "--interval", "soon"], ["plan", "a", "b"]])
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: " in capsys.readouterr().err
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for word in ("plan", "run", "top", "serve", "examples:"):
+        assert word in text
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("operator", "operator/contract"))}
+
+
+def test_a_closed_pipe_is_no_error(folder: Path) -> None:
+    ended = subprocess.run(
+        f"set -o pipefail; {sys.executable} -m dljob.cli plan job.yaml --cluster cluster.yaml | true",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, timeout=60, env=environment(),
+    )  # fmt: skip
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_api_server_that_does_not_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (folder / "no-kubeconfig").write_text(
+        f"""
+apiVersion: v1
+kind: Config
+current-context: a
+contexts: [{{name: a, context: {{cluster: a, user: a}}}}]
+clusters: [{{name: a, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+users: [{{name: a, user: {{token: t}}}}]
+"""
+    )
+    assert main(["plan", "job.yaml"]) == 2
+    assert "the API server does not answer" in capsys.readouterr().err
+
+
+def test_serve_answers_until_it_is_told_to_end(folder: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dljob.cli", "serve", "--port", "0", "--cluster", "cluster.yaml"],
+        stderr=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        found = re.search(r"http://127.0.0.1:(\d+)/", process.stderr.readline())
+        assert found
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/healthz", timeout=30) as reply:
+            assert json.load(reply) == {"status": "ok"}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class TestText:
+    def test_figures_to_the_right_words_to_the_left(self) -> None:
+        assert table(["A", "N"], [["x", "1"], ["longer", "22"]]) == ["A        N", "x        1", "longer  22"]
+
+    def test_costs(self) -> None:
+        assert [cost(c) for c in (None, 0.0001, 1.234)] == ["-", "<$0.01", "$1.23"]
+
+    def test_one_size_is_no_curve(self) -> None:
+        assert scaling_curve([], None) == []  # type: ignore[arg-type]
+
+
+def job(phase: str, generation: int = 1, **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "j", "namespace": "n", "generation": generation},
+        "spec": {},
+        "status": {"phase": phase, "observedGeneration": generation, **status},
+    }
+
+
+PREDICTED = {"stepSeconds": 0.012, "stepSecondsP90": 0.02, "totalSeconds": 60, "samplesPerSecond": 1000}
+PLAN = {
+    "number": 1, "digest": "d", "summary": "3 x cpu, Ring, 32+32+32", "nodes": 3, "ranks": 3, "collective": "Ring",
+    "predicted": PREDICTED,
+    "candidates": [{"summary": "3 x cpu", "chosen": True, "predicted": PREDICTED}],
+    "rejected": [{"summary": "1 x t4", "reason": "no free device"}],
+}  # fmt: skip
+
+
+class TestTop:
+    def test_a_line_for_each_job(self) -> None:
+        running = job(
+            "Running", plan=PLAN, nodes=3, ready="3/3", remaining="1m", restarts=2,
+            progress={"step": 50, "steps": 200, "percent": 25},
+            measured={"stepSeconds": 0.010, "samplesPerSecond": 9600, "stepError": 0.2},
+        )  # fmt: skip
+        pending = job("Pending")
+        pending["metadata"]["name"] = "a"
+        head, first, second = lines([running, pending], with_namespace=True)
+        assert head.split()[:3] == ["NAME", "PHASE", "NODES"]
+        assert first.split() == ["n/a", "Pending", "0", "0/0", "-", "-", "-", "-", "-", "-", "0"]
+        assert second.split() == [
+            "n/j", "Running", "3", "3/3", "25", "%", "100", "10ms", "12ms", "+20", "%", "1m", "2",
+        ]  # fmt: skip
+
+    def test_a_status_of_another_version_is_a_question_mark(self) -> None:
+        odd = job("Sleeping")
+        assert lines([odd], with_namespace=False)[1].split()[:2] == ["j", "?"]
+
+
+class TestFollow:
+    def test_news_are_said_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+        follower = Follower(1)
+        condition = {"type": "Planned", "status": "True", "reason": "Planned", "message": "plan 1: 3 x cpu",
+                     "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
+        starting = job("Starting", plan=PLAN, conditions=[condition])
+        assert follower.look(starting) is None
+        assert capsys.readouterr().out == "Planned (Planned): plan 1: 3 x cpu\nphase Starting\n"
+        assert follower.look(starting) is None
+        assert capsys.readouterr().out == ""
+        running = job(
+            "Running", plan=PLAN, conditions=[condition], remaining="20s", restarts=1, restartsByCause={"PeerLost": 1},
+            progress={"step": 50, "steps": 100, "percent": 50, "loss": 0.25, "accuracy": 0.9},
+            measured={"stepSeconds": 0.010, "samplesPerSecond": 9600},
+        )  # fmt: skip
+        assert follower.look(running) is None
+        assert capsys.readouterr().out.splitlines() == [
+            "phase Running",
+            "restarted, 1 in all: {'PeerLost': 1}",
+            " 50 %  step 50/100  loss 0.25  accuracy 90.0 %  step 10ms (predicted 12ms)  20s left",
+        ]
+        done = job("Complete", result={"steps": 100, "seconds": 3.5, "accuracy": 0.981})
+        assert follower.look(done) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "100 steps in 3.5s, accuracy 98.1 %"
+
+    def test_failure_is_exit_code_1(self) -> None:
+        assert Follower(1).look(job("Failed")) == 1
+
+    def test_what_is_said_of_an_earlier_manifest_is_no_news(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert Follower(2).look(job("Complete", generation=1)) is None
+        assert capsys.readouterr().out == ""
+
+    def test_plan_only_ends_with_the_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
+        planned = job("Planned", plan=PLAN)
+        planned["spec"] = {"planning": {"mode": "PlanOnly"}}
+        assert Follower(1).look(planned) == 0
+        text = capsys.readouterr().out
+        assert "* 3 x cpu: 12ms a step" in text
+        assert "- 1 x t4: no free device" in text

@@ -1,0 +1,189 @@
+"""The recommendation service, as its clients meet it: real sockets, real HTTP."""
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+from dljob.api import API_VERSION
+from dljob.cluster import cluster_view
+from dljob.service import MAX_NBYTES, Service
+
+NODES = {"nodes": [{"name": "n", "count": 3, "cpu": 2}]}
+JOB: dict[str, Any] = {
+    "apiVersion": API_VERSION,
+    "kind": "DLJob",
+    "metadata": {"name": "digits"},
+    "spec": {
+        "model": {"name": "digits-cnn"},
+        "dataset": {"name": "digits"},
+        "globalBatchSize": 96,
+        "epochs": 5,
+        "nodes": {"min": 3},
+    },
+}
+PROFILE = {
+    "apiVersion": API_VERSION,
+    "kind": "DLProfile",
+    "metadata": {"name": "p"},
+    "spec": {"model": "digits-cnn", "device": "cpu"},
+    "status": {"compute": [{"batch": 32, "seconds": 0.5}]},
+}
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Service(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def ask(server: Service, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    try:
+        connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body))
+        reply = connection.getresponse()
+        assert reply.headers["Content-Type"] == "application/json"
+        return reply.status, json.loads(reply.read())
+    finally:
+        connection.close()
+
+
+def test_healthz(service: Service) -> None:
+    assert ask(service, "GET", "/healthz") == (200, {"status": "ok"})
+
+
+def test_a_plan(service: Service) -> None:
+    code, answer = ask(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES})
+    assert (code, answer["job"], answer["infeasible"]) == (200, "digits", None)
+    assert answer["plan"]["groups"] == [
+        {"name": "cpu", "device": "cpu", "nodes": 3, "ranks": 3, "batchPerRank": [32, 32, 32]}
+    ]
+    assert answer["plan"]["predicted"]["basis"] == "catalogue"
+    assert answer["plan"]["candidates"][0]["chosen"]
+
+
+def test_profiles_are_used(service: Service) -> None:
+    _, answer = ask(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES, "profiles": [PROFILE]})
+    assert answer["plan"]["predicted"]["basis"] == "profile"
+    assert answer["plan"]["predicted"]["computeSeconds"] == pytest.approx(0.5)
+
+
+def test_no_plan_is_an_answer(service: Service) -> None:
+    spec = {**JOB["spec"], "nodes": {"min": 9}}
+    code, answer = ask(service, "POST", "/v1/plan", {"job": {**JOB, "spec": spec}, "cluster": NODES})
+    assert (code, answer["plan"]) == (200, None)
+    assert (answer["infeasible"]["reason"], answer["infeasible"]["field"]) == ("TooFewNodes", "spec.nodes.min")
+    assert answer["infeasible"]["transient"]
+
+
+CONSTANTS = {
+    "sharing": 0.1,
+    "crowding": 0.1,
+    "interNodeSeconds": 1e-3,
+    "intraNodeSeconds": 1e-4,
+    "latencySeconds": 1e-5,
+    "overlapGamma": 2,
+    "computeDeviation": 0.1,
+    "communicationDeviation": 0.1,
+}
+
+
+def measured(**status: Any) -> dict[str, Any]:
+    """A question with a profile that holds nonsense."""
+    return {"job": JOB, "cluster": NODES, "profiles": [{**PROFILE, "status": status}]}
+
+
+def with_spec(**changes: Any) -> dict[str, Any]:
+    return {"job": {**JOB, "spec": JOB["spec"] | changes}, "cluster": NODES}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "body: found no JSON"),
+        (b"[" * 100_000, "body: found JSON nested too deep"),
+        ([], "question: found list, expected a mapping with job, cluster"),
+        ({"cluster": NODES}, "question: found ['cluster']"),
+        ({"job": JOB, "nodes": []}, "question: found ['job', 'nodes']"),
+        ({"job": JOB}, "cluster: found none"),
+        ({"job": 3, "cluster": NODES}, "manifest: found int, expected a mapping"),
+        ({"job": {"kind": "Job"}, "cluster": NODES}, "kind 'Job', expected apiVersion dljob.dev/v1alpha1, kind DLJob"),
+        ({"job": {**JOB, "metadata": {}}, "cluster": NODES}, "metadata.name: found None"),
+        ({"job": {**JOB, "metadata": {"name": "A_b"}}, "cluster": NODES}, "metadata.name: found 'A_b'"),
+        ({"job": {**JOB, "spec": None}, "cluster": NODES}, "spec: found None"),
+        (with_spec(globalBatchSize=0), "spec.globalBatchSize: found 0"),
+        (with_spec(epochz=3), "spec.epochz: found an unknown field"),
+        (with_spec(nodes={"min": 4, "max": 2}), "spec.nodes.min must not be larger than max"),
+        ({"job": JOB, "cluster": {"nodes": [{"cpu": "x"}]}}, "cluster: nodes[0].cpu: found 'x'"),
+        ({"job": JOB, "cluster": NODES, "profiles": {}}, "profiles: found dict, expected a list"),
+        ({"job": JOB, "cluster": NODES, "profiles": [3]}, "profiles[0].spec"),
+        (
+            measured(compute=[{"batch": 1, "seconds": -1}]),
+            "compute.0.seconds: found -1, expected a number greater than 0",
+        ),
+        (measured(compute=[{"batch": 1, "seconds": inf}]), "compute.0.seconds: found inf, expected a finite number"),
+        (measured(compute=[{"batch": 1, "seconds": 1e300}]), "compute.0.seconds: found 1e+300, expected a number less"),
+        (measured(linkLatencySeconds=inf), "profiles[0].status.linkLatencySeconds: found inf, expected a finite"),
+        (measured(constants=CONSTANTS | {"sharing": nan}), "profiles[0].status.constants.sharing: found nan, expected"),
+        (measured(constants=CONSTANTS | {"overlapGamma": 1e300}), "constants.overlapGamma: found 1e+300, expected"),
+    ],
+)
+def test_a_wrong_question_is_named(service: Service, body: Any, message: str) -> None:
+    code, answer = ask(service, "POST", "/v1/plan", body)
+    assert code == 400
+    assert message in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [("GET", "/", 404), ("POST", "/", 404), ("GET", "/v1/plan", 405), ("GET", "/healthz/../x", 404)],
+)
+def test_other_paths_and_methods(service: Service, method: str, path: str, code: int) -> None:
+    found, answer = ask(service, method, path)
+    assert found == code
+    assert "expected" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [(f"Content-Length: {MAX_NBYTES + 1}\r\n", 413), ("", 411), ("Content-Length: many\r\n", 411)],
+)
+def test_a_body_without_or_beyond_measure_is_not_read(service: Service, header: str, code: int) -> None:
+    with socket.create_connection(("127.0.0.1", service.server_address[1]), timeout=10) as client:
+        client.sendall(f"POST /v1/plan HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
+        assert client.recv(4096).startswith(f"HTTP/1.1 {code} ".encode())
+        while client.recv(4096):  # the service closes the connection
+            pass
+
+
+def test_many_at_once_get_the_same_answer(service: Service) -> None:
+    def one(_: int) -> Any:
+        return ask(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES})
+
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(one, range(48)))
+    assert all(answer == answers[0] for answer in answers)
+    assert answers[0][0] == 200
+
+
+def test_a_service_may_have_a_cluster_of_its_own() -> None:
+    with Service(("127.0.0.1", 0), cluster_view(NODES)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert ask(server, "POST", "/v1/plan", {"job": JOB})[1]["plan"]["nodes"] == 3
+            other = {"job": JOB, "cluster": {"nodes": [{"count": 5, "cpu": 1}]}}
+            assert ask(server, "POST", "/v1/plan", other)[1]["plan"]["nodes"] >= 3
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,146 @@
+"""The device catalogue and files that describe clusters."""
+
+from typing import Any
+
+import pytest
+
+from dljob.cluster import catalogue, cluster_view, quantity
+
+LABELS = {
+    "NVIDIA-A100-SXM4-40GB": "a100-sxm4-40gb",
+    "NVIDIA-A100-SXM4-80GB": "a100-sxm4-80gb",
+    "NVIDIA-A100-80GB-PCIe": "a100-pcie-80gb",
+    "NVIDIA-H100-80GB-HBM3": "h100-sxm5-80gb",
+    "NVIDIA-H200": "h200-sxm-141gb",
+    "Tesla-T4": "t4",
+    "Tesla-V100-SXM2-16GB": "v100-sxm2-16gb",
+    "Tesla-P100-PCIE-16GB": "p100-pcie-16gb",
+    "NVIDIA-GeForce-RTX-3090": "rtx-3090",
+    "NVIDIA-A100-SXM4-40GB-SHARED": "a100-sxm4-40gb",
+    "a100 sxm4 40": "a100-sxm4-40gb",
+}
+
+
+@pytest.mark.parametrize(("label", "name"), LABELS.items())
+def test_product_labels_name_devices(label: str, name: str) -> None:
+    device = catalogue.gpu(label)
+    assert device is not None
+    assert device.name == name
+
+
+@pytest.mark.parametrize("label", ["cpu", "cpu-fast", "arm64-node", "a1000", "h", ""])
+def test_other_labels_are_no_gpus(label: str) -> None:
+    assert catalogue.gpu(label) is None
+
+
+def test_every_row_is_plausible() -> None:
+    for name in catalogue.gpu_names():
+        d = catalogue.gpu(name)
+        assert d is not None
+        assert d.memory_nbytes is not None
+        assert 3e12 < d.fp32_FLOPs <= d.conv_FLOPs < 3e15, name
+        assert 10 * 2**30 < d.memory_nbytes < 400 * 2**30, name
+        assert 2e11 < d.memory_bandwidth_Bps < 2e13, name
+        assert d.host_bandwidth_Bps <= d.peer_bandwidth_Bps <= 1e12, name
+        assert 0 < d.idle_power_W < d.peak_power_W / 3, name
+        assert 0.1 < d.usd_per_h < 10, name
+        assert d.source, name
+        assert not d.assumed, name
+
+
+def test_an_unknown_gpu_is_assumed_and_says_so() -> None:
+    d = catalogue.gpu_or_assumed("NVIDIA-X9000")
+    assert d.assumed
+    assert d.name == "NVIDIA-X9000"
+    assert d.fp32_FLOPs == catalogue.gpu_or_assumed("t4").fp32_FLOPs
+
+
+def test_a_part_of_a_gpu_has_its_part_of_the_figures() -> None:
+    label = "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb"
+    whole, part = catalogue.gpu("NVIDIA-A100-SXM4-40GB"), catalogue.gpu_or_assumed(label)
+    assert whole is not None and part.assumed and part.name == label
+    assert part.memory_nbytes == 20 * 2**30 and part.fp32_FLOPs == pytest.approx(3 / 7 * whole.fp32_FLOPs)
+    assert catalogue.gpu_or_assumed("NVIDIA-X9000-MIG-1g.5gb").source.startswith("not in the catalogue")
+
+
+def test_cpus_scale_with_cores() -> None:
+    one, half = catalogue.cpu("cpu", 1.0), catalogue.cpu("cpu", 0.5)
+    assert half.fp32_FLOPs == one.fp32_FLOPs / 2
+    assert half.memory_nbytes is None
+    with pytest.raises(ValueError, match="device cpu: found 0 CPUs"):
+        catalogue.cpu("cpu", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2", 2), (2, 2), (0.5, 0.5), ("500m", 0.5), ("4Gi", 4 * 2**30), ("1k", 1000), ("1.25G", 1.25e9)],
+)
+def test_quantities(text: object, value: float) -> None:
+    assert float(quantity(text)) == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1 Gi", "4gb", True, None, "1e3"])
+def test_what_is_no_quantity(text: object) -> None:
+    with pytest.raises(ValueError, match="expected a quantity"):
+        quantity(text)
+
+
+def test_a_cluster_file() -> None:
+    view = cluster_view(
+        {
+            "nodes": [
+                {"name": "gpu", "count": 2, "device": "NVIDIA-A100-SXM4-40GB", "devices": 8, "free": 6, "cpu": 64},
+                {"device": "cpu-slow", "cpu": "200m", "memory": "2Gi", "bandwidth": "1.25G", "labels": {"zone": "a"}},
+                {"name": "x", "device": "new-gpu", "gpu": True, "taints": [{"key": "k", "effect": "NoSchedule"}]},
+            ]
+        }
+    )
+    a, b, slow, new = view.nodes
+    assert (a.name, b.name, a.devices, a.free_devices, a.is_gpu, a.cpu) == ("gpu-0", "gpu-1", 8, 6, True, 64.0)
+    assert (slow.name, slow.is_gpu, slow.cpu, slow.free_memory_nbytes) == ("node1", False, 0.2, 2**31)
+    assert (slow.link_bandwidth_Bps, slow.labels) == (1.25e9, {"zone": "a"})
+    assert (new.is_gpu, new.taints) == (True, (("k", "", "NoSchedule"),))
+    assert view.device_types == ("NVIDIA-A100-SXM4-40GB", "cpu-slow", "new-gpu")
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "found list, expected a mapping with one key, nodes"),
+        ({"machines": []}, "found ['machines']"),
+        ({"nodes": 3}, "expected a mapping with one key, nodes, that holds a list"),
+        ({"nodes": ["a"]}, "nodes[0]: found 'a', expected a mapping"),
+        ({"nodes": [{"name": [1]}]}, "nodes[0].name: found [1], expected a name"),
+        ({"nodes": [{"gpu": "no"}]}, "nodes[0].gpu: found 'no', expected true or false"),
+        ({"nodes": [{"cpus": 2}]}, "nodes[0].cpus: no such field, expected one of name, count"),
+        ({"nodes": [{}, {"cpu": "two"}]}, "nodes[1].cpu: found 'two', expected a quantity"),
+        ({"nodes": [{"cpu": 0}]}, "nodes[0].cpu: found 0, expected more than 0"),
+        ({"nodes": [{"memory": -1}]}, "nodes[0].memory: found -1, expected a quantity"),
+        ({"nodes": [{"count": 0}]}, "nodes[0].count: found 0, expected a whole number from 1"),
+        ({"nodes": [{"devices": 2, "free": 3}]}, "nodes[0].free: found 3, expected a whole number from 0 to 2"),
+        ({"nodes": [{"device": 5}]}, "nodes[0].device: found 5"),
+        ({"nodes": [{"labels": {"a": 1}}]}, "nodes[0].labels: found {'a': 1}"),
+        ({"nodes": [{"taints": ["x"]}]}, "nodes[0].taints: found ['x']"),
+        ({"nodes": [{"name": "a"}, {"name": "a"}]}, "two nodes called 'a'"),
+        ({"nodes": [{"count": 60_000}, {"count": 60_000}]}, "more than 100000 nodes"),
+    ],
+)
+def test_a_wrong_cluster_file_is_named(document: Any, message: str) -> None:
+    with pytest.raises(ValueError, match="cluster: ") as error:
+        cluster_view(document)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "label, vendor",
+    [
+        ("NVIDIA-A100-SXM4-80GB", "nvidia"),
+        ("Tesla_T4", "nvidia"),
+        ("h100", "nvidia"),
+        ("AMD_Instinct_MI100", "amd"),
+        ("mi300x", "amd"),
+        ("Radeon-RX-7900", "amd"),
+    ],
+)
+def test_vendors(label: str, vendor: str) -> None:
+    assert catalogue.vendor(label) == vendor

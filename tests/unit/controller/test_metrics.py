@@ -1,0 +1,109 @@
+"""The operator's metrics: served, bounded, and each with help that says what to do."""
+
+import asyncio
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dljob.api import Condition, DLJobStatus, Phase
+from dljob.app.health import serve
+from dljob.controller.metrics import Metrics
+
+OURS = "dljob_operator_"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+BOUNDED = {"phase", "result", "outcome", "verb", "resource", "code", "le"}
+
+
+def families(metrics: Metrics) -> dict[str, Any]:
+    found = text_string_to_metric_families(metrics.text().decode())
+    return {family.name: family for family in found if family.name.startswith(OURS)}
+
+
+def test_no_label_names_a_job() -> None:
+    metrics = Metrics()
+    metrics.requested("get", "pods", 200, 0.1)
+    labels = {label for family in families(metrics).values() for sample in family.samples for label in sample.labels}
+    assert labels and labels <= BOUNDED
+
+
+def test_every_help_is_a_sentence_or_more() -> None:
+    for name, family in families(Metrics()).items():
+        assert len(family.documentation) > 20 and family.documentation.rstrip().endswith("."), name
+
+
+def test_all_phases_are_there_from_the_start() -> None:
+    samples = families(Metrics())["dljob_operator_jobs"].samples
+    assert {s.labels["phase"]: s.value for s in samples} == {phase.value: 0.0 for phase in Phase}
+
+
+def test_every_time_that_parameters_differed_is_counted_once() -> None:
+    """Whether the job went back to its checkpoint or, with no failure allowed, failed for it."""
+
+    def status(relaunches: int, reason: str = "") -> DLJobStatus:
+        failed = Condition(type="Failed", status="True", reason=reason or "None", message="", last_transition_time=NOW)
+        causes = {"ParametersDiverged": relaunches, "RankKilled": 5}
+        return DLJobStatus(restarts_by_cause=causes, conditions=(failed,) if reason else ())
+
+    metrics = Metrics()
+    story = [
+        status(0),
+        status(1),
+        status(1),
+        status(2),
+        status(2, "ParametersDiverged"),
+        status(2, "ParametersDiverged"),
+    ]
+    for before, after in pairwise(story):
+        metrics.went_on(before, after)
+    metrics.went_on(status(0), status(0, "OutOfMemory"))
+    counted = {s.name: s.value for family in families(metrics).values() for s in family.samples if not s.labels}
+    assert counted["dljob_operator_parameters_diverged_total"] == 3
+
+
+def test_requests_are_counted() -> None:
+    metrics = Metrics()
+    for _ in range(3):
+        metrics.requested("apply", "statefulsets", 201, 0.02)
+    [sample] = [s for s in families(metrics)["dljob_operator_api_requests"].samples if s.name.endswith("_total")]
+    assert sample.value == 3 and sample.labels == {"verb": "apply", "resource": "statefulsets", "code": "201"}
+
+
+@pytest.mark.parametrize(
+    ("ill", "waiting", "path", "code", "text"),
+    [
+        (None, None, "/healthz", 200, "ok\n"),
+        ("broken", None, "/healthz", 503, "broken\n"),
+        (None, "waiting for lists", "/readyz", 503, "waiting for lists\n"),
+        (None, None, "/readyz", 200, "ok\n"),
+    ],
+)
+def test_probes(ill: str | None, waiting: str | None, path: str, code: int, text: str) -> None:
+    assert fetched(path, ill, waiting)[:2] == (code, text)
+
+
+def test_metrics_are_counted_when_they_are_asked_for() -> None:
+    code, text, scrapes = fetched("/metrics", None, None)
+    assert code == 200 and "dljob_operator_queue_depth" in text and "_created" not in text and scrapes == 1
+
+
+def fetched(path: str, ill: str | None, waiting: str | None) -> tuple[int, str, int]:
+    scrapes = 0
+
+    def scraped() -> None:
+        nonlocal scrapes
+        scrapes += 1
+
+    async def main() -> tuple[int, str]:
+        runner = await serve(0, Metrics(), lambda: ill, lambda: waiting, scraped)
+        try:
+            port = next(address[1] for address in runner.addresses if len(address) == 2)  # of IPv4
+            async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+                return answer.status, await answer.text()
+        finally:
+            await runner.cleanup()
+
+    return *asyncio.run(main()), scrapes

@@ -1,0 +1,132 @@
+"""The queue of keys, in virtual time: coalescing, one worker a key, delays, back-off."""
+
+import asyncio
+
+from dljob.controller.work_queue import BACKOFF_FIRST_S, MAX_BACKOFF_S, WorkQueue
+from support.virtual_time import now_s, run
+
+
+async def take(queue: WorkQueue[str]) -> str:
+    key = await queue.get()
+    queue.done(key)
+    return key
+
+
+class TestOrder:
+    def test_first_in_first_out_and_each_once(self) -> None:
+        async def body() -> list[str]:
+            queue = WorkQueue[str]()
+            for key in ("a", "b", "a", "c", "b"):
+                queue.add(key)
+            return [await take(queue) for _ in range(len(queue))]
+
+        assert run(body()) == ["a", "b", "c"]
+
+    def test_added_while_worked_on_it_comes_again_and_not_at_the_same_time(self) -> None:
+        async def body() -> tuple[int, str, int]:
+            queue = WorkQueue[str]()
+            queue.add("a")
+            key = await queue.get()
+            queue.add("a")
+            queue.add("a")
+            during = len(queue)
+            queue.done(key)
+            return during, await take(queue), len(queue)
+
+        assert run(body()) == (0, "a", 0)
+
+    def test_workers_never_share_a_key(self) -> None:
+        async def body() -> int:
+            queue, busy, most = WorkQueue[str](), set[str](), 0
+
+            async def worker() -> None:
+                nonlocal most
+                while True:
+                    key = await queue.get()
+                    assert key not in busy
+                    busy.add(key)
+                    most = max(most, len(busy))
+                    await asyncio.sleep(0.3)
+                    busy.discard(key)
+                    queue.done(key)
+
+            workers = [asyncio.create_task(worker()) for _ in range(4)]
+            for i in range(100):
+                queue.add(f"key-{i % 7}")
+                await asyncio.sleep(0.05)
+            for task in workers:
+                task.cancel()
+            return most
+
+        assert run(body()) == 4
+
+    def test_a_waiting_worker_wakes(self) -> None:
+        async def body() -> tuple[str, float]:
+            queue = WorkQueue[str]()
+            asyncio.get_running_loop().call_later(5, queue.add, "late")
+            return await take(queue), now_s()
+
+        assert run(body()) == ("late", 5)
+
+
+class TestDelays:
+    def test_the_earliest_time_wins(self) -> None:
+        async def body() -> float:
+            queue = WorkQueue[str]()
+            for delay_s in (30, 10, 20):
+                queue.add_after("a", delay_s)
+            await take(queue)
+            first = now_s()
+            queue.add_after("b", 100)  # were 20 and 30 still pending, they would come before
+            assert await take(queue) == "b"
+            return first
+
+        assert run(body()) == 10
+
+    def test_what_comes_at_once_needs_no_delay(self) -> None:
+        async def body() -> tuple[float, str]:
+            queue = WorkQueue[str]()
+            queue.add_after("a", 10)
+            queue.add("a")
+            await take(queue)
+            first = now_s()
+            queue.add_after("b", 60)
+            return first, await take(queue)
+
+        assert run(body()) == (0, "b")
+
+    def test_a_forgotten_key_does_not_come(self) -> None:
+        async def body() -> str:
+            queue = WorkQueue[str]()
+            queue.add_after("gone", 1)
+            queue.forget("gone")
+            queue.add_after("here", 2)
+            return await take(queue)
+
+        assert run(body()) == "here"
+
+
+class TestBackoff:
+    def test_it_doubles_up_to_a_limit_and_starts_anew_after_success(self) -> None:
+        async def body() -> tuple[list[float], float]:
+            queue = WorkQueue[str]()
+            delays = []
+            for _ in range(40):
+                delays.append(queue.failed("a"))
+                assert await take(queue) == "a"
+            queue.succeeded("a")
+            return delays, queue.failed("a")
+
+        delays, anew = run(body())
+        assert delays[:3] == [BACKOFF_FIRST_S, 2 * BACKOFF_FIRST_S, 4 * BACKOFF_FIRST_S]
+        assert delays == sorted(delays) and delays[-1] == MAX_BACKOFF_S
+        assert anew == BACKOFF_FIRST_S
+
+    def test_one_key_s_failures_delay_no_other(self) -> None:
+        async def body() -> float:
+            queue = WorkQueue[str]()
+            for _ in range(9):
+                queue.failed("bad")
+            return queue.failed("good")
+
+        assert run(body()) == BACKOFF_FIRST_S

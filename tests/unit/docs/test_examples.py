@@ -1,0 +1,122 @@
+"""Every example and every manifest in the documentation is what an API server and the operator accept."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dljob.api import DLJobSpec
+from dljob.cluster import cluster_view
+from dljob.job.question import planner_request
+from dljob.planner import Decision, Infeasible, plan
+from support.admission import refusals
+from support.schema_validation import assert_valid
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+_BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+JOBS = {"digits.yaml", "minimal.yaml", "plan-only.yaml", "mixed-devices.yaml", "deadline-energy.yaml"}
+JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml"}
+JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml", "auto-strategy.yaml"}
+
+
+def documented() -> list[Any]:
+    """Manifests in the documentation; fragments without a kind are left out."""
+    found = []
+    for path in DOCUMENTS:
+        for number, block in enumerate(_BLOCK.findall(path.read_text() if path.exists() else ""), 1):
+            if "kind: DLJob" in block:
+                found.append(pytest.param(block, id=f"{path.name} {number}"))
+    return found
+
+
+def check(text: str) -> list[dict[str, Any]]:
+    documents = [document for document in yaml.safe_load_all(text) if document]
+    for document in documents:
+        if document["kind"] == "DLJob":
+            assert refusals(document) == []
+            DLJobSpec.model_validate(document["spec"])
+        else:
+            assert_valid(document)
+    return documents
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_example(path: Path) -> None:
+    assert [d["kind"] for d in check(path.read_text())].count("DLJob") == 1
+    assert path.read_text().startswith("# "), "an example begins with what it shows"
+
+
+NODES = [
+    {"device": "cpu", "count": 3, "name": "plain", "cpu": 2, "memory": "4Gi"},
+    {"device": "cpu-fast", "cpu": 2, "memory": "4Gi"},
+    {"device": "cpu-slow", "cpu": 2, "memory": "4Gi"},
+]
+"""What hack/cluster offers, and the unlike nodes that an example asks for."""
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_example_has_a_plan(path: Path) -> None:
+    """On a development cluster; the plan's shares sum to the batch."""
+    [job] = [d for d in yaml.safe_load_all(path.read_text()) if d["kind"] == "DLJob"]
+    spec = DLJobSpec.model_validate(job["spec"])
+    decision = plan(planner_request(job["metadata"]["name"], spec), cluster_view({"nodes": NODES}), {})
+    assert isinstance(decision, Decision), decision
+    shares = [share for group in decision.chosen.groups for share in group.shares]
+    whole = decision.chosen.in_parts
+    assert (set(shares) == {spec.global_batch_size}) if whole else (sum(shares) == spec.global_batch_size)
+
+
+def test_the_example_of_a_strategy_left_open_is_a_pipeline_for_nothing_else_fits() -> None:
+    job = yaml.safe_load((ROOT / "examples/auto-strategy.yaml").read_text())
+
+    def planned(strategy: str) -> Decision | Infeasible:
+        spec = DLJobSpec.model_validate({**job["spec"], "parallelism": {"strategy": strategy}})
+        return plan(planner_request("job", spec), cluster_view({"nodes": NODES}), {})
+
+    chosen = planned("Auto")
+    assert isinstance(chosen, Decision) and chosen.chosen.strategy == "Pipeline"
+    for strategy in ("Data", "Optimizer"):
+        refused = planned(strategy)
+        assert isinstance(refused, Infeasible) and refused.reason == "DoesNotFit"
+
+
+@pytest.mark.parametrize("text", documented())
+def test_manifest_in_the_documentation(text: str) -> None:
+    check(text)
+
+
+def test_examples_are_there_with_names_of_their_own() -> None:
+    assert {path.name for path in EXAMPLES} >= JOBS
+    names = [d["metadata"]["name"] for p in EXAMPLES for d in yaml.safe_load_all(p.read_text()) if d["kind"] == "DLJob"]
+    assert len(set(names)) == len(names), "two examples of one name would overwrite each other"
+
+
+@pytest.mark.parametrize("name", ["own-script.yaml", "torchrun.yaml"])
+def test_scripts_are_those_of_the_folder(name: str) -> None:
+    """What a manifest carries in a ConfigMap is the script that is tested as a file."""
+    config_map, job = yaml.safe_load_all((ROOT / "examples" / name).read_text())
+    [(script, text)] = config_map["data"].items()
+    assert text == (ROOT / "examples/scripts" / script).read_text()
+    assert job["spec"]["trainer"]["command"] == ["python", f"/scripts/{script}"]
+    [override] = job["spec"]["podTemplateOverrides"]
+    assert override["spec"]["volumes"][0]["configMap"]["name"] == config_map["metadata"]["name"]
+
+
+def test_the_checksum_of_the_example_is_that_of_the_file() -> None:
+    job, *_ = yaml.safe_load_all((ROOT / "examples/dataset-uri.yaml").read_text())
+    served = ROOT / "trainer-image/dltrain/data" / job["spec"]["dataset"]["uri"].rpartition("/")[2]
+    assert hashlib.sha256(served.read_bytes()).hexdigest() == job["spec"]["dataset"]["sha256"]
+
+
+def test_the_smallest_is_ten_lines_at_most() -> None:
+    lines = [line for line in (ROOT / "examples/minimal.yaml").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) <= 10
+
+
+def test_digits_is_short() -> None:
+    assert len((ROOT / "examples/digits.yaml").read_text().splitlines()) < 25

@@ -1,0 +1,62 @@
+"""Every reason that a condition can give has its remedy in docs/troubleshooting.md, and none there is invented."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from dlcontract import reasons
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = [*ROOT.glob("operator/dljob/**/*.py"), *ROOT.glob("trainer-image/dltrain/**/*.py")]
+_REASON = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*")
+# Name of a call → position of its argument that is a reason.
+_CALLS = {"Verdict": 2, "_no": 0, "Infeasible": 0, "_of_rank": 2}
+
+
+def reasons_in(source: str) -> Iterator[str]:
+    """Reasons given in calls, by ``reason=``, and in the tables of exceptions (dltrain.errors)."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            given = [keyword.value for keyword in node.keywords if keyword.arg == "reason"]
+            if name in _CALLS and len(node.args) > _CALLS[name]:
+                given.append(node.args[_CALLS[name]])
+            yield from (text for part in given for text in _texts(part))
+        elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "").startswith("_REASONS") and node.value:
+            yield from _texts(node.value)
+
+
+def _texts(node: ast.AST) -> list[str]:
+    parts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    parts += [getattr(reasons, part.attr) for part in ast.walk(node) if _of_contract(part)]  # type: ignore[attr-defined]
+    return [part for part in parts if _REASON.fullmatch(part)]
+
+
+def _of_contract(node: ast.AST) -> bool:
+    """Return True for ``reasons.NAME``, a reason that dlcontract states."""
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "reasons"
+
+
+def in_code() -> set[str]:
+    return {reason for path in SOURCES for reason in reasons_in(path.read_text())}
+
+
+def documented() -> set[str]:
+    words: list[str] = re.findall(r"`([A-Z]\w+)`", (ROOT / "docs/troubleshooting.md").read_text())
+    return {word for word in words if _REASON.fullmatch(word)} - {"WaitForFirstConsumer"}
+
+
+def test_reasons_are_found_in_code() -> None:
+    assert set(reasons_in('Verdict("Planned", TRUE, "A" if x else "BadThing", "t")\nf(reason="OtherThing")')) == {
+        "BadThing", "OtherThing",
+    }  # fmt: skip
+    assert len(in_code()) > 40
+
+
+def test_every_reason_is_documented() -> None:
+    assert in_code() - documented() == set()
+
+
+def test_every_documented_reason_exists() -> None:
+    assert documented() - in_code() == set()

@@ -1,0 +1,303 @@
+"""Leader election: never two at once, and soon another when one is gone. Lease in memory, time virtual."""
+
+import asyncio
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dljob.kube import Api, ApiError
+from dljob.kube.kinds import Kind
+from dljob.kube.leader import DURATION_S, GIVE_UP_S, LEASE_NAME, RENEW_S, RETRY_S, Leader, LeaseLostError
+from support.virtual_time import now_s, run
+
+HOUR_S = 3600.0
+Weather = Callable[[float], str]
+
+
+def fair(_: float) -> str:
+    return "fair"
+
+
+class Server:
+    """One Lease, with the API server's rules: a name once, and no write over a version not seen."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.version = 0
+
+    def write(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        self.lease = copy.deepcopy(dict(body))
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        return copy.deepcopy(self.lease)
+
+    @property
+    def holder(self) -> str:
+        assert self.lease is not None
+        return str(self.lease["spec"]["holderIdentity"])
+
+
+class Line(Api):
+    """One operator's line to the server; by the weather, calls fail or are never answered."""
+
+    def __init__(self, server: Server, weather: Weather = fair) -> None:
+        self.far, self.weather = server, weather
+
+    async def _weathered(self) -> None:
+        await asyncio.sleep(0.01)
+        match self.weather(now_s()):
+            case "refusing":
+                raise ApiError(503, "ServiceUnavailable", "apiserver is shutting down")
+            case "silent":
+                await asyncio.Event().wait()
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any]:
+        await self._weathered()
+        assert (kind.kind, namespace, name) == ("Lease", "dljob", LEASE_NAME)
+        if self.far.lease is None:
+            raise ApiError(404, "NotFound", "no such Lease")
+        return copy.deepcopy(self.far.lease)
+
+    async def create(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
+        await self._weathered()
+        if self.far.lease is not None:
+            raise ApiError(409, "AlreadyExists", "there is such a Lease")
+        return self.far.write(body)
+
+    async def replace(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
+        await self._weathered()
+        if self.far.lease is None or body["metadata"]["resourceVersion"] != str(self.far.version):
+            raise ApiError(409, "Conflict", "the Lease has changed")
+        return self.far.write(body)
+
+
+def leader(server: Server, identity: str, weather: Weather = fair) -> Leader:
+    return Leader(Line(server, weather), "dljob", identity, clock=now_s)
+
+
+async def within(seconds: float, awaited: Any) -> bool:
+    """Whether it ends in time; it is given up otherwise."""
+    try:
+        await asyncio.wait_for(awaited, seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_the_first_leads_at_once() -> None:
+    async def story() -> None:
+        server = Server()
+        await leader(server, "a").acquire()
+        assert now_s() < 1
+        assert server.lease is not None
+        spec = server.lease["spec"]
+        assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("a", DURATION_S, 0)
+        assert spec["acquireTime"] == spec["renewTime"]
+
+    run(story())
+
+
+def test_of_two_at_once_one_leads() -> None:
+    async def story() -> None:
+        server = Server()
+        two = [asyncio.create_task(within(HOUR_S / 100, leader(server, name).acquire())) for name in "ab"]
+        await asyncio.sleep(RETRY_S)
+        assert [task.done() for task in two].count(True) == 1
+        for task in two:
+            task.cancel()
+
+    run(story())
+
+
+def test_nobody_takes_a_lease_that_is_renewed() -> None:
+    async def story() -> None:
+        server = Server()
+        first = leader(server, "a")
+        await first.acquire()
+        holding = asyncio.create_task(first.hold())
+        assert not await within(HOUR_S, leader(server, "b").acquire())
+        assert server.holder == "a"
+        holding.cancel()
+
+    run(story())
+
+
+def test_the_lease_of_a_dead_leader_is_taken_when_it_has_run_out() -> None:
+    async def story() -> None:
+        server = Server()
+        await leader(server, "a").acquire()
+        died_s = now_s()
+        await leader(server, "b").acquire()
+        assert DURATION_S <= now_s() - died_s <= DURATION_S + 2 * RETRY_S
+        assert server.lease is not None
+        assert (server.holder, server.lease["spec"]["leaseTransitions"]) == ("b", 1)
+
+    run(story())
+
+
+def test_a_lease_is_judged_by_ones_own_clock() -> None:
+    async def story() -> None:
+        server = Server()
+        await leader(server, "a").acquire()
+        assert server.lease is not None
+        server.lease["spec"]["renewTime"] = "1970-01-01T00:00:00.000000Z"  # the other node's clock is off
+        assert not await within(DURATION_S - 1, leader(server, "b").acquire())
+
+    run(story())
+
+
+def test_a_leader_that_ends_in_order_is_followed_at_once() -> None:
+    async def story() -> None:
+        server = Server()
+        first = leader(server, "a")
+        await first.acquire()
+        follower = asyncio.create_task(leader(server, "b").acquire())
+        await asyncio.sleep(RETRY_S)
+        await first.release()
+        assert await within(RETRY_S + 1, follower)
+        assert server.holder == "b"
+
+    run(story())
+
+
+def test_what_another_holds_is_not_released() -> None:
+    async def story() -> None:
+        server = Server()
+        first = leader(server, "a")
+        await first.acquire()
+        await leader(server, "b").acquire()
+        await first.release()
+        assert server.holder == "b"
+
+    run(story())
+
+
+def test_a_restarted_operator_of_the_same_name_goes_on() -> None:
+    async def story() -> None:
+        server = Server()
+        await leader(server, "a").acquire()
+        began_s = now_s()
+        await leader(server, "a").acquire()
+        assert now_s() - began_s < 1
+        assert server.lease is not None
+        assert server.lease["spec"]["leaseTransitions"] == 0
+
+    run(story())
+
+
+def test_a_leader_whose_lease_was_taken_stops() -> None:
+    async def story() -> None:
+        server = Server()
+        first = leader(server, "a")
+        await first.acquire()
+        holding = asyncio.create_task(first.hold())
+        await asyncio.sleep(RENEW_S / 2)
+        assert server.lease is not None
+        server.lease["spec"]["holderIdentity"] = "b"
+        server.write(server.lease)
+        with pytest.raises(LeaseLostError, match="another"):
+            await holding
+        assert now_s() < 2 * RENEW_S
+
+    run(story())
+
+
+@pytest.mark.parametrize("weather", ["refusing", "silent"])
+def test_a_leader_that_cannot_renew_stops_before_another_may_start(weather: str) -> None:
+    async def story() -> None:
+        server = Server()
+        first = leader(server, "a", lambda at_s: "fair" if at_s < 1 else weather)
+        await first.acquire()
+        with pytest.raises(LeaseLostError):
+            await first.hold()
+        assert GIVE_UP_S - RENEW_S <= now_s() < DURATION_S
+
+    run(story())
+
+
+def test_an_answer_that_comes_late_does_not_prolong_the_lease() -> None:
+    class Late(Line):
+        """The first renewal is written at once and answered ten seconds later."""
+
+        async def replace(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
+            written = await super().replace(kind, body)
+            if self.far.version == 2:
+                await asyncio.sleep(10)
+            return written
+
+    async def story() -> None:
+        server = Server()
+        first = Leader(Late(server, lambda at_s: "fair" if at_s < RENEW_S + 1 else "refusing"), "dljob", "a", now_s)
+        await first.acquire()
+        holding = asyncio.create_task(first.hold())
+        await leader(server, "b").acquire()
+        assert holding.done(), "two lead"
+        assert isinstance(holding.exception(), LeaseLostError)
+
+    run(story())
+
+
+def test_a_short_outage_is_survived() -> None:
+    async def story() -> None:
+        server = Server()
+        first = leader(server, "a", lambda at_s: "refusing" if 10 < at_s < 10 + GIVE_UP_S - 2 * RENEW_S else "fair")
+        await first.acquire()
+        assert not await within(10 * DURATION_S, first.hold())
+        assert now_s() >= 10 * DURATION_S
+
+    run(story())
+
+
+def test_one_who_waits_outlives_an_outage() -> None:
+    async def story() -> None:
+        server = Server()
+        await leader(server, "a", lambda at_s: "refusing" if at_s < 100 else "fair").acquire()
+        assert 100 <= now_s() <= 100 + 2 * RETRY_S
+
+    run(story())
+
+
+OUTAGES = st.lists(
+    st.tuples(st.integers(0, 200), st.integers(1, 60), st.sampled_from(["refusing", "silent"])), max_size=6
+)
+
+
+def _weather(outages: list[tuple[int, int, str]]) -> Weather:
+    return lambda at_s: next((kind for start, long, kind in outages if start <= at_s < start + long), "fair")
+
+
+@settings(max_examples=60, deadline=None)
+@given(OUTAGES, OUTAGES)
+def test_never_two_at_once(ours: list[tuple[int, int, str]], theirs: list[tuple[int, int, str]]) -> None:
+    leading: set[str] = set()
+
+    async def operate(server: Server, name: str, weather: Weather) -> None:
+        while True:
+            one = leader(server, name, weather)
+            if not await within(2 * DURATION_S, one.acquire()):
+                continue  # a process that hangs is started again
+            leading.add(name)
+            assert leading == {name}
+            try:
+                await one.hold()
+            except LeaseLostError:
+                leading.discard(name)
+
+    async def story() -> None:
+        server = Server()
+        both = [
+            asyncio.create_task(operate(server, name, _weather(outages)))
+            for name, outages in (("a", ours), ("b", theirs))
+        ]
+        done, _ = await asyncio.wait(both, timeout=400)
+        for task in both:
+            task.cancel()
+        for task in done:
+            task.result()
+        assert len(leading) == 1, "when the weather is fair again, one leads"
+
+    run(story())

@@ -1,0 +1,109 @@
+"""The credentials of a job's agents: used in real TLS connections, by the names that agents dial."""
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from dljob.kube.pki import VALID_FOR, Credentials, issue
+
+POD = "digits-cpu-0.digits.team-a.svc.cluster.local"
+
+
+def credentials(now: datetime | None = None) -> Credentials:
+    return issue("digits", "team-a", "digits", "cluster.local", now or datetime.now(UTC))
+
+
+MINE, OTHERS = credentials(), credentials()
+
+
+def context(folder: Path, own: Credentials | None, trusted: Credentials, *, server: bool) -> ssl.SSLContext:
+    """As the agents make it: each side shows its certificate and demands one of the job's authority."""
+    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    found.verify_mode = ssl.CERT_REQUIRED
+    found.load_verify_locations(cadata=trusted.ca_cert.decode())
+    if own is not None:
+        (folder / "cert").write_bytes(own.cert)
+        (folder / "key").write_bytes(own.key)
+        found.load_cert_chain(folder / "cert", folder / "key")
+    return found
+
+
+def shake_hands(folder: Path, server: Credentials, client: Credentials | None, name: str) -> None:
+    """A whole handshake in memory. Raises SSLError when a side refuses the other."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        context(folder, client, MINE, server=False).wrap_bio(to_client, to_server, server_hostname=name),
+        context(folder, server, MINE, server=True).wrap_bio(to_server, to_client, server_side=True),
+    ]
+    waiting = list(ends)
+    for _ in range(10):
+        for end in list(waiting):
+            try:
+                end.do_handshake()
+                waiting.remove(end)
+            except ssl.SSLWantReadError:
+                pass
+    assert not waiting, "the handshake did not end"
+
+
+@pytest.mark.parametrize(
+    "name", [POD, "digits", "digits.team-a.svc", "digits.team-a.svc.cluster.local", "digits-t4-7.digits.team-a.svc"]
+)
+def test_agents_of_one_job_know_each_other(tmp_path: Path, name: str) -> None:
+    shake_hands(tmp_path, MINE, MINE, name)
+
+
+@pytest.mark.parametrize("name", ["wine-cpu-0.wine.team-a.svc.cluster.local", "example.org", f"a.{POD}"])
+def test_a_pod_of_another_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(tmp_path, MINE, MINE, name)
+
+
+def test_a_server_of_another_authority_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(tmp_path, OTHERS, MINE, POD)
+
+
+def test_a_client_of_another_authority_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ssl.SSLError):
+        shake_hands(tmp_path, MINE, OTHERS, POD)
+
+
+def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ssl.SSLError):
+        shake_hands(tmp_path, MINE, None, POD)
+
+
+def test_nothing_is_issued_twice() -> None:
+    assert len({MINE.ca_cert, OTHERS.ca_cert, MINE.cert, OTHERS.cert, MINE.key, OTHERS.key}) == 6
+
+
+def test_it_is_valid_on_nodes_whose_clocks_are_behind_and_longer_than_any_training() -> None:
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    for pem in (credentials(now).cert, credentials(now).ca_cert):
+        cert = x509.load_pem_x509_certificate(pem)
+        assert cert.not_valid_before_utc <= now - timedelta(minutes=30)
+        assert cert.not_valid_after_utc == now + VALID_FOR
+
+
+def test_the_certificate_signs_no_other() -> None:
+    cert = x509.load_pem_x509_certificate(MINE.cert)
+    assert cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
+    assert cert.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign is False
+
+
+def test_the_key_is_the_certificates_and_not_the_authoritys() -> None:
+    key = serialization.load_pem_private_key(MINE.key, None).public_key()
+    assert x509.load_pem_x509_certificate(MINE.cert).public_key() == key
+    assert x509.load_pem_x509_certificate(MINE.ca_cert).public_key() != key
+
+
+def test_a_long_name_fits() -> None:
+    name = "d" * 40
+    made = issue(name, "n" * 63, name, "cluster.local", datetime.now(UTC))
+    names = x509.load_pem_x509_certificate(made.cert).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    assert f"*.{name}.{'n' * 63}.svc.cluster.local" in names.value.get_values_for_type(x509.DNSName)

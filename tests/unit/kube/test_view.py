@@ -1,0 +1,201 @@
+"""Objects as the API server sends them → what decisions see of them; nodes and pods → what is free."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dljob.job.observed import Fetching
+from dljob.kube import cluster_view, trim
+from dljob.kube.view import Reservation, amount
+
+Json = dict[str, Any]
+A100 = "NVIDIA-A100-SXM4-40GB"
+
+
+def node(name: str = "n1", *, ready: str = "True", labels: Json | None = None, **more: Any) -> Json:
+    allocatable = {"cpu": "2", "memory": "4Gi", **more.pop("allocatable", {})}
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return {
+        "metadata": {"name": name, "labels": labels or {}, "annotations": more.pop("annotations", {})},
+        "spec": more,
+        "status": {"conditions": [condition], "allocatable": allocatable},
+    }
+
+
+def gpu_node(name: str, gpus: int) -> Json:
+    labels = {"nvidia.com/gpu.product": A100}
+    return node(name, labels=labels, allocatable={"cpu": "16", "memory": "64Gi", "nvidia.com/gpu": str(gpus)})
+
+
+def pod(on: str | None, *requests: Json, phase: str = "Running", **spec: Any) -> Json:
+    containers = [{"resources": {"requests": request}} for request in requests]
+    return {"spec": {"nodeName": on, "containers": containers, **spec}, "status": {"phase": phase}}
+
+
+def view(nodes: list[Json], pods: list[Json] | None = None, *reservations: Reservation) -> Any:
+    return cluster_view([trim.node(item) for item in nodes], pods or [], reservations)
+
+
+class TestView:
+    def test_a_cpu_node(self) -> None:
+        [found] = view([node(annotations={"dljob.dev/network-bandwidth": "1.25G"})]).nodes
+        assert (found.device, found.devices, found.is_gpu, found.cpu) == ("cpu", 1, False, 2.0)
+        assert found.link_bandwidth_Bps == 1.25e9 and found.free_memory_nbytes == 4 * 2**30
+
+    def test_a_labelled_class(self) -> None:
+        [found] = view([node(labels={"dljob.dev/device": "cpu-slow"})]).nodes
+        assert found.device == "cpu-slow"
+
+    def test_a_gpu_node(self) -> None:
+        [found] = view([gpu_node("g", 4)], [pod("g", {"nvidia.com/gpu": "3"})]).nodes
+        assert (found.device, found.devices, found.free_devices, found.is_gpu) == (A100, 4, 1, True)
+
+    @pytest.mark.parametrize(
+        ("labels", "resource", "device"),
+        [
+            ({"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}, "amd.com/gpu", "AMD_Instinct_MI300X_OAM"),
+            ({"dljob.dev/device": "Tesla-T4"}, "nvidia.com/gpu", "Tesla-T4"),
+            ({"dljob.dev/device": "mine", "nvidia.com/gpu.product": A100}, "nvidia.com/gpu", A100),
+        ],
+        ids=["AMD's", "named by hand", "both"],
+    )
+    def test_gpus_of_other_labels(self, labels: Json, resource: str, device: str) -> None:
+        [found] = view([node("g", labels=labels, allocatable={resource: "4"})], [pod("g", {resource: "1"})]).nodes
+        assert (found.device, found.devices, found.free_devices, found.is_gpu) == (device, 4, 3, True)
+
+    def test_a_gpu_node_whose_plugin_is_gone_is_no_cpu_node(self) -> None:
+        [found] = view([gpu_node("g", 0)]).nodes
+        assert (found.device, found.free_devices, found.is_gpu) == (A100, 0, True)
+        [chosen] = view([node(labels={"dljob.dev/device": "big", "nvidia.com/gpu.product": A100})]).nodes
+        assert (chosen.device, chosen.is_gpu) == ("big", False), "who labels it so wants its CPUs"
+
+    @pytest.mark.parametrize("away", [node(ready="False"), node(ready="Unknown"), node(unschedulable=True)])
+    def test_nodes_that_take_no_pods(self, away: Json) -> None:
+        assert view([away]).nodes == ()
+
+    def test_taints_that_keep_pods_away(self) -> None:
+        taints = [
+            {"key": "gpu", "value": "yes", "effect": "NoSchedule"},
+            {"key": "soft", "effect": "PreferNoSchedule"},
+            {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"},
+        ]
+        [found] = view([node(taints=taints)]).nodes
+        assert found.taints == (("gpu", "yes", "NoSchedule"),)
+
+    @pytest.mark.parametrize(
+        ("pods", "free"),
+        [
+            ([], 2.0),
+            ([pod("n1", {"cpu": "500m"}, {"cpu": "0.25"})], 1.25),
+            ([pod("n1", {"cpu": "1"}, phase="Succeeded"), pod("n1", {"cpu": "1"}, phase="Failed")], 2.0),
+            ([pod(None, {"cpu": "1"}), pod("n2", {"cpu": "1"})], 2.0),
+            ([pod("n1", {"cpu": "1"}, initContainers=[{"resources": {"requests": {"cpu": "1500m"}}}])], 0.5),
+            ([pod("n1", {"cpu": "1"}, overhead={"cpu": "250m"})], 0.75),
+            ([pod("n1", {"cpu": "5"})], 0.0),
+        ],
+    )
+    def test_what_pods_take(self, pods: list[Json], free: float) -> None:
+        assert view([node()], pods).nodes[0].free_cpu == free
+
+    def test_promises_are_taken_from_the_freest(self) -> None:
+        taken = view([node("n1"), node("n2")], [pod("n1", {"cpu": "1"})], Reservation("cpu", 1, 1, 1.5, 2**30)).nodes
+        assert [n.free_cpu for n in taken] == [1.0, 0.5]
+        gpus = view([gpu_node("a", 2), gpu_node("b", 4)], [], Reservation(A100, 1, 4, 1.0, 0)).nodes
+        assert [n.free_devices for n in gpus] == [2, 0]
+        assert view([node()], [], Reservation("other", 1, 1, 1.0, 0)).nodes[0].free_cpu == 2.0
+
+    @given(st.lists(st.integers(0, 3000), max_size=6), st.lists(st.integers(0, 3000), max_size=3))
+    def test_nothing_is_freer_than_it_is_large(self, requests: list[int], promised: list[int]) -> None:
+        pods = [pod("n1", {"cpu": f"{cpu}m"}) for cpu in requests]
+        [found] = view([node()], pods, *(Reservation("cpu", 1, 1, cpu / 1000, 0) for cpu in promised)).nodes
+        assert 0 <= found.free_cpu <= found.cpu
+        assert found.free_cpu == pytest.approx(max(0.0, 2 - sum(requests + promised) / 1000), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("1500m", Decimal("1.5")),
+        ("4Gi", 4 * 2**30),
+        ("1e3", 1000),
+        ("100n", Decimal("1e-7")),
+        ("5u", Decimal("5e-6")),
+        ("x", 0),
+    ],
+)
+def test_amounts_as_servers_write_them(text: str, value: Decimal) -> None:
+    assert amount(text) == value
+
+
+class TestTrim:
+    def test_heartbeats_make_no_other_node(self) -> None:
+        first, second = node(), node()
+        second["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-01T00:01:00Z"
+        second["status"]["images"] = [{"names": ["a"]}]
+        assert trim.node(first) == trim.node(second)
+
+    @pytest.mark.parametrize(
+        ("container", "reason", "words"),
+        [
+            ({"state": {"running": {}}}, None, ""),
+            ({"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off"}}}, "ImagePullBackOff", "Back-off"),
+            (
+                {
+                    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                    "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137, "message": "last words"}},
+                },
+                "OOMKilled", "exit code 137: last words",
+            ),
+        ],
+    )  # fmt: skip
+    def test_why_a_container_is_stuck(self, container: Json, reason: str | None, words: str) -> None:
+        meta = {"name": "p", "uid": "u"}
+        found = trim.pod({"metadata": meta, "spec": {}, "status": {"containerStatuses": [container]}}).stuck
+        assert (found.reason if found else None) == reason
+        assert words in (found.message if found else "")
+
+    @pytest.mark.parametrize(
+        ("state", "last", "expected", "stuck"),
+        [
+            ({"waiting": {"reason": "PodInitializing"}}, {}, None, "PodInitializing"),
+            ({"running": {}}, {}, Fetching(), None),
+            ({"terminated": {"exitCode": 64, "message": "a\nno file\n"}}, {}, Fetching(64, "no file"), None),
+            ({"running": {}}, {"terminated": {"exitCode": 74, "message": "cut"}}, Fetching(74, "cut"), None),
+            (
+                {"waiting": {"reason": "CrashLoopBackOff"}},
+                {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, Fetching(137, "OOMKilled"), None,
+            ),
+            ({"waiting": {"reason": "CreateContainerConfigError"}}, {}, None, "CreateContainerConfigError"),
+            ({"terminated": {"exitCode": 0}}, {"terminated": {"exitCode": 74}}, None, None),
+        ],
+        ids=["not yet", "running", "failed", "tries again", "waits to try again", "no secret", "done"],
+    )  # fmt: skip
+    def test_how_the_data_fares(self, state: Json, last: Json, expected: Fetching | None, stuck: str | None) -> None:
+        container = {"name": "dataset", "state": state, "lastState": last}
+        body = {"metadata": {"name": "p", "uid": "u"}, "spec": {}, "status": {"initContainerStatuses": [container]}}
+        found = trim.pod(body)
+        assert found.fetching == expected
+        assert (found.stuck.reason if found.stuck else None) == stuck
+
+    def test_an_unschedulable_pod(self) -> None:
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+        meta = {"name": "p", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+        found = trim.pod({"metadata": meta, "spec": {}, "status": {"conditions": [condition]}})
+        assert found.unschedulable == "0/3 nodes" and found.deleting and not found.ready
+
+    @pytest.mark.parametrize(
+        "key", ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"]
+    )
+    def test_the_default_class(self, key: str) -> None:
+        assert trim.storage_class({"metadata": {"name": "s", "annotations": {key: "true"}}}).default
+        assert not trim.storage_class({"metadata": {"name": "s"}}).default
+
+    def test_a_job(self) -> None:
+        meta = {"name": "j", "namespace": "n", "uid": "u", "generation": 3, "creationTimestamp": "2026-01-01T00:00:00Z"}
+        found = trim.job({"metadata": meta, "spec": {"a": 1}})
+        assert found.created == datetime(2026, 1, 1, tzinfo=UTC) and (found.generation, found.status) == (3, {})

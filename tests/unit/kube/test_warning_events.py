@@ -1,0 +1,97 @@
+"""Complaints of other controllers: looked up when trouble lasts, not before, and not at every look."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from dljob.job.observed import ClaimSeen, Observed, PodSeen, SetSeen, Stuck
+from dljob.kube import Api, warning_events
+from dljob.kube.warning_events import RECHECK_S, WarningEvents
+from support.builders import seen
+
+Json = dict[str, Any]
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SET = SetSeen("digits-cpu", "cpu", replicas=2, spec_digest="x")
+NOT_YET = PodSeen("digits-cpu-0", "u", "cpu", node="n1", stuck=Stuck("ContainerCreating", ""))
+
+
+class RecordingApi(Api):
+    """An API server that has these events, and counts how often it is asked for them."""
+
+    def __init__(self, *events: Json) -> None:
+        self.events, self.selectors = list(events), list[str]()
+
+    async def find(self, *_: object, **params: str) -> list[Json]:
+        self.selectors.append(params["fieldSelector"])
+        return self.events
+
+
+def warning(message: str, reason: str = "FailedCreate", at: str = "2026-01-01T11:59:00Z") -> Json:
+    return {"message": message, "reason": reason, "lastTimestamp": at}
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, told: RecordingApi, observed: Observed, *times_s: float) -> list[Observed]:
+    """What is known at each of these times."""
+
+    async def main() -> list[Observed]:
+        asking, found = WarningEvents(told), []
+        for time_s in times_s:
+            monkeypatch.setattr(warning_events, "monotonic", lambda now=time_s: now)
+            found.append((await asking.added_to(observed, NOW))[0])
+        return found
+
+    return asyncio.run(main())
+
+
+def test_a_set_without_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = RecordingApi(warning("exceeded quota"))
+    found = asked(monkeypatch, told, seen(sets=(SET,)), 0, 1, RECHECK_S, RECHECK_S + 1, 2 * RECHECK_S)
+    assert [item.sets[0].problem for item in found] == [None, None, *["exceeded quota"] * 3]
+    assert len(told.selectors) == 2 and "involvedObject.name=digits-cpu" in told.selectors[0]
+
+
+def test_a_claim_that_pods_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = ClaimSeen("digits-checkpoints", "Pending", ("ReadWriteMany",))
+    told = RecordingApi(warning("no such backend", "ProvisioningFailed"))
+    waiting = seen(claims={claim.name: claim}, pods=(NOT_YET,))
+    assert asked(monkeypatch, told, waiting, 0, RECHECK_S)[-1].claims[claim.name].problem == "no such backend"
+    told = RecordingApi(warning("no such backend"))
+    asked(monkeypatch, told, seen(claims={claim.name: claim}), 0, RECHECK_S)
+    assert not told.selectors, "without pods it may wait for the first of them"
+
+
+def test_a_container_that_is_long_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = RecordingApi(warning("secret not found", "FailedMount"))
+    found = asked(monkeypatch, told, seen(pods=(NOT_YET,)), 0, 6, 12, 18, 24)
+    stuck = [item.pods[0].stuck for item in found]
+    assert [item and item.reason for item in stuck] == [*["ContainerCreating"] * 4, "CannotStart"]
+    assert stuck[-1] is not None and stuck[-1].message == "secret not found"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        warning("0/3 nodes", "FailedScheduling"),
+        warning("probe failed", "Unhealthy"),
+        warning("of yesterday", at="2025-12-31T12:00:00Z"),
+        {"message": "of no time", "reason": "FailedCreate"},
+    ],
+)
+def test_what_is_said_otherwise_or_long_ago_is_left_out(event: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = asked(monkeypatch, RecordingApi(event), seen(sets=(SET,)), 0, RECHECK_S)
+    assert found[-1].sets[0].problem is None
+
+
+def test_trouble_that_went_and_comes_again_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = RecordingApi(warning("exceeded quota"))
+    found = asked(monkeypatch, told, seen(sets=(SET,)), 0, RECHECK_S, 1000, 1000 + RECHECK_S)
+    assert [item.sets[0].problem is None for item in found] == [True, False, True, False]
+
+
+def test_a_job_at_work_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = RecordingApi(warning("exceeded quota"))
+    pods = tuple(PodSeen(f"digits-cpu-{i}", f"u{i}", "cpu", ready=True) for i in range(2))
+    asked(monkeypatch, told, seen(sets=(SET,), pods=pods), 0, RECHECK_S, 60)
+    assert told.selectors == []

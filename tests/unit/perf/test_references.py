@@ -1,0 +1,145 @@
+"""The layer tables of the literature's models: published sizes, and laws that any layer table obeys."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dljob.api.spec import BUILTIN_MODELS, ReferenceModel
+from dljob.cluster import catalogue
+from dljob.perf.step.compute import catalogue_curve
+from dljob.perf.workload.layers import Layer, Net
+from dljob.perf.workload.references import IMAGENET, OPENWEBTEXT, REFERENCES, WIKIPEDIA, alexnet, bert_base, gpt2, vgg16
+from dljob.perf.workload.workload import Workload, builtin, reference
+from dljob.planner import Request
+from dljob.planner.candidates.options import workload_of
+
+PUBLISHED = {  # parameters; forward multiply-adds of one sample of the given positions (None: the data's own)
+    # torchvision's documentation of its weights ("num_params", "GFLOPS": multiply-adds of convolutions and products)
+    "AlexNet": (61_100_840, 0.714e9, None),
+    "VGG-16": (138_357_544, 15.47e9, None),
+    "GoogLeNet": (6_624_904, 1.498e9, None),
+    "ResNet-152": (60_192_808, 11.514e9, None),
+    # Parameters of Hugging Face's BertModel; Sun et al. 2020 (MobileBERT), table 4: 22.5e9 operations at 128 tokens
+    "BERT-base": (109_482_240, 22.5e9 / 2, 128),
+    # Parameters of OpenAI's checkpoints; operations of the first two as Karpathy's nanoGPT counts them at 1024 tokens
+    "GPT-2": (124_439_808, 291_648_307_200 / 2, None),
+    "GPT-2-medium": (354_823_168, 830_172_299_264 / 2, None),
+    "GPT-2-large": (774_030_080, None, None),
+    "GPT-2-XL": (1_557_611_200, None, None),
+}
+SIZES = {"GPT-2": (12, 768), "GPT-2-medium": (24, 1024), "GPT-2-large": (36, 1280), "GPT-2-XL": (48, 1600)}
+MATRIX = ("conv", "linear", "attention")
+
+
+def products(net: Net) -> float:
+    return sum(layer.forward_FLOPs for layer in net.layers if layer.kind in MATRIX)
+
+
+def test_every_reference_is_in_the_table() -> None:
+    assert list(PUBLISHED) == list(REFERENCES)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_parameters(name: str) -> None:
+    assert reference(name).parameters == PUBLISHED[name][0]
+
+
+@pytest.mark.parametrize("name", [name for name, (_, known, _) in PUBLISHED.items() if known])
+def test_published_operations(name: str) -> None:
+    _, multiply_adds, positions = PUBLISHED[name]
+    assert multiply_adds is not None
+    build, data = REFERENCES[name]
+    net = build(replace(data, shape=(positions,)) if positions else data)
+    assert products(net) == pytest.approx(2 * multiply_adds, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "size"), SIZES.items())
+def test_operations_of_decoders(name: str, size: tuple[int, int]) -> None:
+    """Narayanan et al. 2021, equation 3, without its recomputation: 24 s l h² (1 + s/6h + V/12lh) a sequence forward."""
+    (blocks, h), s, vocabulary = size, 1024, 50_257
+    expected = 24 * s * blocks * h**2 * (1 + s / (6 * h) + vocabulary / (12 * blocks * h))
+    assert products(REFERENCES[name][0](OPENWEBTEXT)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_backward_is_twice_forward_but_for_the_first(name: str) -> None:
+    """Each product is derived by both its factors; the first layer's input needs no gradient."""
+    weighted = [layer for layer in reference(name).layers if layer.kind in MATRIX]
+    first, rest = (weighted[0], weighted[1:]) if weighted[0].kind == "conv" else (None, weighted)
+    if first is not None:
+        assert first.backward_FLOPs == first.forward_FLOPs > 0
+    assert all(layer.backward_FLOPs == 2 * layer.forward_FLOPs > 0 for layer in rest)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_costs_are_possible(name: str) -> None:
+    workload = reference(name, "AdamW")
+
+    def sane(layer: Layer) -> bool:
+        tensors = 0 < layer.tensors <= layer.parameters or layer.tensors == layer.parameters == 0
+        return tensors and layer.moved_elements > 0 and min(layer.forward_FLOPs, layer.backward_FLOPs) >= 0
+
+    assert all(map(sane, workload.layers))
+    assert workload.sample_nbytes / 2 <= workload.activation_nbytes  # tokens of 8 bytes count as reals of 4
+    assert 4 * workload.activation_nbytes > workload.transient_nbytes > 0
+    assert workload.optimizer_slots == 2
+
+
+@given(tokens=st.integers(1, 512))
+def test_a_shorter_sequence_changes_no_parameter(tokens: int) -> None:
+    net = bert_base(replace(WIKIPEDIA, shape=(tokens,)))
+    assert sum(layer.parameters for layer in net.layers) == 109_482_240
+    quadratic = [layer.forward_FLOPs for layer in net.layers if layer.kind == "attention"]
+    assert quadratic == [4.0 * tokens**2 * 768] * 12
+
+
+@pytest.mark.parametrize("build", [alexnet, vgg16])
+def test_convolutions_grow_with_the_image(build: Callable[..., Net]) -> None:
+    """A side of k times as many pixels: about k² the operations of convolutions, exactly so where nothing is cut."""
+    small, large = (
+        sum(layer.forward_FLOPs for layer in build(replace(IMAGENET, shape=(3, side, side))).layers if layer.is_conv)
+        for side in (224, 448)
+    )
+    assert large / small == pytest.approx(4, rel=0.0 if build is vgg16 else 0.1)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_time_grows_with_the_batch_and_is_linear_in_a_large_one(name: str) -> None:
+    curve = catalogue_curve(reference(name), catalogue.cpu("cpu", 4.0))
+    one, two, four = (curve.seconds(batch) for batch in (256.0, 512.0, 1024.0))
+    assert four - two == pytest.approx(2 * (two - one), rel=0.01)  # operations and traffic are linear in it
+    assert 0 < one < two < four
+
+
+@given(side=st.integers(3, 64), k=st.integers(1, 3), stride=st.integers(1, 3))
+def test_pools_that_reach_over_the_edge(side: int, k: int, stride: int) -> None:
+    net = Net(1, side, side).pool(k, stride, ceil=True)
+    assert net.shape[1] == ceil((side - k) / stride) + 1
+
+
+@pytest.mark.parametrize("make", [lambda: reference("bert"), lambda: builtin("BERT-base", None)])
+def test_unknown_models_are_named(make: Callable[[], Workload]) -> None:
+    with pytest.raises(ValueError, match="expected one of"):
+        make()
+
+
+def test_a_program_like_a_reference_is_planned_as_it() -> None:
+    asked = Request(job="j", global_batch=8, total_steps=1, like="BERT-base", optimizer="AdamW", sample_nbytes=99)
+    workload = workload_of(asked)
+    assert (workload.layers, workload.sample_nbytes) == (reference("BERT-base").layers, 99)
+    assert workload.optimizer_slots == 2
+    assert workload_of(replace(asked, sample_nbytes=None)).sample_nbytes == WIKIPEDIA.sample_nbytes
+
+
+def test_the_api_offers_the_references_and_keeps_them_apart_from_what_the_trainer_runs() -> None:
+    assert [member.value for member in ReferenceModel] == list(REFERENCES)
+    assert not {name.lower() for name in REFERENCES} & set(BUILTIN_MODELS)
+
+
+def test_longer_contexts_cost_more_than_their_length() -> None:
+    short, long = (products(gpt2(replace(OPENWEBTEXT, shape=(tokens,)))) for tokens in (512, 1024))
+    assert 2 * short < long < 4 * short

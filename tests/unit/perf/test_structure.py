@@ -1,0 +1,81 @@
+"""The regression that sizes CPU ranks: laws of its sums, and what pods request from them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dljob.cluster import catalogue
+from dljob.perf.resources import memory
+from dljob.perf.step.compute import catalogue_curve
+from dljob.perf.workload import structure
+from dljob.perf.workload.workload import Workload, builtin
+from support.planner_questions import DIGITS, RESNET, decided, view
+
+workloads = st.sampled_from(
+    [builtin(m, d) for m, d in (("mlp", "iris"), ("digits-cnn", "digits"), ("resnet50", None), ("gpt-mini", None))]
+)
+
+
+@given(workloads, st.integers(1, 500), st.integers(1, 8))
+def test_the_curve_is_the_sum_of_the_terms(w: Workload, batch: int, cores: int) -> None:
+    host = structure.total(structure.host_terms(w), structure.HOST_S)
+    work = structure.total(structure.time_terms(w, batch), structure.TIME_S)
+    curve = catalogue_curve(w, catalogue.cpu("cpu", cores), cores)
+    assert curve.seconds(batch) == pytest.approx(host + work / cores)
+
+
+def test_terms_are_what_the_layers_say() -> None:
+    """digits-cnn on one sample: 8 x 8, two pools; operations of its four layers with weights, by hand."""
+    w = builtin("digits-cnn", "digits")
+    terms = structure.time_terms(w, 1)
+    first, second, third = (2.0 * 9 * c * f * side**2 for c, f, side in ((1, 32, 8), (32, 64, 8), (64, 64, 4)))
+    assert terms["convolution_FLOP"] == 2 * first + 3 * second + 3 * third
+    assert terms["weight_B"] == 9 * 4 * 58_314
+    assert terms["large_weight_B"] == 0.0
+    pools = 3 * 64 * (8 * 8 + 4 * 4) + 2 * 64 * (4 * 4 + 2 * 2)
+    assert terms["pool_B"] == 4 * pools
+    grown = structure.growth_terms(w, 10)
+    assert (grown["process"], grown["parameter_B"]) == (1.0, 3 * 4 * 58_314)
+
+
+def test_weights_beyond_the_cache_cost_more() -> None:
+    small, large = (
+        structure.total(structure.time_terms(replace(w, layers=(layer,)), 0), structure.TIME_S) / layer.parameters
+        for w in [builtin("mlp", "digits")]
+        for layer in (replace(w.layers[0], parameters=10_000), replace(w.layers[0], parameters=10_000_000))
+    )
+    assert 2 * small < large
+
+
+@given(workloads, st.integers(1, 200))
+def test_main_memory_holds_more_than_the_tensors(w: Workload, batch: int) -> None:
+    tensors = memory.fixed_nbytes(w) + batch * (w.activation_nbytes + w.sample_nbytes)
+    assert memory.rank_nbytes(w, batch, is_gpu=False) > memory.PROCESS_NBYTES + memory.GROWTH_MARGIN * tensors
+
+
+class TestCpuOfAPod:
+    def test_a_rank_alone_needs_all_its_cpu(self) -> None:
+        (group,) = decided(DIGITS, view({"cpu": 2, "memory": "8Gi"})).chosen.groups
+        assert group.cpu_per_pod == pytest.approx(1.0)
+
+    def test_on_a_quota_what_the_node_has(self) -> None:
+        (group,) = decided(DIGITS, view({"cpu": "200m", "memory": "8Gi"})).chosen.groups
+        assert group.cpu_per_pod == pytest.approx(0.2)
+
+    def test_less_where_it_waits_for_the_network(self) -> None:
+        """4 MB/s for 45 MB of gradients."""
+        slow, fast = (
+            decided(
+                replace(RESNET, nodes_min=3, global_batch=192),
+                view({"count": 3, "cpu": 2, "memory": "16Gi", "bandwidth": bandwidth}),
+            ).chosen
+            for bandwidth in ("4M", "10G")
+        )
+        assert slow.prediction.communication_s > 2 * slow.prediction.compute_s
+        assert 0.25 <= slow.groups[0].cpu_per_pod < 0.7 < fast.groups[0].cpu_per_pod <= 1.0
+
+    def test_a_gpu_rank_has_a_cpu_of_its_own(self) -> None:
+        (group,) = decided(RESNET, view({"device": "a100", "devices": 2, "cpu": 8, "memory": "64Gi"})).chosen.groups
+        assert group.cpu_per_pod == group.ranks_per_node

@@ -1,0 +1,272 @@
+"""Strategy Auto: when a plan gets parts of the model, when it does not, and what it says of either."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dljob.cluster import ClusterView
+from dljob.perf.step import model_split as split
+from dljob.planner import Choice, FixedChoice, Infeasible, Learned, LearnedPoint, Request, plan, scaling
+from dljob.planner.candidates.evaluate import Part
+from dljob.planner.candidates.model_split_cost import Way, micro_batch_counts
+from dljob.planner.candidates.options import AUTO, options, ranks_per_node_choices, workload_of
+from dljob.planner.candidates.pools import eligible
+from dljob.planner.search import objective
+from dljob.planner.search.enumeration import grid
+from dljob.planner.search.model_split import evaluate
+from support.planner_questions import A100, DIGITS, T4, THREE, decided, refused, view
+
+RESNET18 = Request(
+    job="j", global_batch=256, total_steps=100, model="resnet18", dataset="synthetic-images", strategy="Auto"
+)
+GPT = replace(RESNET18, global_batch=64, model="gpt-mini", dataset="synthetic-tokens")
+SMALL_PODS = 2**30
+"""Three pods of this hold no batch of 256 images, however it is shared out."""
+REQUESTS = (
+    RESNET18,
+    replace(RESNET18, model="resnet50", global_batch=64),
+    GPT,
+    replace(GPT, model="mlp", dataset=None),
+)
+
+
+def cpus(count: int, bandwidth: str = "1.25G", memory: str = "4Gi") -> ClusterView:
+    return view({"count": count, "cpu": 2, "memory": memory, "bandwidth": bandwidth})
+
+
+def lines(request: Request, cluster: ClusterView) -> dict[str, str]:
+    return {r.summary: r.reason for r in decided(request, cluster).refusals}
+
+
+@given(st.integers(1, 10_000), st.integers(2, 64))
+def test_numbers_of_micro_batches(batch: int, stages: int) -> None:
+    """Rising, within the contract's bounds, down to a sample each, and none of which fewer would do as well."""
+    counts = list(micro_batch_counts(batch, stages))
+    assert all(few < many for few, many in pairwise(counts))
+    assert counts[0] >= 1 and counts[-1] <= min(batch, 4096)
+    assert counts[-1] == batch or batch > 4096
+    assert all(-(-batch // k) < -(-batch // (k - 1)) for k in counts if k > 1)
+
+
+class TestLaws:
+    @settings(deadline=None, max_examples=60)
+    @given(
+        st.sampled_from(REQUESTS),
+        st.integers(1, 9),
+        st.sampled_from(["1M", "12.5M", "125M", "12.5G"]),
+        st.sampled_from([None, 640 * 2**20, SMALL_PODS, 2**31]),
+        st.sampled_from([1, 7, 64, 256]),
+        st.sampled_from(["Time", "Energy", "Cost"]),
+        st.sampled_from([None, 120.0, 900.0]),
+    )
+    def test_a_split_is_surely_better_or_there_is_no_other_plan(
+        self, asked: Request, nodes: int, bandwidth: str, memory: int | None, batch: int, minimize: Any, deadline: Any
+    ) -> None:
+        request = replace(
+            asked, global_batch=batch, memory_per_pod_nbytes=memory, minimize=minimize, deadline_s=deadline
+        )
+        cluster = cpus(nodes, bandwidth)
+        auto, whole = (plan(r, cluster, {}) for r in (request, replace(request, no_split_reason="not wanted")))
+        if isinstance(auto, Infeasible):
+            assert isinstance(whole, Infeasible) and whole.reason == auto.reason
+            return
+        for found in auto.candidates:
+            self.is_lawful(request, found)
+        if isinstance(whole, Infeasible):
+            assert auto.chosen.in_parts and whole.reason == "DoesNotFit"
+        elif auto.chosen.in_parts:
+            p, q = auto.chosen.prediction, whole.chosen.prediction
+            meets_it, met = (objective.meets(request, each.total_p90_s) for each in (p, q))
+            assert meets_it >= met
+            assert meets_it > met or p.total_p90_s < q.total_s or minimize != "Time"
+            assert meets_it > met or objective.score(request, p) < objective.score(request, q)
+        else:
+            assert auto.chosen == whole.chosen, "as it would have been without a look at parts"
+
+    @staticmethod
+    def is_lawful(request: Request, found: Choice) -> None:
+        """What contract and trainer demand."""
+        if not found.in_parts:
+            assert sum(share for g in found.groups for share in g.shares) == request.global_batch
+            return
+        (group,) = found.groups
+        model, ranks = split.cut_up(workload_of(request)), len(group.shares)
+        assert set(group.shares) == {request.global_batch} and ranks >= 2
+        if found.strategy == "Pipeline":
+            assert ranks <= min(64, len(model.stages)) and found.collective == "MPI"
+            assert 1 <= found.micro_batches <= request.global_batch
+        else:
+            assert model.pairs is not None and ranks <= model.pairs.units
+            assert found.collective != "ParameterServer" and found.micro_batches == 1
+
+    @settings(deadline=None, max_examples=25)
+    @given(
+        st.sampled_from(REQUESTS),
+        st.integers(2, 6),
+        st.sampled_from(["1M", "125M"]),
+        st.sampled_from([None, SMALL_PODS]),
+        st.sampled_from([6, 97, 256]),
+        st.sampled_from(["Time", "Energy"]),
+        st.sampled_from([0, 1, 4]),
+    )
+    def test_it_finds_what_exhaustive_search_finds(
+        self, asked: Request, nodes: int, bandwidth: str, memory: int | None, batch: int, minimize: Any, gpus: int
+    ) -> None:
+        request = replace(asked, global_batch=batch, memory_per_pod_nbytes=memory, minimize=minimize)
+        cluster, workload = cpus(nodes, bandwidth), workload_of(request)
+        if gpus:
+            entry = {"count": nodes, "device": T4, "devices": gpus, "cpu": 8, "memory": "6Gi", "bandwidth": bandwidth}
+            cluster = view(entry, {**entry, "device": A100, "count": 1, "memory": "64Gi"})
+        model = split.cut_up(workload)
+        best: dict[str, float] = {}
+        for pool in eligible(request, cluster).pools:
+            for option in [o for g in ranks_per_node_choices(pool) for o in options(pool, g, workload, request, {})]:
+                for part in [Part(option, n) for n in range(1, option.nodes + 1) if n * option.ranks_per_node > 1]:
+                    ways = [Way(part, "Pipeline", "MPI", k) for k in micro_batch_counts(batch, part.ranks)]
+                    ways = ways if part.ranks <= len(model.stages) else []
+                    if model.pairs is not None and part.nodes in grid(
+                        min(option.nodes, model.pairs.units // option.ranks_per_node)
+                    ):
+                        names = [n for n in AUTO[option.pool.is_gpu] if n != "ParameterServer"]
+                        ways += [Way(part, "Tensor", name) for name in names]
+                    for choice in (evaluate(way, request, model) for way in ways):
+                        if isinstance(choice, Choice):
+                            score = objective.score(request, choice.prediction)
+                            best[choice.strategy] = min(score, best.get(choice.strategy, score))
+        found = plan(replace(request, candidates_kept=100), cluster, {})
+        if isinstance(found, Infeasible):
+            assert not best
+            return
+        for strategy, score in best.items():
+            scores = [objective.score(request, c.prediction) for c in found.candidates if c.strategy == strategy]
+            assert min(scores) == pytest.approx(score)
+
+
+class TestChoice:
+    def test_what_fits_in_no_other_way_becomes_a_pipeline(self) -> None:
+        request = replace(RESNET18, memory_per_pod_nbytes=SMALL_PODS)
+        assert refused(replace(request, strategy="Data"), cpus(3)).reason == "DoesNotFit"
+        assert refused(replace(request, strategy="Optimizer"), cpus(3)).reason == "DoesNotFit"
+        chosen = decided(request, cpus(3)).chosen
+        assert chosen.strategy == "Pipeline" and chosen.summary.startswith("3 x cpu, Pipeline of 3 stages, ")
+        assert chosen.prediction.host_memory_nbytes <= SMALL_PODS
+        told = lines(request, cpus(3))
+        assert "does not fit" in told["up to 3 x cpu"], "why it is none with whole models"
+
+    def test_what_fits_in_no_way_at_all_is_told_of_every_way(self) -> None:
+        why = refused(replace(RESNET18, memory_per_pod_nbytes=500 * 2**20), cpus(3))
+        assert why.reason == "DoesNotFit"
+        assert "its part of the model needs" in {r.summary: r.reason for r in why.refusals}["3 x cpu, Pipeline"]
+
+    def test_where_it_is_surely_faster_it_is_chosen(self) -> None:
+        """ResNet-50's gradients are 100 MB, what stages exchange is a tenth of that, and one node does not hold it."""
+        request = replace(RESNET18, model="resnet50", global_batch=64)
+        decision = decided(request, cpus(8, "12.5M"))
+        assert decision.chosen.strategy == "Pipeline"
+        best = decided(replace(request, no_split_reason="not wanted"), cpus(8, "12.5M")).chosen.prediction
+        assert decision.chosen.prediction.total_p90_s < best.total_s
+        assert any(c.strategy != "Pipeline" for c in decision.candidates), "beside the others in the table"
+
+    def test_what_is_better_within_its_uncertainty_is_told_and_not_chosen(self) -> None:
+        request = replace(RESNET18, global_batch=64)
+        cluster = cpus(8, "12.5M")
+        decision = decided(request, cluster)
+        best = min((c for c in decision.candidates if c.in_parts), key=lambda c: c.prediction.step_s)
+        assert best.prediction.step_s < decision.chosen.prediction.step_s < best.prediction.step_p90_s
+        assert decision.chosen == decided(replace(request, strategy="Data"), cluster).chosen
+        assert "% better as predicted, which is less than what is uncertain" in lines(request, cluster)[best.summary]
+
+    def test_measured_compute_times_make_a_split_sure_sooner(self) -> None:
+        """Half of what is uncertain by data sheets is the device; a profile of it leaves the split's own part."""
+        points = tuple(LearnedPoint(b, 0.011 + 0.029 * b, 50) for b in (1, 8, 64))
+        learned = {("resnet18", "cpu"): Learned(points)}
+        request, cluster = replace(RESNET18, global_batch=64), cpus(8, "125M")
+        assert not decided(request, cluster).chosen.in_parts
+        known = decided(request, cluster, learned).chosen
+        assert known.in_parts and known.prediction.basis == "profile"
+        bare = known.prediction.step_p90_s / known.prediction.step_s
+        assert bare > 1.3, "parts of a model were never measured"
+
+    @pytest.mark.parametrize("minimize", ["Time", "Energy", "Cost"])
+    def test_a_deadline_that_only_a_split_meets(self, minimize: Any) -> None:
+        request = replace(RESNET18, model="resnet50", global_batch=64, minimize=minimize)
+        cluster = cpus(8, "12.5M")
+        whole = decided(replace(request, minimize="Time", no_split_reason="not wanted"), cluster).chosen.prediction
+        fastest = decided(replace(request, minimize="Time"), cluster).chosen.prediction
+        between_s = objective.STARTUP_S + (whole.total_p90_s + fastest.total_p90_s) / 2
+        decision = decided(replace(request, deadline_s=between_s), cluster)
+        assert decision.chosen.in_parts and decision.warning is None
+        patient = decided(replace(request, deadline_s=between_s / 1000), cluster)
+        assert patient.warning is not None and "no plan meets the deadline" in patient.warning
+
+    def test_pipelines_lose_by_their_idle_turns(self) -> None:
+        told = lines(replace(GPT, nodes_min=3, nodes_max=3, candidates_kept=1), cpus(3))
+        (pipeline,) = [reason for summary, reason in told.items() if "Pipeline of 3 stages" in summary]
+        assert " % slower: " in pipeline and "% of the turns idle: 3 stages" in pipeline
+        (tensor,) = [reason for summary, reason in told.items() if "x cpu, Tensor, " in summary]
+        assert "sums of activations" in tensor
+
+    def test_the_scaling_curve_has_them_too(self) -> None:
+        curve = scaling(replace(RESNET18, memory_per_pod_nbytes=SMALL_PODS), cpus(4), {})
+        assert [(n, c.strategy) for n, c in curve][:2] == [(2, "Pipeline"), (3, "Pipeline")]
+
+    def test_groups_of_the_users_own(self) -> None:
+        request = replace(RESNET18, memory_per_pod_nbytes=SMALL_PODS, fixed=(FixedChoice("cpu", 3),))
+        chosen = decided(request, cpus(3)).chosen
+        assert (chosen.strategy, chosen.groups[0].nodes) == ("Pipeline", 3)
+        two = (FixedChoice("cpu", 2, 1, 32), FixedChoice("cpu", 1))
+        told = lines(replace(DIGITS, strategy="Auto", fixed=two), THREE)
+        assert "every rank sees the whole batch" in told["Pipeline"]
+
+    def test_gpus_exchange_activations_through_main_memory(self) -> None:
+        """Of which a pod must hold the whole model first, and the batches."""
+        gpus = view({"count": 1, "device": A100, "devices": 4, "cpu": 32, "memory": "64Gi"})
+        request = replace(RESNET18, model="resnet50", strategy="Pipeline", stages=2, micro_batches=8)
+        near = decided(request, gpus).chosen.prediction
+        far = view({"count": 2, "device": A100, "devices": 1, "cpu": 32, "memory": "64Gi", "bandwidth": "1000G"})
+        assert near.communication_s == pytest.approx(decided(request, far).chosen.prediction.communication_s, rel=0.5)
+        few = view({"count": 1, "device": A100, "devices": 4, "cpu": 32, "memory": "1Gi"})
+        assert "main memory of a pod" in refused(request, few).message
+
+    def test_unlike_devices_are_never_in_one(self) -> None:
+        mixed = view(
+            {"count": 2, "device": T4, "devices": 1, "cpu": 8, "memory": "32Gi"},
+            {"count": 2, "device": A100, "devices": 1, "cpu": 8, "memory": "32Gi"},
+        )
+        decision = decided(replace(GPT, candidates_kept=100), mixed)
+        assert {len(c.groups) for c in decision.candidates if c.in_parts} == {1}
+
+
+class TestLeftOut:
+    @pytest.mark.parametrize(
+        ("request_", "kind", "words"),
+        [
+            (replace(DIGITS, strategy="Auto"), "Tensor", "no linear layers in pairs"),
+            (replace(GPT, collective="Ring"), "Pipeline", "collective Ring was asked for"),
+            (replace(GPT, collective="ParameterServer"), "Tensor", "collective ParameterServer was asked for"),
+            (replace(GPT, no_split_reason="the user says so"), "Pipeline", "the user says so"),
+            (replace(GPT, no_split_reason="the user says so"), "Tensor", "the user says so"),
+            (
+                replace(GPT, model=None, parameters=10**6, flops_per_sample=1e9),
+                "Pipeline",
+                "only built-in models can be cut",
+            ),
+            (replace(GPT, compressed=True, collective="Ring"), "Pipeline", "compressed"),
+        ],
+    )
+    def test_with_a_reason(self, request_: Request, kind: str, words: str) -> None:
+        decision = decided(replace(request_, candidates_kept=100), THREE)
+        told = {r.summary: r.reason for r in decision.refusals}
+        assert told[kind].startswith("left out: ") and words in told[kind]
+        assert kind not in {c.strategy for c in decision.candidates}
+
+    def test_one_rank_has_no_parts_to_speak_of(self) -> None:
+        assert not any(word in r for r in lines(replace(GPT, nodes_max=1), THREE) for word in ("Pipeline", "Tensor"))
+
+    def test_a_collective_of_the_users_own_sums_activations(self) -> None:
+        decision = decided(replace(GPT, collective="Tree", candidates_kept=100), THREE)
+        assert {c.collective for c in decision.candidates if c.strategy == "Tensor"} == {"Tree"}

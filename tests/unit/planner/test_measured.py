@@ -1,0 +1,257 @@
+"""Plans priced by steps that were measured on several devices: what they take over from formulas, and where."""
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlcontract import RankMeasure, Report, RunPhase
+from dljob.api import ComputePoint, DLProfileStatus, ScalingPoint
+from dljob.calibrate import Learned, LearnedPoint, Place, StepPoint
+from dljob.cluster import ClusterView
+from dljob.job.profiles import learned, updated_profile
+from dljob.perf.fit.scaling import Constants, Runs, steps
+from dljob.perf.step.communication import Link
+from dljob.planner import Choice, FixedChoice, Request
+from dljob.planner.candidates.evaluate import Part, evaluate
+from dljob.planner.candidates.measured import talk
+from dljob.planner.candidates.options import Option, options, ranks_per_node_choices, workload_of
+from dljob.planner.candidates.pools import eligible
+from dljob.planner.search import objective
+from dljob.planner.search.screen import Screen
+from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, view
+
+TRUE = Constants(0.2, 0.1, 0.2, -5.0, 0.2, 0.02, 0.05, 0.03, -2.0, 0.6)
+REFERENCE_S = 0.1
+CLUSTER = view({"count": 8, "device": T4, "devices": 4, "cpu": 16})
+KEY = ("digits-cnn", T4)
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def one_s(batch: int) -> float:
+    return 0.02 + 0.004 * batch
+
+
+def truth(nodes: int, per_node: int, batch: int) -> float:
+    """Seconds of a step on a cluster that obeys the model, whose network no data sheet tells of."""
+    columns = [[float(x)] for x in (nodes, per_node, nodes * per_node, batch, one_s(batch))]
+    return float(np.exp(steps(TRUE, Runs(*np.array(columns)), REFERENCE_S).log_s[0]))
+
+
+def profile(*places: tuple[int, int, int], collective: str = "Torch") -> Learned:
+    """One device measured at four batches, and steps at (nodes, devices a node, batch a device)."""
+    points = tuple(LearnedPoint(b, one_s(b), 50) for b in (8, 16, 32, 64))
+    return Learned(points, steps=tuple(StepPoint(Place(n, k, collective), b, truth(n, k, b)) for n, k, b in places))
+
+
+FEW = ((1, 4, 16), (2, 1, 16), (4, 4, 16), (8, 2, 16), (8, 4, 16))
+
+
+def fixed(nodes: int, per_node: int, known: Learned, batch: int = 16) -> Choice:
+    request = replace(DIGITS, global_batch=nodes * per_node * batch, fixed=(FixedChoice("t4", nodes, per_node),))
+    return decided(request, CLUSTER, {KEY: known}).chosen
+
+
+class TestPrices:
+    def test_a_few_steps_price_all_places_and_data_sheets_do_not(self) -> None:
+        places = [(n, k) for n in (1, 2, 4, 8) for k in (1, 2, 4) if n * k > 1]
+
+        def off(known: Learned) -> float:
+            errors = [fixed(n, k, known).prediction.step_s / truth(n, k, 16) - 1 for n, k in places]
+            return float(np.mean(np.abs(errors)))
+
+        assert off(profile(*FEW)) < 0.06
+        assert off(profile()) > 0.3
+
+    @pytest.mark.parametrize("place", [(2, 4), (4, 2)])
+    def test_each_step_more_narrows_the_interval(self, place: tuple[int, int]) -> None:
+        widths = [(p := fixed(*place, profile(*FEW[:count])).prediction).step_p90_s / p.step_s for count in range(1, 6)]
+        assert widths[-1] < widths[0]
+        near = fixed(*place, profile((*place, 16))).prediction
+        assert near.step_p90_s / near.step_s < widths[0], "the place itself says most"
+
+    def test_a_plan_says_what_it_stands_on(self) -> None:
+        found = fixed(8, 1, profile(*FEW), batch=1).prediction
+        assert found.basis == "profile"
+        assert "communication" in found.bottleneck and "as measured on several devices" in found.bottleneck
+        parts = found.compute_s + found.communication_s + found.data_s
+        assert parts == pytest.approx(found.step_s)
+
+    def test_one_device_is_what_was_measured_on_one(self) -> None:
+        alone, with_steps = fixed(1, 1, profile()).prediction, fixed(1, 1, profile(*FEW)).prediction
+        assert alone == with_steps
+
+    def test_a_device_without_steps_is_priced_by_formulas(self) -> None:
+        cluster = view({"device": T4, "devices": 4, "cpu": 16}, {"device": A100, "devices": 4, "cpu": 16})
+        request = replace(DIGITS, global_batch=128, fixed=(FixedChoice("t4", 1, 4), FixedChoice("a100", 1, 4)))
+        points = {KEY: profile(), ("digits-cnn", A100): profile()}
+        plain = decided(request, cluster, points).chosen
+        assert decided(request, cluster, {**points, KEY: profile(*FEW)}).chosen == plain
+        both = {**points, KEY: profile(*FEW), ("digits-cnn", A100): profile(*FEW)}
+        assert decided(request, cluster, both).chosen.prediction.step_s == pytest.approx(truth(2, 4, 16), rel=0.1)
+
+    def test_steps_of_shared_updates_price_those_alone(self) -> None:
+        few = profile(*FEW)
+        sharded = replace(few, steps=tuple(replace(s, place=replace(s.place, sharded=True)) for s in few.steps))
+        assert fixed(4, 2, sharded).prediction == fixed(4, 2, profile()).prediction
+        request = replace(DIGITS, global_batch=128, fixed=(FixedChoice("t4", 4, 2),), strategy="Optimizer")
+        priced = decided(request, CLUSTER, {KEY: sharded}).chosen.prediction
+        assert priced.step_s == pytest.approx(truth(4, 2, 16), rel=0.1)
+        assert decided(request, CLUSTER, {KEY: few}).chosen.prediction.step_s != pytest.approx(priced.step_s, rel=0.1)
+
+    @pytest.mark.parametrize("bad_s", [1e-9, 1e9])
+    def test_an_absurd_step_changes_nothing(self, bad_s: float) -> None:
+        """Those of no time or of none at all never reach a profile; a thousand times off is left out of the fit."""
+        good = profile(*FEW)
+        bad = replace(good, steps=(*good.steps, StepPoint(Place(4, 1, "Torch"), 16, bad_s)))
+        assert fixed(4, 2, bad).prediction == fixed(4, 2, good).prediction
+
+
+sizes, links = st.integers(1, 10**9), st.builds(Link, st.floats(1e-7, 1e-2), st.floats(1e6, 1e12), st.just(1e12))
+
+
+class TestCollectives:
+    @given(sizes, st.integers(2, 64), links)
+    def test_what_was_measured_with_one_tells_of_another(self, nbytes: int, n: int, link: Link) -> None:
+        assert talk("Ring", nbytes, n, n, link) == talk("Torch", nbytes, n, n, link) == 1
+        assert talk("MPI", nbytes, n, n, link) <= 1 + 1e-12, "the library takes the best, a ring among them"
+        assert talk("Tree", nbytes, n, n, link) >= talk("Butterfly", nbytes, n, n, link) * (1 - 1e-12)
+
+    @given(st.floats(0.1, 10), st.integers(2, 16), st.integers(1, 8))
+    def test_the_ratio_scales_communication_alone(self, ratio: float, nodes: int, per_node: int) -> None:
+        columns = [[float(x)] for x in (nodes, per_node, nodes * per_node, 8, 0.05)]
+        scaled = steps(TRUE, Runs(*np.array(columns), np.array([ratio])), REFERENCE_S).log_s
+        moved = replace(TRUE, log_inter=TRUE.log_inter + np.log(ratio))
+        assert scaled == pytest.approx(steps(moved, Runs(*np.array(columns)), REFERENCE_S).log_s)
+
+    def test_on_cpus_the_cheapest_by_what_one_of_them_took(self) -> None:
+        """Steps under a ring on a network of small bandwidth: a tree, which sends more, is priced above it."""
+        cluster, key = view({"count": 8, "cpu": 2}), ("digits-cnn", "cpu")
+        known = {key: profile((2, 1, 16), (4, 1, 16), (8, 1, 16), collective="Ring")}
+        known[key] = replace(known[key], link_latency_s=1e-5, link_bandwidth_Bps=1e7)
+        request = replace(DIGITS, global_batch=128, fixed=(FixedChoice("cpu", 8),))
+        ring, tree = (
+            decided(replace(request, collective=c), cluster, known).chosen.prediction for c in ("Ring", "Tree")
+        )
+        assert ring.step_s == pytest.approx(truth(8, 1, 16), rel=0.05)
+        assert tree.communication_s > 1.2 * ring.communication_s
+
+
+class TestScreen:
+    @pytest.mark.parametrize("is_gpu", [True, False])
+    def test_the_screen_agrees_with_the_exact_prediction(self, *, is_gpu: bool) -> None:
+        device = {"device": T4, "devices": 4} if is_gpu else {"device": "cpu"}
+        cluster = view({"count": 8, "cpu": 16, "memory": "64Gi", **device})
+        label = T4 if is_gpu else "cpu"
+        known = {("resnet50", label): profile(*((n, k if is_gpu else 1, b) for n, k, b in FEW))}
+        ways = ways_of(replace(RESNET, global_batch=256), cluster, known)
+        request, workload = replace(RESNET, global_batch=256), workload_of(RESNET)
+        screen = Screen(ways, request, workload)
+        for i in range(len(ways)):
+            for count in (1, 2, 4, 8):
+                row = np.zeros((1, len(ways)), dtype=np.int64)
+                row[0, i] = count
+                found = screen.screen(row)
+                exact = evaluate([Part(ways[i], count)], found.collective[0], request, workload)
+                assert isinstance(exact, Choice)
+                assert found.step_s[0] == pytest.approx(exact.prediction.step_s, rel=0.03)
+                assert found.step_p90_s[0] == pytest.approx(exact.prediction.step_p90_s, rel=0.03)
+
+
+def ways_of(request: Request, cluster: ClusterView, known: dict[tuple[str, str], Learned]) -> list[Option]:
+    return [
+        o
+        for pool in eligible(request, cluster).pools
+        for g in ranks_per_node_choices(pool)
+        for o in options(pool, g, workload_of(request), request, known)
+    ]
+
+
+class TestChoice:
+    def test_of_unlike_certainty_the_surer_one(self) -> None:
+        """Under a deadline, and once steps were measured, the least p90 counts; by data sheets alone the median."""
+        request = replace(DIGITS, global_batch=256)
+        for known, deadline_s in (({}, None), ({KEY: profile(*FEW)}, None), ({}, 1e6)):
+            decision = decided(replace(request, deadline_s=deadline_s, candidates_kept=10), CLUSTER, known)
+            cautious = bool(known) or deadline_s is not None
+            best = min((c.prediction.step_p90_s if cautious else c.prediction.step_s) for c in decision.candidates)
+            chosen = decision.chosen.prediction
+            assert (chosen.step_p90_s if cautious else chosen.step_s) <= best * (1 + objective.INDISTINCT)
+            if cautious and decision.refusals:
+                assert not any("slower" in r.reason and "(p90)" not in r.reason for r in decision.refusals)
+
+
+class TestNextMeasurement:
+    REQUEST = replace(DIGITS, global_batch=256)
+
+    def suggestion(self, known: Learned, **changes: Any) -> str | None:
+        return decided(replace(self.REQUEST, **changes), CLUSTER, {KEY: known}).next_measurement
+
+    def test_until_five_are_known(self) -> None:
+        for count in range(5):
+            found = self.suggestion(profile(*FEW[:count]))
+            assert found is not None and "less variance" in found
+            for nodes, per_node, _ in FEW[:count]:
+                each = f" ({per_node} ranks each)" if per_node > 1 else ""
+                assert not found.startswith(f"{nodes} x {T4}{each},"), "never what was measured already"
+        assert self.suggestion(profile(*FEW)) is None
+
+    def test_it_is_worth_less_the_more_is_known(self) -> None:
+        texts = [self.suggestion(profile(*FEW[:count])) for count in (0, 4)]
+        first, last = (float(re.search(r"(\d+) % less", text or "")[1]) for text in texts)  # type: ignore[index]
+        assert first > last
+
+    def test_following_it_teaches_more_than_staying_put(self) -> None:
+        """The planner's own next places, measured one after the other, beat as many runs of one device a node."""
+
+        def off(known: Learned) -> float:
+            places = [(n, k) for n in (1, 2, 4, 8) for k in (1, 2, 4) if n * k > 1]
+            return float(np.mean([abs(fixed(n, k, known).prediction.step_s / truth(n, k, 16) - 1) for n, k in places]))
+
+        taken: list[tuple[int, int, int]] = []
+        for _ in range(3):
+            text = self.suggestion(profile(*taken))
+            assert text is not None
+            found = re.match(r"(\d+) x \S+?(?: \((\d+) ranks each\))?, (\d+) sample", text)
+            assert found, text
+            taken.append((int(found[1]), int(found[2] or 1), int(found[3])))
+        assert off(profile(*taken)) < off(profile((2, 1, 128), (3, 1, 85), (4, 1, 64)))
+
+    def test_where_there_is_nothing_to_choose(self) -> None:
+        assert self.suggestion(profile(), nodes_max=1, fixed=()) is not None, "a node of four devices"
+        assert decided(replace(DIGITS, nodes_max=1), THREE).next_measurement is None
+        assert self.suggestion(profile(), fixed=(FixedChoice("t4", 2, 1),)) is None
+
+    def test_a_profile_says_it_too(self) -> None:
+        status = DLProfileStatus()
+        for i, nodes in enumerate((2, 3, 4, 5, 6)):
+            ranks = tuple(RankMeasure(rank=r, device="t4", share=32, compute_s=0.010) for r in range(nodes))
+            told = Report(
+                uid="u", plan_number=1, plan_digest="d", term=1, phase=RunPhase.SUCCEEDED, unix_s=1.0,
+                ranks=ranks, step_s=0.017,
+            )  # fmt: skip
+            status = updated_profile(status, "mlp", "t4", told, NOW, Place(nodes, 1, "Torch"))
+            found = DLProfileStatus.model_validate(status.manifest()).next_measurement
+            if i == 4:
+                assert found is None, "five are enough"
+            else:
+                assert found is not None and found.node_devices == 1 and found.nodes <= 2 * nodes
+                assert (found.nodes, found.batch) not in {(p.nodes, p.batch) for p in status.scaling}
+
+
+def test_a_profile_keeps_what_summed_the_gradients() -> None:
+    status = DLProfileStatus(
+        compute=(ComputePoint(batch=8, seconds=0.05),),
+        scaling=(
+            ScalingPoint(nodes=2, node_devices=1, devices=2, batch=8, seconds=0.06, collective="Tree", sharded=True),
+        ),
+    )
+    (step,) = learned(DLProfileStatus.model_validate(status.manifest())).steps
+    assert step == StepPoint(Place(2, 1, "Tree", sharded=True), 8, 0.06)
+    old = {"nodes": 2, "nodeDevices": 1, "devices": 2, "batch": 8, "seconds": 0.06}
+    assert ScalingPoint.model_validate(old).collective == "Ring", "profiles of before say nothing"

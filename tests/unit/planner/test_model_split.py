@@ -1,0 +1,107 @@
+"""Plans for parts of a model: as many ranks as parts, priced by what each holds, does and sends."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dljob.perf.resources import memory
+from dljob.perf.step import model_split as split
+from dljob.perf.workload.workload import builtin
+from dljob.planner import FixedChoice, Request
+from support.planner_questions import A100, decided, refused, view
+
+FOUR = view({"count": 4, "cpu": 2, "memory": "4Gi"})
+GPT = Request(job="j", global_batch=64, total_steps=10, model="gpt-mini", dataset="synthetic-tokens")
+PIPELINE = replace(GPT, strategy="Pipeline", stages=2, micro_batches=8)
+TENSOR = replace(GPT, strategy="Tensor")
+
+
+@given(st.floats(1e-6, 1), st.floats(0, 1), st.integers(1, 16), st.integers(1, 64))
+def test_a_pipeline_is_a_pipeline(slot_s: float, transfer_s: float, stages: int, micro_batches: int) -> None:
+    """Work and bubble of the literature where transfers cost nothing; never less with them, and never more than all
+    turns one after the other."""
+    bare = split.pipeline_s(slot_s, 0.0, stages, micro_batches)
+    assert bare == pytest.approx((micro_batches + stages - 1) * slot_s)
+    found = split.pipeline_s(slot_s, transfer_s, stages, micro_batches)
+    assert bare <= found * (1 + 1e-12)
+    assert found <= (micro_batches + stages - 1) * (slot_s + transfer_s) * (1 + 1e-12)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(1, 4))
+def test_the_cut_is_the_best_of_all(operations: list[int], stages: int) -> None:
+    from itertools import combinations
+
+    able = [n % 3 != 0 for n in operations]
+    assert len(split.cuts(operations, able, stages)) == min(stages, sum(able))
+    if sum(able) < stages:
+        return
+    cuts = [[0, *inner, len(able)] for inner in combinations(range(1, len(able)), stages - 1)]
+    lawful = [c for c in cuts if all(any(able[a:b]) for a, b in pairwise(c))]
+    found = [*split.cuts(operations, able, stages)[-1], len(able)]
+    assert found in lawful
+
+    def longest(cut: list[int]) -> int:
+        return max(sum(operations[a:b]) for a, b in pairwise(cut))
+
+    assert longest(found) == min(map(longest, lawful))
+
+
+def test_as_many_ranks_as_stages() -> None:
+    two, four = decided(PIPELINE, FOUR).chosen, decided(replace(PIPELINE, stages=4), FOUR).chosen
+    assert two.summary == "2 x cpu, Pipeline of 2 stages, 8 micro-batches"
+    assert [len(c.groups[0].shares) for c in (two, four)] == [2, 4]
+    assert set(four.groups[0].shares) == {64}, "every stage has its part of every sample"
+    alone = decided(replace(GPT, nodes_max=1), FOUR).chosen.prediction
+    assert alone.step_s > two.prediction.step_s > four.prediction.step_s > alone.step_s / 4
+    steps = [decided(replace(PIPELINE, micro_batches=k), FOUR).chosen.prediction for k in (1, 2, 4, 8)]
+    assert all(few.step_s > many.step_s for few, many in pairwise(steps)), "the bubble shrinks"
+    assert all(0 < p.efficiency < 1 for p in steps)
+
+
+def test_a_part_needs_less_memory_than_the_whole() -> None:
+    gpus = view({"count": 4, "device": A100, "devices": 1, "cpu": 32, "memory": "64Gi"})
+    workload = builtin("gpt-mini", None)
+    whole = memory.rank_nbytes(workload, 64, True)
+    for request in (replace(PIPELINE, stages=4), TENSOR):
+        part = decided(request, gpus).chosen.prediction
+        assert memory.GPU_CONTEXT_NBYTES < part.memory_nbytes < whole
+        assert part.host_memory_nbytes > split.state_nbytes(workload), "a checkpoint is put together there"
+
+
+def test_units_bound_tensor_parallel_ranks() -> None:
+    many = view({"count": 8, "cpu": 2, "memory": "4Gi"})
+    found = decided(TENSOR, many)
+    assert {len(c.groups[0].shares) for c in found.candidates} <= {2, 3, 4}, "gpt-mini has four heads"
+    pairs = split.cut_up(builtin("gpt-mini", None)).pairs
+    assert pairs is not None and pairs.units == 4 and len(pairs.summed_elements) == 2 * 2 * 4
+    mlp = split.cut_up(builtin("mlp", None)).pairs
+    assert mlp is not None and (mlp.units, mlp.summed_elements) == (256, (128.0,)), "no sum before the data itself"
+    assert split.cut_up(builtin("resnet18", None)).pairs is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "words"),
+    [
+        (replace(PIPELINE, stages=5), "spec.parallelism.stages", "found room for 4 ranks, expected 5 ranks"),
+        (replace(PIPELINE, nodes_max=1), "spec.parallelism.stages", "expected 2 ranks, one for each stage"),
+        (replace(TENSOR, nodes_max=1), "spec.nodes", "expected 2 ranks or more"),
+        (replace(PIPELINE, fixed=(FixedChoice("cpu", 3),)), "spec.planning.groups", "found room for 3 ranks"),
+        (
+            replace(PIPELINE, stages=99),
+            "spec.parallelism.stages",
+            "layers with parameters, expected one for each of 99",
+        ),
+        (replace(PIPELINE, memory_per_pod_nbytes=2**28), "spec.globalBatchSize", "does not fit: its part of the model"),
+    ],
+)
+def test_what_cannot_be(request_: Request, field: str, words: str) -> None:
+    why = refused(request_, FOUR)
+    assert why.field == field and words in why.message, why
+
+
+def test_groups_of_the_users_own() -> None:
+    chosen = decided(replace(PIPELINE, fixed=(FixedChoice("cpu", 2),)), FOUR).chosen
+    assert (chosen.groups[0].nodes, chosen.groups[0].shares) == (2, (64, 64))

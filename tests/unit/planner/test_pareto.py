@@ -1,0 +1,77 @@
+"""Laws of the trade-offs that a plan shows: nothing on the front is beaten, and what is left out is."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dljob.planner import Choice, Prediction
+from dljob.planner.search.pareto import MAX_SHOWN, front, promising
+from dljob.planner.search.screen import Screened
+from support.planner_questions import RESNET, decided, view
+
+figures = st.tuples(*[st.floats(0.1, 10)] * 3)
+
+
+def choice(name: str, time_s: float, energy_J: float | None, usd: float | None) -> Choice:
+    prediction = Prediction(
+        step_s=time_s, step_p90_s=time_s, samples_per_s=1.0, total_s=time_s, energy_J=energy_J, cost_usd=usd,
+        compute_s=time_s, communication_s=0.0, memory_nbytes=1, bottleneck="", basis="catalogue",
+    )  # fmt: skip
+    return Choice(name, (), "Ring", prediction)
+
+
+def beats(a: tuple[float, ...], b: tuple[float, ...], alike: float) -> bool:
+    return all(x <= y * (1 + alike) for x, y in zip(a, b, strict=True))
+
+
+@given(st.lists(figures, min_size=1, max_size=30), st.data(), st.sampled_from([0.0, 0.02, 0.5]))
+def test_what_is_left_out_is_beaten_and_what_is_shown_is_not(
+    rows: list[tuple[float, float, float]], data: st.DataObject, alike: float
+) -> None:
+    choices = [choice(str(i), *row) for i, row in enumerate(rows)]
+    chosen = data.draw(st.sampled_from(choices))
+    shown = front(chosen, choices, alike)
+    kept = [int(c.summary) for c in shown]
+    assert chosen in shown and len(set(kept)) == len(kept) <= MAX_SHOWN
+    assert kept == sorted(kept, key=lambda i: rows[i])
+    for i in kept:
+        assert chosen is choices[i] or not any(beats(rows[j], rows[i], alike) for j in kept if rows[j] < rows[i])
+    if len(kept) < MAX_SHOWN:
+        assert all(any(beats(rows[j], row, alike) for j in kept) for row in rows)
+
+
+def test_a_figure_that_is_not_known_of_all_does_not_count() -> None:
+    fast, slow = choice("fast", 1.0, None, 2.0), choice("slow", 2.0, 1.0, 3.0)
+    assert front(fast, [fast, slow], 0.0) == (fast,)
+    assert (
+        front(fast, [fast, replace(slow, prediction=replace(slow.prediction, cost_usd=1.0))], 0.0)[1].summary == "slow"
+    )
+
+
+@given(st.lists(figures, min_size=1, max_size=40), st.integers(2, 8))
+def test_promising_rows_lead_from_the_fastest_to_the_most_frugal(
+    rows: list[tuple[float, float, float]], most: int
+) -> None:
+    time_s, energy_J, usd = np.array(rows).T
+    infeasible = np.append(time_s, np.inf), np.append(energy_J, 0.0), np.append(usd, 0.0)
+    found = promising(
+        Screened(infeasible[0], infeasible[0], infeasible[1], infeasible[2], ["Ring"] * len(infeasible[0])), most
+    )
+    assert 1 <= len(found) <= most and len(rows) not in found
+    assert time_s[found[0]] == time_s.min() and (energy_J[found[-1]] == energy_J.min() or usd[found[-1]] == usd.min())
+    assert not any(all(np.array(row) < rows[i]) for i in found for row in rows)
+
+
+@pytest.mark.parametrize("minimize", ["Time", "Energy", "Cost"])
+def test_a_plan_shows_what_the_other_objectives_would_choose(minimize: Any) -> None:
+    cluster = view({"count": 4, "cpu": 8, "memory": "32Gi"})
+    shown = decided(replace(RESNET, minimize=minimize), cluster).trade_offs
+    assert len(shown) > 1
+    for other in ("Time", "Energy", "Cost"):
+        chosen = decided(replace(RESNET, minimize=other), cluster).chosen.prediction
+        figure = {"Time": "total_s", "Energy": "energy_J", "Cost": "cost_usd"}[other]
+        assert min(getattr(c.prediction, figure) for c in shown) <= getattr(chosen, figure) * 1.03

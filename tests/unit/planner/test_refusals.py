@@ -1,0 +1,168 @@
+"""Every no has a reason that names what was found and what to do; names and figures for people."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dljob.cluster import ClusterView, Node
+from dljob.planner import Decision, Request, plan
+from dljob.planner.candidates.pools import wanted
+from dljob.planner.types.texts import duration, gibibytes, group_names, joules, rate
+from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, refused, view
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("change", "cluster", "reason", "field", "message", "transient"),
+        [
+            (
+                {"devices": ("h100",)},
+                THREE,
+                "NoSuchDevice",
+                "spec.devices",
+                "found h100, but the cluster has cpu",
+                True,
+            ),
+            ({}, ClusterView(), "TooFewNodes", "spec.nodes.min", "found 0 nodes", True),
+            (
+                {"nodes_min": 5},
+                THREE,
+                "TooFewNodes",
+                "spec.nodes.min",
+                "found 3 nodes that the job can use, expected at least 5",
+                True,
+            ),
+            (
+                {"global_batch": 2, "nodes_min": 3},
+                THREE,
+                "BatchTooSmall",
+                "spec.globalBatchSize",
+                "found 2 samples",
+                False,
+            ),
+            (
+                {"node_selector": {"zone": "b"}},
+                THREE,
+                "TooFewNodes",
+                "spec.scheduling.nodeSelector",
+                "found no node with zone=b, expected at least 1: correct the labels, or label nodes",
+                True,
+            ),
+            ({"cpu_per_pod": 3.0}, THREE, "DeviceBusy", "spec.nodes.min", "2 CPUs free, 3 needed", True),
+            (
+                {"memory_per_pod_nbytes": 2**34},
+                THREE,
+                "DeviceBusy",
+                "spec.nodes.min",
+                "4 GiB of memory free, 16 needed",
+                True,
+            ),
+            ({"model": "vgg"}, THREE, "BadWorkload", "spec.model", "model 'vgg': expected one of", False),
+            ({"dataset": "iris"}, THREE, "BadWorkload", "spec.model", "does not fit dataset iris", False),
+            (
+                {"model": None},
+                THREE,
+                "BadWorkload",
+                "spec.model",
+                "expected spec.model.name or spec.model.hints",
+                False,
+            ),
+        ],
+    )
+    def test_named(
+        self, change: dict[str, Any], cluster: ClusterView, reason: str, field: str, message: str, transient: bool
+    ) -> None:
+        found = refused(replace(DIGITS, **change), cluster)
+        assert (found.reason, found.field, found.transient) == (reason, field, transient)
+        assert message in found.message
+
+    def test_a_model_too_large(self) -> None:
+        huge = Request(job="j", global_batch=8, total_steps=1, parameters=10**11, flops_per_sample=1e15)
+        found = refused(huge, view({"device": T4, "devices": 2, "cpu": 8}, {"device": A100, "cpu": 8}))
+        assert (found.reason, found.field) == ("DoesNotFit", "spec.globalBatchSize")
+        assert "Tesla-T4: does not fit" in found.message
+        assert f"{A100}: does not fit" in found.message
+        assert "of 16 GiB" in found.message
+
+    def test_too_few_to_hold_the_batch(self) -> None:
+        request = replace(RESNET, global_batch=4096)
+        decision = decided(request, view({"count": 4, "device": T4, "devices": 4, "cpu": 16}))
+        (line,) = [r for r in decision.refusals if "does not fit" in r.reason]
+        assert line.summary == "up to 7 x Tesla-T4"
+        assert sum(len(g.shares) for g in decision.chosen.groups) >= 8
+
+    def test_busy_and_tainted_nodes(self) -> None:
+        nodes = (
+            Node("a", T4, free_devices=0, is_gpu=True),
+            Node("b", "cpu", taints=(("dedicated", "x", "NoSchedule"),)),
+            Node("c", "cpu", taints=(("slow", "", "PreferNoSchedule"),)),
+        )
+        decision = decided(DIGITS, ClusterView(nodes))
+        lines = {r.summary: r.reason for r in decision.refusals}
+        assert lines["1 x Tesla-T4"] == "no free device"
+        assert lines["1 x cpu"] == "taint dedicated=x:NoSchedule is not tolerated"
+        found = refused(replace(DIGITS, devices=("t4",)), ClusterView(nodes))
+        assert (found.reason, found.transient) == ("DeviceBusy", True)
+
+    @pytest.mark.parametrize(
+        ("toleration", "tolerated"),
+        [
+            ({"key": "dedicated", "operator": "Equal", "value": "x", "effect": "NoSchedule"}, True),
+            ({"key": "dedicated", "value": "x"}, True),
+            ({"key": "dedicated", "operator": "Exists"}, True),
+            ({"operator": "Exists"}, True),
+            ({"key": "dedicated", "value": "y"}, False),
+            ({"key": "other", "operator": "Exists"}, False),
+            ({"key": "dedicated", "operator": "Exists", "effect": "NoExecute"}, False),
+        ],
+    )
+    def test_tolerations(self, toleration: dict[str, str], tolerated: bool) -> None:
+        nodes = ClusterView((Node("b", "cpu", taints=(("dedicated", "x", "NoSchedule"),)),))
+        found = plan(replace(DIGITS, tolerations=(toleration,)), nodes, {})
+        assert isinstance(found, Decision) == tolerated
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("device", "name", "meant"),
+        [
+            (A100, "a100", True),
+            (A100, "A100-SXM4", True),
+            (A100, "a100-sxm4-40gb", True),
+            (A100, "nvidia-a100", True),
+            (A100, "a10", False),
+            (A100, "a100-sxm4-80gb", False),
+            (T4, "t4", True),
+            ("NVIDIA-H100-80GB-HBM3", "h100", True),
+            ("cpu-fast", "cpu", False),
+            ("cpu-fast", "cpu-fast", True),
+            ("NVIDIA-A10", "nvidia", False),
+        ],
+    )
+    def test_which_devices_a_user_means(self, device: str, name: str, meant: bool) -> None:
+        assert wanted(device, [name]) == meant
+
+    def test_groups(self) -> None:
+        assert group_names([A100, A100, T4, "cpu", "CPU_Fast", "3090", "---", "x" * 40]) == [
+            "a100-sxm4-40gb",
+            "a100-sxm4-40gb-2",
+            "t4",
+            "cpu",
+            "cpu-fast",
+            "d3090",
+            "d",
+            "x" * 16,
+        ]
+
+    def test_figures(self) -> None:
+        assert [duration(s) for s in (8.6e-5, 0.0042, 12.3, 200, 3900, 3 * 86400)] == [
+            "86us",
+            "4.2ms",
+            "12.3s",
+            "3m20s",
+            "1h05m",
+            "3.0d",
+        ]
+        assert [joules(e) for e in (12.4, 52_000, 7.2e6)] == ["12 J", "52 kJ", "2 kWh"]
+        assert (rate(1.25e9), rate(3.1e6), gibibytes(1.5 * 2**30)) == ("10 Gbit/s", "24.8 Mbit/s", "1.5 GiB")

@@ -1,0 +1,163 @@
+"""Ranks that share out the update with the optimizer's state: memory, time, and when the planner chooses them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dljob.perf.resources import memory
+from dljob.perf.step.communication import Link, ring_s, scatter_gather_s
+from dljob.perf.workload.workload import builtin
+from dljob.planner import Choice, FixedChoice, Infeasible, Request, plan
+from dljob.planner.candidates.evaluate import Part, evaluate
+from dljob.planner.candidates.options import sharing_options, workload_of
+from dljob.planner.candidates.pools import eligible
+from dljob.planner.search import objective
+from dljob.planner.search.screen import Screen
+from support.planner_questions import DIGITS, RESNET, T4, THREE, decided, refused, view
+
+T4S = view({"count": 8, "device": T4, "devices": 2, "cpu": 16, "memory": "256Gi", "bandwidth": "3G"})
+
+
+def large(parameters: float) -> Request:
+    """A program trained by AdamW: 16 bytes a parameter on every rank, 8 and a part of 8 where ranks share."""
+    return Request(
+        job="j",
+        global_batch=64,
+        total_steps=10,
+        profile="own",
+        parameters=int(parameters),
+        flops_per_sample=1e10,
+        activation_nbytes_per_sample=10**6,
+        optimizer="AdamW",
+    )
+
+
+links = st.builds(Link, st.floats(0, 1e-2), st.floats(1e6, 1e12), st.floats(1e8, 1e12))
+
+
+class TestTerms:
+    @given(st.floats(1.0, 1e11), st.integers(1, 512), links, st.integers(1, 50))
+    def test_the_halves_are_a_ring(self, nbytes: float, n: int, link: Link, buckets: int) -> None:
+        to_owners, from_owners = scatter_gather_s(nbytes, n, link, buckets)
+        whole = buckets * ring_s(nbytes / buckets, n, link) if n > 1 else 0.0
+        assert to_owners + from_owners == pytest.approx(whole)
+        assert 0 <= from_owners <= to_owners
+
+    @given(st.sampled_from(["SGD", "AdamW"]), st.integers(1, 500), st.integers(1, 500), st.booleans())
+    def test_memory_falls_with_ranks_to_what_no_state_needs(self, name: Any, a: int, b: int, is_gpu: bool) -> None:
+        workload = builtin("resnet50", None, name)
+        few, many = sorted((a, b))
+        held = [memory.rank_nbytes(memory.sharded(workload, n), 4, is_gpu) for n in (1, few, many)]
+        without = memory.rank_nbytes(replace(workload, optimizer_slots=0), 4, is_gpu)
+        assert memory.rank_nbytes(workload, 4, is_gpu) == held[0] >= held[1] >= held[2] >= without
+
+
+class TestChoice:
+    @pytest.mark.parametrize(("parameters", "least"), [(1e9, 2), (1.3e9, 4), (1.6e9, 8)])
+    def test_what_fits_only_in_parts_is_shared_out(self, parameters: float, least: int) -> None:
+        request = large(parameters)
+        assert refused(request, T4S).reason == "DoesNotFit"
+        chosen = decided(replace(request, strategy="Auto"), T4S).chosen
+        assert (chosen.strategy, chosen.collective) == ("Optimizer", "Torch")
+        assert objective.size(chosen) >= least and "sharded optimizer" in chosen.summary
+        assert chosen.prediction.memory_nbytes <= 16 * 2**30
+        few = view({"count": least // 2, "device": T4, "devices": 1, "cpu": 16, "memory": "256Gi"})
+        assert refused(replace(request, strategy="Auto"), few).reason == "DoesNotFit"
+
+    def test_what_fits_is_not(self) -> None:
+        """Values from owners come after the update, where nothing hides them."""
+        fixed = (FixedChoice("t4", 8, 2),)
+        data, sharded = (decided(replace(RESNET, strategy=s, fixed=fixed), T4S).chosen for s in ("Data", "Optimizer"))
+        assert decided(replace(RESNET, strategy="Auto", fixed=fixed), T4S).chosen == data
+        p, q = data.prediction, sharded.prediction
+        assert q.communication_s > p.communication_s and q.compute_s < p.compute_s
+        assert q.memory_nbytes < p.memory_nbytes and q.host_memory_nbytes < p.host_memory_nbytes
+
+    @settings(deadline=None, max_examples=25)
+    @given(st.floats(1e6, 2e9), st.integers(1, 8), st.integers(1, 512), st.sampled_from(["Time", "Energy", "Cost"]))
+    def test_auto_is_as_good_as_the_better_of_both(
+        self, parameters: float, nodes: int, batch: int, minimize: Any
+    ) -> None:
+        cluster = view({"count": nodes, "device": T4, "devices": 2, "cpu": 16, "memory": "256Gi"})
+        request = replace(large(parameters), global_batch=batch, minimize=minimize)
+        auto, *each = (plan(replace(request, strategy=s), cluster, {}) for s in ("Auto", "Data", "Optimizer"))
+        scores = [objective.score(request, f.chosen.prediction) for f in each if not isinstance(f, Infeasible)]
+        if not scores:
+            assert isinstance(auto, Infeasible) and auto.reason == "DoesNotFit"
+            return
+        assert not isinstance(auto, Infeasible)
+        assert objective.score(request, auto.chosen.prediction) <= min(scores) * (1 + objective.INDISTINCT) ** 2
+
+    @pytest.mark.parametrize("collective", ["Tree", "ParameterServer"])
+    def test_collectives_without_halves_share_nothing(self, collective: Any) -> None:
+        request = replace(DIGITS, nodes_min=3, collective=collective, strategy="Auto")
+        decision = decided(request, THREE)
+        assert {c.strategy for c in decision.candidates} == {"Data"}
+
+    def test_on_cpus_it_is_a_ring(self) -> None:
+        chosen = decided(replace(DIGITS, nodes_min=3, strategy="Optimizer"), THREE).chosen
+        assert (chosen.collective, chosen.strategy) == ("Ring", "Optimizer")
+        assert chosen.summary == "3 x cpu, Ring, sharded optimizer, 32+32+32"
+
+    def test_the_screen_agrees_with_the_exact_prediction(self) -> None:
+        request = replace(large(5e8), strategy="Optimizer")
+        workload = workload_of(request)
+        (pool,) = eligible(request, T4S).pools
+        ways = [o for g in (1, 2) for o in sharing_options(pool, g, workload, request, {}, 16)]
+        screen = Screen(ways, request, workload)
+        for i in range(len(ways)):
+            for count in (1, 2, 8):
+                row = np.zeros((1, len(ways)), dtype=np.int64)
+                row[0, i] = count
+                found, exact = screen.screen(row), evaluate([Part(ways[i], count)], "Torch", request, workload)
+                if isinstance(exact, Choice):
+                    assert found.step_s[0] == pytest.approx(exact.prediction.step_s, rel=0.03)
+
+
+class TestKinds:
+    def test_kinds_that_were_not_asked_for_or_cannot_be_are_named_with_their_price(self) -> None:
+        decision = decided(replace(DIGITS, nodes_min=3), THREE)
+        lines = {r.summary: r.reason for r in decision.refusals}
+        (sharded,) = [reason for summary, reason in lines.items() if "sharded optimizer" in summary]
+        assert sharded.startswith("not asked for (parallelism.strategy Optimizer or Auto): ")
+        assert "MiB a rank against" in sharded
+        for name, how in (("StaleSynchronous", "Server within 3 steps"), ("Asynchronous", "Server, asynchronous")):
+            (apart,) = [reason for summary, reason in lines.items() if how in summary]
+            assert apart.startswith(f"not asked for (parallelism.synchronization {name}): ")
+            assert apart.endswith("by gradients 1 update old")
+
+    def test_models_in_parts_are_priced_where_the_trainer_can_cut_them(self) -> None:
+        lines = {r.summary: r.reason for r in decided(replace(DIGITS, nodes_min=3), THREE).refusals}
+        (pipeline,) = [reason for summary, reason in lines.items() if "Pipeline of 3 stages, 12 micro" in summary]
+        assert pipeline.startswith("not asked for (parallelism.strategy Pipeline or Auto): ")
+        assert lines["3 x cpu, Tensor"] == "no such parts: the model has no linear layers in pairs"
+        request = replace(DIGITS, model="mlp", nodes_min=3)
+        (tensor,) = [r.reason for r in decided(request, THREE).refusals if "x cpu, Tensor, " in r.summary]
+        assert tensor.startswith("not asked for (parallelism.strategy Tensor or Auto): ")
+        own = replace(large(1e6), optimizer="SGD", fixed=(FixedChoice("t4", 2, 2),))
+        assert not any("Pipeline" in r.summary for r in decided(own, T4S).refusals), "programs are not cut"
+        many = view({"count": 17, "cpu": 2})
+        assert not any("Pipeline" in r.summary for r in decided(replace(DIGITS, nodes_min=17), many).refusals)
+
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            pytest.param(replace(DIGITS, nodes_max=1), id="one rank"),
+            pytest.param(replace(DIGITS, momentum=0.0, nodes_min=3), id="no state to share out"),
+            pytest.param(replace(DIGITS, nodes_min=3, collective="Tree"), id="a collective without halves"),
+            pytest.param(replace(DIGITS, nodes_min=3, strategy="Auto"), id="asked for"),
+        ],
+    )
+    def test_no_line_about_what_makes_no_difference(self, request_: Request) -> None:
+        lines = decided(request_, THREE).refusals
+        assert not any("sharded" in r.summary and r.reason.startswith("not asked for") for r in lines)
+
+    def test_too_large_says_of_what(self) -> None:
+        few = view({"device": T4, "devices": 1, "cpu": 16, "memory": "256Gi"})
+        assert "of it whatever the batch" in refused(large(2e9), few).message
+        images = replace(large(1e6), activation_nbytes_per_sample=10**9)
+        assert "of it activations" in refused(images, few).message

@@ -1,0 +1,231 @@
+"""Laws of reconcile that hold wherever a job has come to, by walks through whatever may happen to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlcontract import Failure, Plan, RunPhase
+from dljob.api import DLJobStatus, Phase
+from dljob.calibrate import Learned, NoiseOf
+from dljob.job.observed import Observed, Refused
+from dljob.job.stored_plan import StoredPlan
+from dljob.reconcile import Desired, needs_view, reconcile
+from dljob.status.conditions import phase
+from support.builders import CONFIG, CPUS, DIGITS, NOW, after, changed, nodes, report, seen, settled
+from support.job_lifecycle import OUTCOME, done, started, status, training
+
+LIMITS = {"backoffLimit": 2, "activeDeadlineSeconds": 900, "ttlSecondsAfterFinished": 300, "nodeLostSeconds": 30}
+FAILURE = Failure(reason="ProgramFailed", message="the program ended", rank=1, exit_code=1)
+
+
+@dataclass(frozen=True)
+class World:
+    observed: Observed
+    seconds: float = 0.0
+
+    @property
+    def now(self) -> datetime:
+        return NOW + timedelta(seconds=self.seconds)
+
+    @property
+    def before(self) -> DLJobStatus:
+        return DLJobStatus.model_validate(self.observed.job.status)
+
+    @property
+    def over(self) -> bool:
+        return self.before.phase in (Phase.COMPLETE, Phase.FAILED)
+
+    def reconciled(self) -> Desired:
+        """As the controller does it: with a view of the cluster only where one is needed."""
+        view = self.observed.view if needs_view(self.observed) else None
+        return reconcile(replace(self.observed, view=view), CONFIG, self.now)
+
+
+def _reported(run_phase: RunPhase, **news: object) -> Callable[[Observed], Observed]:
+    def told(o: Observed) -> Observed:
+        return o if o.plan is None else replace(o, report=report(o, run_phase, **news))
+
+    return told
+
+
+def _lost(o: Observed) -> Observed:
+    away = {pod.node: NOW - timedelta(seconds=20) for pod in o.pods[:1] if pod.node is not None}
+    return replace(o, lost_nodes=away)
+
+
+HAPPENINGS: dict[str, Callable[[Observed], Observed]] = {
+    "pods ready": settled,
+    "pods not ready": lambda o: settled(o, ready=False),
+    "pods leave": lambda o: replace(o, pods=tuple(replace(pod, deleting=True, ready=False) for pod in o.pods)),
+    "waiting": _reported(RunPhase.WAITING),
+    "running": _reported(RunPhase.RUNNING),
+    "progress": _reported(RunPhase.RUNNING, step=40, loss=0.5, restarts={"NodeLost": 1}),
+    "relaunching": _reported(RunPhase.RELAUNCHING, failures=1, failure=FAILURE),
+    "too many failures": _reported(RunPhase.RELAUNCHING, failures=3, failure=FAILURE),
+    "succeeded": _reported(RunPhase.SUCCEEDED, outcome=OUTCOME),
+    "failed": _reported(RunPhase.FAILED, failure=FAILURE),
+    "nonsense reported": lambda o: replace(o, report='{"schema": 1}'),
+    "suspended": lambda o: changed(o, suspend=True),
+    "resumed": lambda o: changed(o, suspend=False),
+    "larger batch": lambda o: changed(o, globalBatchSize=192),
+    "former batch": lambda o: changed(o, globalBatchSize=96),
+    "plan only": lambda o: changed(o, planning={"mode": "PlanOnly"}),
+    "planned by itself": lambda o: changed(o, planning={"mode": "Auto"}),
+    "a range of batches": lambda o: changed(o, batchSizeRange={"max": 768}),
+    "no range of batches": lambda o: changed(o, batchSizeRange=None),
+    "noise is measured": lambda o: replace(o, learned=NOISY),
+    "invalid": lambda o: changed(o, globalBatchSize=0),
+    "infeasible": lambda o: changed(o, nodes={"min": 30}),
+    "feasible": lambda o: changed(o, nodes={"min": 2}),
+    "nodes go": lambda o: replace(o, view=nodes({"name": "n", "count": 2, "cpu": 2, "memory": "4Gi"})),
+    "nodes come": lambda o: replace(o, view=CPUS, lost_nodes={}),
+    "a node is lost": _lost,
+    "no class": lambda o: replace(o, classes=()),
+    "the plan is deleted": lambda o: replace(o, plan=None),
+    "the sets are deleted": lambda o: replace(o, sets=(), pods=()),
+    "a set is scaled": lambda o: replace(o, sets=tuple(replace(s, replicas=1) for s in o.sets)),
+    "names taken": lambda o: replace(o, leftovers=("Service digits",)),
+    "names free": lambda o: replace(o, leftovers=()),
+    "refused": lambda o: replace(o, refused=Refused("StatefulSet", "digits-cpu", "no")),
+    "taken": lambda o: replace(o, refused=None),
+    "status wiped": lambda o: replace(o, job=replace(o.job, status={})),
+}
+NOISY = {("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", 1e4, 1000))}
+STEPS = st.lists(st.tuples(st.sampled_from(sorted(HAPPENINGS)), st.sampled_from([0.0, 1.0, 20.0, 400.0])), max_size=14)
+
+
+def lives(world: World, desired: Desired) -> World | None:
+    """The world with that done; None: the job was deleted."""
+    return None if desired.delete_job else replace(world, observed=after(world.observed, desired))
+
+
+def written(desired: Desired) -> Plan | None:
+    """The plan that is applied."""
+    return next((StoredPlan.parse(m["data"]).plan for m in desired.objects if "data" in m), None)
+
+
+def in_force(observed: Observed) -> Plan | None:
+    return None if observed.plan is None else StoredPlan.parse(observed.plan).plan
+
+
+def walk(steps: list[tuple[str, float]]) -> list[tuple[World, Desired]]:
+    """Every situation on the way, and what was desired in it."""
+    world: World | None = World(seen({**DIGITS, "runPolicy": LIMITS}))
+    way: list[tuple[World, Desired]] = []
+    for happening, seconds in [("pods ready", 0.0), *steps]:
+        assert world is not None
+        desired = world.reconciled()
+        way.append((world, desired))
+        world = lives(world, desired)
+        if world is None:
+            break
+        world = World(HAPPENINGS[happening](world.observed), world.seconds + seconds)
+    return way
+
+
+def status_is_well_formed(world: World, desired: Desired) -> None:
+    if desired.status is None:
+        return
+    conditions = desired.status.conditions
+    types = [condition.type for condition in conditions]
+    assert len(types) == len(set(types)), "one condition a type"
+    assert desired.status.phase is phase(conditions), "phase derives from the conditions alone"
+    assert DLJobStatus.model_validate(desired.status.manifest()) == desired.status, "read back as it was written"
+    before = {c.type: c for c in world.before.conditions}
+    assert set(before) <= set(types), "conditions are not forgotten"
+    for new in conditions:
+        assert new.last_transition_time <= world.now
+        if (old := before.get(new.type)) is not None:
+            moved, turned = old.last_transition_time != new.last_transition_time, old.status is not new.status
+            assert turned or not moved, f"{new.type} moved without a change"
+
+
+def pods_of_two_plans_never_mix(world: World, desired: Desired) -> None:
+    observed = world.observed
+    with_pods = {item.name for item in observed.sets if item.replicas > 0}
+    made = {manifest["metadata"]["name"] for manifest in desired.objects if manifest["kind"] == "StatefulSet"}
+    assert not made & with_pods, "a template was written while it had pods"
+    new, old = written(desired), in_force(observed)
+    if new is not None and old is not None and (observed.pods or with_pods):
+        assert new.digest() == old.digest(), "another plan was written under running pods"
+
+
+def plans_and_terms_only_go_up(world: World, desired: Desired) -> None:
+    new, old = written(desired), in_force(world.observed)
+    if new is not None and old is not None:
+        assert new.number >= old.number
+        assert new.term >= old.term
+        assert (new.number == old.number) == (new.digest() == old.digest()), "a number names one plan"
+
+
+def no_pods_where_none_shall_be(world: World, desired: Desired) -> None:
+    spec = world.observed.job.spec
+    if spec.get("suspend") or world.over or spec.get("planning", {}).get("mode") == "PlanOnly":
+        assert all(scale.replicas == 0 for scale in desired.scales)
+        assert desired.objects == ()
+
+
+def finished_stays_finished(world: World, desired: Desired) -> None:
+    if world.over and desired.status is not None:
+        assert desired.status.phase is world.before.phase
+        assert desired.status.completion_time == world.before.completion_time
+        assert desired.measurements is None, "a run teaches once"
+
+
+def only_finished_jobs_are_deleted(world: World, desired: Desired) -> None:
+    assert world.over or not desired.delete_job
+
+
+LAWS = (
+    status_is_well_formed,
+    pods_of_two_plans_never_mix,
+    plans_and_terms_only_go_up,
+    no_pods_where_none_shall_be,
+    finished_stays_finished,
+    only_finished_jobs_are_deleted,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(STEPS)
+def test_every_law_holds_on_every_way(steps: list[tuple[str, float]]) -> None:
+    for world, desired in walk(steps):
+        for law in LAWS:
+            law(world, desired)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_what_is_done_is_not_done_again(steps: list[tuple[str, float]]) -> None:
+    """Once all that is desired is there, another look wants nothing new: else an operator would run hot."""
+    world, _ = walk(steps)[-1]
+    desired = world.reconciled()
+    assert desired == world.reconciled(), "an unchanged observation"
+    for _ in range(3):
+        following = lives(world, desired)
+        if following is None:
+            return
+        world, before = following, desired
+        desired = world.reconciled()
+    assert replace(desired, events=()) == replace(before, events=())
+    assert desired.events == ()
+    assert desired.delete_job or status(desired).manifest() == world.observed.job.status
+
+
+@pytest.mark.parametrize("make", [seen, started, training, done])
+def test_nothing_is_done_for_a_job_that_is_being_deleted(make: Callable[[], Observed]) -> None:
+    observed = make()
+    leaving = replace(observed, job=replace(observed.job, deleting=True))
+    assert not needs_view(leaving)
+    assert reconcile(leaving, CONFIG, NOW) == Desired()
+
+
+@pytest.mark.parametrize("text", [{"phase": "Happy"}, {"conditions": "none"}, {"nodes": -1, "stray": 1}])
+def test_a_status_that_is_none_of_ours_is_written_anew(text: dict[str, object]) -> None:
+    observed = started()
+    spoilt = replace(observed, job=replace(observed.job, status=text))
+    assert status(reconcile(spoilt, CONFIG, NOW)).ready == "3/3"

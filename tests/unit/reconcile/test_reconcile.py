@@ -1,0 +1,361 @@
+"""From spec to pods, what is desired: a table of situations, told as the stories that lead there."""
+
+from dataclasses import replace
+
+import pytest
+
+from dlcontract import RunPhase
+from dljob.api import Phase
+from dljob.job.observed import ClaimSeen, ClassSeen
+from dljob.reconcile import Scale, Target, needs_view
+from support.builders import CPUS, DIGITS, NOW, Json, after, changed, nodes, plan_of, report, seen, settled
+from support.job_lifecycle import (
+    DOWN,
+    OUTCOME,
+    gone,
+    kinds,
+    nothing_done,
+    started,
+    status,
+    step,
+    told,
+    training,
+    verdict,
+)
+
+
+class TestFirstSight:
+    def test_what_is_needed_first_is_applied_first(self) -> None:
+        desired = step(seen())
+        assert kinds(desired) == [
+            "ServiceAccount", "Role", "RoleBinding", "ConfigMap", "ConfigMap", "Service", "NetworkPolicy",
+            "PersistentVolumeClaim", "StatefulSet",
+        ]  # fmt: skip
+        assert desired.secret == "digits-tls-6f1c2f36"
+        assert (desired.scales, desired.deletes, desired.delete_job) == ((), (), False)
+
+    def test_status_tells_the_plan(self) -> None:
+        desired = step(seen())
+        found = status(desired)
+        assert (found.phase, found.nodes, found.ready, found.observed_generation) == (Phase.STARTING, 3, "0/3", 1)
+        assert found.plan is not None
+        assert (found.plan.number, found.plan.summary) == (1, "3 x cpu, Ring, 32+32+32")
+        assert found.start_time == NOW
+        assert [(g.name, g.replicas, g.ready) for g in found.groups] == [("cpu", 3, 0)]
+        assert verdict(desired, "Accepted") == ("True", "Accepted")
+        assert verdict(desired, "Planned") == ("True", "Planned")
+        assert verdict(desired, "VolumeReady") == ("Unknown", "Binding")
+        assert verdict(desired, "Running") == ("False", "Starting")
+        assert [event.reason for event in desired.events] == ["Planned"]
+
+    def test_the_plan_outlives_the_operator(self) -> None:
+        first = seen()
+        assert needs_view(first)
+        second = after(first, step(first))
+        assert not needs_view(second)
+        without = replace(second, view=None)
+        assert plan_of(after(without, step(without))) == plan_of(second)
+
+    def test_pods_get_ready(self) -> None:
+        desired = step(started())
+        assert (status(desired).phase, status(desired).ready) == (Phase.STARTING, "3/3")
+        assert verdict(desired, "PodsReady") == ("True", "AllReady")
+        assert (desired.scales, desired.deletes) == ((), ())
+        assert "StatefulSet" not in kinds(desired), "a template in force is left alone"
+        assert "PersistentVolumeClaim" not in kinds(desired), "a claim's spec does not change"
+
+    def test_a_set_that_someone_scaled_is_scaled_back(self) -> None:
+        observed = started()
+        fewer = replace(observed, sets=(replace(observed.sets[0], replicas=2),))
+        assert step(fewer).scales == (Scale("digits-cpu", 3),)
+
+    def test_a_deleted_plan_is_made_again_as_it_was(self) -> None:
+        observed = replace(started(), plan=None)
+        assert needs_view(observed)
+        leaving = step(observed)
+        assert leaving.scales == DOWN, "what runs may run by another plan"
+        away = after(observed, leaving)
+        assert status(step(away)) == status(leaving), "a status that changes by being read would be written for ever"
+        empty = settled(away)
+        assert plan_of(after(empty, step(empty))).plan == plan_of(started()).plan
+
+    def test_a_deleted_plan_that_cannot_be_made_again_is_followed_by_the_next(self) -> None:
+        two = nodes({"name": "n", "count": 2, "cpu": 2, "memory": "4Gi"})
+        observed = replace(started({**DIGITS, "nodes": {"min": 2}}), plan=None, view=two)
+        away = after(observed, step(observed))
+        assert status(step(away)) == status(step(observed))
+        empty = settled(away)
+        assert plan_of(after(empty, step(empty))).plan.number == 2
+
+
+class TestPlanOnly:
+    SPEC: Json = {**DIGITS, "planning": {"mode": "PlanOnly"}}
+
+    def test_the_plan_is_shown_and_nothing_is_made(self) -> None:
+        desired = step(seen(self.SPEC))
+        assert nothing_done(desired)
+        assert status(desired).phase is Phase.PLANNED
+        assert verdict(desired, "Planned") == ("True", "PlanOnly")
+        assert status(desired).plan is not None
+        assert status(desired).ready == "0/0"
+
+    def test_it_is_planned_once(self) -> None:
+        first = seen(self.SPEC)
+        second = after(first, step(first))
+        assert not needs_view(second)
+        assert needs_view(changed(second, epochs=6))
+
+    def test_auto_then_runs_it(self) -> None:
+        first = seen(self.SPEC)
+        run = changed(after(first, step(first)), planning={"mode": "Auto"})
+        assert kinds(step(run))[-1] == "StatefulSet"
+
+    def test_a_running_job_leaves(self) -> None:
+        observed = changed(training(), planning={"mode": "PlanOnly"})
+        assert step(observed).scales == DOWN
+
+
+class TestBadSpecs:
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"globalBatchSize": 0}, "spec.globalBatchSize: found 0"),
+            ({"nodes": {"min": 4, "max": 2}}, "spec.nodes.min must not be larger than max"),
+            ({"batchSize": 3}, "spec.batchSize: found an unknown field"),
+        ],
+    )
+    def test_an_invalid_spec_makes_nothing(self, changes: Json, words: str) -> None:
+        observed = seen({**DIGITS, **changes})
+        assert not needs_view(observed)
+        desired = step(observed)
+        assert nothing_done(desired)
+        assert status(desired).phase is Phase.PENDING
+        assert verdict(desired, "Accepted") == ("False", "InvalidSpec")
+        assert words in told(desired, "Accepted").message
+        assert [(event.type, event.reason) for event in desired.events] == [("Warning", "InvalidSpec")]
+
+    def test_an_invalid_change_leaves_the_run_alone(self) -> None:
+        desired = step(changed(training(), globalBatchSize=0))
+        assert nothing_done(desired)
+        assert verdict(desired, "Accepted") == ("False", "InvalidSpec")
+        assert (status(desired).phase, status(desired).ready) == (Phase.RUNNING, "3/3")
+
+    def test_a_name_too_long_for_its_pods(self) -> None:
+        desired = step(seen(name="d" * 41))
+        assert nothing_done(desired)
+        assert "at most 40" in told(desired, "Accepted").message
+
+    def test_an_infeasible_plan_names_field_and_remedy_and_is_tried_again(self) -> None:
+        desired = step(seen({**DIGITS, "devices": ["H100"]}))
+        assert nothing_done(desired)
+        assert (status(desired).phase, status(desired).plan) == (Phase.PENDING, None)
+        assert verdict(desired, "Planned") == ("False", "NoSuchDevice")
+        assert told(desired, "Planned").message.startswith("spec.devices")
+        assert desired.requeue_after_s is not None and desired.requeue_after_s > 0
+
+    def test_an_infeasible_change_leaves_the_run_alone(self) -> None:
+        observed = changed(training(), nodes={"min": 9})
+        assert needs_view(observed)
+        desired = step(observed)
+        assert (desired.scales, desired.deletes) == ((), ())
+        assert verdict(desired, "Planned")[0] == "False"
+        assert "plan 1 stays in force" in told(desired, "Planned").message
+
+    def test_too_few_nodes_now_may_be_enough_later(self) -> None:
+        few = seen(view=nodes({"name": "n", "count": 1, "cpu": 2, "memory": "4Gi"}))
+        waiting = after(few, step(few))
+        assert kinds(step(replace(waiting, view=CPUS)))[-1] == "StatefulSet"
+
+
+class TestVolumes:
+    @pytest.mark.parametrize(
+        ("checkpoint", "observed", "expected", "blocked"),
+        [
+            ({"enabled": False}, {"classes": ()}, ("True", "NotNeeded"), False),
+            ({}, {"classes": ()}, ("False", "NoDefaultStorageClass"), True),
+            ({}, {"classes": None}, ("Unknown", "Binding"), False),
+            ({"volume": {"storageClassName": "fast"}}, {}, ("False", "StorageClassNotFound"), True),
+            ({"volume": {"claimName": "mine"}}, {}, ("False", "ClaimNotFound"), True),
+            (
+                {"volume": {"claimName": "mine"}},
+                {"claims": {"mine": ClaimSeen("mine", "Bound", ("ReadWriteOnce",))}},
+                ("False", "ClaimNotShared"),
+                True,
+            ),
+            (
+                {"volume": {"claimName": "mine"}},
+                {"claims": {"mine": ClaimSeen("mine", "Bound", ("ReadWriteMany",))}},
+                ("True", "Bound"),
+                False,
+            ),
+            (
+                {"volume": {"claimName": "mine"}},
+                {"claims": {"mine": ClaimSeen("mine", "Pending", ("ReadWriteMany",), "nfs", problem="quota")}},
+                ("False", "ProvisioningFailed"),
+                False,
+            ),
+        ],
+    )  # fmt: skip
+    def test_pods_wait_for_a_volume_only_when_it_can_come(
+        self, checkpoint: Json, observed: Json, expected: tuple[str, str], blocked: bool
+    ) -> None:
+        desired = step(seen({**DIGITS, "checkpoint": checkpoint}, **observed))
+        assert verdict(desired, "VolumeReady") == expected
+        assert ("StatefulSet" in kinds(desired)) is not blocked
+        assert status(desired).phase is (Phase.PENDING if expected[0] == "False" and blocked else Phase.STARTING)
+
+    def test_a_dataset_that_is_not_there(self) -> None:
+        desired = step(seen({**DIGITS, "dataset": {"uri": "pvc://corpus/a.npz", "samples": 100}}))
+        assert verdict(desired, "VolumeReady") == ("False", "DatasetClaimNotFound")
+        assert "'corpus'" in told(desired, "VolumeReady").message
+        assert nothing_done(desired)
+
+    @pytest.mark.parametrize(
+        ("claims", "expected"),
+        [
+            ({}, ("False", "DatasetClaimNotFound")),
+            ({"cache": ClaimSeen("cache", "Bound", ("ReadOnlyMany",))}, ("False", "DatasetClaimNotShared")),
+            ({"cache": ClaimSeen("cache", "Bound", ("ReadWriteMany",))}, ("True", "NotNeeded")),
+        ],
+        ids=["missing", "read-only", "shared"],
+    )
+    def test_a_cache_for_the_dataset(self, claims: dict[str, ClaimSeen], expected: tuple[str, str]) -> None:
+        data = {"uri": "http://a/b.npz", "samples": 100, "cacheClaimName": "cache"}
+        spec = {**DIGITS, "dataset": data, "checkpoint": {"enabled": False}}
+        desired = step(seen(spec, claims=claims))
+        assert verdict(desired, "VolumeReady") == expected
+        assert expected[0] == "True" or "spec.dataset.cacheClaimName" in told(desired, "VolumeReady").message
+
+    def test_a_class_that_comes_late_is_used(self) -> None:
+        first = seen(classes=())
+        waiting = after(first, step(first))
+        assert kinds(step(replace(waiting, classes=(ClassSeen("shared", default=True),))))[-1] == "StatefulSet"
+
+
+class TestSuspend:
+    def test_down_then_suspended_then_up(self) -> None:
+        observed = changed(training(), suspend=True)
+        leaving = step(observed)
+        assert leaving.scales == DOWN
+        assert verdict(leaving, "Suspended") == ("False", "Suspending")
+        assert status(leaving).phase is not Phase.SUSPENDED, "pods still run"
+
+        empty = gone(observed)
+        suspended = step(empty)
+        assert (suspended.scales, suspended.objects) == ((), ())
+        assert verdict(suspended, "Suspended") == ("True", "Suspended")
+        assert (status(suspended).phase, status(suspended).ready) == (Phase.SUSPENDED, "0/0")
+
+        resumed = changed(after(empty, suspended), suspend=False)
+        assert not needs_view(resumed), "the plan in force is good"
+        back = step(resumed)
+        assert verdict(back, "Suspended") == ("False", "NotSuspended")
+        assert [s.replicas for s in after(resumed, back).sets] == [3]
+        assert plan_of(after(resumed, back)) == plan_of(observed)
+        assert status(back).phase is Phase.STARTING
+
+    def test_a_job_made_suspended_is_not_planned(self) -> None:
+        observed = seen({**DIGITS, "suspend": True})
+        assert not needs_view(observed)
+        desired = step(observed)
+        assert nothing_done(desired)
+        assert (status(desired).phase, status(desired).plan) == (Phase.SUSPENDED, None)
+
+
+class TestChanges:
+    def test_down_first_then_up_with_the_next_plan(self) -> None:
+        observed = changed(training(), globalBatchSize=192)
+        assert needs_view(observed)
+        leaving = step(observed)
+        assert (leaving.scales, leaving.objects) == (DOWN, ())
+        assert verdict(leaving, "Running") == ("False", "Restarting")
+        assert plan_of(after(observed, leaving)).plan.number == 1, "a plan is not swapped under running pods"
+
+        zero = after(observed, leaving)
+        still = step(zero)
+        assert (still.scales, still.objects) == ((), ()), "pods are leaving yet"
+
+        empty = settled(zero)
+        back = step(empty)
+        found = plan_of(after(empty, back))
+        assert (found.plan.number, found.plan.global_batch) == (2, 192)
+        assert [s.replicas for s in after(empty, back).sets] == [3]
+        plan = status(back).plan
+        assert plan is not None
+        assert (plan.number, status(back).observed_generation) == (2, 2)
+        settled_again = settled(after(empty, back))
+        assert not needs_view(settled_again)
+        assert step(settled_again).scales == ()
+
+    @pytest.mark.parametrize(
+        ("changes", "field"),
+        [
+            (
+                {"globalBatchSize": 192},
+                "spec.globalBatchSize: found 192, expected 96, as in the job's checkpoint of step 7",
+            ),
+            ({"seed": 3}, "spec.seed: found 3, expected 0"),
+            ({"model": {"name": "mlp"}}, "spec.model.name: found mlp, expected digits-cnn"),
+        ],
+    )
+    def test_what_a_checkpoint_contradicts_is_refused_and_the_job_goes_on(self, changes: Json, field: str) -> None:
+        running = training(last_checkpoint={"step": 7, "unix_s": 1.0})
+        observed = changed(running, **changes)
+        desired = step(observed)
+        assert verdict(desired, "Planned") == ("False", "CheckpointContradicted")
+        assert told(desired, "Planned").message.startswith(field)
+        assert "plan 1 stays in force" in told(desired, "Planned").message
+        assert status(desired).phase is Phase.RUNNING
+        assert (desired.scales, desired.deletes) == ((), ())
+        back = changed(after(observed, desired), **{key: running.job.spec.get(key, 0) for key in changes})
+        assert verdict(step(back), "Planned") == ("True", "Planned")
+
+    def test_an_old_report_does_not_end_the_new_plan(self) -> None:
+        observed = changed(training(), globalBatchSize=192)
+        empty = settled(after(observed, step(observed)))
+        new = settled(after(empty, step(empty)))
+        old = replace(new, report=report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME))
+        assert status(step(old)).phase is Phase.STARTING
+
+    def test_fewer_groups_leave_no_set_behind(self) -> None:
+        view = nodes({"name": "n", "count": 2, "cpu": 2}, {"name": "f", "count": 2, "cpu": 4, "device": "cpu-fast"})
+        both = [{"device": "cpu", "nodes": 1}, {"device": "cpu-fast", "nodes": 1}]
+        fixed = {**DIGITS, "nodes": {}, "planning": {"mode": "Fixed", "groups": both}}
+        first = started(fixed, view=view)
+        assert {s.name for s in first.sets} == {"digits-cpu", "digits-cpu-fast"}
+        observed = changed(first, planning={"mode": "Fixed", "groups": both[:1]})
+        empty = settled(after(observed, step(observed)))
+        back = step(empty)
+        assert back.deletes == (Target("StatefulSet", "digits-cpu-fast"),)
+        assert [(s.name, s.replicas) for s in after(empty, back).sets] == [("digits-cpu", 1)]
+
+    @pytest.mark.parametrize(
+        "changes", [{"runPolicy": {"ttlSecondsAfterFinished": 5}}, {"runPolicy": {"nodeLostSeconds": 30}}]
+    )
+    def test_limits_change_without_a_restart(self, changes: Json) -> None:
+        observed = changed(training(), **changes)
+        assert not needs_view(observed)
+        assert step(observed).scales == ()
+
+    def test_a_new_template_goes_through_zero(self) -> None:
+        observed = changed(training(), trainer={"env": [{"name": "A", "value": "b"}]})
+        assert step(observed).scales == DOWN
+
+
+class TestPredecessors:
+    def test_names_that_are_taken_are_waited_for(self) -> None:
+        desired = step(seen(leftovers=("StatefulSet digits-cpu",)))
+        assert nothing_done(desired)
+        assert verdict(desired, "PodsReady") == ("False", "NamesTaken")
+        assert "StatefulSet digits-cpu" in told(desired, "PodsReady").message
+        assert desired.requeue_after_s == 1
+
+    def test_then_the_job_starts(self) -> None:
+        first = seen(leftovers=("StatefulSet digits-cpu",))
+        assert kinds(step(replace(after(first, step(first)), leftovers=())))[-1] == "StatefulSet"
+
+    def test_the_plan_of_a_job_of_the_same_name_is_not_taken_over(self) -> None:
+        old = training()
+        new = replace(seen(), job=replace(old.job, uid="another", status={}), plan=old.plan, report=old.report)
+        assert needs_view(new)
+        assert plan_of(after(new, step(new))).plan.uid == "another"

@@ -1,0 +1,383 @@
+"""What reports, pods, clocks and nodes make of a job that runs: a table of situations and what is desired."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dlcontract import Failure, Mismatch, RunPhase
+from dljob.api import Phase
+from dljob.job.observed import Fetching, Observed, Refused
+from dljob.reconcile import Target, needs_view
+from dljob.status import find
+from support.builders import DIGITS, NOW, Json, after, changed, plan_of, report, seen, settled
+from support.job_lifecycle import DOWN, OUTCOME, done, started, status, step, told, training, verdict
+
+FETCHED: Json = {**DIGITS, "dataset": {"uri": "http://a/b.npz", "samples": 1437}}
+
+
+def fetching(code: int, **more: Any) -> Observed:
+    """The second pod's init container has failed; no agent is up, and no report was written."""
+    first = seen(FETCHED)
+    found = settled(after(first, step(first)), ready=False)
+    pods = list(found.pods)
+    pods[1] = replace(pods[1], fetching=Fetching(code, "spec.dataset.uri: nothing at http://a/b.npz"), **more)
+    return replace(found, pods=tuple(pods))
+
+
+class TestData:
+    def test_data_that_cannot_be_had_end_the_job(self) -> None:
+        desired = step(fetching(64))
+        assert verdict(desired, "Failed") == ("True", "BadInput")
+        assert told(desired, "Failed").message == (
+            "pod digits-cpu-1: spec.dataset.uri: nothing at http://a/b.npz (exit code 64)"
+        )
+        assert desired.scales == DOWN
+        assert [event.reason for event in desired.events if event.type == "Warning"] == ["BadInput"]
+
+    def test_data_that_may_come_later_do_not(self) -> None:
+        desired = step(fetching(74))
+        assert verdict(desired, "PodsReady") == ("False", "DatasetNotFetched")
+        assert status(desired).phase is Phase.STARTING
+        assert desired.scales == ()
+        assert "DatasetNotFetched" in [event.reason for event in desired.events if event.type == "Warning"]
+
+    def test_a_pod_that_goes_says_nothing_any_more(self) -> None:
+        assert status(step(fetching(64, deleting=True))).phase is Phase.STARTING
+
+    @pytest.mark.parametrize(("fewest", "expected"), [(2, Phase.RUNNING), (3, Phase.FAILED)], ids=["elastic", "fixed"])
+    def test_a_pod_that_comes_back_to_no_data(self, fewest: int, expected: Phase) -> None:
+        found = training({**FETCHED, "nodes": {"min": fewest, "max": 3}})
+        first, *others = found.pods
+        replaced = replace(first, ready=False, fetching=Fetching(64, "nothing there"))
+        assert status(step(replace(found, pods=(replaced, *others)))).phase is expected
+
+    def test_a_corrected_uri_is_given_its_chance(self) -> None:
+        corrected = changed(fetching(64), dataset={"uri": "http://a/c.npz", "samples": 1437})
+        assert status(step(corrected)).phase is not Phase.FAILED
+
+
+class TestRunning:
+    def test_progress_and_measure(self) -> None:
+        found = training(step_s=0.5, loss=0.25)
+        running = status(step(found))
+        assert running.phase is Phase.RUNNING
+        assert running.progress is not None
+        assert (running.progress.step, running.progress.steps, running.progress.percent) == (10, 75, 13)
+        assert running.measured is not None
+        assert running.measured.step_seconds == 0.5
+        assert running.remaining == "32s"
+
+    @pytest.mark.parametrize(
+        ("phase", "expected", "reason"),
+        [
+            (RunPhase.WAITING, Phase.STARTING, "Starting"),
+            (RunPhase.LAUNCHING, Phase.STARTING, "Starting"),
+            (RunPhase.RUNNING, Phase.RUNNING, "Running"),
+            (RunPhase.RELAUNCHING, Phase.RECOVERING, "Relaunching"),
+            (RunPhase.STOPPED, Phase.STARTING, "Starting"),
+        ],
+    )
+    def test_phase_follows_the_report(self, phase: RunPhase, expected: Phase, reason: str) -> None:
+        observed = started()
+        desired = step(replace(observed, report=report(observed, phase)))
+        assert status(desired).phase is expected
+        assert told(desired, "Running").reason == reason
+
+    def test_no_pod_ready_is_recovering_whatever_the_report_says(self) -> None:
+        assert status(step(settled(training(), ready=False))).phase is Phase.RECOVERING
+
+    @pytest.mark.parametrize("phase", [RunPhase.WAITING, RunPhase.RELAUNCHING])
+    def test_pods_that_are_not_ready_yet_are_not_lost(self, phase: RunPhase) -> None:
+        """Ranks run a second before a probe says so; and a program that fails at once may never be ready."""
+        observed = settled(started(), ready=False)
+        observed = replace(observed, report=report(observed, phase, failure=FAILURE))
+        first = step(observed)
+        launched = after(observed, first)
+        second = step(replace(launched, report=report(launched)))
+        assert verdict(second, "Running") == verdict(first, "Running")
+        assert "PodsLost" not in [event.reason for event in second.events]
+
+    def test_a_refused_object_is_told(self) -> None:
+        desired = step(replace(seen(), refused=Refused("StatefulSet", "digits-cpu", "exceeded quota: pods")))
+        assert verdict(desired, "PodsReady") == ("False", "ObjectRefused")
+        assert "exceeded quota: pods" in told(desired, "PodsReady").message
+
+    def test_a_mismatch_of_devices_stands_until_it_is_mended(self) -> None:
+        mismatch = Mismatch(rank=1, planned="cpu", found="cpu-slow")
+        wrong = training(mismatches=[mismatch])
+        assert verdict(step(wrong), "DeviceMismatch") == ("True", "DeviceMismatch")
+        mended = replace(wrong, report=report(wrong))
+        assert verdict(step(mended), "DeviceMismatch") == ("False", "DevicesAsPlanned")
+
+
+FAILURE = Failure(reason="ProgramFailed", message="the program ended", rank=1, exit_code=1)
+
+
+def _numbers(node: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where a JSON document has numbers."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield from _numbers(value, (*place, key))
+    if isinstance(node, int | float) and not isinstance(node, bool):
+        yield place
+
+
+def _other_uid(text: str) -> str:
+    return json.dumps({**json.loads(text), "uid": "another"})
+
+
+class TestReports:
+    """What a report may not do: it is untrusted input."""
+
+    @pytest.mark.parametrize(
+        ("broken", "words"),
+        [
+            (lambda text: "no JSON", "JSON"),
+            (lambda text: text.replace('"schema":1', '"schema":2'), "schema"),
+            (lambda text: json.dumps({**json.loads(text), "step": -1}), "step"),
+            (lambda text: json.dumps({**json.loads(text), "phase": "Owned"}), "phase"),
+            (lambda text: "[" * 10_000, "recursion"),
+            (lambda text: " " * (2**20 + 1), "1048576"),
+        ],
+    )
+    def test_an_invalid_one_is_ignored_and_told(self, broken: Callable[[str], str], words: str) -> None:
+        observed = training()
+        assert observed.report is not None
+        desired = step(replace(observed, report=broken(observed.report)))
+        assert verdict(desired, "ReportValid") == ("False", "InvalidReport")
+        assert words in told(desired, "ReportValid").message
+        before = observed.job.status
+        assert status(desired).manifest()["progress"] == before["progress"]
+        assert (desired.scales, desired.deletes) == ((), ())
+
+    @pytest.mark.parametrize("huge", [10**400, 2**53, 2**53 - 1, 10**12, 250_000_000_000, 10**9, 1e308, 1e15, 5e-324])
+    def test_no_number_stops_a_reconcile(self, huge: float) -> None:
+        """Whatever is claimed where a number belongs, the job's status is still written, and its end still seen."""
+        observed = training()
+        checkpoint: dict[str, object] = {"step": 1, "unix_s": 1.0}
+        measures: list[dict[str, object]] = [{"rank": 0, "share": 1, "compute_s": 1.0}]
+        for phase in (RunPhase.RUNNING, RunPhase.SUCCEEDED):
+            valid = json.loads(
+                report(observed, phase, last_checkpoint=checkpoint, ranks=measures, outcome=OUTCOME, restarts={"A": 1},
+                       failure=FAILURE, link_latency_s=1.0, link_bandwidth_Bps=1.0, samples_per_s=1.0, loss=1.0,
+                       startup={"first_step_unix_s": 1.0}, probes=[{"device": "cpu", "batch": 1, "compute_s": 1.0}])
+            )  # fmt: skip
+            for place in _numbers(valid):
+                claimed = copy.deepcopy(valid)
+                holder = claimed
+                for part in place[:-1]:
+                    holder = holder[part]
+                holder[place[-1]] = huge
+                status(step(replace(observed, report=json.dumps(claimed))))
+
+    def test_what_a_newer_trainer_says_besides_is_passed_over(self) -> None:
+        observed = training()
+        measures: list[dict[str, object]] = [{"rank": 0, "share": 1, "compute_s": 1.0}]
+        newer = json.loads(report(observed, RunPhase.SUCCEEDED, ranks=measures, outcome=OUTCOME))
+        for part in (newer, newer["ranks"][0], newer["outcome"]):
+            part["of_a_later_version"] = 1
+        desired = step(replace(observed, report=json.dumps(newer)))
+        assert verdict(desired, "Complete") == ("True", "Complete")
+        assert find(status(desired).conditions, "ReportValid") is None
+
+    @pytest.mark.parametrize("samples", ["-1.0", "NaN", "1e400", "1e15", '"many"', "null"])
+    def test_an_absurd_noise_scale_costs_the_job_nothing_and_teaches_nothing(self, samples: str) -> None:
+        observed = training()
+        noise = {"samples": 77.0, "steps": 500}
+        text = report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME, noise=noise, step_s=0.5)
+        desired = step(replace(observed, report=text.replace('"samples":77.0', f'"samples":{samples}')))
+        assert verdict(desired, "Complete") == ("True", "Complete")
+        assert verdict(desired, "ReportValid") == ("False", "InvalidNoiseScale")
+        message = told(desired, "ReportValid").message
+        assert message.startswith("the noise scale of this run is ignored: noise.samples: ") and "\n" not in message
+        assert desired.measurements is not None and desired.measurements.report.noise is None
+        measured = status(desired).measured
+        assert measured is not None and measured.noise_scale is None
+
+    def test_valid_again(self) -> None:
+        observed = training()
+        broken = replace(observed, report="{}")
+        again = replace(after(broken, step(broken)), report=observed.report)
+        assert verdict(step(again), "ReportValid") == ("True", "Valid")
+
+    @pytest.mark.parametrize("phase", [RunPhase.SUCCEEDED, RunPhase.FAILED])
+    def test_one_of_another_job_ends_nothing(self, phase: RunPhase) -> None:
+        observed = training()
+        desired = step(replace(observed, report=_other_uid(report(observed, phase))))
+        assert status(desired).completion_time is None
+        assert desired.scales == ()
+
+    @pytest.mark.parametrize("phase", [RunPhase.SUCCEEDED, RunPhase.FAILED])
+    def test_one_of_another_plan_ends_nothing(self, phase: RunPhase) -> None:
+        observed = training()
+        desired = step(replace(observed, report=report(observed, phase, plan_number=7)))
+        assert status(desired).completion_time is None
+        assert desired.scales == ()
+
+
+class TestEnds:
+    def test_success_is_told_and_pods_leave(self) -> None:
+        desired = step(done(outcome=OUTCOME, step=75))
+        assert desired.scales == DOWN
+        found = status(desired)
+        assert (found.phase, found.completion_time) == (Phase.COMPLETE, NOW)
+        assert found.result is not None
+        assert (found.result.accuracy, found.result.checkpoint) == (0.9733, "step-75")
+        assert found.result.report == "report.html" and "report.html" in told(desired, "Complete").message
+        assert (found.eta, found.remaining) == (None, None)
+        assert "accuracy 97.33 %" in told(desired, "Complete").message
+        assert desired.measurements is not None and desired.measurements.model == "digits-cnn"
+        assert ("Normal", "Complete") in [(event.type, event.reason) for event in desired.events]
+
+    def test_finished_stays_finished(self) -> None:
+        observed = done(outcome=OUTCOME)
+        ended = after(observed, step(observed))
+        for again in (ended, changed(ended, epochs=9), changed(ended, suspend=True), replace(ended, report=None)):
+            assert not needs_view(again)
+            desired = step(again, 60)
+            assert (desired.scales, desired.objects, desired.measurements, desired.events) == ((), (), None, ())
+            assert (status(desired).phase, status(desired).completion_time) == (Phase.COMPLETE, NOW)
+            assert status(desired).result == status(step(observed)).result
+
+    def test_a_failure_names_the_rank_and_its_last_words(self) -> None:
+        failure = Failure(
+            reason="ProgramFailed", message="the program ended", rank=2, host="digits-cpu-2", exit_code=1,
+            log_tail="KeyError: 'x'\n",
+        )  # fmt: skip
+        desired = step(done(RunPhase.FAILED, failure=failure))
+        assert desired.scales == DOWN
+        assert (status(desired).phase, status(desired).completion_time) == (Phase.FAILED, NOW)
+        assert verdict(desired, "Failed") == ("True", "ProgramFailed")
+        message = told(desired, "Failed").message
+        assert message == "rank 2 on digits-cpu-2: the program ended (exit code 1); log: KeyError: 'x'"
+        assert ("Warning", "ProgramFailed") in [(event.type, event.reason) for event in desired.events]
+        assert desired.measurements is None
+
+    @pytest.mark.parametrize(
+        ("command", "reason", "said", "log", "expected"),
+        [
+            (
+                ["python", "a.py"], "RankFailed", "rank 0 in pod digits-cpu-0 ended with exit code 1", "bye",
+                "spec.trainer.command: rank 0 in pod digits-cpu-0 ended with exit code 1; "
+                "the program failed 4 times, spec.runPolicy.backoffLimit is 3; log: bye",
+            ),
+            (
+                None, "BadInput", "spec.dataset.uri: found no file /a", "dltrain: BadInput: spec.dataset.uri: found no file /a",
+                "rank 0 on digits-cpu-0: spec.dataset.uri: found no file /a (exit code 1); "
+                "the program failed 4 times, spec.runPolicy.backoffLimit is 3",
+            ),
+            (
+                None, "TrainingError", "KeyError: 'x'", "Traceback:\n  a.py\nKeyError: 'x'",
+                "rank 0 on digits-cpu-0: KeyError: 'x' (exit code 1); "
+                "the program failed 4 times, spec.runPolicy.backoffLimit is 3; log: Traceback:\n  a.py\nKeyError: 'x'",
+            ),
+        ],
+        ids=["a program of the user's", "the log says no more", "a traceback"],
+    )  # fmt: skip
+    def test_a_failure_says_nothing_twice(
+        self, command: list[str] | None, reason: str, said: str, log: str, expected: str
+    ) -> None:
+        spec = {**DIGITS, "trainer": {"command": command}} if command else DIGITS
+        failure = Failure(reason=reason, message=said, rank=0, host="digits-cpu-0", exit_code=1, log_tail=log)
+        desired = step(done(RunPhase.FAILED, spec, failure=failure, failures=4))
+        assert told(desired, "Failed").message == expected
+
+    @pytest.mark.parametrize(("failures", "failed"), [(0, False), (2, False), (3, True)])
+    def test_backoff_limit(self, failures: int, failed: bool) -> None:
+        spec = {**DIGITS, "runPolicy": {"backoffLimit": 2}}
+        desired = step(done(RunPhase.RELAUNCHING, spec, failures=failures))
+        assert (status(desired).phase is Phase.FAILED) is failed
+        assert desired.scales == (DOWN if failed else ())
+        if failed:
+            assert verdict(desired, "Failed") == ("True", "BackoffLimitExceeded")
+
+    @pytest.mark.parametrize(("seconds", "failed"), [(0, False), (99, False), (100, True), (500, True)])
+    def test_active_deadline(self, seconds: float, failed: bool) -> None:
+        observed = training({**DIGITS, "runPolicy": {"activeDeadlineSeconds": 100}})
+        desired = step(observed, seconds)
+        assert (status(desired).phase is Phase.FAILED) is failed
+        if failed:
+            assert verdict(desired, "Failed") == ("True", "DeadlineExceeded")
+            assert desired.scales == DOWN
+        else:
+            assert desired.requeue_after_s == 100 - seconds
+
+    def test_time_suspended_is_not_time_active(self) -> None:
+        observed = changed(training({**DIGITS, "runPolicy": {"activeDeadlineSeconds": 100}}), suspend=True)
+        empty = settled(after(observed, step(observed, 50)))
+        suspended = after(empty, step(empty, 60))
+        assert status(step(suspended, 1000)).phase is Phase.SUSPENDED
+        resumed = changed(suspended, suspend=False)
+        running = settled(after(resumed, step(resumed, 1000)))
+        assert status(step(running, 1099)).phase is not Phase.FAILED
+        assert status(step(running, 1100)).phase is Phase.FAILED
+
+    def test_time_to_live(self) -> None:
+        observed = done(spec={**DIGITS, "runPolicy": {"ttlSecondsAfterFinished": 60}}, outcome=OUTCOME)
+        desired = step(observed)
+        assert (desired.delete_job, desired.requeue_after_s) == (False, 60)
+        ended = after(observed, desired)
+        assert (step(ended, 59).delete_job, step(ended, 59).requeue_after_s) == (False, 1)
+        assert step(ended, 60).delete_job
+
+    def test_time_to_live_of_zero_first_tells_the_end(self) -> None:
+        observed = done(spec={**DIGITS, "runPolicy": {"ttlSecondsAfterFinished": 0}}, outcome=OUTCOME)
+        desired = step(observed)
+        assert (desired.delete_job, desired.requeue_after_s, status(desired).phase) == (False, 0, Phase.COMPLETE)
+        assert step(after(observed, desired)).delete_job
+
+    def test_without_time_to_live_a_job_stays(self) -> None:
+        observed = done(outcome=OUTCOME)
+        ended = after(observed, step(observed))
+        assert (step(ended, 1e8).delete_job, step(ended, 1e8).requeue_after_s) == (False, None)
+
+
+class TestLostNodes:
+    def lost(self, seconds_ago: float) -> Observed:
+        observed = training({**DIGITS, "runPolicy": {"nodeLostSeconds": 40}})
+        return replace(observed, lost_nodes={"digits-cpu-node-1": NOW - timedelta(seconds=seconds_ago)})
+
+    def test_a_node_may_come_back(self) -> None:
+        desired = step(self.lost(39))
+        assert desired.deletes == ()
+        assert desired.requeue_after_s == 1
+        assert plan_of(after(self.lost(39), desired)).plan.term == 1
+
+    def test_a_plan_made_again_keeps_the_term_that_its_coordinator_had(self) -> None:
+        """The plan's ConfigMap deleted by hand after a fence: pods that were fenced off stay refused."""
+        observed = self.lost(40)
+        fenced = after(observed, step(observed))
+        fenced = replace(fenced, report=report(fenced))
+        again = after(fenced, step(replace(fenced, plan=None)))
+        assert plan_of(again).plan.term >= 2
+
+    def test_the_term_is_raised_and_the_pod_removed(self) -> None:
+        observed = self.lost(40)
+        desired = step(observed)
+        assert desired.deletes == (Target("Pod", "digits-cpu-1", "uid-digits-cpu-1", force=True),)
+        found = plan_of(after(observed, desired)).plan
+        assert (found.term, found.number) == (2, 1)
+        assert desired.scales == ()
+
+    def test_the_fenced_coordinator_is_not_heard(self) -> None:
+        observed = self.lost(40)
+        old = report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME)
+        fenced = replace(after(observed, step(observed)), report=old)
+        assert status(step(fenced)).completion_time is None
+        assert status(step(replace(fenced, report=report(fenced, RunPhase.SUCCEEDED)))).phase is Phase.COMPLETE
+
+    def test_once_is_enough(self) -> None:
+        observed = self.lost(40)
+        fenced = after(observed, step(observed))
+        desired = step(fenced)
+        assert desired.deletes == ()
+        assert plan_of(after(fenced, desired)).plan.term == 2
+
+    def test_nodes_of_others_are_none_of_its_business(self) -> None:
+        observed = replace(training(), lost_nodes={"elsewhere": NOW - timedelta(days=1)})
+        assert (step(observed).deletes, step(observed).requeue_after_s) == ((), None)

@@ -1,0 +1,38 @@
+"""Pods on GPUs, as they are rendered: what they ask for, where they may go, and what NCCL needs."""
+
+import pytest
+
+from dljob.render.pods import SHM_PER_GPU_NBYTES
+from support.builders import A100, DIGITS, Json, nodes, rendered, seen
+
+MI300X = "AMD_Instinct_MI300X_OAM"
+
+
+@pytest.mark.parametrize(
+    ("device", "resource", "label"),
+    [
+        (A100, "nvidia.com/gpu", "nvidia.com/gpu.product"),
+        (MI300X, "amd.com/gpu", "amd.com/gpu.product-name"),
+    ],
+    ids=["NVIDIA", "AMD"],
+)
+def test_a_pod_asks_for_its_vendors_resource_on_tainted_nodes(device: str, resource: str, label: str) -> None:
+    taint = {"key": resource, "value": "present", "effect": "NoSchedule"}
+    view = nodes({"count": 2, "device": device, "devices": 4, "cpu": 48, "memory": "180Gi", "taints": [taint]})
+    collective: Json = {**DIGITS, "nodes": {"min": 2, "max": 2}, "collective": "Ring"}
+    objects = rendered(seen(collective, view))
+    (pod,) = (item["spec"]["template"]["spec"] for item in objects if item["kind"] == "StatefulSet")
+    resources = pod["containers"][0]["resources"]
+    ranks = int(resources["limits"][resource])
+    assert resources["requests"][resource] == str(ranks) and ranks >= 1
+    assert pod["tolerations"] == [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    chosen = [
+        {"matchExpressions": [{"key": k, "operator": "In", "values": [device]}]} for k in (label, "dljob.dev/device")
+    ]
+    assert terms == chosen
+    (shm,) = (volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm")
+    assert shm == {"medium": "Memory", "sizeLimit": f"{ranks * SHM_PER_GPU_NBYTES // 2**20}Mi"}
+    (policy,) = (item for item in objects if item["kind"] == "NetworkPolicy")
+    among = policy["spec"]["ingress"][0]["ports"]
+    assert among == [{"protocol": "TCP"}], "NCCL listens on any port, whatever the plan's collective"

@@ -1,0 +1,193 @@
+"""Who may talk to a job's pods: the rendered NetworkPolicy against a table of flows, by an evaluator of policies."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal
+
+import pytest
+
+from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS
+from dljob.api import DLJobSpec
+from dljob.job.observed import JOB_LABEL, Observed
+from dljob.job.stored_plan import StoredPlan
+from dljob.render import RenderConfig, network_policy
+from dljob.render.config import Manifest
+from support.builders import CONFIG, DIGITS, Json, planned, seen
+from support.network_policy import Peer, flows, selects
+from support.schema_validation import ALL, assert_valid
+
+PROMETHEUS = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+    "podSelector": {"matchLabels": {"app": "prometheus"}},
+}
+TORCHRUN: Json = {
+    **DIGITS,
+    "collective": "Auto",
+    "trainer": {"command": ["python", "ddp.py"], "framework": "Torchrun"},
+}
+
+
+def pod(job: str, namespace: str = "team-a", **labels: str) -> Peer:
+    return Peer(namespace, {JOB_LABEL: job, **labels})
+
+
+DIGITS_POD = pod("digits", **{"dljob.dev/group": "cpu"})
+SOURCES = {
+    "the same job": pod("digits", **{"dljob.dev/group": "t4"}),
+    "another job": pod("wine"),
+    "a job of that name in another namespace": pod("digits", "team-b"),
+    "a pod of no job": Peer("team-a", {"app": "shell"}),
+    "prometheus": Peer("monitoring", {"app": "prometheus"}),
+    "another pod of its namespace": Peer("monitoring", {"app": "shell"}),
+    "a prometheus elsewhere": Peer("team-b", {"app": "prometheus"}),
+    "outside": Peer(address="192.0.2.7"),
+}
+FIRST_MPI, LAST_MPI = MPI_PORTS
+INNER = (AGENT_PORT, FIRST_MPI, FIRST_MPI + 41, LAST_MPI)
+OTHER = (22, AGENT_PORT - 1, AGENT_PORT + 1, FIRST_MPI - 1, LAST_MPI + 1, METRICS_PORT + 1, 29500)
+
+
+@cache
+def plan(torch: Literal["", "torchrun", "collective"], job: str) -> tuple[Observed, DLJobSpec, StoredPlan]:
+    observed = seen(
+        {"": DIGITS, "torchrun": TORCHRUN, "collective": {**DIGITS, "collective": "Torch"}}[torch], name=job
+    )
+    return observed, DLJobSpec.model_validate(observed.job.spec), planned(observed)
+
+
+def policies(config: RenderConfig = CONFIG, torch: Literal["", "torchrun", "collective"] = "") -> list[Manifest]:
+    """Those of two jobs side by side, as on a cluster."""
+    plans = [plan(torch, job) for job in ("digits", "wine")]
+    return [network_policy(observed.job, spec, accepted, config) for observed, spec, accepted in plans]
+
+
+def reaching(
+    port: int, config: RenderConfig = CONFIG, torch: Literal["", "torchrun", "collective"] = "", protocol: str = "TCP"
+) -> set[str]:
+    """The sources that get through to a pod of ``digits``."""
+    rules = policies(config, torch)
+    return {name for name, source in SOURCES.items() if flows(rules, source, DIGITS_POD, port, protocol)}
+
+
+@pytest.mark.parametrize("port_ranges", [True, False])
+class TestPorts:
+    def config(self, port_ranges: bool) -> RenderConfig:
+        return replace(CONFIG, port_ranges=port_ranges, metrics_peers=(PROMETHEUS,))
+
+    @pytest.mark.parametrize("port", INNER)
+    def test_agents_and_mpi_are_for_the_job_alone(self, port: int, port_ranges: bool) -> None:
+        assert reaching(port, self.config(port_ranges)) == {"the same job"}
+
+    def test_metrics_are_for_the_configured_sources_alone(self, port_ranges: bool) -> None:
+        assert reaching(METRICS_PORT, self.config(port_ranges)) == {"prometheus"}
+
+    @pytest.mark.parametrize("port", OTHER)
+    def test_nobody_reaches_anything_else(self, port: int, port_ranges: bool) -> None:
+        assert reaching(port, self.config(port_ranges)) == set()
+
+    @pytest.mark.parametrize("port", [AGENT_PORT, FIRST_MPI, METRICS_PORT])
+    def test_nobody_reaches_anything_by_udp(self, port: int, port_ranges: bool) -> None:
+        assert reaching(port, self.config(port_ranges), protocol="UDP") == set()
+
+
+def test_both_spellings_of_the_range_allow_the_same_ports() -> None:
+    ranged, listed = policies(CONFIG), policies(replace(CONFIG, port_ranges=False))
+    for port in range(FIRST_MPI - 9, LAST_MPI + 10):
+        sources = (SOURCES["the same job"], SOURCES["another job"])
+        assert [flows(ranged, s, DIGITS_POD, port) for s in sources] == [
+            flows(listed, s, DIGITS_POD, port) for s in sources
+        ]
+
+
+@pytest.mark.parametrize("port_ranges", [True, False])
+@pytest.mark.parametrize("torch", ["", "torchrun"])
+def test_every_version_takes_it(torch: Literal["", "torchrun"], port_ranges: bool) -> None:
+    for policy in policies(replace(CONFIG, port_ranges=port_ranges, metrics_peers=(PROMETHEUS,)), torch):
+        assert_valid(policy)
+
+
+def test_a_server_without_ranges_gets_none() -> None:
+    for policy in policies(replace(CONFIG, port_ranges=False)):
+        assert all("endPort" not in port for rule in policy["spec"]["ingress"] for port in rule["ports"])
+
+
+def test_without_configured_sources_everyone_reads_metrics_and_nothing_more() -> None:
+    assert reaching(METRICS_PORT) == set(SOURCES)
+    assert reaching(AGENT_PORT) == {"the same job"}
+
+
+@pytest.mark.parametrize("torch", ["torchrun", "collective"])
+@pytest.mark.parametrize("port", [29500, 45678, AGENT_PORT])
+def test_torch_listens_anywhere_but_for_the_job_alone(torch: Literal["torchrun", "collective"], port: int) -> None:
+    assert reaching(port, torch=torch) == {"the same job"}
+
+
+@pytest.mark.parametrize(
+    ("target", "port", "protocol"),
+    [
+        (Peer("kube-system", {"k8s-app": "kube-dns"}), 53, "UDP"),
+        (Peer("kube-system", {"k8s-app": "kube-dns"}), 53, "TCP"),
+        (Peer(address="192.0.2.1"), 6443, "TCP"),
+        (Peer(address="198.51.100.9"), 443, "TCP"),
+    ],
+    ids=["DNS", "DNS over TCP", "API server", "a data set"],
+)
+def test_pods_reach_names_the_api_and_their_data(target: Peer, port: int, protocol: str) -> None:
+    assert flows(policies(), DIGITS_POD, target, port, protocol)
+
+
+def test_pods_of_nobody_are_not_isolated() -> None:
+    assert flows(policies(), SOURCES["outside"], SOURCES["a pod of no job"], 22)
+
+
+class TestEvaluator:
+    """The rules as the API's reference has them; a wrong evaluator would prove anything."""
+
+    POD = Peer("ns", {"app": "a"})
+
+    def policy(self, types: tuple[str, ...] = ("Ingress",), **rules: Any) -> Json:
+        meta = {"name": "p", "namespace": "ns"}
+        spec = {"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": list(types), **rules}
+        manifest = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": spec}
+        assert_valid(manifest, ALL[-1:])
+        return manifest
+
+    def test_no_rule_lets_nothing_in(self) -> None:
+        assert not flows([self.policy()], self.POD, self.POD, 80)
+
+    def test_an_empty_rule_lets_everything_in(self) -> None:
+        assert flows([self.policy(ingress=[{}])], Peer(), self.POD, 80, "SCTP")
+
+    def test_policies_add_up(self) -> None:
+        assert flows([self.policy(), self.policy(ingress=[{"ports": [{"port": 80}]}])], Peer(), self.POD, 80)
+
+    def test_a_policy_of_another_namespace_is_none_of_its_business(self) -> None:
+        assert flows([self.policy()], Peer(), replace(self.POD, namespace="other"), 80)
+
+    def test_egress_is_judged_at_the_source(self) -> None:
+        closed = self.policy(("Egress",), egress=[{"to": [{"podSelector": {}}], "ports": [{"port": 80}]}])
+        assert flows([closed], self.POD, Peer("ns"), 80)
+        assert not flows([closed], self.POD, Peer("ns"), 81)
+        assert not flows([closed], self.POD, Peer("other"), 80)
+        assert flows([closed], Peer("other"), self.POD, 81)
+
+    @pytest.mark.parametrize(("address", "expected"), [("10.1.0.1", True), ("10.1.2.3", False), ("10.2.0.1", False)])
+    def test_blocks_of_addresses(self, address: str, expected: bool) -> None:
+        block = {"cidr": "10.1.0.0/16", "except": ["10.1.2.0/24"]}
+        rules = [self.policy(ingress=[{"from": [{"ipBlock": block}]}])]
+        assert flows(rules, Peer(address=address), self.POD, 80) is expected
+
+    @pytest.mark.parametrize(
+        ("operator", "values", "expected"),
+        [
+            ("In", ["a", "b"], True),
+            ("In", ["b"], False),
+            ("NotIn", ["b"], True),
+            ("NotIn", ["a"], False),
+            ("Exists", [], True),
+            ("DoesNotExist", [], False),
+        ],
+    )
+    def test_expressions(self, operator: str, values: list[str], expected: bool) -> None:
+        expression = {"key": "app", "operator": operator, "values": values}
+        assert selects({"matchExpressions": [expression]}, {"app": "a"}) is expected

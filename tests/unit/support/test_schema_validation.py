@@ -1,0 +1,32 @@
+"""The strict validator must find mistakes, or the tests that lean on it prove nothing."""
+
+import pytest
+
+from support.schema_validation import ALL, assert_valid
+
+
+def config_map(**more: object) -> dict[str, object]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, **more}
+
+
+def test_covers_1_25_and_more() -> None:
+    assert ALL[0].startswith("1.30.")
+    assert len(ALL) >= 6
+
+
+def test_accepts_a_valid_object() -> None:
+    assert_valid(config_map(data={"k": "v"}))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "expected"),
+    [
+        pytest.param(config_map(dta={}), "dta", id="unknown field"),
+        pytest.param(config_map(data={"k": 1}), r"data\.k", id="wrong type"),
+        pytest.param({**config_map(), "kind": "ConfigMop"}, "ConfigMop", id="unknown kind"),
+        pytest.param({**config_map(), "apiVersion": "v2"}, "v2", id="unknown version"),
+    ],
+)
+def test_finds_a_mistake(manifest: dict[str, object], expected: str) -> None:
+    with pytest.raises(AssertionError, match=expected):
+        assert_valid(manifest)
