@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from dltrain.data.datasets import load
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -26,7 +27,6 @@ from dljob.cluster import catalogue
 from dljob.perf.step.compute import LAYER_OVERHEAD_S, STEP_OVERHEAD_S, catalogue_curve
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.workload import builtin
-from dltrain.data import load
 from dltrain.models import InputShape, build
 
 CASES = (

@@ -6,11 +6,11 @@ in a DLJob: spec.trainer.command: [python, train_five_lines.py], and there the m
 """
 
 import torch
+from dltrain.data.datasets import load
 from torch.nn.functional import cross_entropy
 
 import dltrain
 from dlcontract import DatasetRef
-from dltrain.data import load
 
 t = dltrain.init(batch=120, epochs=10)  # 1
 

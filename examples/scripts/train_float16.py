@@ -7,12 +7,12 @@ in a DLJob: spec.trainer.command: [python, train_float16.py], and there the mani
 """
 
 import torch
+from dltrain.data.datasets import load
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import dltrain
 from dlcontract import DatasetRef
-from dltrain.data import load
 
 t = dltrain.init(batch=120, epochs=10)
 device = t.device.type

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from dltrain.errors import BadInputError
-from dltrain.messages import EXIT_BAD_INPUT
+from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.rank_messages import EXIT_BAD_INPUT
 
 MASTER_PORT = 29500
 """torchrun's own choice."""
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     except BadInputError as error:
         print(f"dltrain: BadInput: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_BAD_INPUT
-    from dltrain.zygote import Order, run
+    from dltrain.launch.zygote import Order, run
 
     os.environ.update(variables)
     run(Order((given.script, *given.arguments), dict(os.environ), str(Path.cwd())))
@@ -55,8 +55,9 @@ def main(arguments: list[str]) -> int:
 
 def _built_in(given: argparse.Namespace) -> NoReturn:
     from dlcontract import DatasetRef, ModelRef, OptimizerRef, Plan
-    from dltrain import rank, session
-    from dltrain.data import NAMES
+    from dltrain.builtin import rank
+    from dltrain.data.datasets import NAMES
+    from dltrain.train import session
 
     dataset = given.dataset or "digits"
 

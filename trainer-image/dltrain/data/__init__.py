@@ -17,8 +17,8 @@ from dlcontract import DatasetRef
 from dltrain.data.files import KEYS, read_arrays
 from dltrain.data.synthetic import SyntheticImages, SyntheticTokens
 from dltrain.data.tokens import python_source, read_tokens
-from dltrain.errors import BadInputError
 from dltrain.models import InputShape
+from dltrain.protocol.errors import BadInputError
 
 FOLDER = Path(__file__).parent
 BUNDLED = ("digits", "breast-cancer", "wine", "iris")

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dltrain.errors import BadInputError
 from dltrain.models import InputShape
+from dltrain.protocol.errors import BadInputError
 
 POSITIONS = 128
 """Tokens of a sequence."""

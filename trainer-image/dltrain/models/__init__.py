@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from dltrain.errors import BadInputError
 from dltrain.models.convolutional import digits_cnn, lenet
 from dltrain.models.gpt import gpt_mini
 from dltrain.models.mlp import mlp
 from dltrain.models.resnet import resnet18, resnet50
+from dltrain.protocol.errors import BadInputError
 
 
 @dataclass(frozen=True)
