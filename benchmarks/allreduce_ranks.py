@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from dltrain.comm.auto import Auto
-from dltrain.comm.base import Collective
-from dltrain.comm.choose import choose
-from dltrain.comm.region import Region
-from dltrain.world import World
+from dltrain.comm.autotuning import Auto
+from dltrain.comm.core.collective import Collective
+from dltrain.comm.core.shared_region import Region
+from dltrain.comm.process_group import World
+from dltrain.comm.selection import choose
 
 TURN_S = 0.02
 """A turn repeats its sum for about so long."""

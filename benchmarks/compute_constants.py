@@ -25,7 +25,7 @@ from dljob.contract import DatasetRef
 from dljob.perf.compute import LAYER_OVERHEAD_S, STEP_OVERHEAD_S, catalogue_curve
 from dljob.perf.datasets import DATASETS
 from dljob.perf.workload import builtin
-from dltrain.data import load
+from dltrain.data.datasets import load
 from dltrain.models import InputShape, build
 
 CASES = (

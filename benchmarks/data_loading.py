@@ -35,10 +35,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
-from dltrain import session
-from dltrain.loop import Trainer
-from dltrain.report import Reporter
-from dltrain.world import World
+from dltrain.comm.process_group import World
+from dltrain.protocol.reporter import Reporter
+from dltrain.train import session
+from dltrain.train.trainer import Trainer
 
 SAMPLES, BATCH, STEPS, FIRST = 4096, 16, 24, 8
 """Of the dataset; of a rank's step; steps of a turn, and those of them that do not count."""

@@ -21,8 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from dljob.contract import ModelRef, RunPhase
-from trainer.pods import KILL, Job, job
-from trainer.test_agent_elastic import kept, process, rank_process
+from support.trainer.pods import KILL, Job, job, kept, process, rank_process
 
 FAULTS: dict[str, Callable[[Job], None]] = {
     "killed rank": lambda made: os.kill(rank_process(made.pods[2]), KILL),

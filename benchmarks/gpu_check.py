@@ -30,9 +30,9 @@ from figures import machine
 from local_ranks import ROOT, local_plan, mpirun
 
 from dljob.contract import CheckpointRef, ModelRef, Plan, Rank
-from dltrain.device import product_label, why_none
-from dltrain.messages import PLAN_ENV
-from dltrain.shares import apportion
+from dltrain.batch.shares import apportion
+from dltrain.device.rank_device import product_label, why_none
+from dltrain.protocol.rank_messages import PLAN_ENV
 
 TIMEOUT_S = 600
 PER_RANK = 24

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dljob.contract import CheckpointRef, DatasetRef, Plan, Rank
-from dltrain.messages import PLAN_ENV, SOCKET_ENV
+from dltrain.protocol.rank_messages import PLAN_ENV, SOCKET_ENV
 
 ROOT = Path(__file__).resolve().parents[1]
-RANK = ("-m", "dltrain.rank")
+RANK = ("-m", "dltrain.builtin.rank")
 
 
 def local_plan(shares: Sequence[int], **fields: Any) -> Plan:

@@ -346,7 +346,7 @@ class ProbePoint(Told):
 
 
 class Noise(Told):
-    """The gradient noise scale of a run (``dltrain.noise``): in samples, from so many of its steps."""
+    """The gradient noise scale of a run (``dltrain.optim.noise_scale``): in samples, from so many of its steps."""
 
     samples: Annotated[float, Field(ge=0, le=MOST_NOISE)]
     steps: _Count

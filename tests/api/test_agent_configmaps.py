@@ -22,8 +22,8 @@ from dljob.contract import (
     Report,
     RunPhase,
 )
-from dltrain.exchange import ConfigMaps
-from dltrain.kubeapi import ApiError, KubeApi
+from dltrain.agent.job.exchange import ConfigMaps
+from dltrain.agent.job.kube_api import ApiError, KubeApi
 from kube import Kubectl, wait_for
 
 pytestmark = [

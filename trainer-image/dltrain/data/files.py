@@ -1,4 +1,4 @@
-"""A dataset's ``.npz`` file, checked before a model meets it. Users: ``dltrain.data``."""
+"""A dataset's ``.npz`` file, checked before a model meets it. data``."""
 
 import zipfile
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dltrain.errors import BadInputError
+from dltrain.protocol.errors import BadInputError
 
 KEYS = ("x", "y", "x_test", "y_test")
 FIELD = "spec.dataset.uri"
