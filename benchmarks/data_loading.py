@@ -35,8 +35,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
-from dltrain.comm.process_group import World
-from dltrain.protocol.reporter import Reporter
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train import session
 from dltrain.train.trainer import Trainer
 
@@ -78,7 +78,7 @@ def rank(case: str, rounds: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     workers = CASES[case][1]
-    world = World.start()
+    world = ProcessGroup.start()
     dataset = Pictures(LATENCY_S if case == "waits" else 0.0)
     batch = tuple(default_collate([dataset[i] for i in range(BATCH)]))
     indices = itertools.cycle(range(SAMPLES))
@@ -124,12 +124,12 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def ours(world: World, dataset: Pictures, workers: int) -> Step:
+def ours(world: ProcessGroup, dataset: Pictures, workers: int) -> Step:
     """As a user's script has it, but without news."""
     plan = session.local_plan(
         world.size, batch=BATCH * world.size, epochs=10**6, seed=0, collective="Ring", checkpoints=None
     )
-    silent = Reporter(None)
+    silent = RankReporter(None)
     silent.rank = 1
     trainer = Trainer(plan, world, silent, torch.device("cpu"), "cpu")
     net = network()
@@ -144,7 +144,7 @@ def ours(world: World, dataset: Pictures, workers: int) -> Step:
     return step
 
 
-def torchs(world: World, dataset: Pictures, workers: int) -> Iterator[Any]:
+def torchs(world: ProcessGroup, dataset: Pictures, workers: int) -> Iterator[Any]:
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, world.size, world.rank)
     loader = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=workers, persistent_workers=workers > 0, drop_last=True

@@ -31,7 +31,7 @@ from local_ranks import ROOT, local_plan, mpirun
 
 from dljob.contract import CheckpointRef, ModelRef, Plan, Rank
 from dltrain.batch.shares import apportion
-from dltrain.device.rank_device import product_label, why_none
+from dltrain.device.rank_device import gpu_missing_reason, product_label
 from dltrain.protocol.rank_messages import PLAN_ENV
 
 TIMEOUT_S = 600
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     on_gpu = asked.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
-        print(f"gpu_check: found no GPU: {why_none()}; --device cpu runs what needs none", file=sys.stderr)
+        print(f"gpu_check: found no GPU: {gpu_missing_reason()}; --device cpu runs what needs none", file=sys.stderr)
         return 2
     gpus = torch.cuda.device_count() if on_gpu else 0
     count = asked.ranks or max(2, gpus)

@@ -27,7 +27,7 @@ from dltrain.device.rank_device import MEMORY_PART, finish
 from dltrain.elastic.parameter_agreement import fingerprint
 from dltrain.models import build
 from dltrain.protocol.errors import failure
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train import session
 from dltrain.train.trainer import Trainer
 
@@ -58,7 +58,7 @@ def check(first: Trainer) -> None:
 
 def another(first: Trainer, steps: int, **changes: Any) -> Trainer:
     """A trainer on the same ranks, without a word."""
-    plan, quiet = first.plan.model_copy(update={"steps": steps} | changes), Reporter(None)
+    plan, quiet = first.plan.model_copy(update={"steps": steps} | changes), RankReporter(None)
     quiet.rank = -1
     return Trainer(plan, first.world, quiet, first.device, first.device_name)
 

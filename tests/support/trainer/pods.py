@@ -365,6 +365,6 @@ def process(pod: Pod, program: str) -> int:
     return pid
 
 
-def kept(pod: Pod) -> list[int]:
+def steps_in_memory(pod: Pod) -> list[int]:
     """Steps of the state that the pod holds in memory."""
     return [int(path.name.removeprefix("step-")) for path in (pod.directory / "memory").glob("*/step-*")]

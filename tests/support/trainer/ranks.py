@@ -20,8 +20,8 @@ BODIES = Path(__file__).parent / "bodies"
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 STAND_IN = Path(__file__).with_name("stand_in.py")
 AHEAD = """
-import hypothesis, safetensors.torch, torch._dynamo, trainer.bodies.harness
-from dltrain import zygote
+import hypothesis, safetensors.torch, torch._dynamo, support.trainer.bodies.harness
+from dltrain.launch import zygote
 zygote.main()
 """
 

@@ -21,9 +21,9 @@ from dljob.contract import (
     RunPhase,
 )
 from dltrain.agent.coordinator import finished_marker
-from dltrain.agent.coordinator.diagnosis import World, delay_s, diagnose, explained
+from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained
 from dltrain.agent.job.settings import Settings, livable
-from dltrain.agent.job.shrink import fewer
+from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.main import succession
 from dltrain.host import cgroup
 from dltrain.host.network_interfaces import interface_of
@@ -53,8 +53,8 @@ def ended(rank: int, code: int | None = None, number: int | None = None, **field
     return RankEnded(world="1.1", rank=rank, exit_code=code, signal=number, **fields)
 
 
-def world(*ends: RankEnded, **fields: Any) -> World:
-    made = World(plan(), "1.1", **fields)
+def world(*ends: RankEnded, **fields: Any) -> Attempt:
+    made = Attempt(plan(), "1.1", **fields)
     made.up = {0, 1, 2}
     made.ended = {end.rank: end for end in ends}
     return made
@@ -64,7 +64,7 @@ def said(reason: str, **fields: Any) -> Failure:
     return Failure(reason=reason, message="as it said", **fields)
 
 
-CASES: dict[str, tuple[World, str, int | None, bool, bool]] = {
+CASES: dict[str, tuple[Attempt, str, int | None, bool, bool]] = {
     # world, reason, rank, counts, retry
     "killed, survivors leave": (world(ended(0, 75), ended(2, 75), ended(1, number=9)), "RankKilled", 1, True, True),
     "killed inside a shell": (world(ended(1, 137)), "RankKilled", 1, True, True),
@@ -88,7 +88,7 @@ CASES: dict[str, tuple[World, str, int | None, bool, bool]] = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_diagnosis(case: tuple[World, str, int | None, bool, bool]) -> None:
+def test_diagnosis(case: tuple[Attempt, str, int | None, bool, bool]) -> None:
     facts, reason, rank, counts, retry = case
     assert facts.troubled and not facts.succeeded
     failure = diagnose(facts)
@@ -130,7 +130,7 @@ def test_success_needs_a_result_of_what_trains_by_dltrain() -> None:
     done = (ended(0, 0), ended(1, 0), ended(2, 0))
     assert not world(*done).succeeded
     assert world(*done, outcome=Outcome(steps=1, seconds=1)).succeeded
-    own = World(plan(model=ModelRef(command=("x",))), "1.1")
+    own = Attempt(plan(model=ModelRef(command=("x",))), "1.1")
     own.ended = {end.rank: end for end in done}
     assert own.succeeded and not own.troubled
     own.progressed, own.launcher = True, Exit(code=0)
@@ -142,7 +142,7 @@ def test_killed_ranks_that_others_go_on_without_are_no_trouble() -> None:
     assert facts.troubled and facts.survivable and not facts.losses
     facts.absent = {1}
     assert not facts.troubled and [end.rank for end in facts.losses] == [1] and facts.missing(plan()) == 1
-    facts.mourned = {1}
+    facts.handled = {1}
     assert not facts.losses
     facts.ended |= {0: ended(0, 0), 2: ended(2, 0)}
     facts.outcome = Outcome(steps=1, seconds=1)
@@ -154,7 +154,7 @@ def test_killed_ranks_that_others_go_on_without_are_no_trouble() -> None:
         assert other.troubled and not other.survivable, "it was not killed from outside"
     spoke = world(ended(1, number=9), progressed=True, absent={1}, failures=[(1, said("TrainingError"))])
     assert spoke.troubled and not spoke.survivable
-    needed = World(plan(min_ranks=3), "1.1", progressed=True, ended={1: ended(1, number=9)})
+    needed = Attempt(plan(min_ranks=3), "1.1", progressed=True, ended={1: ended(1, number=9)})
     assert needed.troubled and not needed.survivable
 
 
@@ -174,13 +174,13 @@ def test_the_report_follows_the_ranks_that_are_left() -> None:
 
 def test_a_plan_for_fewer_pods() -> None:
     whole = plan(4, min_ranks=2, global_batch=4)
-    assert fewer(whole, whole.pods) is whole
-    left = fewer(whole, {"p-3", "p-1"})
+    assert shrink_plan(whole, whole.pods) is whole
+    left = shrink_plan(whole, {"p-3", "p-1"})
     assert left is not None and Plan.parse(left.to_json()) == left, "its laws hold"
     assert [(r.rank, r.pod, r.share) for r in left.ranks] == [(0, "p-1", 2), (1, "p-3", 2)]
-    assert fewer(whole, {"p-3"}) is None, "too few"
+    assert shrink_plan(whole, {"p-3"}) is None, "too few"
     torchrun = plan(model=ModelRef(command=("x",), framework="Torchrun"))
-    assert fewer(torchrun, {"p-0", "p-1"}) is None
+    assert shrink_plan(torchrun, {"p-0", "p-1"}) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 from dltrain.builtin import rank
 from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.store import KEPT
-from dltrain.checkpoint.user_objects import Kept
+from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.protocol import rank_messages
 from dltrain.protocol.rank_messages import EXIT_OK
 from support.trainer.listener import Listener
@@ -38,7 +38,7 @@ def test_the_page_loads_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.Mo
     exec(built_in, names)
     assert names["accuracy"] == finished.outcome.accuracy
     exec(own, {"make_model": lambda: names["build"]("mlp", names["digits"].shape)})
-    kept, average = Kept(), AveragedModel(names["model"])
+    kept, average = UserObjects(), AveragedModel(names["model"])
     for parameter in average.parameters():
         parameter.data.mul_(0.5)
     kept.add("ema", average)

@@ -15,7 +15,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
-from dltrain.checkpoint.user_objects import Kept, decode, encode
+from dltrain.checkpoint.user_objects import UserObjects, decode, encode
 from support.trainer.ranks import BODIES, command, run, run_ranks
 
 NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
@@ -61,9 +61,9 @@ class Average:
         self.shadow = state
 
 
-def stored(**objects: Any) -> Kept:
+def stored(**objects: Any) -> UserObjects:
     """A new start's, which found in a checkpoint what these were."""
-    first, second = Kept(), Kept()
+    first, second = UserObjects(), UserObjects()
     for name, made in objects.items():
         first.add(name, made)
     state, tensors = first.state()
@@ -83,7 +83,7 @@ def test_objects_lists_and_dictionaries_go_on_in_place() -> None:
 
 
 def test_a_step_that_is_done_again_does_it_once() -> None:
-    kept, average, history = Kept(), Average(), [1]
+    kept, average, history = UserObjects(), Average(), [1]
     kept.add("average", average)
     kept.add("history", history)
     kept.close()
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_holds_more_is_refused() -> None:
         ValueError, match=r"t\.steps: found a checkpoint of step 7 that holds best, ema, expected nothing"
     ):
         kept.close()
-    fresh = Kept()
+    fresh = UserObjects()
     fresh.load(7, {}, {})  # of a run before there was such a thing
     fresh.close()
     with pytest.raises(ValueError, match=r"t\.keep: late: found a call after t\.steps has begun"):

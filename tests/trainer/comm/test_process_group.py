@@ -13,7 +13,7 @@ from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import Busy, Step
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train.progress import Progress
 from support.trainer.listener import Listener
 from support.trainer.ranks import run
@@ -75,7 +75,7 @@ def test_a_dtype_that_cannot_travel_is_named() -> None:
 
 def test_a_lost_agent_does_not_stop_training(tmp_path: Path) -> None:
     with Listener(tmp_path) as listener:
-        reporter = Reporter(listener.path)
+        reporter = RankReporter(listener.path)
         reporter.mark("imported")
     for _ in range(100):
         reporter.mark("rendezvous")
@@ -84,7 +84,7 @@ def test_a_lost_agent_does_not_stop_training(tmp_path: Path) -> None:
 
 def test_news_are_few_but_an_epoch_is_always_told(tmp_path: Path) -> None:
     with Listener(tmp_path) as listener:
-        reporter = Reporter(listener.path)
+        reporter = RankReporter(listener.path)
         progress = Progress(reporter, 0, "cpu", NoiseScale(8), LossScale())
         assert progress.due(last=False), "the first step"
         progress.tell(1, 9, 0, 0.1, 1.0, 8, 1)
@@ -97,7 +97,7 @@ def test_news_are_few_but_an_epoch_is_always_told(tmp_path: Path) -> None:
 
 
 def test_losses_between_news_are_averaged() -> None:
-    progress = Progress(Reporter(None), 1, "cpu", NoiseScale(8), LossScale())
+    progress = Progress(RankReporter(None), 1, "cpu", NoiseScale(8), LossScale())
     for loss in (1.0, 2.0, 6.0):
         progress.add_loss(loss)
     progress.tell(3, 9, 0, 0.1, 1.0, 8, 2)

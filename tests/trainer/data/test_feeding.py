@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, defau
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.data.feeding import feed as feeding
 from dltrain.data.feeding import serialization
-from dltrain.data.feeding.device_copy import Mover
+from dltrain.data.feeding.device_copy import DeviceCopier
 from dltrain.data.feeding.feed import Carried, Feed
-from dltrain.data.feeding.loader import MOST_AHEAD, Loader
+from dltrain.data.feeding.loader import MAX_BATCHES_AHEAD, Loader
 from dltrain.data.feeding.source import Request, Source
 from dltrain.data.feeding.worker_pool import Workers
 from dltrain.host import cgroup
@@ -110,13 +110,13 @@ def test_tensors_are_fetched_by_a_thread_once_that_costs_something(monkeypatch: 
         return (thread.name for thread in threading.enumerate() if thread.name == "fetch")
 
     with monkeypatch.context() as patched:
-        patched.setattr(feeding, "WORTH_S", 1e9)
+        patched.setattr(feeding, "MIN_FETCH_S", 1e9)
         here = taken(Loader(tensors, CPU), SHARES, STEPS)
     started = []
     original = feeding.Thread
     monkeypatch.setattr(feeding, "Thread", lambda make: started.append(make) or original(make))
-    monkeypatch.setattr(feeding, "WORTH_S", 0.0)
-    monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
     ahead = taken(Loader(tensors, CPU), SHARES, STEPS)
     assert len(started) == 1, "after the steps that were measured"
     assert all(torch.equal(a, b) for m, o in zip(ahead, here, strict=True) for a, b in zip(m, o, strict=True))
@@ -129,8 +129,8 @@ def test_a_dataset_that_cannot_be_sent_stays_with_the_rank(
     """And says why, once; told to use workers, it is an error."""
     dataset = Augmented()
     dataset.lock = threading.Lock()  # type: ignore[attr-defined]
-    monkeypatch.setattr(feeding, "WORTH_S", 0.0)
-    monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
     assert len(taken(Loader(dataset, CPU, most_workers=2), SHARES, STEPS)) == len(STEPS)
     assert capfd.readouterr().err.count("cannot be sent to worker processes") == 1
     with pytest.raises(ValueError, match="dataset: cannot be sent to worker processes: TypeError: cannot pickle"):
@@ -161,8 +161,8 @@ def test_workers_that_nobody_asked_for_end_no_training(
     dataset: Any, collate_fn: Any, why: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What the rank can make it makes; told to use workers, it is an error."""
-    monkeypatch.setattr(feeding, "WORTH_S", 0.0)
-    monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
     alone = Loader(Augmented(), CPU, workers=0)
     with Feed(Loader(dataset, CPU, most_workers=1, collate_fn=collate_fn), part_of, 3, 10**9) as feed:
         step, deadline, said, after = 0, time.monotonic() + WITHIN_S, "", 0
@@ -179,8 +179,8 @@ def test_workers_that_nobody_asked_for_end_no_training(
 def test_a_dataset_is_copied_unasked_only_where_there_is_room(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(feeding, "WORTH_S", 0.0)
-    monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
     monkeypatch.setattr(cgroup, "free_nbytes", lambda: 1000)
     assert len(taken(Loader(Augmented(), CPU, most_workers=2), SHARES, STEPS)) == len(STEPS)
     assert capfd.readouterr().err.count("the dataset does not fit into memory once more: found ") == 1
@@ -191,8 +191,8 @@ def test_as_many_batches_may_be_on_their_way_as_a_loader_allows() -> None:
     with contextlib.closing(Workers(Loader(Augmented(), CPU).source, 1)) as workers:
         for _ in range(2):
             workers.drop()
-            tickets = [workers.ask(request_of(step)) for step in range(MOST_AHEAD)]
-        assert workers.get(tickets[-1])[0][1].tolist() == request_of(MOST_AHEAD - 1).indices.tolist()
+            tickets = [workers.ask(request_of(step)) for step in range(MAX_BATCHES_AHEAD)]
+        assert workers.get(tickets[-1])[0][1].tolist() == request_of(MAX_BATCHES_AHEAD - 1).indices.tolist()
 
 
 class Signed(Augmented):
@@ -204,8 +204,8 @@ class Signed(Augmented):
 
 def test_workers_take_over_where_samples_cost_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once they are ready; until then the rank makes the very same batches."""
-    monkeypatch.setattr(feeding, "WORTH_S", 0.0)
-    monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
     alone, loader, makers = Loader(Signed(), CPU, workers=0), Loader(Signed(), CPU, most_workers=1), set[int]()
     with Feed(loader, part_of, 3, 10**9) as feed:
         step, deadline = 0, time.monotonic() + WITHIN_S
@@ -238,8 +238,8 @@ class Bound(Augmented):
 
 
 def test_a_dataset_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(feeding, "WORTH_S", 0.0)
-    monkeypatch.setattr(feeding, "WORTH_PART", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
+    monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
     with Feed(Loader(Bound(), CPU, most_workers=1), part_of, 3, 10**9) as feed:
         step, deadline, said = 0, time.monotonic() + WITHIN_S, ""
         while "No module named 'codec'" not in (said := said + capfd.readouterr().err):
@@ -320,7 +320,7 @@ def test_a_dataset_of_the_users_may_have_attributes_of_ours() -> None:
 def test_a_packed_sequence_moves_as_one() -> None:
     """It is a tuple, of which a part stays on the CPU."""
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
-    moved = Mover(torch.device("meta")).now({"x": packed})["x"]
+    moved = DeviceCopier(torch.device("meta")).now({"x": packed})["x"]
     assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
 
 

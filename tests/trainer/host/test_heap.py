@@ -7,7 +7,7 @@ from support.trainer.ranks import run
 STEPS = """
 import resource
 import numpy as np
-from dltrain import heap
+from dltrain.host import heap
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -129,12 +129,12 @@ def test_the_next_coordinator_goes_on_and_a_fenced_one_writes_nothing(keeper_pla
     folder = job_directory(keeper_plan)
 
     async def story() -> None:
-        first = files.Keeper(ledger(keeper_plan, 1), 100.0)
+        first = files.RunReportWriter(ledger(keeper_plan, 1), 100.0)
         first.history.begin_world(keeper_plan, keeper_plan, 100.0)
         first.history.hear(step(1), 0, 101.0)
         first.history.fault(KILLED, 102.0)
         assert await first.write(RunPhase.STOPPED, 103.0) == str(folder / files.HTML)
-        second = files.Keeper(ledger(keeper_plan, 2), 110.0)
+        second = files.RunReportWriter(ledger(keeper_plan, 2), 110.0)
         second.history.begin_world(keeper_plan, keeper_plan, 110.0)
         second.history.hear(step(2), 0, 112.0)
         await second.write(RunPhase.SUCCEEDED, 113.0, Outcome(steps=2, seconds=3))
@@ -154,7 +154,7 @@ def test_the_next_coordinator_goes_on_and_a_fenced_one_writes_nothing(keeper_pla
 
 
 def test_it_is_written_while_the_job_trains_and_a_fault_at_once(keeper_plan: Plan) -> None:
-    async def written(keeper: files.Keeper, unix_s: float) -> float | None:
+    async def written(keeper: files.RunReportWriter, unix_s: float) -> float | None:
         """When the report on the volume is of, once a tick at ``unix_s`` is over."""
         keeper.tick(unix_s)
         await keeper.idle()
@@ -162,7 +162,7 @@ def test_it_is_written_while_the_job_trains_and_a_fault_at_once(keeper_plan: Pla
         return document.updated_unix_s if document is not None else None
 
     async def story() -> None:
-        keeper = files.Keeper(ledger(keeper_plan, 1), 100.0)
+        keeper = files.RunReportWriter(ledger(keeper_plan, 1), 100.0)
         assert await written(keeper, 100.5) is None
         assert await written(keeper, 131.0) == 131.0
         assert await written(keeper, 132.0) == 131.0
@@ -177,7 +177,7 @@ def test_a_volume_that_cannot_be_written_does_not_fail_the_job(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     plan = make_plan(1, checkpoint=saving(tmp_path / "file"))
     for unwritable in (plan, make_plan(1)):
-        assert asyncio.run(files.Keeper(ledger(unwritable, 1), 0.0).write(RunPhase.FAILED, 1.0)) is None
+        assert asyncio.run(files.RunReportWriter(ledger(unwritable, 1), 0.0).write(RunPhase.FAILED, 1.0)) is None
 
 
 def test_the_page_is_well_formed_escapes_and_holds_the_values() -> None:

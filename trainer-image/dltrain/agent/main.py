@@ -20,10 +20,10 @@ from dltrain.agent.coordinator.coordinator import TERMINAL, Coordinator
 from dltrain.agent.coordinator.membership import SupersededError
 from dltrain.agent.health import Health
 from dltrain.agent.job import tls
-from dltrain.agent.job.exchange import ConfigMaps, Exchange, Files, Reporter
+from dltrain.agent.job.exchange import ConfigMaps, Exchange, Files, ReportWriter
 from dltrain.agent.job.kube_api import KubeApi
 from dltrain.agent.job.settings import Settings, livable
-from dltrain.agent.job.shrink import fewer
+from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.member.local_ranks import LocalRanks
 from dltrain.agent.member.member import Member
 from dltrain.agent.metrics import TrainerCollector
@@ -46,7 +46,7 @@ class Agent:
     def __init__(self, settings: Settings, env: dict[str, str], identity: tls.Identity, exchange: Exchange) -> None:
         self.settings, self.env, self.identity, self.exchange = settings, env, identity, exchange
         self.reaper = Reaper()
-        self.reporter = Reporter(exchange)
+        self.reporter = ReportWriter(exchange)
         self.member = Member(settings.pod, settings.uid)
         self.local = self.member.local = LocalRanks(
             pod=settings.pod,
@@ -203,7 +203,7 @@ def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
         or phase not in (RunPhase.RUNNING, RunPhase.RELAUNCHING)
     ):
         return 0
-    return plan.pods.index(pod) if fewer(plan, plan.pods[1:]) is not None else 0
+    return plan.pods.index(pod) if shrink_plan(plan, plan.pods[1:]) is not None else 0
 
 
 def may_coordinate(settings: Settings) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from dltrain.comm.core.collective import host_array
 from dltrain.comm.core.fault_tolerance import translate
 from dltrain.comm.core.waiting import complete, wait_until
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 
 _LONGEST_NBYTES = 2**24
 _HEADER, _BODY = 1, 2
@@ -59,7 +59,7 @@ class Reply(NamedTuple):
 class Link:
     """One rank's end. ``alive`` is called every ``alive_s``, from within waits, so that nobody takes it for hung."""
 
-    def __init__(self, world: World, alive: Callable[[], None], alive_s: float = 1.0) -> None:
+    def __init__(self, world: ProcessGroup, alive: Callable[[], None], alive_s: float = 1.0) -> None:
         self._world, self._alive, self._alive_s = world, alive, alive_s
         self._told_at = time.perf_counter()
         self.waited_s = 0.0

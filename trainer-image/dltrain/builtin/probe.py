@@ -19,7 +19,7 @@ from dljob.contract import ProbePoint
 from dltrain.batch.shares import fit, worthwhile
 from dltrain.comm.core.fault_tolerance import translate
 from dltrain.comm.core.waiting import complete, wait_until
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.device.rank_device import finish
 from dltrain.protocol.rank_messages import Probed
 from dltrain.train.trainer import Trainer
@@ -132,7 +132,7 @@ def compute_points(
     return [(size, max(median(times), 1e-9) / rate) for size, times in timings.items()], min(1.0, rate)
 
 
-def link_speed(world: World) -> tuple[float, float]:
+def link_speed(world: ProcessGroup) -> tuple[float, float]:
     """Latency (s) and bandwidth (B/s) of the slowest link when every rank sends to its right neighbour at once."""
     small, large = (_exchange_s(world, nbytes) for nbytes in (8, _LINK_NBYTES))
     latency_s, large_s = (max(row[i] for row in world.gather([small, large])) for i in (0, 1))
@@ -140,7 +140,7 @@ def link_speed(world: World) -> tuple[float, float]:
     return latency_s, _LINK_NBYTES / max(large_s - latency_s, large_s / 2)
 
 
-def _exchange_s(world: World, nbytes: int) -> float:
+def _exchange_s(world: ProcessGroup, nbytes: int) -> float:
     from mpi4py import MPI
 
     outgoing, incoming = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)

@@ -122,8 +122,8 @@ def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, An
     """
     plan, folder = trainer.plan, job_directory(trainer.plan)
     known = known_rate(folder / JSON) if trainer.rank == 0 and plan.checkpoint.enabled else None
-    if told := trainer.world.broadcast(b"" if known is None else repr(known).encode()):
-        return float(told)
+    if encoded := trainer.world.broadcast(b"" if known is None else repr(known).encode()):
+        return float(encoded)
     trainer.busy("learning rate range test", LIMIT_S)
     rates, losses = ramp(trainer, loader, loss_of)
     found = interval(rates, losses)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from dltrain.checkpoint.store import STATE, Checkpoints, Snapshot
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.rank_messages import MEMORY_ENV
 
 INTERVAL_S = 5.0
@@ -23,7 +23,7 @@ NOTHING = -1.0
 """The step of a pod that holds no state."""
 
 
-def directory(world: World) -> Path | None:
+def directory(world: ProcessGroup) -> Path | None:
     """Where this rank keeps state, None if it does not: not its pod's first, or without an agent."""
     path = os.environ.get(MEMORY_ENV)
     return Path(path) if path and world.local_rank == 0 else None

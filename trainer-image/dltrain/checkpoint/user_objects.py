@@ -59,7 +59,7 @@ def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     return {key: decode(part, tensor) for key, part in content}
 
 
-class Kept:
+class UserObjects:
     """The objects of a run, by the names that the script gave them."""
 
     def __init__(self) -> None:

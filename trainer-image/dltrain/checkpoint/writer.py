@@ -20,10 +20,10 @@ from dltrain.checkpoint.interval import Interval
 from dltrain.checkpoint.memory_copy import NOTHING, held, step_of
 from dltrain.checkpoint.state import Staging, capture, restore
 from dltrain.checkpoint.store import Checkpoints, Snapshot, decode, identity
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import BadInputError, CheckpointError, FencedError
 from dltrain.protocol.rank_messages import Checkpointed
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.protocol.volume_layout import job_directory
 
 SLOWEST_S, SLOWEST_BPS = 60.0, 10e6
@@ -39,7 +39,7 @@ class Writer:
     """One checkpoint at a time, each announced to the agent (if there is a ``reporter``) once it is durable."""
 
     def __init__(
-        self, checkpoints: Checkpoints, reporter: Reporter | None, paid: Callable[[float], float] | None = None
+        self, checkpoints: Checkpoints, reporter: RankReporter | None, paid: Callable[[float], float] | None = None
     ) -> None:
         """``paid``: told what each cost the training; answers in how many seconds the next one comes."""
         self.checkpoints = checkpoints
@@ -96,10 +96,10 @@ class Writer:
             )
 
 
-class Keeper:
+class CheckpointManager:
     """A run's checkpoints as its ranks see them: rank 0 reads and writes, the others receive."""
 
-    def __init__(self, plan: Plan, world: World, reporter: Reporter) -> None:
+    def __init__(self, plan: Plan, world: ProcessGroup, reporter: RankReporter) -> None:
         self.plan, self.world, self.reporter = plan, world, reporter
         self._writer: Writer | None = None
         self._begun: int | None = None

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dltrain.comm.core.fault_tolerance import agree, revoke, shrink, translate
-from dltrain.comm.core.waiting import event_queues, listen, sharpen_sleep, wait_until
+from dltrain.comm.core.waiting import event_queues, listen, reduce_timer_slack, wait_until
 from dltrain.protocol.errors import BadInputError
 
 _SETTINGS = {
@@ -33,7 +33,7 @@ SLICE_NBYTES = 2**18
 and whoever waits asks ever less often: in shared memory 90 MB went at 90 MB/s in slices of 16 MiB, at 870 in these."""
 
 
-class World:
+class ProcessGroup:
     """This rank among ``size`` ranks. ``comm``: mpi4py's communicator, None in a world of one without MPI."""
 
     def __init__(self, comm: Any = None) -> None:
@@ -43,14 +43,14 @@ class World:
         self._whole = True
 
     @classmethod
-    def start(cls) -> "World":
+    def start(cls) -> "ProcessGroup":
         """Join the world that mpirun made. Reads the environment."""
         if "OMPI_COMM_WORLD_SIZE" not in os.environ:
             return cls()
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         find_mpi()
-        sharpen_sleep()
+        reduce_timer_slack()
         import mpi4py
 
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
@@ -77,11 +77,11 @@ class World:
                 f"start it with mpirun -n {ranks}, of the Open MPI that mpi4py uses",
             )
 
-    def split(self, chosen: Sequence[bool]) -> "World":
+    def split(self, chosen: Sequence[bool]) -> "ProcessGroup":
         """This rank's part of the world: the ranks for which ``chosen`` says the same as for this one."""
         if self.comm is None or all(chosen):
             return self
-        return World(self.comm.Split(int(chosen[self.rank]), self.rank))
+        return ProcessGroup(self.comm.Split(int(chosen[self.rank]), self.rank))
 
     @property
     def survives(self) -> bool:

@@ -9,7 +9,7 @@ import sys
 import torch
 
 from dljob.contract import Plan, Rank
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import DeviceMissingError
 
 MISMATCH = "cpu"
@@ -47,7 +47,7 @@ def same_product(found: str, label: str) -> bool:
     return plain[0] == plain[1]
 
 
-def check(world: World, plan: Plan, device: torch.device) -> None:
+def check(world: ProcessGroup, plan: Plan, device: torch.device) -> None:
     """Whether ranks that were promised GPUs have them; all ranks call it together.
 
     If none has, they train on their CPUs, slowly, and the log says why (a pretended GPU, an image for CPUs). Raises
@@ -59,17 +59,17 @@ def check(world: World, plan: Plan, device: torch.device) -> None:
     if len(lacking) == world.size and world.local_rank == 0:
         planned = plan.ranks[world.rank].device
         print(  # noqa: T201
-            f"dltrain: rank {world.rank} trains on the CPU: found no GPU, planned {planned}: {why_none()}",
+            f"dltrain: rank {world.rank} trains on the CPU: found no GPU, planned {planned}: {gpu_missing_reason()}",
             file=sys.stderr,
             flush=True,
         )
     if 0 < len(lacking) < world.size:
         names = ", ".join(f"{number} (pod {plan.ranks[number].pod})" for number in lacking[:8])
-        why = f": {why_none()}" if world.rank in lacking else ""
+        why = f": {gpu_missing_reason()}" if world.rank in lacking else ""
         raise DeviceMissingError(f"found no GPU on rank {names} of {world.size}, expected one on each{why}")
 
 
-def why_none() -> str:
+def gpu_missing_reason() -> str:
     """Why torch sees no GPU, in its own words."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]

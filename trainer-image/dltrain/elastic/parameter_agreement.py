@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import ParametersDivergedError
 
 _WORDS, _GPU_WORDS = 2**17, 2**20
@@ -54,7 +54,7 @@ def dissenters(values: Sequence[object], kinds: Sequence[str]) -> list[int]:
     return [rank for rank, kind in enumerate(kinds) if values[rank] != right[kind][0][0]]
 
 
-def compare(world: World, parameters: Iterable[Tensor], kinds: Mapping[int, str], step: int) -> None:
+def compare(world: ProcessGroup, parameters: Iterable[Tensor], kinds: Mapping[int, str], step: int) -> None:
     """Compare parameters over ``world`` after ``step`` steps; ``kinds``: the device of each of its ranks, by the number
     it goes by in the job.
 

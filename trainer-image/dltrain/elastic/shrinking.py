@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from dljob.contract import MEASURABLE, Plan
 from dltrain.batch.shares import apportion
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import PeerLostError
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ def inherit(shares: Sequence[int], alive: Sequence[int]) -> tuple[int, ...]:
 class Elastic:
     """The ranks of a plan that are left. ``alive``: their numbers in the plan; their order is the world's."""
 
-    def __init__(self, plan: Plan, world: World, *, on_cpu: bool) -> None:
+    def __init__(self, plan: Plan, world: ProcessGroup, *, on_cpu: bool) -> None:
         self.alive: tuple[int, ...] = tuple(range(world.size))
         self.agree_s = 0.0
         """Time that the last agreement took, most of it waiting for the slowest rank to come to it."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dljob.contract import Plan, Role
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.device.rank_device import most_samples
 from dltrain.elastic.balance import Balance
 from dltrain.elastic.parameter_agreement import compare
@@ -23,7 +23,7 @@ from dltrain.parallel.sharded_optimizer import optimizer_parallel
 from dltrain.parallel.tensor_parallel import TensorParallel
 from dltrain.protocol.errors import MisuseError, ParametersDivergedError, PeerLostError
 from dltrain.protocol.rank_messages import Compared, Resharded, Shrunk
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 
 T = TypeVar("T")
 
@@ -31,7 +31,9 @@ T = TypeVar("T")
 class Team:
     """One for each rank, all alike. ``shares`` follow measurements and losses, and each change is told."""
 
-    def __init__(self, plan: Plan, world: World, reporter: Reporter, lost: Callable[[], None], *, on_cpu: bool) -> None:
+    def __init__(
+        self, plan: Plan, world: ProcessGroup, reporter: RankReporter, lost: Callable[[], None], *, on_cpu: bool
+    ) -> None:
         """``lost``: called when the team goes on without ranks, once it can."""
         self.plan, self.world = plan, world
         self.shares = self.planned_shares
@@ -77,10 +79,10 @@ class Team:
 
     def measure(self, step: int, steps: int, *, always: bool) -> bool:
         """Whether ranks tell their own gradients' norms at this step of ``steps``; ``always``: wherever they can."""
-        told = self.plan.parallelism == "Data" and self.workers > 1
-        told = told and (always or step % stride(steps) == 0)
-        self.parallel.square_at = WITHIN if told else None
-        return told
+        measures_square = self.plan.parallelism == "Data" and self.workers > 1
+        measures_square = measures_square and (always or step % stride(steps) == 0)
+        self.parallel.square_at = WITHIN if measures_square else None
+        return measures_square
 
     def go_on(self, step: int) -> None:
         """Ranks were lost: make the others ready to go on from ``step``. Raises PeerLostError where that cannot be."""

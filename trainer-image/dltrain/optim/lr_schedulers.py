@@ -19,12 +19,12 @@ class Schedules:
     """The schedulers of a run, in the order in which the script told of them."""
 
     def __init__(self) -> None:
-        self._told: list[tuple[LRScheduler, bool]] = []
-        self._kept: list[dict[str, Any]] = []
+        self._registered: list[tuple[LRScheduler, bool]] = []
+        self._saved_states: list[dict[str, Any]] = []
 
     def load(self, kept: list[dict[str, Any]]) -> None:
         """What ``state`` was, for the schedulers to come."""
-        self._kept = kept
+        self._saved_states = kept
 
     def add(self, scheduler: LRScheduler, each_epoch: bool) -> None:
         """One more; it goes on where the run that is resumed left it. Raises MisuseError for what is none."""
@@ -33,22 +33,22 @@ class Schedules:
                 f"scheduler: found {type(scheduler).__name__}, expected one of torch.optim.lr_scheduler that "
                 "steps by itself: set the learning rate of the optimizer's groups where it depends on more than t.step"
             )
-        if len(self._told) < len(self._kept):
-            scheduler.load_state_dict(_merged(scheduler.state_dict(), self._kept[len(self._told)]))
+        if len(self._registered) < len(self._saved_states):
+            scheduler.load_state_dict(_merged(scheduler.state_dict(), self._saved_states[len(self._registered)]))
             # Its constructor has moved the rates that the checkpoint had.
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = rate
-        self._told.append((scheduler, each_epoch))
+        self._registered.append((scheduler, each_epoch))
 
     def step(self, *, end_of_epoch: bool) -> None:
         """A step was done."""
-        for scheduler, each_epoch in self._told:
+        for scheduler, each_epoch in self._registered:
             if end_of_epoch or not each_epoch:
                 scheduler.step()
 
     def state(self) -> list[dict[str, Any]]:
         """As JSON."""
-        return [_plain(scheduler.state_dict()) for scheduler, _ in self._told]
+        return [_plain(scheduler.state_dict()) for scheduler, _ in self._registered]
 
 
 def _plain(value: Any) -> Any:

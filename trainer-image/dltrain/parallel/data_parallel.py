@@ -239,7 +239,7 @@ class DataParallel(Placement):
             work.wait()
         self._catch_up()
         self.sum_s = time.perf_counter() - self._sums_began
-        self._summed = self.buffer.told.tolist()  # one copy from a GPU
+        self._summed = self.buffer.exchanged.tolist()  # one copy from a GPU
         if self.weight_at is not None and (weight := self._summed[len(self.buffer.marks) + self.weight_at]):
             self.buffer.gradient.div_(weight)
         self._whole = True

@@ -80,7 +80,7 @@ class GradientBuffer:
         self.gradient = self.flat[:gradients]
         self.marks = self.flat[gradients : gradients + marks]
         self.tail = self.flat[gradients + marks :]
-        self.told = self.flat[gradients:]
+        self.exchanged = self.flat[gradients:]
         """Marks and tail."""
         self.views: list[Tensor] = []
         for bucket in self.buckets:

@@ -11,12 +11,12 @@ from dljob.contract import Plan, Role
 from dltrain.comm.autotuning import Auto, Pick, size_class
 from dltrain.comm.core.collective import Collective
 from dltrain.comm.core.shared_region import Memory
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import AUTO, choose
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import Chosen, Summing
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 
 _BUCKETS, _LEAST_NBYTES = 8, 256 * 2**10
 """A small model has so many buckets of at least so much, else its one bucket would wait for the end of backward."""
@@ -25,7 +25,7 @@ Known = list[list[Any]]
 
 
 def data_parallel(
-    plan: Plan, world: World, parameters: list[torch.nn.Parameter], tail: int, before: DataParallel | None = None
+    plan: Plan, world: ProcessGroup, parameters: list[torch.nn.Parameter], tail: int, before: DataParallel | None = None
 ) -> DataParallel:
     """Gradients summed as the plan says. ``before``: what served other ranks; what it measured holds on.
 
@@ -69,7 +69,7 @@ def known(parallel: DataParallel) -> Known:
     return [[number, pick.strategy, pick.segment_nbytes] for number, pick in sorted(auto.picks.items())]
 
 
-def told(sums: Sequence[Summing]) -> Known:
+def known_from_record(sums: Sequence[Summing]) -> Known:
     """What ``tell`` told, as ``reuse`` takes it."""
     return [[size_class(each.nbytes), each.strategy, each.segment_nbytes] for each in sums]
 
@@ -80,7 +80,7 @@ def reuse(parallel: DataParallel, picks: Known) -> None:
         auto.reuse({number: Pick(name, segment) for number, name, segment in picks})
 
 
-def tell(parallel: DataParallel, reporter: Reporter) -> None:
+def tell(parallel: DataParallel, reporter: RankReporter) -> None:
     """Let the agent and the log know how gradients are summed."""
     if (auto := measured_by(parallel)) is None:
         return

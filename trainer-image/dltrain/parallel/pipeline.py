@@ -17,7 +17,7 @@ from dltrain.comm.algorithms.mpi_allreduce import MpiAllreduce
 from dltrain.comm.core.collective import host_array
 from dltrain.comm.core.fault_tolerance import duplicate, revoke, translate
 from dltrain.comm.core.waiting import complete, wait_until
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.models.layers import layers_of
 from dltrain.parallel.model_parallel import Held, ModelParallel
 from dltrain.parallel.pipeline_stages import costs, cut, sizes, turns
@@ -88,7 +88,9 @@ class Neighbours:
 class Pipeline(ModelParallel):
     """One stage. ``run`` does forward and backward of a batch on all of them together."""
 
-    def __init__(self, plan: Plan, world: World, model: nn.Module, optimizer: Optimizer, sample: Tensor, tail: int):
+    def __init__(
+        self, plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, sample: Tensor, tail: int
+    ):
         """``sample``: the input of a batch of one, by which stages are cut. Raises BadInputError when there are more
         stages than layers with parameters.
         """

@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from dljob.contract import Plan
 from dltrain.comm.algorithms.reduce_scatter import Scattered, gatherer, owned
 from dltrain.comm.core.collective import Collective
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.parallel.data_parallel import DataParallel, square_of
 from dltrain.parallel.optimizer_checks import check_late
 from dltrain.protocol.errors import BadInputError
@@ -52,7 +52,7 @@ class OptimizerParallel(DataParallel):
         self,
         parameters: Iterable[nn.Parameter],
         optimizer: Optimizer,
-        world: World,
+        world: ProcessGroup,
         collective: Callable[[list[Tensor]], Collective],
         gather: Callable[[list[Tensor]], Collective],
         bucket_nbytes: int,
@@ -194,7 +194,7 @@ class OptimizerParallel(DataParallel):
 
 
 def optimizer_parallel(
-    plan: Plan, world: World, model: nn.Module, optimizer: Optimizer, tail: int
+    plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int
 ) -> OptimizerParallel:
     """As the plan says, over a world of several ranks."""
     host = plan.ranks[0].host

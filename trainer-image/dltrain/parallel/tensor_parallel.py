@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from dljob.contract import Plan
 from dltrain.batch.shares import apportion
 from dltrain.comm.core.collective import Collective
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import choose
 from dltrain.models.layers import Pair, pairs_of
 from dltrain.parallel.model_parallel import Cut, Held, ModelParallel
@@ -27,7 +27,7 @@ from dltrain.protocol.errors import BadInputError
 class Summing:
     """Sums activations over ranks by the plan's collective, with a buffer for each size there is."""
 
-    def __init__(self, plan: Plan, world: World, took: Callable[[float], None]) -> None:
+    def __init__(self, plan: Plan, world: ProcessGroup, took: Callable[[float], None]) -> None:
         """``took``: is told the seconds of each sum."""
         self._plan, self._world, self._took = plan, world, took
         self._by_size: dict[tuple[int, torch.dtype], Collective] = {}
@@ -107,7 +107,7 @@ def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> H
 class TensorParallel(ModelParallel):
     """This rank's units of every pair, and all else."""
 
-    def __init__(self, plan: Plan, world: World, model: nn.Module, optimizer: Optimizer, tail: int) -> None:
+    def __init__(self, plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int) -> None:
         """Cuts the model. Raises BadInputError when it has no pair, or more ranks than a pair has units."""
         pairs = pairs_of(model)
         units = min((pair.units for pair in pairs), default=0)

@@ -36,7 +36,7 @@ from dltrain.protocol.rank_messages import (
 )
 
 
-class Reporter:
+class RankReporter:
     """The connection to the agent, if there is one. ``stop``: set once this rank was asked to stop."""
 
     def __init__(self, path: str | None) -> None:
@@ -51,7 +51,7 @@ class Reporter:
             threading.Thread(target=self._listen, args=(self._socket,), daemon=True, name="agent").start()
 
     @classmethod
-    def open(cls) -> "Reporter":
+    def open(cls) -> "RankReporter":
         """By the environment. SIGTERM becomes the wish to stop; an agent may ask where a rank is that hangs."""
         reporter = cls(os.environ.get(SOCKET_ENV))
         if reporter._socket is not None and signal.getsignal(WHERE) == signal.SIG_DFL:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.elastic.team import Team
 from dltrain.protocol.errors import MisuseError
 from dltrain.train.step import Step
@@ -25,7 +25,7 @@ from dltrain.train.step import Step
 class Among:
     """The ranks, and what this one's samples count."""
 
-    together: Callable[[Callable[[World], Any]], Any]
+    together: Callable[[Callable[[ProcessGroup], Any]], Any]
     """Do with the ranks that compute what all of them do at once."""
     weight: Callable[[], float]
     """Of this rank's loss in the sum over ranks, when it is asked; only ratios matter."""
@@ -38,7 +38,7 @@ class Among:
 def among(team: Team, step: Step, number: int) -> Among:
     """In the step under way; between steps all ranks count alike. ``number``: steps done."""
 
-    def together(operation: Callable[[World], Any]) -> Any:
+    def together(operation: Callable[[ProcessGroup], Any]) -> Any:
         return team.together(number, lambda: operation(team.among_workers))
 
     def lost() -> int | None:

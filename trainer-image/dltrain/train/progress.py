@@ -8,7 +8,7 @@ from dltrain.device.energy import Meter
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
 from dltrain.protocol.rank_messages import Busy, Evaluated, Step
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.step_times import Times, Window
 
 NEWS_INTERVAL_S = 0.25
@@ -21,7 +21,7 @@ class Progress:
 
     def __init__(
         self,
-        reporter: Reporter,
+        reporter: RankReporter,
         rank: int,
         device_name: str,
         noise: NoiseScale,

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dltrain.checkpoint.store import Snapshot
-from dltrain.checkpoint.user_objects import Kept
-from dltrain.checkpoint.writer import Keeper, patience_s
+from dltrain.checkpoint.user_objects import UserObjects
+from dltrain.checkpoint.writer import CheckpointManager, patience_s
 from dltrain.elastic.team import Team
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.lr_scaling import Scaling
@@ -44,14 +44,14 @@ class Saving:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: CheckpointManager,
         team: Team,
         progress: Progress,
         scaling: Scaling,
         noise: NoiseScale,
         schedules: Schedules,
         loss_scale: LossScale,
-        kept: Kept,
+        kept: UserObjects,
     ) -> None:
         self._keeper, self._team, self._progress = keeper, team, progress
         self._scaling, self._noise, self._schedules = scaling, noise, schedules

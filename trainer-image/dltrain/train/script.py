@@ -10,7 +10,7 @@ import torch
 
 from dltrain.device import randomness
 from dltrain.protocol.errors import MisuseError
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train import session
 from dltrain.train.trainer import Trainer
 
@@ -22,7 +22,7 @@ class _Script:
 
     made = False
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: RankReporter) -> None:
         self.reporter = reporter
         self.trainer: Trainer | None = None
         sys.excepthook = self._uncaught
@@ -64,7 +64,7 @@ def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoi
     if _Script.made:
         raise MisuseError("dltrain.init: found a second call, expected one in a process")
     _Script.made = True
-    script = _Script(Reporter.open())
+    script = _Script(RankReporter.open())
     make_plan = partial(
         session.local_plan, batch=batch, epochs=epochs, seed=seed, collective=collective, checkpoints=checkpoints
     )

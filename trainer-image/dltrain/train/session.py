@@ -23,14 +23,14 @@ from dljob.contract import (
     Rank,
 )
 from dltrain.batch.shares import apportion
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import AUTO
 from dltrain.device import rank_device as devices
 from dltrain.host import heap
 from dltrain.host.cgroup import threads
 from dltrain.protocol.errors import BadInputError, MisuseError, failure
 from dltrain.protocol.rank_messages import EXIT_OK, PLAN_ENV, Failed, Finished, Hello
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 
 ECHO_S = 3.0
@@ -102,7 +102,7 @@ def _named(error: ValidationError) -> BadInputError:
     return BadInputError(".".join(map(str, first["loc"])) or "plan", repr(first["input"]), expected, "correct it")
 
 
-def start(reporter: Reporter, make_plan: Callable[[int], Plan] | None = None) -> Trainer:
+def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None) -> Trainer:
     """Join the world and say hello. ``make_plan``: from the world's size, where no agent gives a plan.
 
     Raises BadInputError when there is no plan, or the world is not the plan's.
@@ -125,7 +125,7 @@ def start(reporter: Reporter, make_plan: Callable[[int], Plan] | None = None) ->
     device, name = devices.find_device(plan.ranks[rank])
     reporter.send(Hello(rank=rank, pid=os.getpid(), device=name))
     reporter.mark("imported")
-    world = World.start()
+    world = ProcessGroup.start()
     world.expect(len(plan.ranks))
     devices.check(world, plan, device)
     torch.set_num_threads(threads(world.local_size))
@@ -147,7 +147,7 @@ def end(trainer: Trainer) -> None:
     trainer.reporter.close()
 
 
-def fail(error: BaseException, reporter: Reporter) -> int:
+def fail(error: BaseException, reporter: RankReporter) -> int:
     """Tell the agent and the log why this rank ends; returns the exit code."""
     news = failure(error, reporter.rank, socket.gethostname())
     reporter.send(Failed(rank=reporter.rank, failure=news))
@@ -164,7 +164,7 @@ def fail(error: BaseException, reporter: Reporter) -> int:
 
 def run(body: Callable[[Trainer], None], make_plan: Callable[[int], Plan] | None = None) -> int:
     """Start, run ``body``, end; returns the exit code, with which the process must exit next. See ``start``."""
-    reporter = Reporter.open()
+    reporter = RankReporter.open()
     trainer: Trainer | None = None
     try:
         trainer = start(reporter, make_plan)

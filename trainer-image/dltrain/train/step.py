@@ -58,7 +58,7 @@ class Step:
         """b_r / B, whatever the script says."""
         self.samples = 0
         """B, of the step under way."""
-        self.told = Agreed(Shared(), [], [], [])
+        self.agreed_step = Agreed(Shared(), [], [], [])
         """What all ranks told in it, and their times of the step before."""
         self.exposed_s: list[float] = []
         """Of those that compute, in the step before."""
@@ -85,8 +85,8 @@ class Step:
         self._number, self._last, self.samples = number, number == steps - 1, part.batch
         whole = part.batch == team.plan.global_batch
         self._measuring = team.measure(number, steps, always=self._scaling.measures) and whole
-        told = float(wishes.stop), float(wishes.save), float(wishes.keep)
-        shared = Shared(*self._late, *told, square=team.parallel.square)
+        requested = float(wishes.stop), float(wishes.save), float(wishes.keep)
+        shared = Shared(*self._late, *requested, square=team.parallel.square)
         self._late = (0.0, 0.0)
         times = self._progress.times
         tail = pack(shared, team.rank, team.size, times.compute_s, times.exposed_s, self.watch.demanded_s)
@@ -122,7 +122,7 @@ class Step:
             return  # outside of the loop it is the script's own business
         if not self._receive() or self.left_out:
             return
-        team, parallel, agreed = self._team, self._team.parallel, self.told.shared
+        team, parallel, agreed = self._team, self._team.parallel, self.agreed_step.shared
         if self._scale is not None:
             parallel.whole()  # whether the script changed it since
         if self._measuring:
@@ -181,8 +181,8 @@ class Step:
             team.go_on(self._number)
             return False
         self.watch.waited()
-        self.told = unpack(total, team.size)
-        agreed, exposed = self.told.shared, self.told.exposed
+        self.agreed_step = unpack(total, team.size)
+        agreed, exposed = self.agreed_step.shared, self.agreed_step.exposed
         if agreed.weighed:
             team.check_weights(agreed, self._number)
         self.exposed_s = [e for e, share in zip(exposed, team.shares, strict=True) if share] if any(exposed) else []
@@ -230,7 +230,7 @@ class Step:
         """Once it is done: learn from what it took. ``fetch_s``: making its batch, whoever did it; ``first``: of this
         process, which allocates and compiles.
         """
-        team, told = self._team, self.told
+        team, agreed = self._team, self.agreed_step
         agree_s = team.elastic.agree_s
         times = self.watch.times(team.parallel.exposed_s + agree_s, agree_s, fetch_s, team.parallel.sum_s)
         if first:
@@ -239,7 +239,7 @@ class Step:
         self._progress.add(times, self.samples, self.exposed_s)
         if self._device.type == "cpu":
             self.watch.demand()
-        team.balance(self._number + 1, told.computed, self.exposed_s, told.demanded)
+        team.balance(self._number + 1, agreed.computed, self.exposed_s, agreed.demanded)
 
     def _synchronize(self) -> None:
         finish(self._device)

@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from dljob.contract import DATASET_VARIABLE, Outcome, Plan
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.checkpoint.state import replicate
-from dltrain.checkpoint.user_objects import Kept
-from dltrain.checkpoint.writer import Keeper
-from dltrain.comm.process_group import World
+from dltrain.checkpoint.user_objects import UserObjects
+from dltrain.checkpoint.writer import CheckpointManager
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.data.feeding.feed import Feed
 from dltrain.data.feeding.loader import Loader, check_loader
 from dltrain.data.feeding.source import Collate
@@ -37,14 +37,14 @@ from dltrain.parallel.batch_norm import Ranks, local_layers, synchronized, unsyn
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.protocol.errors import BadInputError, MisuseError
 from dltrain.protocol.rank_messages import EXIT_STOPPED
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, usage_checks
 from dltrain.train.progress import Progress
 from dltrain.train.saving import Saving
 from dltrain.train.step import Step, Wishes
 from dltrain.train.together import Together
-from dltrain.train.update_hooks import Updates
+from dltrain.train.update_hooks import UpdateHooks
 
 Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
@@ -53,7 +53,9 @@ Opt = TypeVar("Opt", bound=Optimizer)
 class Trainer(Together):
     """Trains one model on this rank, together with the others. See ``dltrain.init`` for how a script uses it."""
 
-    def __init__(self, plan: Plan, world: World, reporter: Reporter, device: torch.device, device_name: str) -> None:
+    def __init__(
+        self, plan: Plan, world: ProcessGroup, reporter: RankReporter, device: torch.device, device_name: str
+    ) -> None:
         """``device_name``: what ``device`` really is, for measurements."""
         self._replay = replay.asked(plan)
         if self._replay is not None:
@@ -73,13 +75,13 @@ class Trainer(Together):
         """Whether ``shares`` are to stay as they are: dictated by the plan, or those of the run that is resumed."""
         self.stopped = False
         """Whether the ranks agreed to end early."""
-        self.keeper = Keeper(plan, world, reporter)
+        self.keeper = CheckpointManager(plan, world, reporter)
         self.noise = NoiseScale(plan.global_batch)
         """The gradient noise scale of the run, as far as it was measured."""
         self.budget = Budget()
         """What part of a CPU this rank gets."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
-        self._schedules, self._loss_scale, self._kept = Schedules(), LossScale(), Kept()
+        self._schedules, self._loss_scale, self._kept = Schedules(), LossScale(), UserObjects()
         energy = meter(device, world.local_rank)
         self.progress = Progress(reporter, world.rank, device_name, self.noise, self._loss_scale, energy)
         self.progress.gpu_memory_nbytes = partial(peak_nbytes, device)
@@ -108,9 +110,9 @@ class Trainer(Together):
         replicate(self.model, self.world.broadcast)
         self._team.take(self.model, optimizer, sample)
         if self._replay is not None:
-            gradient_summing.reuse(self.parallel, gradient_summing.told(self._replay.sums))
+            gradient_summing.reuse(self.parallel, gradient_summing.known_from_record(self._replay.sums))
         self.progress.gradient_nbytes = self.parallel.buffer.gradient.nbytes
-        Updates(self.model, optimizer, self._step.sum, self._after_update, lambda p: self.parallel.stands_in(p))
+        UpdateHooks(self.model, optimizer, self._step.sum, self._after_update, lambda p: self.parallel.stands_in(p))
         self._loss_scale.watch(optimizer, self._step, self._after_update)
         if (snapshot := self._saving.resume(self.model, optimizer)) is not None:
             self.step = self._first = snapshot.step
@@ -353,7 +355,7 @@ class Trainer(Together):
 
     def _conclude(self, fetch_s: float) -> None:
         """After a step: news, and what the ranks agreed on."""
-        step, agreed = self._step, self._step.told.shared
+        step, agreed = self._step, self._step.agreed_step.shared
         if self.step == self._first + 1 and self.workers > 1:
             usage_checks.warn_of_unlike_buffers(self._unlike_buffers(), self.rank)
         step.count(fetch_s, first=self.step == self._first + 1)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from dltrain.parallel.optimizer_checks import check_late
 
 
-class Updates:
+class UpdateHooks:
     """Calls ``before`` and ``after`` each update of ``optimizer``, which has the parameters that it is to have."""
 
     def __init__(

@@ -16,7 +16,7 @@ from dltrain.asynchronous import training
 from dltrain.builtin.evaluation import mean_loss
 from dltrain.comm.core.waiting import wait_until
 from dltrain.models import InputShape, build
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import flat, ranks
 from support.trainer.plans import make_plan
@@ -34,7 +34,7 @@ def main() -> None:
         world.size, shares=[8] * workers + [0], global_batch=8 * workers, steps=STEPS, collective="ParameterServer",
         synchronization="Asynchronous" if bound is None else "StaleSynchronous", staleness_bound=bound,
     )  # fmt: skip
-    reporter = Reporter(None)
+    reporter = RankReporter(None)
     reporter.rank = world.rank
     trainer = Trainer(plan, world, reporter, torch.device("cpu"), "cpu")
     slow, me = world.rank == 0, world.rank

@@ -11,7 +11,7 @@ from dltrain.comm.algorithms.shared_memory import SharedMemory
 from dltrain.comm.autotuning import Auto, Pick, size_class
 from dltrain.comm.core.collective import Collective, Work
 from dltrain.comm.core.shared_region import Memory
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.schedules.ring import Ring
 from dltrain.comm.selection import NAMES, choose
 
@@ -27,7 +27,7 @@ def values(rank: int, size: int, turn: int, dtype: torch.dtype) -> np.ndarray:
     )
 
 
-def check(world: World, name: str, dtype: torch.dtype) -> None:
+def check(world: ProcessGroup, name: str, dtype: torch.dtype) -> None:
     memory = Memory(world.comm if name in ("Auto", "SharedMemory") else None)
     buffers = list(memory.zeros(sum(SIZES), dtype, torch.device("cpu")).split(SIZES))
     servers = (world.size - 1,) if world.size < 4 else (0, 2)
@@ -68,7 +68,7 @@ class Slow(Ring):
         return super().start(index)
 
 
-def check_choice(world: World) -> None:
+def check_choice(world: ProcessGroup) -> None:
     """The fastest strategy is picked on all ranks; another run's picks are taken where they fit."""
 
     def make(comm: object, buffers: list[torch.Tensor], pick: Pick) -> Collective:
@@ -92,7 +92,7 @@ def check_choice(world: World) -> None:
     collective.close()
 
 
-def check_waiting(world: World) -> None:
+def check_waiting(world: ProcessGroup) -> None:
     """A rank that waits for a slow one leaves the CPU to others."""
     collective = choose("Ring", world.comm, [torch.ones(1000)], segment_nbytes=SEGMENT_NBYTES)
     world.sum([0])
@@ -106,7 +106,7 @@ def check_waiting(world: World) -> None:
 
 
 def main() -> None:
-    world = World.start()
+    world = ProcessGroup.start()
     world.expect(int(sys.argv[1]))
     autotuning.BUDGET_S = 0.01
     for name in (*NAMES, "SharedMemory", "Auto"):

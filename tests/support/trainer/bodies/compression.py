@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from dltrain.comm.algorithms.compressed import KINDS, Compressed
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 
 COUNT, TAIL, STEPS = 10_001, 3, 64
 
@@ -16,7 +16,7 @@ def gradient(rank: int) -> torch.Tensor:
     return torch.randn(COUNT, generator=generator) * torch.logspace(-6, 0, COUNT)
 
 
-def check(world: World, kind: str) -> None:
+def check(world: ProcessGroup, kind: str) -> None:
     first, last = torch.zeros(5), torch.zeros(COUNT + TAIL)
     collective = Compressed(world.comm.Dup(), [first, last], kind, TAIL)
     exact = sum(gradient(rank).double() for rank in range(world.size))
@@ -47,7 +47,7 @@ def off(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def main() -> None:
-    world = World.start()
+    world = ProcessGroup.start()
     world.expect(int(sys.argv[1]))
     for kind in KINDS:
         check(world, kind)

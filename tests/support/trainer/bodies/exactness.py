@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from dltrain.batch.sampling import Sampler
 from dltrain.comm.core.collective import Collective
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import choose
 from dltrain.models import InputShape, build
 from dltrain.parallel.data_parallel import DataParallel
@@ -45,7 +45,7 @@ def one_process(name: str, dtype: torch.dtype, steps: int) -> tuple[nn.Module, t
 
 
 def together(
-    world: World, name: str, dtype: torch.dtype, steps: int, shares: list[int], strategy: str
+    world: ProcessGroup, name: str, dtype: torch.dtype, steps: int, shares: list[int], strategy: str
 ) -> tuple[nn.Module, torch.Tensor]:
     """The same on all ranks; a rank with share 0 is a parameter server."""
     net, (x, y) = model(name, dtype), data(dtype)
@@ -82,7 +82,7 @@ def flat(net: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def check(world: World, report: Callable[[str], object]) -> None:
+def check(world: ProcessGroup, report: Callable[[str], object]) -> None:
     for dtype, bound, names in ((torch.float32, 1e-6, ("digits-cnn", "mlp")), (torch.float64, 1e-12, ("mlp",))):
         for name in names:
             alone, gradient = one_process(name, dtype, 20)
@@ -102,7 +102,7 @@ def check(world: World, report: Callable[[str], object]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    world = World.start()
+    world = ProcessGroup.start()
     world.expect(int(sys.argv[1]))
     check(world, lambda text: world.rank or sys.stdout.write(f"{text}\n"))
     world.close()

@@ -6,19 +6,19 @@ import signal
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from dltrain.comm.process_group import World
-from dltrain.protocol.reporter import Reporter
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train import session
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import distance, flat, ranks, say
 from support.trainer.plans import make_plan
 
 
-def trained(world: World, shares: list[int]) -> torch.Tensor:
+def trained(world: ProcessGroup, shares: list[int]) -> torch.Tensor:
     torch.manual_seed(0)
     data = (torch.randn(120, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64),)
     plan = make_plan(global_batch=12, steps=10, shares=shares)
-    trainer = Trainer(plan, world, Reporter(None), torch.device("cpu"), "cpu")
+    trainer = Trainer(plan, world, RankReporter(None), torch.device("cpu"), "cpu")
     net = torch.nn.Linear(8, 16).double()
     net, opt = trainer.wrap(net, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
     for (x,) in trainer.steps(trainer.loader(data)):
@@ -34,7 +34,7 @@ def trained(world: World, shares: list[int]) -> torch.Tensor:
 
 
 world = ranks()
-expected = trained(World(), [12])
+expected = trained(ProcessGroup(), [12])
 off = distance(trained(world, [3, 4, 5]), expected)
 assert off < 1e-12, off
 say(world, f"off by {off:.1e}")

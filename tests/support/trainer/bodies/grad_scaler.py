@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from dljob.contract import OptimizerRef
 from dltrain.batch.sampling import Sampler
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import DivergedError
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import distance, equal_on_all, flat, four_classes, ranks, say
 from support.trainer.plans import make_plan
@@ -130,7 +130,7 @@ def alone(case: Case, data: tuple[torch.Tensor, ...], batch: int) -> tuple[Net, 
     return net, scales
 
 
-class Heard(Reporter):
+class Heard(RankReporter):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Heard(Reporter):
         self.news.append(news)
 
 
-def trainer_of(world: World, shares: list[int], **plan: Any) -> tuple[Trainer, Heard]:
+def trainer_of(world: ProcessGroup, shares: list[int], **plan: Any) -> tuple[Trainer, Heard]:
     made = make_plan(global_batch=sum(shares), shares=shares, bucket_nbytes=4096, **{"steps": STEPS, **plan})
     heard = Heard()
     trainer = Trainer(made, world, heard, torch.device("cpu"), "cpu")
@@ -150,7 +150,7 @@ def trainer_of(world: World, shares: list[int], **plan: Any) -> tuple[Trainer, H
 
 
 def together(
-    world: World, case: Case, data: tuple[torch.Tensor, ...], shares: list[int], **plan: Any
+    world: ProcessGroup, case: Case, data: tuple[torch.Tensor, ...], shares: list[int], **plan: Any
 ) -> tuple[Net, list[float], Heard]:
     trainer, heard = trainer_of(world, shares, parallelism=case.strategy, **plan)
     torch.manual_seed(0)
@@ -164,7 +164,7 @@ def together(
     return net, scales, heard
 
 
-def equals_one_process(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
+def equals_one_process(world: ProcessGroup, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
     for name, case in CASES.items():
         expected, scales = alone(case, data, sum(shares))
         skipped = sum(b < a for a, b in zip([2.0**14, *scales], scales, strict=False))
@@ -180,7 +180,7 @@ def equals_one_process(world: World, data: tuple[torch.Tensor, ...], shares: lis
         assert max(norms) < 2, f"{name}: {norms}: of the loss, not of the scaled one"
 
 
-def compressed(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
+def compressed(world: ProcessGroup, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
     """What error feedback carries over is in the right unit, and an infinite gradient does not stay in it."""
     expected, scales = alone(CASES["plain"], data, sum(shares))
     for kind in ("BF16", "FP16"):
@@ -191,7 +191,7 @@ def compressed(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) 
         equal_on_all(world, net)
 
 
-def served(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
+def served(world: ProcessGroup, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
     """A parameter server knows of no scaler, and does not take infinite gradients for a divergence."""
     shares = [*shares[:-1], 0]
     expected, scales = alone(CASES["plain"], data, sum(shares))
@@ -200,7 +200,7 @@ def served(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) -> N
         assert found == scales and distance(flat(net), flat(expected)) < 2e-5, found
 
 
-def noise(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
+def noise(world: ProcessGroup, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
     """Measured as without a scaler: of the gradient itself, and not in steps that are left out."""
     seen = []
     for enabled in (False, True):
@@ -223,7 +223,7 @@ def noise(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) -> No
     assert plain.abs().min() > 0
 
 
-def half_precision(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
+def half_precision(world: ProcessGroup, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
     """float16 itself: rounded by the split, it ends near one process, and with equal parameters on all ranks."""
 
     def run(t: Trainer | None, net: nn.Module, opt: Any, batches: Any) -> float:
@@ -264,7 +264,7 @@ def half_precision(world: World, data: tuple[torch.Tensor, ...], shares: list[in
         trainer.close()
 
 
-def endings(world: World, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
+def endings(world: ProcessGroup, data: tuple[torch.Tensor, ...], shares: list[int]) -> None:
     """What must still be an error is one."""
 
     def run(loop: Callable[[Trainer, Net, Any, GradScaler, Any], None], strategy: str = "Data") -> Trainer:

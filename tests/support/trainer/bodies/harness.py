@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from dljob.contract import ModelRef
 from dltrain.batch.sampling import Sampler
-from dltrain.comm.process_group import World
-from dltrain.protocol.reporter import Reporter
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 from support.trainer.plans import make_plan
 
@@ -62,7 +62,7 @@ def alone(
 
 
 def together(
-    world: World,
+    world: ProcessGroup,
     model: nn.Module,
     data: tuple[torch.Tensor, ...],
     step: Step,
@@ -76,7 +76,7 @@ def together(
     shares = plan["shares"]
     plan |= {"model": model_} if model_ is not None else {}
     made = make_plan(global_batch=sum(shares), steps=steps, bucket_nbytes=4096, segment_nbytes=1024, **plan)
-    trainer = Trainer(made, world, Reporter(None), torch.device("cpu"), "cpu")
+    trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
     model, opt = trainer.wrap(model, optimizer(model), **(wrap or {}))
     first = torch.empty(0)
     for batch in trainer.steps(trainer.loader(data)):
@@ -88,12 +88,14 @@ def together(
     return first, trainer
 
 
-def equal_on_all(world: World, model: nn.Module) -> None:
+def equal_on_all(world: ProcessGroup, model: nn.Module) -> None:
     mine = flat(model).numpy().tobytes()
     assert world.broadcast(mine) == mine, "parameters differ between ranks"
 
 
-def with_hypothesis(world: World, example: Callable[[Any], None], given: Callable[[Callable[[Any], None]], Any]) -> int:
+def with_hypothesis(
+    world: ProcessGroup, example: Callable[[Any], None], given: Callable[[Callable[[Any], None]], Any]
+) -> int:
     """``example`` on all ranks, with values that hypothesis chooses on rank 0. Returns how many there were.
 
     ``given``: hypothesis's decorator. A failure must show on rank 0, or end the whole world.
@@ -116,14 +118,14 @@ def with_hypothesis(world: World, example: Callable[[Any], None], given: Callabl
     return count
 
 
-def ranks() -> World:
+def ranks() -> ProcessGroup:
     """The world, as large as the first argument says."""
     torch.set_num_threads(1)
-    world = World.start()
+    world = ProcessGroup.start()
     world.expect(int(sys.argv[1]))
     return world
 
 
-def say(world: World, text: str) -> None:
+def say(world: ProcessGroup, text: str) -> None:
     if world.rank == 0:
         sys.stdout.write(f"{text}\n")

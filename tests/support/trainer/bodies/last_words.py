@@ -14,14 +14,14 @@ from dltrain.agent.member.local_ranks import Event, LocalRanks
 from dltrain.host.processes import Reaper
 from dltrain.protocol.agent_messages import RankEnded, RankNews, RankUp
 from dltrain.protocol.rank_messages import EXIT_STOPPED, Checkpointed, Hello, Step
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from support.trainer.plans import make_plan
 
 FOLDER = Path(sys.argv[1])
 
 
 def rank() -> int:
-    reporter = Reporter.open()
+    reporter = RankReporter.open()
     reporter.send(Hello(rank=0, pid=os.getpid()))
     measure = RankMeasure(rank=0, device="cpu", share=1)
     step = Step(rank=0, step=1, steps=9, step_s=1, samples_per_s=1, world_size=1, measure=measure)

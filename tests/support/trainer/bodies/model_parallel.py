@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from dljob.contract import CheckpointRef
 from dltrain.builtin.evaluation import mean_loss
 from dltrain.checkpoint.store import MODEL, OPTIMIZER
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.models import InputShape, build
 from dltrain.parallel.pipeline import Pipeline
 from dltrain.protocol.errors import BadInputError
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import BOUND, MakeOptimizer, alone, distance, flat, ranks, say
 from support.trainer.plans import make_plan
@@ -39,9 +39,9 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 }
 
 
-def quiet() -> Reporter:
+def quiet() -> RankReporter:
     """Without lines of progress."""
-    reporter = Reporter(None)
+    reporter = RankReporter(None)
     reporter.rank = 1
     return reporter
 
@@ -64,7 +64,13 @@ def one(net: nn.Module, batch: Any, trainer: Trainer | None) -> Tensor:
 
 
 def split(
-    world: World, name: str, dtype: torch.dtype, steps: int, optimizer: MakeOptimizer, where: Path | None, **plan: Any
+    world: ProcessGroup,
+    name: str,
+    dtype: torch.dtype,
+    steps: int,
+    optimizer: MakeOptimizer,
+    where: Path | None,
+    **plan: Any,
 ) -> tuple[dict[str, Tensor], Tensor, Trainer]:
     """On rank 0 the whole model's parameters after ``steps``, by name, and its first gradient in their order."""
     net, samples = model(name, dtype), data(name, dtype)
@@ -99,7 +105,7 @@ def saved(folder: Path, steps: int) -> dict[str, Tensor]:
     return load_file(path / MODEL) | load_file(path / OPTIMIZER)
 
 
-def check(world: World, name: str, dtype: torch.dtype, by: str, **plan: Any) -> str:
+def check(world: ProcessGroup, name: str, dtype: torch.dtype, by: str, **plan: Any) -> str:
     optimizer = OPTIMIZERS[by]
     single = model(name, dtype)
     steps = 1 if name == "resnet18" else STEPS
@@ -113,7 +119,7 @@ def check(world: World, name: str, dtype: torch.dtype, by: str, **plan: Any) -> 
     return f"{off:.0e}, {steps} steps by {drift:.0e}"
 
 
-def resumes(world: World, name: str, by: str, folder: Path, **plan: Any) -> None:
+def resumes(world: ProcessGroup, name: str, by: str, folder: Path, **plan: Any) -> None:
     """Bitwise at the same split; to rounding from and to data parallel, whose checkpoints are alike."""
     optimizer, double = OPTIMIZERS[by], torch.float64
     never, _, _ = split(world, name, double, STEPS, optimizer, folder / "never", **plan)
@@ -133,7 +139,9 @@ def resumes(world: World, name: str, by: str, folder: Path, **plan: Any) -> None
         assert {k: (v.shape, v.dtype) for k, v in ours.items()} == {k: (v.shape, v.dtype) for k, v in theirs.items()}
 
 
-def data_parallel(world: World, name: str, steps: int, optimizer: MakeOptimizer, where: Path) -> dict[str, Tensor]:
+def data_parallel(
+    world: ProcessGroup, name: str, steps: int, optimizer: MakeOptimizer, where: Path
+) -> dict[str, Tensor]:
     net = model(name, torch.float64)
     keep = CheckpointRef(directory=str(where), interval_s=1e6)
     made = make_plan(world.size, global_batch=BATCH, steps=steps, checkpoint=keep)
@@ -146,7 +154,7 @@ def data_parallel(world: World, name: str, steps: int, optimizer: MakeOptimizer,
     return {key: value.detach() for key, value in net.state_dict().items()}
 
 
-def refused(world: World, folder: Path) -> None:
+def refused(world: ProcessGroup, folder: Path) -> None:
     for name, plan, words in (
         ("digits-cnn", {"parallelism": "Tensor"}, "found Tensor, with a model without a pair of linear layers"),
         ("mlp", {"parallelism": "Pipeline"}, "found 3 layers with parameters, expected one for each of 4 stages"),

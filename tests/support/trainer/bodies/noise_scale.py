@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dltrain.elastic import team
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import ranks, say
 from support.trainer.plans import make_plan
@@ -31,7 +31,7 @@ def main() -> None:
         model = nn.Linear(WIDTH, 1, bias=False)
         nn.init.zeros_(model.weight)
         plan = make_plan(shares=list(SHARES), global_batch=sum(SHARES), steps=STEPS)
-        trainer = Trainer(plan, world, Reporter(None), torch.device("cpu"), "cpu")
+        trainer = Trainer(plan, world, RankReporter(None), torch.device("cpu"), "cpu")
         model, optimizer = trainer.wrap(model, torch.optim.SGD(model.parameters(), 0.0))
         for a, b in trainer.steps(trainer.loader((x, y))):
             ((model(a) - b) ** 2 / 2).mean().backward()

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from dljob.contract import CheckpointRef
 from dltrain.checkpoint.store import MODEL, OPTIMIZER
 from dltrain.comm.algorithms.reduce_scatter import owned
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.parallel.sharded_optimizer import OptimizerParallel
 from dltrain.protocol.errors import BadInputError
 from dltrain.train.trainer import Trainer
@@ -63,7 +63,7 @@ def saved(folder: Path, steps: int) -> dict[str, torch.Tensor]:
     return load_file(path / MODEL) | load_file(path / OPTIMIZER)
 
 
-def check(world: World, name: str, dtype: torch.dtype, collective: str, folder: Path) -> float:
+def check(world: ProcessGroup, name: str, dtype: torch.dtype, collective: str, folder: Path) -> float:
     generator = torch.Generator().manual_seed(7)
     data = (torch.rand(50, 1, 8, 8, generator=generator, dtype=dtype), torch.arange(50) % 10)
     shares = [5 + 7 * rank for rank in range(world.size)]

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dltrain.batch.sampling import Sampler
-from dltrain.comm.process_group import World
-from dltrain.protocol.reporter import Reporter
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import distance, equal_on_all, flat, four_classes, ranks, say
 from support.trainer.plans import make_plan
@@ -116,10 +116,10 @@ def alone(body: Body, data: tuple[torch.Tensor, ...], batch: int) -> Net:
     return net
 
 
-def together(world: World, body: Body, data: tuple[torch.Tensor, ...], shares: list[int], **plan: Any) -> Net:
+def together(world: ProcessGroup, body: Body, data: tuple[torch.Tensor, ...], shares: list[int], **plan: Any) -> Net:
     torch.manual_seed(0)
     made = make_plan(global_batch=sum(shares), steps=STEPS, shares=shares, bucket_nbytes=4096, **plan)
-    trainer = Trainer(made, world, Reporter(None), torch.device("cpu"), "cpu")
+    trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
     net = Net().double()
     net, opt = trainer.wrap(net, adamw(net))
     trainer.schedule(torch.optim.lr_scheduler.CosineAnnealingLR(opt, STEPS))
@@ -131,11 +131,11 @@ def together(world: World, body: Body, data: tuple[torch.Tensor, ...], shares: l
     return net
 
 
-def made(world: World, **plan: Any) -> Trainer:
-    return Trainer(make_plan(world.size, **plan), world, Reporter(None), torch.device("cpu"), "cpu")
+def made(world: ProcessGroup, **plan: Any) -> Trainer:
+    return Trainer(make_plan(world.size, **plan), world, RankReporter(None), torch.device("cpu"), "cpu")
 
 
-def refused(world: World) -> None:
+def refused(world: ProcessGroup) -> None:
     trainer = made(world)
     net, scale = Net(), nn.Parameter(torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"t\.wrap: optimizer: found builtins\.NoneType, expected a torch Optimizer"):
@@ -158,7 +158,7 @@ def refused(world: World) -> None:
     trainer.close()
 
 
-def finishing(world: World, data: tuple[torch.Tensor, ...]) -> None:
+def finishing(world: ProcessGroup, data: tuple[torch.Tensor, ...]) -> None:
     """After the step under way, or after the one just done."""
     for late in (False, True):
         trainer = made(world, global_batch=30, steps=STEPS)
@@ -174,7 +174,7 @@ def finishing(world: World, data: tuple[torch.Tensor, ...]) -> None:
         trainer.close()
 
 
-def passing_twice(world: World, data: tuple[torch.Tensor, ...]) -> None:
+def passing_twice(world: ProcessGroup, data: tuple[torch.Tensor, ...]) -> None:
     trainer = made(world, global_batch=30, steps=2)
     net, opt = trainer.wrap(net := Net().double(), adamw(net))
     loader = trainer.loader(data)

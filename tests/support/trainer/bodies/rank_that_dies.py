@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import dltrain.builtin.rank
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.train import session
 from dltrain.train.trainer import Trainer
 
-MOMENTS = {"loss": (Trainer, "log"), "agree": (World, "agree"), "evaluate": (dltrain.builtin.rank, "evaluate")}
+MOMENTS = {"loss": (Trainer, "log"), "agree": (ProcessGroup, "agree"), "evaluate": (dltrain.builtin.rank, "evaluate")}
 
 
 def deadly(function: Callable[..., Any], count: int) -> Callable[..., Any]:

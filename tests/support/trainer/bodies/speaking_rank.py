@@ -21,7 +21,7 @@ from dltrain.protocol.rank_messages import (
     Hello,
     Step,
 )
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
     options = dict(argument.split("=", 1) for argument in sys.argv[2:] if "=" in argument)
     plan = Plan.parse(Path(os.environ["DLTRAIN_PLAN"]).read_bytes())
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    reporter = Reporter.open()
+    reporter = RankReporter.open()
     reporter.rank = rank
     reporter.send(Hello(rank=rank, pid=os.getpid(), device=options.get("device", "cpu")))
     reporter.mark("imported")

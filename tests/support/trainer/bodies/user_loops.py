@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from dltrain.batch.sampling import Sampler
-from dltrain.comm.process_group import World
-from dltrain.protocol.reporter import Reporter
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import distance, equal_on_all, flat, four_classes, ranks, say
 from support.trainer.plans import make_plan
@@ -176,10 +176,10 @@ def alone(loop: Loop, data: tuple[Tensor, ...], batch: int) -> nn.Module:
     return net
 
 
-def together(world: World, loop: Loop, data: tuple[Tensor, ...], shares: list[int], **plan: Any) -> nn.Module:
+def together(world: ProcessGroup, loop: Loop, data: tuple[Tensor, ...], shares: list[int], **plan: Any) -> nn.Module:
     torch.manual_seed(0)
     made = make_plan(global_batch=sum(shares), steps=STEPS, shares=shares, bucket_nbytes=4096, **plan)
-    trainer = loop.trainer = Trainer(made, world, Reporter(None), torch.device("cpu"), "cpu")
+    trainer = loop.trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
     net = loop.model().double()
     net, opt = trainer.wrap(net, loop.optimizer(net))
     for x, y in trainer.steps(trainer.loader(data)):
@@ -248,10 +248,10 @@ REFUSED: dict[type[Loop], str] = {
 }
 
 
-def held_out(world: World, shares: list[int]) -> None:
+def held_out(world: ProcessGroup, shares: list[int]) -> None:
     """Every sample on one rank, once; and what a loader tells and refuses."""
     made = make_plan(global_batch=sum(shares), epochs=3, shares=shares)
-    trainer = Trainer(made, world, Reporter(None), torch.device("cpu"), "cpu")
+    trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
     for samples in (1, 50):
         seen = torch.zeros(samples)
         for (which,) in trainer.held_out(trainer.loader((torch.arange(samples),))):

@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dltrain.batch.sampling import Sampler
-from dltrain.comm.process_group import World
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.rank_messages import MEMORY_ENV
-from dltrain.protocol.reporter import Reporter
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train import session
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import distance, flat, four_classes, ranks, say
@@ -74,14 +74,19 @@ def alone(data: tuple[torch.Tensor, ...], batch: int) -> Own:
 
 
 def together(
-    world: World, folder: Path, data: tuple[torch.Tensor, ...], shares: list[int], killed: int = -1, how: str = "Data"
+    world: ProcessGroup,
+    folder: Path,
+    data: tuple[torch.Tensor, ...],
+    shares: list[int],
+    killed: int = -1,
+    how: str = "Data",
 ) -> Own:
     plan = make_plan(
         shares=shares, global_batch=sum(shares), steps=STEPS, collective="Ring",
         checkpoint=saving(folder, interval_s=1e-9, keep=100), min_ranks=1,
         parallelism=how,
     )  # fmt: skip
-    trainer = Trainer(plan, world, Reporter(None), torch.device("cpu"), "cpu")
+    trainer = Trainer(plan, world, RankReporter(None), torch.device("cpu"), "cpu")
     own = made(trainer.wrap)
     trainer.keep(ema=own.ema, history=own.history)
     trainer.keep(best=own.best)
@@ -95,7 +100,7 @@ def together(
     return own
 
 
-def same(world: World, name: str, found: Own, expected: Own, most: float) -> None:
+def same(world: ProcessGroup, name: str, found: Own, expected: Own, most: float) -> None:
     assert found.result() == expected.result(), (name, found.result(), expected.result())
     off = max(distance(flat(a), flat(b)) for a, b in ((found.net, expected.net), (found.ema, expected.ema)))
     say(world, f"{name}: off by {off:.1e}")

@@ -10,10 +10,10 @@ import time
 
 from dljob.contract import Failure, Outcome, RunPhase
 from dltrain.agent.coordinator import finished_marker
-from dltrain.agent.coordinator.diagnosis import World, delay_s, diagnose, explained, obituary
+from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained, failure_of_exit
 from dltrain.agent.coordinator.observer import Observer
 from dltrain.agent.coordinator.procedure import LeavingError, ReplannedError
-from dltrain.agent.job.shrink import fewer
+from dltrain.agent.job.shrink import shrink_plan
 from dltrain.host.processes import Exit
 from dltrain.protocol import agent_messages as proto
 
@@ -100,7 +100,7 @@ class Coordinator(Observer):
             await self._end_world()
             await self._after(failure, world)
 
-    async def _went_well(self, world: World) -> bool:
+    async def _went_well(self, world: Attempt) -> bool:
         """Watch a world until it is over, or until what went wrong with it can be told, or ranks may come back."""
         while True:
             await self._until(lambda: world.over_or_troubled or bool(world.losses) or self._may_return(world))
@@ -118,20 +118,20 @@ class Coordinator(Observer):
         await self._until(lambda: world.over, FAREWELL_S)
         return True
 
-    def _may_return(self, world: World) -> bool:
+    def _may_return(self, world: Attempt) -> bool:
         """Whether the ranks that others go on without should come back, at the price of a relaunch."""
         gain_s = self.ledger.gain_s(world.missing(self.plan), len(self.plan.ranks))
         waited = time.monotonic() - world.shrunk_s > self.settings.return_after_s
         return waited and gain_s > RELAUNCH_COST_S and self._roll.complete and self.plan.checkpoint.enabled
 
-    def _mourn(self, world: World) -> None:
+    def _mourn(self, world: Attempt) -> None:
         """Tell of ranks that were lost and that the others go on without. The job did not fail: nothing counts."""
         for end in world.losses:
-            failure = obituary(world, end).model_copy(update={"counts": False})
+            failure = failure_of_exit(world, end).model_copy(update={"counts": False})
             log.warning("%s: %s; the others go on", failure.reason, failure.message)
             self._failed(failure)
             self.ledger.count(failure.reason)
-            world.mourned.add(end.rank)
+            world.handled.add(end.rank)
         self.reporter.urge()
 
     async def _gather(self) -> None:
@@ -141,17 +141,17 @@ class Coordinator(Observer):
             self._phase(RunPhase.WAITING)
         if self._trained:
             await self._until(lambda: self._roll.complete, GATHER_S)
-            await self._until(lambda: fewer(self.plan, self._roll.present) is not None)
+            await self._until(lambda: shrink_plan(self.plan, self._roll.present) is not None)
         else:
             await self._until(lambda: self._roll.complete)
         self.ledger.mark_start(agents_up_unix_s=time.time())
 
-    async def _launch(self) -> World:
+    async def _launch(self) -> Attempt:
         self._worlds += 1
-        plan = fewer(self.plan, self._roll.present)
+        plan = shrink_plan(self.plan, self._roll.present)
         assert plan is not None, "gathered"
         now_s = time.monotonic()
-        world = World(plan, f"{self.ledger.term}.{self._worlds}", now_s, shrunk_s=now_s)
+        world = Attempt(plan, f"{self.ledger.term}.{self._worlds}", now_s, shrunk_s=now_s)
         self._world, self._stopping = world, False
         self.ledger.begin_world(plan)
         self._account.history.begin_world(self.plan, plan, time.time())
@@ -174,7 +174,7 @@ class Coordinator(Observer):
                 world.failures.append((0, failure))
         return world
 
-    async def _succeed(self, world: World) -> None:
+    async def _succeed(self, world: Attempt) -> None:
         seconds = time.monotonic() - world.started_s
         step = self.ledger.report(time.time()).step
         outcome = world.outcome or Outcome(steps=step, seconds=seconds)
@@ -185,7 +185,7 @@ class Coordinator(Observer):
         await self._end_world()
         await self._idle(RunPhase.SUCCEEDED)
 
-    async def _after(self, failure: Failure, world: World) -> None:
+    async def _after(self, failure: Failure, world: Attempt) -> None:
         """Count, tell, and wait before the next launch; or give up."""
         log.warning("%s: %s", failure.reason, failure.message)
         self._failed(failure)
@@ -238,7 +238,7 @@ class Coordinator(Observer):
         self._ending = waiting
         await self._until(lambda: not self._ending & self._links.connected, END_S, interruptible=False)
 
-    def _start_mpirun(self, world: World) -> None:
+    def _start_mpirun(self, world: Attempt) -> None:
         world.launcher_runs = True
 
         def ended(end: Exit, tail: str) -> None:

@@ -17,7 +17,7 @@ class SupersededError(Exception):
     """Another coordinator holds a higher term: this one must end."""
 
 
-class Roll:
+class Membership:
     """The plan in force, handed to every member; ``complete`` once all of its pods have it."""
 
     def __init__(self, settings: Settings, links: Links, plan: Plan, least: int, *, acting: bool = False) -> None:

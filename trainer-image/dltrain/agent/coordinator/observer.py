@@ -8,12 +8,12 @@ import logging
 import time
 
 from dljob.contract import Failure, Plan, Report, RunPhase
-from dltrain.agent.coordinator.diagnosis import World
+from dltrain.agent.coordinator.diagnosis import Attempt
 from dltrain.agent.coordinator.links import Connected, Links, Lost, Said
-from dltrain.agent.coordinator.membership import Roll, term_after
+from dltrain.agent.coordinator.membership import Membership, term_after
 from dltrain.agent.coordinator.mpirun import Launcher
 from dltrain.agent.coordinator.procedure import Event, Procedure
-from dltrain.agent.job.exchange import Reporter
+from dltrain.agent.job.exchange import ReportWriter
 from dltrain.agent.job.settings import Settings
 from dltrain.agent.job.tls import Identity
 from dltrain.host.processes import Reaper
@@ -41,7 +41,7 @@ class Observer(Procedure):
         identity: Identity,
         reaper: Reaper,
         env: dict[str, str],
-        reporter: Reporter,
+        reporter: ReportWriter,
         plan: Plan,
         previous: Report | None,
         *,
@@ -51,17 +51,17 @@ class Observer(Procedure):
         super().__init__()
         self.settings, self.reporter, self.plan = settings, reporter, plan
         self.ledger = Ledger(plan, previous)
-        self._account = runreport.Keeper(self.ledger, time.time())
+        self._account = runreport.RunReportWriter(self.ledger, time.time())
         self.reporter.compose = lambda: self.ledger.report(time.time())
         self._links = Links(identity.client, settings.agent_port, self._events.put_nowait)
         self._launcher = Launcher(settings, reaper, env, self._links)
-        self._roll = Roll(settings, self._links, plan, term_after(plan, previous), acting=acting)
+        self._roll = Membership(settings, self._links, plan, term_after(plan, previous), acting=acting)
         self.ledger.term = self._roll.term
         self._prepared: set[str] = set()
         """Pods that are ready for the world's ranks."""
         self._ending: set[str] = set()
         """Pods that may still run something of the world before."""
-        self._world: World | None = None
+        self._world: Attempt | None = None
         self._worlds = 0
         self._trained = False
         """Whether ranks have made a step under this plan, by whichever coordinator they were launched."""
@@ -81,7 +81,7 @@ class Observer(Procedure):
             if world.launcher_runs and not world.troubled and self._launched_late(world):
                 world.failures.append((0, _LATE))
 
-    def _launched_late(self, world: World) -> bool:
+    def _launched_late(self, world: Attempt) -> bool:
         """Whether ranks that mpirun should have started long ago did not even begin."""
         begun = world.up | world.ended.keys() | world.absent
         return len(begun) < len(world.plan.ranks) and time.monotonic() - world.started_s > LAUNCH_LIMIT_S
@@ -144,7 +144,7 @@ class Observer(Procedure):
             case proto.DaemonEnded():
                 self._launcher.daemon_ended(pod, line.exit_code, line.tail)
 
-    def _news(self, line: proto.RankNews, world: World) -> None:
+    def _news(self, line: proto.RankNews, world: Attempt) -> None:
         news = line.news
         if news.rank in world.ended:
             return
@@ -167,7 +167,7 @@ class Observer(Procedure):
         if transition:
             self.reporter.urge()
 
-    def _shrank(self, news: Shrunk, world: World) -> None:
+    def _shrank(self, news: Shrunk, world: Attempt) -> None:
         absent = {rank.rank for rank in world.plan.ranks} - set(news.alive)
         if absent - world.absent:
             log.info("ranks %s go on from step %d, after %.3f s", news.alive, news.step, news.shrink_s)

@@ -127,7 +127,7 @@ def parse_report(text: str) -> Report | None:
         return None
 
 
-class Reporter:
+class ReportWriter:
     """Writes ``compose()``: soon when urged (a transition), else every ``PERIOD_S``; never the same news twice."""
 
     PERIOD_S = 10.0

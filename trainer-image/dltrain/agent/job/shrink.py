@@ -6,7 +6,7 @@ from dljob.contract import Plan, Role
 from dltrain.batch.shares import apportion
 
 
-def fewer(plan: Plan, pods: Collection[str]) -> Plan | None:
+def shrink_plan(plan: Plan, pods: Collection[str]) -> Plan | None:
     """The plan on ``pods`` alone: their ranks numbered anew, the batch among them in proportion to their shares.
 
     None where the job cannot do with them: too few ranks, a parameter server (whose slices are laid out for the

@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from dljob.contract import Plan, RunPhase
-from dltrain.agent.job.shrink import fewer
+from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.member.local_ranks import Event, LocalRanks
 from dltrain.protocol import agent_messages as proto
 
@@ -106,13 +106,13 @@ class Member:
         assert self.plan is not None
         match line:
             case proto.Prepare():
-                plan = fewer(self.plan, line.pods) if line.pods else self.plan
+                plan = shrink_plan(self.plan, line.pods) if line.pods else self.plan
                 if plan is None:
                     raise ValueError(f"found a world of {line.pods}, too few for the plan")
                 known = {"faults": line.faults, "trained_s": line.trained_s}
                 checkpoint = plan.checkpoint.model_copy(update=known)
-                told = plan.model_copy(update={"term": self.term, "checkpoint": checkpoint})
-                await self.local.begin(line.world, told)
+                current_plan = plan.model_copy(update={"term": self.term, "checkpoint": checkpoint})
+                await self.local.begin(line.world, current_plan)
                 channel.send(proto.Prepared(world=line.world))
             case proto.StartDaemon() if line.world == self.local.world:
                 self.local.start_daemon(line.arguments)

@@ -26,7 +26,7 @@ _bells: list[int] = []
 _all_ring = False
 
 
-def sharpen_sleep() -> None:
+def reduce_timer_slack() -> None:
     """Let this thread sleep to within 1 µs: Linux adds 50 µs by default, as long as a small message takes."""
     with suppress(AttributeError, OSError):  # another system's libc
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Mover:
+class DeviceCopier:
     """On a GPU from pinned memory, so that neither the rank nor what the GPU computes waits for the copy."""
 
     def __init__(self, device: torch.device) -> None:

@@ -22,7 +22,7 @@ from dltrain.data.feeding.source import Request
 from dltrain.data.feeding.worker_pool import Workers
 from dltrain.protocol.errors import SampleError, WorkerLostError
 
-WORTH_PART, WORTH_S = 0.05, 1e-3
+MIN_FETCH_FRACTION, MIN_FETCH_S = 0.05, 1e-3
 """What fetching must cost, of a step and at least, before somebody does it ahead: a thread and the rank share one
 interpreter, and a process takes memory."""
 MEASURED = 5
@@ -213,7 +213,7 @@ class Feed:
     def _decide(self, fetched_s: float, between_s: float) -> None:
         """Somebody else fetches if that is worth it; else see again later."""
         loader = self._loader
-        if fetched_s < max(WORTH_S, WORTH_PART * (fetched_s + between_s)):
+        if fetched_s < max(MIN_FETCH_S, MIN_FETCH_FRACTION * (fetched_s + between_s)):
             return
         self._decided = True
         if not loader.source.foreign:

@@ -7,13 +7,13 @@ import torch
 
 from dljob.contract import Plan
 from dltrain.batch.sampling import Sampler
-from dltrain.data.feeding.device_copy import Mover
+from dltrain.data.feeding.device_copy import DeviceCopier
 from dltrain.data.feeding.source import Collate, Request, Source
 from dltrain.device.randomness import undisturbed
 from dltrain.host import cgroup
 from dltrain.protocol.errors import MisuseError
 
-MOST_AHEAD = 128
+MAX_BATCHES_AHEAD = 128
 """Twice as many messages, those of before a drop and those of after it, fit into a socket: nobody waits to send one."""
 
 
@@ -38,7 +38,7 @@ class Loader:
         Raises MisuseError when the dataset is none of these, or empty, or the other arguments are not for it.
         """
         self.source = Source(dataset, collate_fn)
-        self.device, self.mover = device, Mover(device)
+        self.device, self.mover = device, DeviceCopier(device)
         for name, value in (("workers", workers), ("prefetch", prefetch)):
             if value is not None and value < 0:
                 raise MisuseError(f"{name}: found {value}, expected 0 or more")
@@ -51,8 +51,10 @@ class Loader:
                 f"prefetch: found {prefetch} without workers, expected workers to make what is fetched ahead: a thread "
                 "would draw from the generators that the training step draws from"
             )
-        if prefetch is not None and prefetch > MOST_AHEAD:
-            raise MisuseError(f"prefetch: found {prefetch}, expected at most {MOST_AHEAD}: more would only take memory")
+        if prefetch is not None and prefetch > MAX_BATCHES_AHEAD:
+            raise MisuseError(
+                f"prefetch: found {prefetch}, expected at most {MAX_BATCHES_AHEAD}: more would only take memory"
+            )
         self.workers, self.prefetch, self.most_workers = workers, prefetch, most_workers
         self._ranks_here = ranks_here
         self._plan = plan

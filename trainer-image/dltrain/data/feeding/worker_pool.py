@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from dltrain.data.feeding import serialization
-from dltrain.data.feeding.hatchery import Child, Hatchery
+from dltrain.data.feeding.forking import Child, WorkerForker
 from dltrain.data.feeding.source import Request, Source
 from dltrain.data.feeding.worker import Head, Says, Trouble
 from dltrain.host import cgroup
@@ -37,11 +37,11 @@ class Workers:
         self._oom_kills = cgroup.oom_kills()
         packed = _packed(source, room_nbytes, count)  # one for all; and before anything is started, as it may fail
         try:
-            self._hatchery = Hatchery(count)
+            self._forker = WorkerForker(count)
             try:
-                self._workers = [_Worker(zygote, packed) for zygote in self._hatchery.connections]
+                self._workers = [_Worker(zygote, packed) for zygote in self._forker.connections]
             except BaseException:
-                self._hatchery.close()
+                self._forker.close()
                 raise
         finally:
             os.close(packed)
@@ -96,7 +96,7 @@ class Workers:
         """End them, at once."""
         for worker in self._workers:
             worker.close()
-        self._hatchery.close()
+        self._forker.close()
 
     def _of(self, ticket: int) -> "_Worker":
         return self._workers[ticket % len(self._workers)]

@@ -64,7 +64,7 @@ class Split(Record):
     reason: str
 
 
-class World(Record):
+class AttemptRecord(Record):
     """Ranks that trained from ``unix_s`` on; 0 from when the job was stopped or a relaunch began."""
 
     step: int
@@ -141,7 +141,7 @@ class Document(Record):
     plans: tuple[PlanEntry, ...] = ()
     splits: tuple[Split, ...] = ()
     sums: Annotated[tuple[Summing, ...], Field(description="How gradients were summed, as measured at the start.")] = ()
-    worlds: tuple[World, ...] = ()
+    worlds: tuple[AttemptRecord, ...] = ()
     faults: tuple[Fault, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     ranks: tuple[RankTotal, ...] = ()
@@ -159,9 +159,9 @@ class Document(Record):
     @property
     def prediction_error(self) -> float | None:
         """(predicted - measured) / measured step time, over the steps that a prediction was made for."""
-        told = [(p.predicted_s, p.step_s, p.steps) for p in self.points if p.predicted_s]
-        measured = sum(step_s * steps for _, step_s, steps in told)
-        return sum((predicted - step_s) * steps for predicted, step_s, steps in told) / measured if measured else None
+        points = [(p.predicted_s, p.step_s, p.steps) for p in self.points if p.predicted_s]
+        measured = sum(step_s * steps for _, step_s, steps in points)
+        return sum((predicted - step_s) * steps for predicted, step_s, steps in points) / measured if measured else None
 
 
 MEANS = (

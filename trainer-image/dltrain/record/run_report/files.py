@@ -51,7 +51,7 @@ def write(folder: Path, document: Document) -> None:
         temporary.replace(folder / name)
 
 
-class Keeper:
+class RunReportWriter:
     """The report of the job that is coordinated."""
 
     def __init__(self, ledger: Ledger, unix_s: float) -> None:
