@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from dltrain.builtin import rank
 from dltrain.checkpoint import tensor_file
-from dltrain.checkpoint.store import KEPT
+from dltrain.checkpoint.store import USER_OBJECTS
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.protocol import rank_messages
 from dltrain.protocol.rank_messages import EXIT_OK
@@ -42,6 +42,6 @@ def test_the_page_loads_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.Mo
     for parameter in average.parameters():
         parameter.data.mul_(0.5)
     kept.add("ema", average)
-    tensor_file.write(tmp_path / "step-0000000300" / KEPT, kept.state()[1])
+    tensor_file.write(tmp_path / "step-0000000300" / USER_OBJECTS, kept.state()[1])
     exec(averaged, names)
     assert all(torch.equal(a, b) for a, b in zip(names["model"].parameters(), average.parameters(), strict=True))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob.calibrate.noise import LEAST_STEPS
-from dltrain.optim.noise_scale import ENOUGH, EVERY, LEAST, NoiseScale, stride
+from dltrain.optim.noise_scale import MAX_STRIDE, MIN_MEASUREMENTS, MIN_STEPS, NoiseScale, stride
 from support.trainer.ranks import BODIES, run_ranks
 
 
@@ -38,7 +38,7 @@ def test_a_noise_scale_that_grows_says_how_many_steps_another_batch_takes() -> N
     assert found < np.median(scales), "the last steps' noise is not the training's"
 
 
-@given(st.lists(st.floats(1e-6, 1e6), min_size=LEAST, max_size=3 * LEAST))
+@given(st.lists(st.floats(1e-6, 1e6), min_size=MIN_STEPS, max_size=3 * MIN_STEPS))
 def test_a_run_that_goes_on_from_a_checkpoint_tells_the_same(signals: list[float]) -> None:
     whole, half = told(32, signals), told(32, signals[: len(signals) // 2])
     resumed = NoiseScale(32)
@@ -59,26 +59,26 @@ def test_a_gradient_lost_in_noise_is_told_as_what_it_is_at_least() -> None:
 
 
 def test_what_tells_nothing() -> None:
-    made = told(64, [1.0] * (LEAST - 1))
-    assert made.samples is None and made.steps == LEAST - 1
+    made = told(64, [1.0] * (MIN_STEPS - 1))
+    assert made.samples is None and made.steps == MIN_STEPS - 1
     for within, together, ranks in ((nan, 1.0, 2), (1.0, inf, 2), (2.0, 1.0, 1)):
         made.observe(within, together, ranks)
-    assert made.steps == LEAST - 1, "nor do gradients of one rank, or those that are not finite"
+    assert made.steps == MIN_STEPS - 1, "nor do gradients of one rank, or those that are not finite"
     nothing = NoiseScale(8)
     for _ in range(50):
         nothing.observe(0.0, 0.0, 2)
     assert nothing.samples is None, "a gradient of zeros"
     assert told(2**31 - 1, [1e-20] * 50, noise=1e9).samples is None, "more than a report may say"
     wild = NoiseScale(8)
-    for square in (1e-3, 1.0) * LEAST:
+    for square in (1e-3, 1.0) * MIN_STEPS:
         wild.observe(square + 1.0, square, 2)
     assert wild.samples is None, "a share of the signal that is off by more than 1"
 
 
-@given(st.integers(ENOUGH, 10**6))
+@given(st.integers(MIN_MEASUREMENTS, 10**6))
 def test_every_training_but_the_shortest_measures_as_much_as_a_profile_asks_for(steps: int) -> None:
     assert len(range(0, steps, stride(steps))) >= LEAST_STEPS
-    assert stride(steps) <= EVERY and stride(1) == 1
+    assert stride(steps) <= MAX_STRIDE and stride(1) == 1
 
 
 def test_ranks_measure_the_noise_of_a_problem_whose_noise_is_known() -> None:

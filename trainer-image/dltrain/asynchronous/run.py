@@ -66,7 +66,7 @@ class Run:
     def _resume(self) -> list[int]:
         """Every worker's clock: of a checkpoint, or 0. Other workers go on from the slowest one's."""
         trainer, none = self.trainer, [0] * len(self.ranks)
-        snapshot = trainer.keeper.resume(
+        snapshot = trainer.checkpoint_manager.resume(
             self.model.state_dict(), self.model.load_state_dict, self.optimizer.load_state_dict
         )
         if snapshot is None:
@@ -110,13 +110,13 @@ class Run:
             "loss": trainer.progress.loss,
         }
         kept = {key: snapshot.state[key] for key in ("clocks", "scaling")}
-        trainer.keeper.save(snapshot.step, weights, optimizer, rest | kept)
+        trainer.checkpoint_manager.save(snapshot.step, weights, optimizer, rest | kept)
 
     def wait_for_checkpoint(self) -> None:
         if self.plan.checkpoint.enabled:
             nbytes = 4 * self.flat.values.nbytes
             self.trainer.busy("checkpoint", patience_s(nbytes))
-            self.trainer.keeper.wait()
+            self.trainer.checkpoint_manager.wait()
 
 
 def _packed(snapshot: Snapshot) -> dict[str, bytes]:

@@ -65,7 +65,7 @@ class Worker:
                 else:
                     trainer.progress.add(times, samples, [])
                 if reply.says != Says.PAUSE:
-                    trainer.progress.apart(reply.staleness, reply.ahead)
+                    trainer.progress.asynchronous(reply.staleness, reply.ahead)
                 self._tell()
                 if part.last:
                     trainer.progress.end_epoch()
@@ -75,7 +75,7 @@ class Worker:
         """The server's answer, with its parameters in the model's place."""
         trainer = self._trainer
         # Not before a step: there would be nothing new to save.
-        wish = trainer.reporter.stop.is_set() or (trainer.keeper.due and request.asks != Asks.PARAMETERS)
+        wish = trainer.reporter.stop.is_set() or (trainer.checkpoint_manager.due and request.asks != Asks.PARAMETERS)
         gradient = self._flat.outgoing(self._flat.buffer.flat) if request.asks == Asks.UPDATE else None
         self._link.send(request._replace(wish=float(wish)), self._run.server, gradient)
         reply = self._link.reply(self._run.server)

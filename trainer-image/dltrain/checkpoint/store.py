@@ -25,7 +25,7 @@ from dltrain.protocol.volume_layout import TERM, step_name, term_in
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
-KEPT = "kept.safetensors"
+USER_OBJECTS = "kept.safetensors"
 _FIELD = "spec.checkpoint.volume"
 
 
@@ -51,7 +51,7 @@ def decode(files: Mapping[str, bytes]) -> Snapshot:
     from safetensors.torch import load
 
     state = json.loads(files[STATE])
-    kept = load(files[KEPT]) if KEPT in files else {}
+    kept = load(files[USER_OBJECTS]) if USER_OBJECTS in files else {}
     return Snapshot(state.pop("step"), load(files[MODEL]), load(files[OPTIMIZER]), state, kept)
 
 
@@ -117,7 +117,7 @@ class Checkpoints:
             STATE: tensor_file.Written(len(state), hashlib.sha256(state).hexdigest()),
         }
         if snapshot.kept:
-            files[KEPT] = tensor_file.write(temporary / KEPT, snapshot.kept)
+            files[USER_OBJECTS] = tensor_file.write(temporary / USER_OBJECTS, snapshot.kept)
         content = {
             "format": FORMAT,
             "identity": self.identity,

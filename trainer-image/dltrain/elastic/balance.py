@@ -17,9 +17,9 @@ WINDOW_S = 2.0
 for the rest of each once it has used its part."""
 SETTLING_STEPS = 2
 """Steps after a change that are not counted: buffers of a new size are allocated in the first."""
-GAIN = 0.05
+MIN_PREDICTED_GAIN = 0.05
 """A trial must promise to shorten the slowest rank's computing by this part."""
-KEPT = 0.02
+MIN_MEASURED_GAIN = 0.02
 """... and is kept when steps became shorter by this part."""
 MEMORY = 4
 """Windows of each rank that a line through (share, seconds) is fitted to."""
@@ -66,7 +66,7 @@ class Balance:
             seen.append((share, max(seconds)))
             del seen[:-MEMORY]
         self._begin()
-        if self._best not in (None, self.shares) and mean_step_s > (1 - KEPT) * self._best_step_s:
+        if self._best not in (None, self.shares) and mean_step_s > (1 - MIN_MEASURED_GAIN) * self._best_step_s:
             self._failures += 1
             self._rest = min(2**self._failures, LONGEST_REST)
             return self._change(self._best or self.shares)
@@ -87,7 +87,7 @@ class Balance:
         workers = [rank for rank, share in enumerate(self.shares) if share]
         speeds = [self._speed(rank) for rank in workers]
         now, limits = [self.shares[rank] for rank in workers], [self._limits[rank] for rank in workers]
-        better = worthwhile(speeds, now, sum(now), gain=GAIN, limits=limits)
+        better = worthwhile(speeds, now, sum(now), gain=MIN_PREDICTED_GAIN, limits=limits)
         if better is None:
             return None
         moved = dict(zip(workers, better, strict=True))

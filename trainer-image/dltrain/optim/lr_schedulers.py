@@ -22,9 +22,9 @@ class Schedules:
         self._registered: list[tuple[LRScheduler, bool]] = []
         self._saved_states: list[dict[str, Any]] = []
 
-    def load(self, kept: list[dict[str, Any]]) -> None:
+    def load(self, saved: list[dict[str, Any]]) -> None:
         """What ``state`` was, for the schedulers to come."""
-        self._saved_states = kept
+        self._saved_states = saved
 
     def add(self, scheduler: LRScheduler, each_epoch: bool) -> None:
         """One more; it goes on where the run that is resumed left it. Raises MisuseError for what is none."""
@@ -54,18 +54,18 @@ class Schedules:
 def _plain(value: Any) -> Any:
     """What of a state is JSON; the rest (functions, a Counter of milestones) never changes, and the script makes it."""
     if isinstance(value, dict):
-        kept = {key: _plain(part) for key, part in value.items() if isinstance(key, str)}
-        return {key: part for key, part in kept.items() if part is not _LEFT_OUT}
+        saved = {key: _plain(part) for key, part in value.items() if isinstance(key, str)}
+        return {key: part for key, part in saved.items() if part is not _LEFT_OUT}
     if isinstance(value, list | tuple):
         parts = [_plain(part) for part in value]
         return _LEFT_OUT if any(part is _LEFT_OUT for part in parts) else parts
     return value if isinstance(value, _PLAIN) else _LEFT_OUT
 
 
-def _merged(own: Any, kept: Any) -> Any:
+def _merged(own: Any, saved: Any) -> Any:
     """``own`` with what was kept in its place."""
-    if isinstance(own, dict) and isinstance(kept, dict):
-        return {key: _merged(part, kept[key]) if key in kept else part for key, part in own.items()} if kept else own
-    if isinstance(own, list) and isinstance(kept, list) and any(isinstance(part, dict) for part in kept):
-        return [_merged(a, b) for a, b in zip(own, kept, strict=True)]
-    return kept
+    if isinstance(own, dict) and isinstance(saved, dict):
+        return {key: _merged(part, saved[key]) if key in saved else part for key, part in own.items()} if saved else own
+    if isinstance(own, list) and isinstance(saved, list) and any(isinstance(part, dict) for part in saved):
+        return [_merged(a, b) for a, b in zip(own, saved, strict=True)]
+    return saved

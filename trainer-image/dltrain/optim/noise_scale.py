@@ -20,20 +20,20 @@ from typing import Any
 
 from dljob.contract import MOST_NOISE
 
-EVERY = 10
+MAX_STRIDE = 10
 """Steps from one of which norms are taken to the next. At every step they made those of a small model on quotas of 0.2
 CPUs a tenth longer."""
-ENOUGH = 60
+MIN_MEASUREMENTS = 60
 """Measured steps that a shorter training has nevertheless: more than a profile asks for before it learns of a run."""
-MOST = 16
+MAX_STRETCHES = 16
 """Stretches of a run that are told apart; when there are more, neighbours become one."""
-LEAST = 16
+MIN_STEPS = 16
 """Steps without which nothing is told."""
 
 
 def stride(steps: int) -> int:
     """Every how many steps to measure in a training of so many."""
-    return max(1, min(EVERY, steps // ENOUGH))
+    return max(1, min(MAX_STRIDE, steps // MIN_MEASUREMENTS))
 
 
 def estimates(within: float, together: float, ranks: int, batch: int) -> tuple[float, float]:
@@ -64,7 +64,7 @@ class NoiseScale:
     @property
     def samples(self) -> float | None:
         """φ in samples; None: not measured. Where the gradient is lost in noise: the least that it can be."""
-        if self.steps < LEAST:
+        if self.steps < MIN_STEPS:
             return None
         means = [(n, 1 - noise / (self._batch * square)) for n, noise, square in self._stretches if square > 0]
         total = sum(n for n, _ in means)
@@ -84,7 +84,7 @@ class NoiseScale:
             return
         noise, _ = estimates(within, together, ranks, self._batch)
         if not self._stretches or self._stretches[-1][0] >= self._length:
-            if len(self._stretches) == MOST:
+            if len(self._stretches) == MAX_STRETCHES:
                 pairs = zip(self._stretches[::2], self._stretches[1::2], strict=True)
                 self._stretches = [[a + b for a, b in zip(*pair, strict=True)] for pair in pairs]
                 self._length *= 2

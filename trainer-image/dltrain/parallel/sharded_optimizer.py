@@ -137,9 +137,9 @@ class OptimizerParallel(DataParallel):
         The gradient buffer, which is free between two steps, takes one kind of state after the other. Raises
         PeerLostError.
         """
-        kept = {p: optimizer.state.get(s.parameter, {}) for p, s in self._shards.items()}
-        present = [key for state in kept.values() for key, value in state.items() if value is not None]
-        counted = [float(kept.get(p, {}).get("step", -1)) for p in self.buffer.parameters]  # fewer where it was frozen
+        own = {p: optimizer.state.get(s.parameter, {}) for p, s in self._shards.items()}
+        present = [key for state in own.values() for key, value in state.items() if value is not None]
+        counted = [float(own.get(p, {}).get("step", -1)) for p in self.buffer.parameters]  # fewer where it was frozen
         rows = self._world.gather([float(key in present) for key in _STATE] + counted)
         agreed = [max(column) for column in zip(*rows, strict=True)]
         indices = {p: i for i, p in enumerate(p for members in self._groups for p in members)}
@@ -148,7 +148,7 @@ class OptimizerParallel(DataParallel):
         for key in (key for key, there in zip(_STATE, agreed, strict=False) if there):
             self.buffer.flat.zero_()
             for parameter, shard in self._shards.items():
-                if (value := kept[parameter].get(key)) is not None:
+                if (value := own[parameter].get(key)) is not None:
                     shard.gradient.copy_(value)
             _run(self._collect)
             for parameter, view in zip(self.buffer.parameters, self.buffer.views, strict=True):

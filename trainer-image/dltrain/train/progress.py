@@ -73,7 +73,7 @@ class Progress:
         if exposed_before:
             self._window.add_exposed(exposed_before)
 
-    def apart(self, staleness: float, ahead: float) -> None:
+    def asynchronous(self, staleness: float, ahead: float) -> None:
         """Without lockstep: the staleness of an update, and how many steps the worker is ahead of the slowest."""
         self._stale.append(staleness)
         self._ahead = ahead

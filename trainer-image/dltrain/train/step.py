@@ -76,7 +76,7 @@ class Step:
         """Whether ranks tell the norms of their own gradients."""
         self._late = (0.0, 0.0)
         """Loss that was logged after its step had been summed, and its weight: told with the next one."""
-        self._kept: list[Tensor] = []
+        self._buffers_before: list[Tensor] = []
 
     def begin(self, part: Part, number: int, steps: int, wishes: Wishes) -> None:
         """Step ``number``, from 0, of ``steps``. Its batch is here."""
@@ -92,7 +92,7 @@ class Step:
         tail = pack(shared, team.rank, team.size, times.compute_s, times.exposed_s, self.watch.demanded_s)
         team.parallel.begin(part.weight, tail)
         self._carry()
-        self._kept = [buffer.clone() for buffer in team.model.buffers()] if team.elastic.active else []
+        self._buffers_before = [buffer.clone() for buffer in team.model.buffers()] if team.elastic.active else []
         self.open, self.given_up = True, False
         self.left_out = self._received = False
         self._scale = None
@@ -223,8 +223,8 @@ class Step:
         for parameter in self._team.model.parameters():
             parameter.grad = None  # which optimizers pass over
         with torch.no_grad():
-            for buffer, kept in zip(self._team.model.buffers(), self._kept, strict=True):
-                buffer.copy_(kept)  # running statistics that forward has moved on
+            for buffer, before in zip(self._team.model.buffers(), self._buffers_before, strict=True):
+                buffer.copy_(before)  # running statistics that forward has moved on
 
     def count(self, fetch_s: float, *, first: bool) -> None:
         """Once it is done: learn from what it took. ``fetch_s``: making its batch, whoever did it; ``first``: of this

@@ -75,18 +75,18 @@ class Trainer(Together):
         """Whether ``shares`` are to stay as they are: dictated by the plan, or those of the run that is resumed."""
         self.stopped = False
         """Whether the ranks agreed to end early."""
-        self.keeper = CheckpointManager(plan, world, reporter)
+        self.checkpoint_manager = CheckpointManager(plan, world, reporter)
         self.noise = NoiseScale(plan.global_batch)
         """The gradient noise scale of the run, as far as it was measured."""
         self.budget = Budget()
         """What part of a CPU this rank gets."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
-        self._schedules, self._loss_scale, self._kept = Schedules(), LossScale(), UserObjects()
+        self._schedules, self._loss_scale, self._user_objects = Schedules(), LossScale(), UserObjects()
         energy = meter(device, world.local_rank)
         self.progress = Progress(reporter, world.rank, device_name, self.noise, self._loss_scale, energy)
         self.progress.gpu_memory_nbytes = partial(peak_nbytes, device)
-        beside = self._scaling, self.noise, self._schedules, self._loss_scale, self._kept
-        self._saving = Saving(self.keeper, self._team, self.progress, *beside)
+        beside = self._scaling, self.noise, self._schedules, self._loss_scale, self._user_objects
+        self._saving = Saving(self.checkpoint_manager, self._team, self.progress, *beside)
         watch = Stopwatch(self.budget)
         self._step = Step(self._team, self.progress, self._scaling, self.noise, self._loss_scale, watch, device)
         self._began = time.monotonic()
@@ -206,7 +206,7 @@ class Trainer(Together):
         if not self._team.taken:
             raise MisuseError("t.keep: found no model, expected t.wrap(model, optimizer) first")
         for name, given in objects.items():
-            self._kept.add(name, given)
+            self._user_objects.add(name, given)
 
     @property
     def learning_rate_factor(self) -> float:
@@ -237,7 +237,7 @@ class Trainer(Together):
         def part_of(number: int) -> Part:
             return self.parallel.part(sampler, number, self.shares, self.rank)
 
-        self._kept.close()
+        self._user_objects.close()
         with Feed(loader, part_of, self.plan.seed, self.total_steps) as feed:
             while self.step < self.total_steps:
                 self._replay_shares()
@@ -247,9 +247,11 @@ class Trainer(Together):
                 batch = feed.take(self.step, part)
                 step.watch.fetched()
                 randomness.seed(randomness.of_step(self.plan.seed, self.step, self.rank), self.device)
-                wishes = Wishes(self.reporter.stop.is_set(), self.keeper.due, self.keeper.memory_due)
+                wishes = Wishes(
+                    self.reporter.stop.is_set(), self.checkpoint_manager.due, self.checkpoint_manager.memory_due
+                )
                 step.begin(part, self.step, self.total_steps, wishes)
-                self._kept.begin(undoable=self._team.elastic.active)
+                self._user_objects.begin(undoable=self._team.elastic.active)
                 if batch is None:
                     self.optimizer.step()  # a parameter server: its part is the sum
                 else:
@@ -261,7 +263,7 @@ class Trainer(Together):
                     )
                 if step.given_up:
                     self._loss_scale.restore()
-                    self._kept.restore()
+                    self._user_objects.restore()
                 else:
                     self._conclude(feed.spent_s)
         self._passed = True
@@ -299,7 +301,7 @@ class Trainer(Together):
 
     def outcome(self) -> Outcome:
         """What the run came to."""
-        last = self.keeper.last
+        last = self.checkpoint_manager.last
         return Outcome(
             steps=self.step,
             seconds=time.monotonic() - self._began,
@@ -310,7 +312,7 @@ class Trainer(Together):
 
     def close(self) -> None:
         """Wait for a checkpoint under way, free the collective. Raises OSError when it could not be written."""
-        self.keeper.wait()
+        self.checkpoint_manager.wait()
         self._team.close()
 
     def abandon(self) -> None:
@@ -345,11 +347,11 @@ class Trainer(Together):
 
     def _lost(self) -> None:
         """Ranks were lost, and the others go on."""
-        self.keeper.take_over()
+        self.checkpoint_manager.take_over()
         if self._step.open:
             if not self._step.given_up:
                 self._loss_scale.freeze()
-                self._kept.freeze()
+                self._user_objects.freeze()
             self._step.give_up()
             self.end_of_epoch = False
 

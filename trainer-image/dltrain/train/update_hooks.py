@@ -25,11 +25,11 @@ class UpdateHooks:
         stands_in: Callable[[nn.Parameter], bool],
     ) -> None:
         """``stands_in``: whether the optimizer has it in the place of a part of the model's."""
-        self._kept = {
+        self._tracked = {
             *model.parameters(),
             *_parameters(optimizer),
         }  # so that no other one gets the number of one of them
-        self._known = {id(parameter) for parameter in self._kept}
+        self._known = {id(parameter) for parameter in self._tracked}
         self._depth = 0
         self._stands_in = stands_in
         self._before, self._after = before, after
@@ -56,7 +56,7 @@ class UpdateHooks:
         late = [p for p in _parameters(optimizer) if id(p) not in self._known]  # numbers: tensors are slow to hash
         if late:
             check_late([p for p in late if not self._stands_in(p)])
-            self._kept.update(late)
+            self._tracked.update(late)
             self._known.update(map(id, late))
 
 

@@ -15,7 +15,7 @@ after_update = Trainer._after_update
 def forgetful(trainer: Trainer) -> None:
     after_update(trainer)
     if trainer.step == step - 1:
-        trainer.keeper.wait()  # there is something to go on from, however slow the volume
+        trainer.checkpoint_manager.wait()  # there is something to go on from, however slow the volume
     if os.environ["OMPI_COMM_WORLD_RANK"] == "1" and trainer.step == step and not marker.exists():
         marker.touch()
         last = list(trainer.model.parameters())[-1].detach().numpy()
