@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from dltrain.data.datasets import load
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -26,6 +25,7 @@ from dljob.contract import DatasetRef
 from dljob.perf.compute import LAYER_OVERHEAD_S, STEP_OVERHEAD_S, catalogue_curve
 from dljob.perf.datasets import DATASETS
 from dljob.perf.workload import builtin
+from dltrain.data.datasets import load
 from dltrain.models import InputShape, build
 
 CASES = (

@@ -1,4 +1,4 @@
-"""A plan trained on real ranks that are asked to stop in the middle, and again to its end. Users: tests of ways to train."""
+"""A plan trained on real ranks that are asked to stop in the middle, and again to its end."""
 
 from pathlib import Path
 
