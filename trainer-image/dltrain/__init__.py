@@ -12,10 +12,12 @@ module is light; torch and MPI come with ``init``.
 
 from typing import TYPE_CHECKING
 
+from dltrain import data
+
 if TYPE_CHECKING:
     from dltrain.train.trainer import Trainer
 
-__all__ = ["init"]
+__all__ = ["data", "init"]
 
 
 def init(

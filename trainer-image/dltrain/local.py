@@ -3,7 +3,7 @@
     python -m dltrain.local --model gpt-mini --dataset python-source      a built-in model
     python -m dltrain.local train.py --augment                            a script for torchrun, as it is
 
-Scripts with ``dltrain.init`` need nothing in front of them. Users: people, before they write a manifest.
+Scripts with ``dltrain.init`` need nothing in front of them.
 """
 
 import argparse
@@ -54,12 +54,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _built_in(given: argparse.Namespace) -> NoReturn:
-    from dlcontract import DatasetRef, ModelRef, OptimizerRef, Plan
+    from dlcontract import ModelRef, OptimizerRef, Plan
     from dltrain.builtin import rank
-    from dltrain.data.datasets import NAMES
+    from dltrain.data.datasets import reference
     from dltrain.train import session
-
-    dataset = given.dataset or "digits"
 
     def plan(ranks: int) -> Plan:
         return session.local_plan(
@@ -70,7 +68,7 @@ def _built_in(given: argparse.Namespace) -> NoReturn:
             collective=given.collective,
             checkpoints=given.checkpoints,
             model=ModelRef(name=given.model),
-            dataset=DatasetRef(name=dataset) if dataset in NAMES else DatasetRef(path=dataset),
+            dataset=reference(given.dataset or "digits"),
             optimizer=OptimizerRef(name=given.optimizer, learning_rate=given.learning_rate),
         )
 

@@ -1,7 +1,7 @@
 """Trainer pods without Kubernetes: real agents, each PID 1 of its own PID, network and UTS namespace.
 
 As in a cluster: distinct host names and addresses, UID 54321 without a passwd entry, no privileges, one bridge
-between them; the plan is a file and so is the report. Needs root (to make namespaces). Users: test_agent*.
+between them; the plan is a file and so is the report. Needs root (to make namespaces).
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -295,11 +296,16 @@ def job(count: int) -> Iterator[Job]:
         for pod in made.pods:
             pod.kill()
             if pod.cgroup is not None:
-                made.wait(lambda pod=pod: not (pod.cgroup / "cgroup.procs").read_text())
+                processes = pod.cgroup / "cgroup.procs"
+                made.wait(partial(_is_empty, processes))
                 pod.cgroup.rmdir()
             _ip("netns", "delete", pod.namespace)
         subprocess.run(["ip", "link", "delete", bridge], check=False)
         shutil.rmtree(directory)
+
+
+def _is_empty(processes: Path) -> bool:
+    return not processes.read_text()
 
 
 def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod:
@@ -317,7 +323,7 @@ def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod
             "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]  # fmt: skip
     command = ["nsenter", f"--net=/run/netns/{namespace}", "unshare", "--uts", "--pid", "--fork", "--mount-proc",
                "sh", "-c", 'hostname "$0" && exec "$@"', name, *drop, sys.executable, "-m", "dltrain.agent.main"]  # fmt: skip
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     environ = {
         "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
         "PYTHONPATH": f"{root / 'operator'}:{root / 'trainer-image'}",
@@ -350,3 +356,21 @@ def stopped(pid: int) -> bool:
 
 
 KILL, TERM, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
+
+
+def rank_process(pod: Pod) -> int:
+    """The zygote's fork: both have its command line."""
+    zygotes = [pid for pid in pod.pids() if b"dltrain.launch.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (rank,) = [pid for pid in zygotes if int(Path(f"/proc/{pid}/stat").read_text().split()[3]) in zygotes]
+    return rank
+
+
+def process(pod: Pod, program: str) -> int:
+    """The pod's process of this name."""
+    (pid,) = [pid for pid in pod.pids() if Path(f"/proc/{pid}/comm").read_text().strip() == program]
+    return pid
+
+
+def steps_in_memory(pod: Pod) -> list[int]:
+    """Steps of the state that the pod holds in memory."""
+    return [int(path.name.removeprefix("step-")) for path in (pod.directory / "memory").glob("*/step-*")]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BODIES = Path(__file__).parent / "bodies"
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 STAND_IN = Path(__file__).with_name("stand_in.py")

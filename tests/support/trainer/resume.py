@@ -1,6 +1,7 @@
-"""A plan trained on real ranks that are asked to stop in the middle, and again to its end. Users: tests of ways to train."""
+"""A plan trained on real ranks that are asked to stop in the middle, and again to its end."""
 
 from pathlib import Path
+from typing import Any
 
 from dlcontract import Plan
 from dltrain.protocol import rank_messages
@@ -14,7 +15,7 @@ def stopped_and_resumed(plan: Plan, folder: Path, *, evaluations: int, steps: in
     """All news of both runs. The first is stopped after so many evaluations; both make ``steps`` together."""
     ranks = len(plan.ranks)
     with Listener(folder) as listener:
-        environment = {"DLTRAIN_PLAN": write(plan, folder), "DLTRAIN_SOCKET": listener.path}
+        environment: dict[str, Any] = {"DLTRAIN_PLAN": write(plan, folder), "DLTRAIN_SOCKET": listener.path}
         process = start(command(ranks, "-m", "dltrain.builtin.rank"), **environment)
         listener.wait_for(rank_messages.Evaluated, evaluations)
         listener.stop()

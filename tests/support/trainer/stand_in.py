@@ -2,7 +2,7 @@
 
 Run as ``python -I -S stand_in.py SOCKET ARGUMENTS…``. The rank gets the arguments after the interpreter, and this
 process's environment, folder and output. SIGTERM is passed on; killing this process kills the rank, and it ends as the
-rank ends. Users: ``ranks``.
+rank ends.
 """
 
 import _socket

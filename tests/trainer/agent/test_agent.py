@@ -16,12 +16,13 @@ from dltrain.host.cgroup import threads
 from dltrain.protocol import volume_layout
 from dltrain.record.run_report import files
 from support.trainer.pods import KILL, STOP, TERM, UID, Job, Pod, job, leave
+from support.trainer.ranks import BODIES
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
 ]
-SPEAKING = str(Path(__file__).with_name("bodies") / "speaking_rank.py")
+SPEAKING = str(BODIES / "speaking_rank.py")
 NO_TORCH = {"DLTRAIN_IMPORT_AHEAD": "off"}
 
 

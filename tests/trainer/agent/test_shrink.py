@@ -3,14 +3,13 @@
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dlcontract import ModelRef, Plan, Role, RunPhase
 from dltrain.record.run_report import files
-from support.trainer.pods import KILL, Job, Pod, job, leave
+from support.trainer.pods import KILL, Job, job, leave, process, rank_process, steps_in_memory
 
 pytestmark = [
     pytest.mark.mpi,
@@ -28,24 +27,6 @@ def two() -> Iterator[Job]:
 def three() -> Iterator[Job]:
     with job(3) as made:
         yield made
-
-
-def rank_process(pod: Pod) -> int:
-    """The zygote's fork: both have its command line."""
-    zygotes = [pid for pid in pod.pids() if b"dltrain.launch.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    (rank,) = [pid for pid in zygotes if int(Path(f"/proc/{pid}/stat").read_text().split()[3]) in zygotes]
-    return rank
-
-
-def process(pod: Pod, program: str) -> int:
-    """The pod's process of this name."""
-    (pid,) = [pid for pid in pod.pids() if Path(f"/proc/{pid}/comm").read_text().strip() == program]
-    return pid
-
-
-def kept(pod: Pod) -> list[int]:
-    """Steps of the state that the pod holds in memory."""
-    return [int(path.name.removeprefix("step-")) for path in (pod.directory / "memory").glob("*/step-*")]
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -79,8 +60,8 @@ def test_killed_rank_is_gone_on_without_and_comes_back(victim: int, three: Job) 
 @pytest.mark.parametrize(("program", "at"), [("prterun", 0), ("prted", 1)])
 def test_without_mpirun_or_a_daemon_ranks_start_again_from_memory(program: str, at: int, three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=3))
-    three.wait(lambda: all(kept(pod) for pod in three.pods))
-    step = max(kept(three.pods[0]))
+    three.wait(lambda: all(steps_in_memory(pod) for pod in three.pods))
+    step = max(steps_in_memory(three.pods[0]))
     os.kill(process(three.pods[at], program), KILL)
     noticed = three.until(lambda r: r.restarts)
     assert noticed.last_checkpoint is None, "the volume has nothing"
@@ -115,9 +96,9 @@ def test_a_lost_stage_or_server_means_the_last_checkpoint(kind: str, two: Job) -
 
 def test_the_next_pod_coordinates_when_the_first_is_lost(three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
-    three.wait(lambda: all(kept(pod) for pod in three.pods))
+    three.wait(lambda: all(steps_in_memory(pod) for pod in three.pods))
     before = three.until(lambda r: r.world_size == 3)
-    step = max(kept(three.pods[1]))
+    step = max(steps_in_memory(three.pods[1]))
     three.pods[0].kill()
     report = three.until(lambda r: r.term > before.term and r.phase is RunPhase.RUNNING and r.world_size == 2)
     assert report.restarts == {"CoordinatorLost": 1} and report.failures == 0 and report.step >= step

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dltrain.data.datasets import NAMES, SYNTHETIC, load
 from hypothesis import given
 from hypothesis import strategies as st
 
 import make_datasets
 from dlcontract import DatasetRef, OptimizerRef
 from dljob.perf.workload.datasets import DATASETS
+from dltrain.data.datasets import NAMES, SYNTHETIC, load
 from dltrain.models import InputShape, build
 from dltrain.optim.learning_rate import WARM_UP, rate
 from dltrain.optim.optimizers import make_optimizer

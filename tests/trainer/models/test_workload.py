@@ -57,9 +57,8 @@ def test_layer_tables_are_the_models(name: str, dataset: str) -> None:
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_datasets_are_as_the_trainer_loads_them(name: str) -> None:
-    from dltrain.data.datasets import load
-
     from dlcontract import DatasetRef
+    from dltrain.data.datasets import load
 
     data, known = load(DatasetRef(name=name)), DATASETS[name]
     assert (data.train_samples, data.test_samples) == (known.train_samples, known.test_samples)

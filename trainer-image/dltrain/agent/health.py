@@ -1,4 +1,4 @@
-"""Plain HTTP for Prometheus and the kubelet: /metrics, /healthz, /readyz; read-only. Users: ``agent``."""
+"""Plain HTTP for Prometheus and the kubelet: /metrics, /healthz, /readyz; read-only."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Every metric of a trainer pod, read from the agent's state at each scrape. Users: ``health``.
+"""Every metric of a trainer pod, read from the agent's state at each scrape.
 
 The only labels are ``rank`` (the pod's own, a handful), enumerations, and sizes in powers of four. Values of ranks
 that ended stay until the next launch, so that the last scrape of a job shows its end.

@@ -3,7 +3,7 @@
 A worker's clock is the number of steps that it has done. With a bound of s it may begin its step c only once every
 worker has done c - s steps: steps at work are never more than s apart (Ho et al. 2013; 0 is lockstep). Without a bound
 nobody waits (Dean et al. 2012). The staleness of an update is how many updates by others came between its worker's
-reading of the parameters and itself. Users: ``server``, ``run``.
+reading of the parameters and itself.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Messages between workers and the parameter server, which answers them one by one. Users: ``run`` and both.
+"""Messages between workers and the parameter server, which answers them one by one.
 
 A worker asks, with its gradient if it has one, and waits for the answer, with the parameters if it may go on. Messages
 go through main memory, point to point.

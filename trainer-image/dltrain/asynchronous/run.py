@@ -1,4 +1,4 @@
-"""What worker and server have in common: parameters, clocks, pauses and checkpoints. Users: ``server``, ``worker``.
+"""What worker and server have in common: parameters, clocks, pauses and checkpoints.
 
 For a checkpoint, or to stop, the server answers everybody with a pause; the state then includes every worker's clock,
 so that no sample is lost or counted twice by a run that goes on from it with the same workers.

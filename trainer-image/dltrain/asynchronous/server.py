@@ -1,4 +1,4 @@
-"""The parameter server: applies updates as they come, and answers once ``clocks`` allow. Users: ``training``."""
+"""The parameter server: applies updates as they come, and answers once ``clocks`` allow."""
 
 import time
 from math import isfinite

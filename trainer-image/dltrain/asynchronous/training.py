@@ -1,4 +1,4 @@
-"""Training by a parameter server without lockstep: asynchronous, or stale-synchronous within a bound. Users: ``rank``.
+"""Training by a parameter server without lockstep: asynchronous, or stale-synchronous within a bound.
 
 A worker reads the parameters, computes the gradient of its part of its next batch, and sends it; the server applies
 each as it comes, and answers with the parameters once ``clocks`` allow the next step. An update's learning rate is the

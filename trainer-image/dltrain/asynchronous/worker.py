@@ -1,4 +1,4 @@
-"""A worker: computes gradients of its part of its batches, at its own pace. Users: ``training``."""
+"""A worker: computes gradients of its part of its batches, at its own pace."""
 
 import time
 from collections.abc import Callable
@@ -105,5 +105,5 @@ class Worker:
         if trainer.progress.due(last=trainer.step == trainer.total_steps):
             norm = float(torch.linalg.vector_norm(self._flat.buffer.flat))
             share = trainer.shares[trainer.rank]
-            told = (trainer.step, trainer.total_steps, trainer.epoch, self._rate, norm, share, trainer.size)
-            trainer.progress.tell(*told)
+            measured = (trainer.step, trainer.total_steps, trainer.epoch, self._rate, norm, share, trainer.size)
+            trainer.progress.tell(*measured)

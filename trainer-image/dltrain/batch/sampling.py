@@ -1,6 +1,6 @@
 """Which samples a rank computes at a step: a pure function of (seed, step, shares), so that no loader has state.
 
-Users: ``loop``, ``apart``, ``rangetest``. Laws, held by property tests: an epoch's steps take every sample once;
+Laws, held by property tests: an epoch's steps take every sample once;
 ranks' parts of a step are disjoint and make up the batch, for any shares.
 """
 

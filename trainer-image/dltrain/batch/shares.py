@@ -1,4 +1,4 @@
-"""Shares of the batch by measured speed: which ones are best, and whether a change is worth it. Pure. Users: ``probe``.
+"""Shares of the batch by measured speed: which ones are best, and whether a change is worth it. Pure.
 
 A rank needs ``fixed_s + per_sample_s * share`` for a step, and the step takes as long as its slowest rank.
 """

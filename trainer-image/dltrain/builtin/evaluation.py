@@ -1,4 +1,4 @@
-"""What the built-in trainer minimizes, and how it counts right answers. Users: ``rank``, ``apart``."""
+"""What the built-in trainer minimizes, and how it counts right answers."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""How fast this rank's device and its links are. Users: ``rank``.
+"""How fast this rank's device and its links are.
 
 A third of a second before the first step. It teaches the operator's performance model, and shows when the plan's
 shares do not fit the devices as they are.

@@ -1,4 +1,4 @@
-"""A learning rate found by trying: a ramp over many rates, and what its curve of losses says. Users: ``rank``.
+"""A learning rate found by trying: a ramp over many rates, and what its curve of losses says.
 
 The range test (Smith 2015) trains with a rate that grows exponentially. The loss falls while rates are useful, and
 rises where they are too large. Training begins with the state from before the test, whatever came of it.
@@ -122,8 +122,8 @@ def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, An
     """
     plan, folder = trainer.plan, job_directory(trainer.plan)
     known = known_rate(folder / JSON) if trainer.rank == 0 and plan.checkpoint.enabled else None
-    if told := trainer.world.broadcast(b"" if known is None else repr(known).encode()):
-        return float(told)
+    if encoded := trainer.world.broadcast(b"" if known is None else repr(known).encode()):
+        return float(encoded)
     trainer.busy("learning rate range test", LIMIT_S)
     rates, losses = ramp(trainer, loader, loss_of)
     found = interval(rates, losses)

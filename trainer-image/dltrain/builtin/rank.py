@@ -42,7 +42,7 @@ def train(trainer: Trainer) -> None:
     network = build(plan.model.name, data.shape)
     (x, _), optimizer = data.train(np.arange(1)), make_optimizer(plan.optimizer, network)
     if plan.synchronization != "Synchronous":
-        _apart(trainer, network, optimizer, data)
+        _train_asynchronously(trainer, network, optimizer, data)
         return
     model, optimizer = trainer.wrap(network, optimizer, sample=x.to(trainer.device))
     _settle(trainer, data)
@@ -102,7 +102,7 @@ def _mine(trainer: Trainer, data: Dataset) -> NDArray[np.int64]:
     return np.arange(begin, begin + parts[trainer.rank])
 
 
-def _apart(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dataset) -> None:
+def _train_asynchronously(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dataset) -> None:
     """Train without lockstep: evaluated by rank 0 after each of its epochs, by all workers at the end."""
     trainer.model = network.to(trainer.device)
     _settle(trainer, data)
@@ -115,16 +115,16 @@ def _apart(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dat
 
     def end_of_epoch() -> None:
         if trainer.rank == 0:
-            told, seen = right(np.arange(data.test_samples))
-            trainer.log(accuracy=told / seen)
+            correct, seen = right(np.arange(data.test_samples))
+            trainer.log(accuracy=correct / seen)
 
     loader = trainer.loader(data)
     training.train(
         trainer, network, optimizer, loader, lambda model, batch: mean_loss(model(batch[0]), batch[1]), end_of_epoch
     )
     if trainer.shares[trainer.rank]:
-        told, seen = trainer.sum(right(_mine(trainer, data)))
-        trainer.log(accuracy=told / seen)
+        correct, seen = trainer.sum(right(_mine(trainer, data)))
+        trainer.log(accuracy=correct / seen)
 
 
 if __name__ == "__main__":

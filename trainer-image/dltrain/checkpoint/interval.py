@@ -1,4 +1,4 @@
-"""How long from one checkpoint to the next: by what one costs and how often training is lost. Users: ``writer``.
+"""How long from one checkpoint to the next: by what one costs and how often training is lost.
 
 A checkpoint every T seconds that costs C takes C / T of the time, and a fault loses T / 2 of it in the mean; with M
 seconds between faults the sum C / T + T / (2 M) is least at T = √(2·C·M) (Young 1974), as long as C is far below M.

@@ -1,4 +1,4 @@
-"""The newest training state in the memory of every pod, where it outlives the ranks. Users: ``writer``.
+"""The newest training state in the memory of every pod, where it outlives the ranks.
 
 A relaunch in the same pods starts from it, without the volume and without the steps since the last checkpoint there
 being lost. It is written and verified like a checkpoint (whole or not at all, with hashes), by each pod's first rank.

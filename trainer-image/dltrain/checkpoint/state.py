@@ -1,4 +1,4 @@
-"""Training state as named tensors and JSON, and back: any torch model and optimizer. Users: ``loop``."""
+"""Training state as named tensors and JSON, and back: any torch model and optimizer."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -93,7 +93,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def replicate(model: nn.Module, broadcast: Any) -> None:
-    """Give every rank rank 0's parameters and buffers. ``broadcast``: bytes to bytes, as ``World.broadcast``."""
+    """Give every rank rank 0's parameters and buffers. ``broadcast``: bytes to bytes, as ``ProcessGroup.broadcast``."""
     from safetensors.torch import load, save
 
     content = save({name: _copy(tensor) for name, tensor in model.state_dict().items()})

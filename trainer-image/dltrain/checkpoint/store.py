@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, verified when read, never a pickle. Users: ``loop``.
+"""Checkpoints: written whole or not at all, verified when read, never a pickle.
 
 A checkpoint is a folder with ``model.safetensors``, ``optimizer.safetensors``, ``state.json`` and ``manifest.json``
 (hashes of the others, and which model it is), and ``kept.safetensors`` where a script keeps tensors of its own. It is

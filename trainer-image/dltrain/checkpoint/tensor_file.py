@@ -1,4 +1,4 @@
-"""Tensors into a safetensors file, straight from their memory. Users: ``checkpoint``.
+"""Tensors into a safetensors file, straight from their memory.
 
 The library's own ``save`` first makes one object of all bytes, which takes the state's size twice over and holds the
 interpreter's lock meanwhile, so that training stands still in the middle of a background write. Here pieces are hashed

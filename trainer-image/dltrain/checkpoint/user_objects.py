@@ -1,4 +1,4 @@
-"""What a script keeps beside model and optimizer: averages of weights, a history, the best so far. Users: ``loop``.
+"""What a script keeps beside model and optimizer: averages of weights, a history, the best so far.
 
 Anything with ``state_dict`` and ``load_state_dict``, and plain lists and dictionaries. In a checkpoint the tensors of
 such a state lie in a file of their own, and the rest is JSON that says where they belong: nothing is run when it is

@@ -1,4 +1,4 @@
-"""When and how training state goes to the volume and comes back. Users: ``loop``.
+"""When and how training state goes to the volume and comes back.
 
 Data parallel ranks hold equal state, so rank 0 writes it, in the background: training stops only for a copy in memory.
 """

@@ -1,4 +1,4 @@
-"""The fastest strategy for each size of buffer, as measured here at the start. Users: ``choose``.
+"""The fastest strategy for each size of buffer, as measured here at the start.
 
 Models rank strategies well, but what a network, a kernel and an MPI library make of them shows only in use: on one
 machine the best segment was 16 KiB over a slow link and 1 MiB over a fast one.

@@ -1,4 +1,4 @@
-"""The ranks of this run: MPI's start and end, and the few small exchanges besides gradients. Users: ``loop``, ``rank``.
+"""The ranks of this run: MPI's start and end, and the few small exchanges besides gradients.
 
 MPI starts only here, and only when this process was started by mpirun: plain ``python`` is a world of one without it.
 """

@@ -1,4 +1,4 @@
-"""From a plan's collective to an object. Users: ``loop``, the benchmarks."""
+"""From a plan's collective to an object."""
 
 from collections.abc import Sequence
 from functools import partial

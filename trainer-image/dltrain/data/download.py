@@ -1,4 +1,4 @@
-"""One remote file to one local file: resumed, checked, and there whole or not at all. Users: ``fetch``.
+"""One remote file to one local file: resumed, checked, and there whole or not at all.
 
 What a run leaves behind lies in ``.dljob`` beside the data: the part that is there already, what it is a part of, and
 a note on every file that is complete, so that a restarted pod, or the next one at a shared cache, begins there.

@@ -1,4 +1,4 @@
-"""A dataset's ``.npz`` file, checked before a model meets it. Users: ``dltrain.data``."""
+"""A dataset's ``.npz`` file, checked before a model meets it. data``."""
 
 import zipfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Remote files through fsspec: what is there, its bytes, and what a backend's errors mean. Users: ``download``."""
+"""Remote files through fsspec: what is there, its bytes, and what a backend's errors mean."""
 
 import os
 from collections import deque

@@ -1,4 +1,4 @@
-"""Long texts of tokens, cut into sequences. Users: ``data.load``."""
+"""Long texts of tokens, cut into sequences. load``."""
 
 import sysconfig
 from pathlib import Path

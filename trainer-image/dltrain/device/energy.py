@@ -1,4 +1,4 @@
-"""Energy that a rank's device uses, where a counter of it can be read; for the run's report. Users: ``loop``.
+"""Energy that a rank's device uses, where a counter of it can be read; for the run's report.
 
 A GPU counts since its driver was loaded (NVML's total energy, in mJ; Volta and later, whole GPUs only). CPU packages
 count in RAPL: a node's, with all else that runs on it, so that one rank of a pod reads for all; its files are root's

@@ -1,5 +1,4 @@
-"""Random generators: seeded for a step or a sample, and left as they were. Users: ``loop``, ``apart``, ``rangetest``,
-``feeding``.
+"""Random generators: seeded for a step or a sample, and left as they were.
 
 Randomness of a step (dropout) is a function of (seed, step, rank), that of a sample (augmentation) one of (seed, epoch,
 sample): there is nothing to save, and a resumed run draws the same.

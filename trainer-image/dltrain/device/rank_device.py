@@ -1,7 +1,6 @@
 """The device of a rank: which it is, whether it is what was planned, and waiting for what it was given to do.
 
 Nothing here runs before a rank is a process of its own: CUDA must not be touched in what is forked afterwards.
-Users: ``session``, ``loop``, ``parallel``, ``step``, ``state``, ``probe``, ``team``.
 """
 
 import re

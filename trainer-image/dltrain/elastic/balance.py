@@ -1,4 +1,4 @@
-"""Shares that follow the speeds measured while training: when to try others, and when to go back. Users: ``loop``.
+"""Shares that follow the speeds measured while training: when to try others, and when to go back.
 
 Every rank feeds the same numbers (they travel with the gradients), so all come to the same decision without a message.
 A change is a trial: it stays only if the steps really became shorter, so a wrong guess costs one window. Guesses can be

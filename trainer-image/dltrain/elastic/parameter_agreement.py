@@ -1,4 +1,4 @@
-"""Whether all ranks still hold the same parameters, to the bit: a 64-bit hash compared over ranks. Users: ``loop``.
+"""Whether all ranks still hold the same parameters, to the bit: a 64-bit hash compared over ranks.
 
 Ranks begin with equal parameters and apply equal gradients, so they stay equal, unless memory or a device errs, or a
 program changes parameters on some ranks only. Nothing else would tell: each rank's loss goes on falling.

@@ -2,7 +2,7 @@
 
 A step commits only when all ranks agree that each of them has its sum: a rank that dies while the sum is under way may
 leave it complete on some and not on others. Until then parameters are as they were, so the survivors compute the same
-step again, with the lost samples among them: none is lost, none counts twice. Users: ``loop``.
+step again, with the lost samples among them: none is lost, none counts twice.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The ranks that train together: their shares of the batch, buffers and strategy, through losses. Users: ``loop``."""
+"""The ranks that train together: their shares of the batch, buffers and strategy, through losses."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from dltrain.optim.noise_scale import stride
 from dltrain.parallel import gradient_summing
 from dltrain.parallel.buffer_tail import WEIGHT, WITHIN, Shared, length
 from dltrain.parallel.data_parallel import DataParallel
+from dltrain.parallel.optimizer_checks import check_trained, without_closure
 from dltrain.parallel.pipeline import Pipeline
 from dltrain.parallel.sharded_optimizer import optimizer_parallel
 from dltrain.parallel.tensor_parallel import TensorParallel
 from dltrain.protocol.errors import MisuseError, ParametersDivergedError, PeerLostError
 from dltrain.protocol.rank_messages import Compared, Resharded, Shrunk
 from dltrain.protocol.reporter import RankReporter
-from dltrain.train import usage_checks
 
 T = TypeVar("T")
 
@@ -72,17 +72,17 @@ class Team:
 
         Raises ValueError for another optimizer than of the model's parameters.
         """
-        usage_checks.check_trained(model, optimizer)
-        optimizer.register_step_pre_hook(usage_checks.without_closure)
+        check_trained(model, optimizer)
+        optimizer.register_step_pre_hook(without_closure)
         self.model, self._optimizer, self._sample = model, optimizer, sample
         self._rebuild()
 
     def measure(self, step: int, steps: int, *, always: bool) -> bool:
         """Whether ranks tell their own gradients' norms at this step of ``steps``; ``always``: wherever they can."""
-        told = self.plan.parallelism == "Data" and self.workers > 1
-        told = told and (always or step % stride(steps) == 0)
-        self.parallel.square_at = WITHIN if told else None
-        return told
+        measures_square = self.plan.parallelism == "Data" and self.workers > 1
+        measures_square = measures_square and (always or step % stride(steps) == 0)
+        self.parallel.square_at = WITHIN if measures_square else None
+        return measures_square
 
     def go_on(self, step: int) -> None:
         """Ranks were lost: make the others ready to go on from ``step``. Raises PeerLostError where that cannot be."""

@@ -1,4 +1,4 @@
-"""What the container's cgroup tells of memory and CPUs. Users: ``localranks``, ``session``, ``loop``, ``feeding``."""
+"""What the container's cgroup tells of memory and CPUs."""
 
 import os
 from contextlib import suppress

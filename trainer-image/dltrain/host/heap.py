@@ -1,4 +1,4 @@
-"""The C library's heap in a rank: what a step frees stays for the next one. Users: ``session``.
+"""The C library's heap in a rank: what a step frees stays for the next one.
 
 glibc gives free memory at the end of the heap back to the kernel, and takes large blocks straight from it. A training
 step frees what its forward pass took, so that, as chance lays out the heap, every step asks for the same pages again:

@@ -1,4 +1,4 @@
-"""Which network interface has an address; Linux, standard library only. Users: ``agent``."""
+"""Which network interface has an address; Linux, standard library only."""
 
 import fcntl
 import ipaddress

@@ -1,4 +1,4 @@
-"""What a process writes, passed on line by line to the pod's log. Users: ``localranks``, ``mpirun``."""
+"""What a process writes, passed on line by line to the pod's log."""
 
 import asyncio
 import contextlib

@@ -2,7 +2,7 @@
 
 An agent is PID 1 of its container, so every orphan becomes its child and must be reaped; asyncio's own child
 watching would race with that. Here one SIGCHLD handler reaps all, and resolves the futures of the processes
-that were started here. Users: ``spawn``, ``launch``, ``agent``.
+that were started here.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 mpirun runs in the first pod. Where it would call ssh it calls ``shim.py daemon HOST COMMAND``, which has the peer's
 agent start the daemon; the daemons start ``shim.py rank``, which has their agent start the rank. All of Open
-MPI's traffic keeps to ``MPI_PORTS`` and to the pod's own address. Users: ``coordinator``, ``member``.
+MPI's traffic keeps to ``MPI_PORTS`` and to the pod's own address.
 """
 
 import shlex

@@ -1,4 +1,4 @@
-"""A socket that the zygote hands over to what it forks: its number, in the environment. Users: ``zygote``, workers."""
+"""A socket that the zygote hands over to what it forks: its number, in the environment."""
 
 import os
 import socket

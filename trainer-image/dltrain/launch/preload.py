@@ -1,4 +1,4 @@
-"""Imports ahead what a rank needs, without starting MPI. Users: ``zygote``, while the pods find each other."""
+"""Imports ahead what a rank needs, without starting MPI."""
 
 
 def preload() -> None:
@@ -13,3 +13,6 @@ def preload() -> None:
     # Strategies and encoders import late, since not every run needs them.
     import safetensors.torch  # noqa: F401
     import torch  # noqa: F401
+
+    import dltrain.builtin.rank
+    import dltrain.comm.schedules.engine  # noqa: F401

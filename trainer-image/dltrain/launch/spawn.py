@@ -1,4 +1,4 @@
-"""Starts ranks: a Python command as a fork of the zygote, any other by executing it. Users: ``localranks``."""
+"""Starts ranks: a Python command as a fork of the zygote, any other by executing it."""
 
 import asyncio
 import json

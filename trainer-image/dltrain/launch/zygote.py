@@ -3,7 +3,7 @@
 Started by the agent before anything else, so that the import (more than a second of CPU; five times that at a
 quota of 0.2) runs while the pods find each other, and is paid once per pod instead of once per rank and relaunch.
 It imports and does nothing more: no tensor is touched and no thread started, so a fork of it is a fresh
-interpreter with its modules loaded. Users: ``spawn``.
+interpreter with its modules loaded.
 
 One connection a rank on the Unix socket inherited as FD. The agent sends a JSON line (``Order``) with the rank's
 output pipe attached and gets ``{"pid": n}``, then ``{"status": n}`` (as of waitpid). Closing it kills the rank.

@@ -1,4 +1,4 @@
-"""Built-in models, plain PyTorch written from the papers. Users: ``rank``.
+"""Built-in models, plain PyTorch written from the papers.
 
 Normalization is GroupNorm (Wu and He 2018), never BatchNorm: its statistics belong to one sample, so the gradient of
 the global batch does not depend on how the batch is split over ranks, and uneven shares stay exact.

@@ -8,7 +8,6 @@ The scaler calls ``optimizer.step()`` only where it updates, so hooks of the opt
 methods are therefore replaced, for every optimizer that is not a trainer's by what they were: ``scale``, by which the
 scaler becomes known; ``_unscale_grads_``, where every way to use it comes by (``unscale_``, ``step``, a fused
 optimizer's), and which torch's own sharded scaler overrides; ``_maybe_opt_step``, which updates or does not.
-Users: ``loop``, ``step``, ``saving``.
 """
 
 import warnings
@@ -44,7 +43,7 @@ class LossScale:
 
     def __init__(self) -> None:
         self._scaler: GradScaler | None = None
-        self._kept: dict[str, Any] | None = None
+        self._saved_scaler: dict[str, Any] | None = None
         self._before: dict[str, Any] | None = None
         self.skipped = 0
         """Updates left out in this run."""
@@ -66,9 +65,9 @@ class LossScale:
         if self._scaler is scaler:
             return
         self._scaler = scaler
-        if self._kept is not None:
-            scaler.load_state_dict(self._kept)
-            self._kept = None
+        if self._saved_scaler is not None:
+            scaler.load_state_dict(self._saved_scaler)
+            self._saved_scaler = None
         self._before = scaler.state_dict()  # met in a step that was given up before
 
     def freeze(self) -> None:
@@ -82,13 +81,13 @@ class LossScale:
 
     def state(self) -> dict[str, Any] | None:
         """As JSON; None without a scaler."""
-        scaler = self._scaler.state_dict() if self._scaler is not None else self._kept
+        scaler = self._scaler.state_dict() if self._scaler is not None else self._saved_scaler
         return {"scaler": scaler, "skipped": self.skipped} if scaler is not None else None
 
     def load(self, state: dict[str, Any] | None) -> None:
         """What ``state`` was, for the scaler to come."""
         if state is not None:
-            self._kept, self.skipped = state["scaler"], state["skipped"]
+            self._saved_scaler, self.skipped = state["scaler"], state["skipped"]
 
 
 _runs: "WeakKeyDictionary[Optimizer, ReferenceType[LossScale]]" = WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""The learning rate at a step: linear warm-up, then half a cosine down to zero. Users: ``rank``.
+"""The learning rate at a step: linear warm-up, then half a cosine down to zero.
 
 Warm-up lets a large batch start (Goyal et al. 2017, section 2.2); the cosine (Loshchilov and Hutter 2016) needs no
 knob. A pure function of the step, so that a resumed run goes on exactly.

@@ -1,4 +1,4 @@
-"""By what the learning rate of a base batch is multiplied for the job's batch. Users: ``loop``.
+"""By what the learning rate of a base batch is multiplied for the job's batch.
 
 With S = batch / base batch: Linear S (Goyal et al. 2017), SquareRoot √S (Krizhevsky 2014), AdaScale a gain between 1
 and S that is measured (Johnson et al. 2020): a larger batch helps as far as the gradient is noise, and no further.

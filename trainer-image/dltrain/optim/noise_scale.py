@@ -1,4 +1,4 @@
-"""The gradient noise scale: how large a batch still pays. Users: ``loop``, ``scaling``.
+"""The gradient noise scale: how large a batch still pays.
 
 Ranks see different samples, so their gradients differ by noise alone: at no cost but two norms, they tell the variance
 of one sample's gradient (tr Σ) and the square of the true one (|G|²). φ = tr Σ / |G|² is the batch at which both are

@@ -1,4 +1,4 @@
-"""torch's optimizers for the built-in trainer, without torch's compiler. Users: ``rank``.
+"""torch's optimizers for the built-in trainer, without torch's compiler.
 
 ``torch.optim`` imports the compiler when the first optimizer is made and again in ``step``, to keep ``torch.compile``
 away from some methods: 800 modules, and 1.5 s of CPU that a pod with a fifth of a core waits eight for. Nothing is

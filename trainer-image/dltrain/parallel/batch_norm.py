@@ -1,4 +1,4 @@
-"""Batch normalization over the global batch, for uneven shares. Users: ``loop`` (``Trainer.wrap``).
+"""Batch normalization over the global batch, for uneven shares. wrap``).
 
 Ioffe and Szegedy 2015, with mean and variance over the samples of all ranks, so that the split of the batch changes
 nothing. torch's own SyncBatchNorm needs GPUs, and takes it that every rank's loss counts the same.

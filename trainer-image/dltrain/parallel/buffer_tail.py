@@ -1,4 +1,4 @@
-"""Numbers that travel with the gradients, in the tail of their buffer. Users: ``loop``, ``team``.
+"""Numbers that travel with the gradients, in the tail of their buffer.
 
 Ranks agree by them on what happens after a step, without a message.
 """

@@ -1,4 +1,4 @@
-"""Data parallel training: gradients of all ranks are summed while backward is still running. Users: ``loop``.
+"""Data parallel training: gradients of all ranks are summed while backward is still running.
 
 Rank r computes the mean loss of its b_r samples; its gradient times b_r / B, summed over ranks, is the gradient of the
 mean over the B samples of the batch, as one process would have it, whatever the split. The same holds for a mean over
@@ -239,7 +239,7 @@ class DataParallel(Placement):
             work.wait()
         self._catch_up()
         self.sum_s = time.perf_counter() - self._sums_began
-        self._summed = self.buffer.told.tolist()  # one copy from a GPU
+        self._summed = self.buffer.exchanged.tolist()  # one copy from a GPU
         if self.weight_at is not None and (weight := self._summed[len(self.buffer.marks) + self.weight_at]):
             self.buffer.gradient.div_(weight)
         self._whole = True

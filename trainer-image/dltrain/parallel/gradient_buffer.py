@@ -1,4 +1,4 @@
-"""One contiguous buffer that holds all gradients, and its buckets. Users: ``parallel``.
+"""One contiguous buffer that holds all gradients, and its buckets.
 
 Parameters lie in reverse order, since backward reaches the last ones first: the first bucket is full while most of
 the backward pass is still to come. ``p.grad`` is a view, so that nothing is copied. The last bucket ends with *marks*,
@@ -80,7 +80,7 @@ class GradientBuffer:
         self.gradient = self.flat[:gradients]
         self.marks = self.flat[gradients : gradients + marks]
         self.tail = self.flat[gradients + marks :]
-        self.told = self.flat[gradients:]
+        self.exchanged = self.flat[gradients:]
         """Marks and tail."""
         self.views: list[Tensor] = []
         for bucket in self.buckets:

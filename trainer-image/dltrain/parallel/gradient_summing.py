@@ -1,4 +1,4 @@
-"""From a plan to gradients that are summed: their memory, their strategy, what was measured of it. Users: ``loop``."""
+"""From a plan to gradients that are summed: their memory, their strategy, what was measured of it."""
 
 import sys
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ Nothing is summed over ranks but the tail's few numbers, and gradients of parame
 script's model is cut in place, its parameters made smaller or emptied, and its optimizer gets the held ones alone.
 
 A checkpoint holds the whole model and the whole optimizer's state, gathered in rank 0's main memory, so that any other
-number of ranks, or strategy, can go on from it. Users: ``pipeline`` and ``tensor``, which are the two kinds.
+number of ranks, or strategy, can go on from it.
 """
 
 import time
@@ -61,7 +61,7 @@ class ModelParallel(DataParallel):
         """Of the whole model."""
         self._held = held_by(world.rank)
         before = [held_by(rank) for rank in range(world.rank)]
-        self._told = {n for n, c in self._held.items() if c is not None or not any(n in held for held in before)}
+        self._reported = {n for n, c in self._held.items() if c is not None or not any(n in held for held in before)}
         """What this rank speaks for: of what several ranks hold alike, the lowest does."""
         with torch.no_grad():
             for name, parameter in named.items():
@@ -97,8 +97,8 @@ class ModelParallel(DataParallel):
         self.complete_gradients()
         shared = self._world.sum(self.buffer.tail.tolist())
         self.exposed_s = time.perf_counter() - began + self.waited.wall_s
-        told = [own.grad for name, own in self._own.items() if name in self._told and own.grad is not None]
-        self.square = square_of(told)
+        gradients = [own.grad for name, own in self._own.items() if name in self._reported and own.grad is not None]
+        self.square = square_of(gradients)
         return shared
 
     def complete_gradients(self) -> None:
@@ -119,7 +119,7 @@ class ModelParallel(DataParallel):
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         """The whole model's, on rank 0; nothing elsewhere. Raises PeerLostError."""
-        whole = self._gathered({name: self._own[name].data for name in self._told}, lambda name: name)
+        whole = self._gathered({name: self._own[name].data for name in self._reported}, lambda name: name)
         return {name: whole[name] for name in self.shapes if name in whole}
 
     def load_weights(self, model: nn.Module, whole: dict[str, Tensor]) -> None:
@@ -134,7 +134,7 @@ class ModelParallel(DataParallel):
         """
         mine = {
             f"{self._members.index(name)}.{key}": value
-            for name in self._told
+            for name in self._reported
             for key, value in optimizer.state.get(self._own[name], {}).items()
             if isinstance(value, Tensor)
         }

@@ -1,4 +1,4 @@
-"""Pipeline parallel: rank s holds the s-th stage of the model; micro-batches pass from stage to stage. Users: ``team``.
+"""Pipeline parallel: rank s holds the s-th stage of the model; micro-batches pass from stage to stage.
 
 Activations go to the next rank and their gradients back, in messages between neighbours through main memory (also from
 GPUs: the image's MPI does not read theirs), in segments that need no handshake and leave while the sender computes.

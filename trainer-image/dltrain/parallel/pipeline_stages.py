@@ -1,4 +1,4 @@
-"""Pipeline stages: where a row of layers is cut, and in which order one does its micro-batches. Users: ``pipeline``.
+"""Pipeline stages: where a row of layers is cut, and in which order one does its micro-batches.
 
 Forward passes run ahead by as many micro-batches as there are stages behind; then each is followed by a backward pass
 (1F1B: Narayanan et al. 2021, section 2.2.1). The bubble is GPipe's (Huang et al. 2019), p - 1 of k + p - 1 slots for p

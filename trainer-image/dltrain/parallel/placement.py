@@ -1,6 +1,6 @@
 """Which parts of the batch, the model and the optimizer a rank holds: here all of the model, and its part of the batch.
 
-Strategies that divide more override what they divide. Users: ``parallel``, and through it the strategies.
+Strategies that divide more override what they divide.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Optimizer parallel: each rank updates, and keeps optimizer state for, its part of the parameters. Users: ``loop``.
+"""Optimizer parallel: each rank updates, and keeps optimizer state for, its part of the parameters.
 
 Gradients are summed to the owners of their parts (reduce-scatter), owners update, and the new parameters go to
 everyone (all-gather): as much is sent as with one all-reduce, and optimizer state takes 1/n of the memory (Rajbhandari
@@ -23,8 +23,8 @@ from dltrain.comm.algorithms.reduce_scatter import Scattered, gatherer, owned
 from dltrain.comm.core.collective import Collective
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.parallel.data_parallel import DataParallel, square_of
+from dltrain.parallel.optimizer_checks import check_late
 from dltrain.protocol.errors import BadInputError
-from dltrain.train import usage_checks
 
 ELEMENTWISE = (SGD, Adam, AdamW, RMSprop)
 _STATE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg")
@@ -93,7 +93,7 @@ class OptimizerParallel(DataParallel):
         for group in self._optimizer.param_groups[len(self._groups) :]:
             members = list(group["params"])
             known = {*self.buffer.parameters, *self._frozen}
-            usage_checks.check_late([parameter for parameter in members if parameter not in known])
+            check_late([parameter for parameter in members if parameter not in known])
             self._groups.append(members)
             group["params"] = [self._shards[p].parameter for p in members if p in self._shards]
 
@@ -137,9 +137,9 @@ class OptimizerParallel(DataParallel):
         The gradient buffer, which is free between two steps, takes one kind of state after the other. Raises
         PeerLostError.
         """
-        kept = {p: optimizer.state.get(s.parameter, {}) for p, s in self._shards.items()}
-        present = [key for state in kept.values() for key, value in state.items() if value is not None]
-        counted = [float(kept.get(p, {}).get("step", -1)) for p in self.buffer.parameters]  # fewer where it was frozen
+        own = {p: optimizer.state.get(s.parameter, {}) for p, s in self._shards.items()}
+        present = [key for state in own.values() for key, value in state.items() if value is not None]
+        counted = [float(own.get(p, {}).get("step", -1)) for p in self.buffer.parameters]  # fewer where it was frozen
         rows = self._world.gather([float(key in present) for key in _STATE] + counted)
         agreed = [max(column) for column in zip(*rows, strict=True)]
         indices = {p: i for i, p in enumerate(p for members in self._groups for p in members)}
@@ -148,7 +148,7 @@ class OptimizerParallel(DataParallel):
         for key in (key for key, there in zip(_STATE, agreed, strict=False) if there):
             self.buffer.flat.zero_()
             for parameter, shard in self._shards.items():
-                if (value := kept[parameter].get(key)) is not None:
+                if (value := own[parameter].get(key)) is not None:
                     shard.gradient.copy_(value)
             _run(self._collect)
             for parameter, view in zip(self.buffer.parameters, self.buffer.views, strict=True):

@@ -1,4 +1,4 @@
-"""Tensor parallel: each pair of linear layers is cut through, every rank computes its units of it. Users: ``team``.
+"""Tensor parallel: each pair of linear layers is cut through, every rank computes its units of it.
 
 The first layer of a pair is cut by its outputs (columns of the matrix as papers write it), the second by its inputs, so
 that between the two nothing is exchanged: one sum over ranks behind the second in the forward pass, and one before the

@@ -3,7 +3,6 @@
 The coordinator (the agent of the plan's first pod, as a rule) connects to every pod of the plan, its own too. A member
 greets with ``Welcome`` and obeys the holder of the highest term; all about a run of the ranks carries the ``world``
 it belongs to, so that news of an ended world cannot be taken for news of the present one.
-Users: ``links`` (coordinator), ``member``.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""How a run ends early: the exceptions, and what each says to the agent and to the shell. Users: all of dltrain."""
+"""How a run ends early: the exceptions, and what each says to the agent and to the shell."""
 
 import re
 import traceback
@@ -101,7 +101,7 @@ _REASONS_BY_WORDS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 """Of a RuntimeError, for which torch mostly has no better class: CUDA's words (of cudaGetErrorString) where the device
 is to blame and no program; and those of torch, NCCL, cuBLAS and cuDNN where a device's or the machine's memory ends."""
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 
 
 def _line(error: BaseException) -> str:

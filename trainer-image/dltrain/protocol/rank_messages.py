@@ -2,7 +2,7 @@
 
 The agent listens at ``$DLTRAIN_SOCKET`` and has written the plan to ``$DLTRAIN_PLAN``. A rank connects as soon
 as its interpreter runs, says ``Hello`` and then news as they come; silence beyond the step deadline means
-that it hangs. Users: ``report`` (rank side), ``agent`` (agent side).
+that it hangs.
 """
 
 import signal

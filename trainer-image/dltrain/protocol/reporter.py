@@ -1,4 +1,4 @@
-"""News of a rank to its pod's agent, and the agent's wish to stop. Users: ``loop``, ``rank``, ``probe``.
+"""News of a rank to its pod's agent, and the agent's wish to stop.
 
 Without an agent (a laptop) rank 0's news become lines on standard error.
 """

@@ -1,7 +1,4 @@
-"""What the coordinator knows of its job's progress, and the report made of it. No I/O, no clock of its own.
-
-Users: ``coordinator``.
-"""
+"""What the coordinator knows of its job's progress, and the report made of it. No I/O, no clock of its own."""
 
 from collections import Counter
 

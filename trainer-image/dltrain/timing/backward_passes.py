@@ -1,4 +1,4 @@
-"""How long the backward passes of a step take. Users: ``parallel``, ``step``.
+"""How long the backward passes of a step take.
 
 A pass begins at the loss, if it was told (``t.log``), else when it has reached a first parameter, the last one in use;
 it ends when autograd's engine does. Steps with several passes (a batch in parts) have the sum. On a GPU the times are

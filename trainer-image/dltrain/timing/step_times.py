@@ -1,4 +1,4 @@
-"""Where a rank's time goes, step by step, and means of it. Users: ``stopwatch``, ``progress``, ``apart``.
+"""Where a rank's time goes, step by step, and means of it.
 
 Means, not medians, tell where time goes: under a CPU quota most steps run at full speed and a few stand still for most
 of 100 ms, and it is both together that a run takes.

@@ -1,4 +1,4 @@
-"""What a step takes this rank: on the clock, on a CPU, and how long that CPU time takes to come by. Users: ``step``."""
+"""What a step takes this rank: on the clock, on a CPU, and how long that CPU time takes to come by."""
 
 import time
 from dataclasses import dataclass

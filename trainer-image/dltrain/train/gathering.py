@@ -1,4 +1,4 @@
-"""What a loss or a layer needs of the whole batch, not of this rank's samples alone. Users: ``loop``.
+"""What a loss or a layer needs of the whole batch, not of this rank's samples alone.
 
 A contrastive loss compares each sample with all others. Every rank gets all rows, in the order in which one process
 would have them, and computes a loss L_r from them: that of the batch, the same on all ranks, or of its own samples

@@ -1,4 +1,4 @@
-"""How the run is going, and when to say so: at most a few times a second. Users: ``loop``."""
+"""How the run is going, and when to say so: at most a few times a second."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class Progress:
         if exposed_before:
             self._window.add_exposed(exposed_before)
 
-    def apart(self, staleness: float, ahead: float) -> None:
+    def asynchronous(self, staleness: float, ahead: float) -> None:
         """Without lockstep: the staleness of an update, and how many steps the worker is ahead of the slowest."""
         self._stale.append(staleness)
         self._ahead = ahead

@@ -1,4 +1,4 @@
-"""A recorded run once more: the shares that it had at each step, and how it summed gradients. Users: ``loop``.
+"""A recorded run once more: the shares that it had at each step, and how it summed gradients.
 
 Shares follow measured times and lost ranks, so no two runs of a job need have the same. What they were is in its
 ``report.json``; a run with ``$DLTRAIN_REPLAY`` naming that file measures nothing of this and takes it from there. With

@@ -1,4 +1,4 @@
-"""What a run in lockstep keeps in its checkpoints, and takes from them. Users: ``loop``."""
+"""What a run in lockstep keeps in its checkpoints, and takes from them."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class Saving:
 
     def __init__(
         self,
-        keeper: CheckpointManager,
+        checkpoint_manager: CheckpointManager,
         team: Team,
         progress: Progress,
         scaling: Scaling,
@@ -53,9 +53,9 @@ class Saving:
         loss_scale: LossScale,
         kept: UserObjects,
     ) -> None:
-        self._keeper, self._team, self._progress = keeper, team, progress
+        self._checkpoint_manager, self._team, self._progress = checkpoint_manager, team, progress
         self._scaling, self._noise, self._schedules = scaling, noise, schedules
-        self._loss_scale, self._kept = loss_scale, kept
+        self._loss_scale, self._user_objects = loss_scale, kept
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
         """Go on from the newest state, if there is one; all ranks call it. Raises BadInputError for another job's."""
@@ -67,14 +67,14 @@ class Saving:
             parallel.load_optimizer(optimizer, whole)
 
         load_model = partial(parallel.load_weights, model)
-        if (snapshot := self._keeper.resume(parallel.shape_of(model), load_model, load_optimizer)) is None:
+        if (snapshot := self._checkpoint_manager.resume(parallel.shape_of(model), load_model, load_optimizer)) is None:
             return None
         state = snapshot.state
         self._scaling.load(state.get("scaling", self._scaling.state()))
         self._noise.load(state.get("noise", self._noise.state()))
         self._schedules.load(state.get("schedules", []))
         self._loss_scale.load(state.get("loss_scale"))
-        self._kept.load(snapshot.step, state.get("kept", {}), snapshot.kept)
+        self._user_objects.load(snapshot.step, state.get("kept", {}), snapshot.kept)
         self._progress.accuracy, self._progress.loss = state["accuracy"], state["loss"]
         if self.same_ranks(snapshot):
             team.shares = tuple(state["shares"])  # go on to the last bit
@@ -90,7 +90,7 @@ class Saving:
         if not self._team.plan.checkpoint.enabled:
             return
         parallel, began = self._team.parallel, time.monotonic()
-        kept, tensors = self._kept.state()
+        kept, tensors = self._user_objects.state()
         state = {
             "epoch": epoch,
             "scaling": self._scaling.state(),
@@ -107,12 +107,12 @@ class Saving:
         optimizer = parallel.optimizer_state(self._optimizer)
         weights = parallel.weights(self._model)
         gathered_s = time.monotonic() - began
-        self._keeper.save(step, weights, optimizer, state, tensors, durable=durable, gathered_s=gathered_s)
+        self._checkpoint_manager.save(step, weights, optimizer, state, tensors, durable=durable, gathered_s=gathered_s)
 
     def wait(self) -> None:
         """Until it is durable: all ranks end together, so all wait for rank 0's volume. Raises OSError."""
         if self._team.plan.checkpoint.enabled:
             nbytes = 4 * self._team.parallel.buffer.flat.nbytes  # parameters, and up to three values for each
-            nbytes += sum(tensor.nbytes for tensor in self._kept.state()[1].values())
+            nbytes += sum(tensor.nbytes for tensor in self._user_objects.state()[1].values())
             self._progress.busy("checkpoint", patience_s(nbytes))
-            self._keeper.wait()
+            self._checkpoint_manager.wait()

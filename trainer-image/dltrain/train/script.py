@@ -1,4 +1,4 @@
-"""``dltrain.init`` for user scripts: a session that ends with the interpreter. Users: ``dltrain.init``."""
+"""``dltrain.init`` for user scripts: a session that ends with the interpreter. init``."""
 
 import atexit
 import signal

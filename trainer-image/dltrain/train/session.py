@@ -1,4 +1,4 @@
-"""From the environment to a ``Trainer``; from whatever happens to news and an exit code. Users: ``rank``, ``api``."""
+"""From the environment to a ``Trainer``; from whatever happens to news and an exit code."""
 
 import os
 import socket

@@ -1,7 +1,7 @@
 """One step of lockstep: what ranks tell each other in it and agree on, what it takes, how it is given up.
 
 Ranks agree on what happens after a step by a few numbers that travel with the gradients (``tail``), so that a wish to
-stop or to save costs no message and takes effect on all of them at the same step. Users: ``loop``.
+stop or to save costs no message and takes effect on all of them at the same step.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class Step:
         """b_r / B, whatever the script says."""
         self.samples = 0
         """B, of the step under way."""
-        self.told = Agreed(Shared(), [], [], [])
+        self.agreed_step = Agreed(Shared(), [], [], [])
         """What all ranks told in it, and their times of the step before."""
         self.exposed_s: list[float] = []
         """Of those that compute, in the step before."""
@@ -76,7 +76,7 @@ class Step:
         """Whether ranks tell the norms of their own gradients."""
         self._late = (0.0, 0.0)
         """Loss that was logged after its step had been summed, and its weight: told with the next one."""
-        self._kept: list[Tensor] = []
+        self._buffers_before: list[Tensor] = []
 
     def begin(self, part: Part, number: int, steps: int, wishes: Wishes) -> None:
         """Step ``number``, from 0, of ``steps``. Its batch is here."""
@@ -85,14 +85,14 @@ class Step:
         self._number, self._last, self.samples = number, number == steps - 1, part.batch
         whole = part.batch == team.plan.global_batch
         self._measuring = team.measure(number, steps, always=self._scaling.measures) and whole
-        told = float(wishes.stop), float(wishes.save), float(wishes.keep)
-        shared = Shared(*self._late, *told, square=team.parallel.square)
+        requested = float(wishes.stop), float(wishes.save), float(wishes.keep)
+        shared = Shared(*self._late, *requested, square=team.parallel.square)
         self._late = (0.0, 0.0)
         times = self._progress.times
         tail = pack(shared, team.rank, team.size, times.compute_s, times.exposed_s, self.watch.demanded_s)
         team.parallel.begin(part.weight, tail)
         self._carry()
-        self._kept = [buffer.clone() for buffer in team.model.buffers()] if team.elastic.active else []
+        self._buffers_before = [buffer.clone() for buffer in team.model.buffers()] if team.elastic.active else []
         self.open, self.given_up = True, False
         self.left_out = self._received = False
         self._scale = None
@@ -122,7 +122,7 @@ class Step:
             return  # outside of the loop it is the script's own business
         if not self._receive() or self.left_out:
             return
-        team, parallel, agreed = self._team, self._team.parallel, self.told.shared
+        team, parallel, agreed = self._team, self._team.parallel, self.agreed_step.shared
         if self._scale is not None:
             parallel.whole()  # whether the script changed it since
         if self._measuring:
@@ -181,8 +181,8 @@ class Step:
             team.go_on(self._number)
             return False
         self.watch.waited()
-        self.told = unpack(total, team.size)
-        agreed, exposed = self.told.shared, self.told.exposed
+        self.agreed_step = unpack(total, team.size)
+        agreed, exposed = self.agreed_step.shared, self.agreed_step.exposed
         if agreed.weighed:
             team.check_weights(agreed, self._number)
         self.exposed_s = [e for e, share in zip(exposed, team.shares, strict=True) if share] if any(exposed) else []
@@ -223,14 +223,14 @@ class Step:
         for parameter in self._team.model.parameters():
             parameter.grad = None  # which optimizers pass over
         with torch.no_grad():
-            for buffer, kept in zip(self._team.model.buffers(), self._kept, strict=True):
-                buffer.copy_(kept)  # running statistics that forward has moved on
+            for buffer, before in zip(self._team.model.buffers(), self._buffers_before, strict=True):
+                buffer.copy_(before)  # running statistics that forward has moved on
 
     def count(self, fetch_s: float, *, first: bool) -> None:
         """Once it is done: learn from what it took. ``fetch_s``: making its batch, whoever did it; ``first``: of this
         process, which allocates and compiles.
         """
-        team, told = self._team, self.told
+        team, agreed = self._team, self.agreed_step
         agree_s = team.elastic.agree_s
         times = self.watch.times(team.parallel.exposed_s + agree_s, agree_s, fetch_s, team.parallel.sum_s)
         if first:
@@ -239,7 +239,7 @@ class Step:
         self._progress.add(times, self.samples, self.exposed_s)
         if self._device.type == "cpu":
             self.watch.demand()
-        team.balance(self._number + 1, told.computed, self.exposed_s, told.demanded)
+        team.balance(self._number + 1, agreed.computed, self.exposed_s, agreed.demanded)
 
     def _synchronize(self) -> None:
         finish(self._device)

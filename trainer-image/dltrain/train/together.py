@@ -1,4 +1,4 @@
-"""What a script asks of all ranks: sums, the whole batch, held-out data in parts. Users: ``loop``, whose part it is."""
+"""What a script asks of all ranks: sums, the whole batch, held-out data in parts."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dlcontract import Plan
 from dltrain.batch.sampling import once
 from dltrain.data.feeding.feed import Feed
-from dltrain.data.feeding.loader import Loader
+from dltrain.data.feeding.loader import Loader, check_loader
 from dltrain.elastic.team import Team
 from dltrain.train import usage_checks
 from dltrain.train.gathering import Among, among, averaged, gathered, unlike_buffers
@@ -65,7 +65,7 @@ class Together:
 
         Ranks may get unlike numbers of batches, or none: sum over ranks after the loop.
         """
-        usage_checks.check_loader("t.held_out", loader)
+        check_loader("t.held_out", loader)
         parts = once(loader.samples, self.shares, self.rank)
         if not parts:
             return

@@ -1,4 +1,4 @@
-"""The loop as scripts see it: batches of the steps left, and what is done after each. Users: ``api``, ``rank``."""
+"""The loop as scripts see it: batches of the steps left, and what is done after each."""
 
 import time
 import warnings
@@ -21,7 +21,7 @@ from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.data.feeding.feed import Feed
-from dltrain.data.feeding.loader import Loader
+from dltrain.data.feeding.loader import Loader, check_loader
 from dltrain.data.feeding.source import Collate
 from dltrain.device import randomness
 from dltrain.device.energy import meter
@@ -81,11 +81,11 @@ class Trainer(Together):
         self.budget = Budget()
         """What part of a CPU this rank gets."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
-        self._schedules, self._loss_scale, self._kept = Schedules(), LossScale(), UserObjects()
+        self._schedules, self._loss_scale, self._user_objects = Schedules(), LossScale(), UserObjects()
         energy = meter(device, world.local_rank)
         self.progress = Progress(reporter, world.rank, device_name, self.noise, self._loss_scale, energy)
         self.progress.gpu_memory_nbytes = partial(peak_nbytes, device)
-        beside = self._scaling, self.noise, self._schedules, self._loss_scale, self._kept
+        beside = self._scaling, self.noise, self._schedules, self._loss_scale, self._user_objects
         self._saving = Saving(self.checkpoint_manager, self._team, self.progress, *beside)
         watch = Stopwatch(self.budget)
         self._step = Step(self._team, self.progress, self._scaling, self.noise, self._loss_scale, watch, device)
@@ -206,7 +206,7 @@ class Trainer(Together):
         if not self._team.taken:
             raise MisuseError("t.keep: found no model, expected t.wrap(model, optimizer) first")
         for name, given in objects.items():
-            self._kept.add(name, given)
+            self._user_objects.add(name, given)
 
     @property
     def learning_rate_factor(self) -> float:
@@ -225,7 +225,7 @@ class Trainer(Together):
 
         Ends with SystemExit when the run was asked to stop, once its checkpoint is durable.
         """
-        usage_checks.check_loader("t.steps", loader)
+        check_loader("t.steps", loader)
         team = self._team.among_workers
         counts = self._team.together(self.step, lambda: team.gather([loader.samples]))
         usage_checks.check_samples([int(count) for (count,) in counts])
@@ -237,7 +237,7 @@ class Trainer(Together):
         def part_of(number: int) -> Part:
             return self.parallel.part(sampler, number, self.shares, self.rank)
 
-        self._kept.close()
+        self._user_objects.close()
         with Feed(loader, part_of, self.plan.seed, self.total_steps) as feed:
             while self.step < self.total_steps:
                 self._replay_shares()
@@ -251,7 +251,7 @@ class Trainer(Together):
                     self.reporter.stop.is_set(), self.checkpoint_manager.due, self.checkpoint_manager.memory_due
                 )
                 step.begin(part, self.step, self.total_steps, wishes)
-                self._kept.begin(undoable=self._team.elastic.active)
+                self._user_objects.begin(undoable=self._team.elastic.active)
                 if batch is None:
                     self.optimizer.step()  # a parameter server: its part is the sum
                 else:
@@ -263,7 +263,7 @@ class Trainer(Together):
                     )
                 if step.given_up:
                     self._loss_scale.restore()
-                    self._kept.restore()
+                    self._user_objects.restore()
                 else:
                     self._conclude(feed.spent_s)
         self._passed = True
@@ -351,13 +351,13 @@ class Trainer(Together):
         if self._step.open:
             if not self._step.given_up:
                 self._loss_scale.freeze()
-                self._kept.freeze()
+                self._user_objects.freeze()
             self._step.give_up()
             self.end_of_epoch = False
 
     def _conclude(self, fetch_s: float) -> None:
         """After a step: news, and what the ranks agreed on."""
-        step, agreed = self._step, self._step.told.shared
+        step, agreed = self._step, self._step.agreed_step.shared
         if self.step == self._first + 1 and self.workers > 1:
             usage_checks.warn_of_unlike_buffers(self._unlike_buffers(), self.rank)
         step.count(fetch_s, first=self.step == self._first + 1)

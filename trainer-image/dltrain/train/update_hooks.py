@@ -1,4 +1,4 @@
-"""The moments before and after an optimizer's update, whatever ``step`` is made of. Users: ``loop``.
+"""The moments before and after an optimizer's update, whatever ``step`` is made of.
 
 torch calls the hooks of ``step`` for each class that has a ``step`` of its own: twice where a script's optimizer calls
 that of the one it is derived from. What counts is the outer one, which may change parameters before and after.
@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dltrain.train import usage_checks
+from dltrain.parallel.optimizer_checks import check_late
 
 
 class UpdateHooks:
@@ -25,11 +25,11 @@ class UpdateHooks:
         stands_in: Callable[[nn.Parameter], bool],
     ) -> None:
         """``stands_in``: whether the optimizer has it in the place of a part of the model's."""
-        self._kept = {
+        self._tracked = {
             *model.parameters(),
             *_parameters(optimizer),
         }  # so that no other one gets the number of one of them
-        self._known = {id(parameter) for parameter in self._kept}
+        self._known = {id(parameter) for parameter in self._tracked}
         self._depth = 0
         self._stands_in = stands_in
         self._before, self._after = before, after
@@ -55,8 +55,8 @@ class UpdateHooks:
     def _check(self, optimizer: Optimizer) -> None:
         late = [p for p in _parameters(optimizer) if id(p) not in self._known]  # numbers: tensors are slow to hash
         if late:
-            usage_checks.check_late([p for p in late if not self._stands_in(p)])
-            self._kept.update(late)
+            check_late([p for p in late if not self._stands_in(p)])
+            self._tracked.update(late)
             self._known.update(map(id, late))
 
 

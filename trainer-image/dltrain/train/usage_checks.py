@@ -1,4 +1,4 @@
-"""What a script can get wrong with the five lines, said where it is wrong. Users: ``loop``, ``team``."""
+"""What a script can get wrong with the five lines, said where it is wrong."""
 
 import warnings
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, SparseAdam
 
-from dltrain.data.feeding.loader import Loader
 from dltrain.protocol.errors import MisuseError
 
 IN_PARTS = ": gradients are not accumulated over batches, but over parts of one, under t.no_sync()"
@@ -44,42 +43,6 @@ def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
     if again:
         raise MisuseError(
             "t.wrap: found a second call, expected one: put what is trained into one nn.Module with one optimizer"
-        )
-
-
-def check_loader(where: str, loader: Any) -> None:
-    """Raises MisuseError for what ``t.loader`` did not make."""
-    if not isinstance(loader, Loader):
-        found = type(loader).__name__
-        raise MisuseError(f"{where}: loader: found {found}, expected what t.loader(dataset) returns")
-
-
-def check_trained(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raises MisuseError for an optimizer of parameters that are not the model's, whose gradients no rank would sum."""
-    known = set(model.parameters())
-    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if strange := [tuple(p.shape) for p in trained if p not in known]:
-        raise MisuseError(
-            f"optimizer: found parameters {strange} that are not the model's, expected its alone: put all that is "
-            "trained into one nn.Module"
-        )
-
-
-def check_late(strange: Sequence[nn.Parameter]) -> None:
-    """Of what an optimizer got after ``t.wrap``, what is not the model's. Raises MisuseError when there is some."""
-    if strange:
-        raise MisuseError(
-            f"optimizer: found parameters {[tuple(p.shape) for p in strange]} that the model had not in t.wrap, whose "
-            "gradients no rank sums: make the whole model before t.wrap, and freeze what is to be trained later"
-        )
-
-
-def without_closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Hook of ``optimizer.step()``. Raises MisuseError: gradients that it computes itself are not summed."""
-    if any(given is not None for given in (*args[1:], kwargs.get("closure"))):  # args[0]: the optimizer
-        raise MisuseError(
-            f"{type(optimizer).__name__}.step: found a closure, expected none: gradients are summed over ranks before "
-            "a step, and not within it; call backward() first and choose an optimizer that needs no closure"
         )
 
 

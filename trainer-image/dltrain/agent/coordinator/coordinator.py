@@ -2,7 +2,7 @@
 
 It runs in the agent of the plan's first pod, or of the next one that lives while an elastic job's first is lost; who
 takes over takes a higher term. What happens is noted by its ``Observer``; here is the procedure that waits on
-conditions over what is known, and decides. Users: ``agent``.
+conditions over what is known, and decides.
 """
 
 import logging
@@ -70,7 +70,7 @@ class Coordinator(Observer):
 
     async def _coordinate(self) -> None:
         """One plan, up to its end and beyond: afterwards it stays, since a restarted pod wants to know."""
-        self._roll.call(self.plan)
+        self._membership.call(self.plan)
         if (outcome := finished_marker.read(self.plan)) is not None:
             self.ledger.outcome = outcome
             await self._idle(RunPhase.SUCCEEDED)
@@ -122,7 +122,7 @@ class Coordinator(Observer):
         """Whether the ranks that others go on without should come back, at the price of a relaunch."""
         gain_s = self.ledger.gain_s(world.missing(self.plan), len(self.plan.ranks))
         waited = time.monotonic() - world.shrunk_s > self.settings.return_after_s
-        return waited and gain_s > RELAUNCH_COST_S and self._roll.complete and self.plan.checkpoint.enabled
+        return waited and gain_s > RELAUNCH_COST_S and self._membership.complete and self.plan.checkpoint.enabled
 
     def _mourn(self, world: Attempt) -> None:
         """Tell of ranks that were lost and that the others go on without. The job did not fail: nothing counts."""
@@ -140,15 +140,15 @@ class Coordinator(Observer):
         if self.ledger.phase is not RunPhase.RELAUNCHING:
             self._phase(RunPhase.WAITING)
         if self._trained:
-            await self._until(lambda: self._roll.complete, GATHER_S)
-            await self._until(lambda: shrink_plan(self.plan, self._roll.present) is not None)
+            await self._until(lambda: self._membership.complete, GATHER_S)
+            await self._until(lambda: shrink_plan(self.plan, self._membership.present) is not None)
         else:
-            await self._until(lambda: self._roll.complete)
+            await self._until(lambda: self._membership.complete)
         self.ledger.mark_start(agents_up_unix_s=time.time())
 
     async def _launch(self) -> Attempt:
         self._worlds += 1
-        plan = shrink_plan(self.plan, self._roll.present)
+        plan = shrink_plan(self.plan, self._membership.present)
         assert plan is not None, "gathered"
         now_s = time.monotonic()
         world = Attempt(plan, f"{self.ledger.term}.{self._worlds}", now_s, shrunk_s=now_s)
@@ -213,8 +213,8 @@ class Coordinator(Observer):
         self.ledger.phase = RunPhase.WAITING
         self._fruitless = 0
         self._trained = False
-        self._roll.call(self.plan)  # everyone of the old plan learns the new one before links to them end
-        self.ledger.term = self._roll.term
+        self._membership.call(self.plan)  # everyone of the old plan learns the new one before links to them end
+        self.ledger.term = self._membership.term
 
     async def _stop_world(self, grace_s: float) -> None:
         """Let the ranks checkpoint and end, then end what is left."""

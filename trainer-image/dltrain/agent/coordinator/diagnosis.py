@@ -1,9 +1,10 @@
-"""Why a world ended: facts in, one ``Failure`` out, in the words a user needs. Pure. Users: ``coordinator``.
+"""Why a world ended: facts in, one ``Failure`` out, in the words a user needs. Pure.
 
 One death has many echoes: survivors leave with EXIT_PEER_LOST, others are killed. The order of the rules is the
 order of belief in what was the cause.
 """
 
+import re
 from dataclasses import dataclass, field
 
 from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank, reasons
@@ -121,64 +122,64 @@ class Attempt:
         )
 
 
-def diagnose(world: Attempt) -> Failure:
+def diagnose(attempt: Attempt) -> Failure:
     """The cause, of what is known. ``counts`` is false where the job is not to blame (a pod left or was lost)."""
-    for number, failure in world.failures:
+    for number, failure in attempt.failures:
         if failure.reason != "PeerLost":
-            return _completed(failure, number, world)
-    for end in world.deaths:
+            return _completed(failure, number, attempt)
+    for end in attempt.deaths:
         if end.out_of_memory:
             return _of_rank(
-                world,
+                attempt,
                 end,
                 "OutOfMemory",
                 "was killed by the kernel for memory; raise the memory limit or lower the batch",
             )
-    if world.hung is not None:
-        return _of_hung(world, *world.hung)
-    if world.left:
-        pods = ", ".join(sorted(world.left))
-        return Failure(reason="PodStopped", message=f"told to stop: {pods}", host=min(world.left), counts=False)
-    if world.lost:
-        pod, why = next(iter(world.lost.items()))
+    if attempt.hung is not None:
+        return _of_hung(attempt, *attempt.hung)
+    if attempt.left:
+        pods = ", ".join(sorted(attempt.left))
+        return Failure(reason="PodStopped", message=f"told to stop: {pods}", host=min(attempt.left), counts=False)
+    if attempt.lost:
+        pod, why = next(iter(attempt.lost.items()))
         message = f"no contact with the agent of pod {pod}: {why}"
         return Failure(reason="PodLost", message=message, host=pod, counts=False)
-    for end in world.deaths:
+    for end in attempt.deaths:
         if end.exit_code not in (EXIT_PEER_LOST, EXIT_STOPPED):
-            return failure_of_exit(world, end)
-    if world.launcher is not None and not world.all_ended:
+            return failure_of_exit(attempt, end)
+    if attempt.launcher is not None and not attempt.all_ended:
         return Failure(
             reason="LaunchFailed",
-            message=f"mpirun ended with {world.launcher} before the ranks did",
-            exit_code=world.launcher.shell_code,
-            log_tail=world.launcher_tail,
+            message=f"mpirun ended with {attempt.launcher} before the ranks did",
+            exit_code=attempt.launcher.shell_code,
+            log_tail=attempt.launcher_tail,
         )
-    for end in world.deaths:
+    for end in attempt.deaths:
         if end.exit_code == EXIT_PEER_LOST:
-            return _of_rank(world, end, "PeerLost", "lost contact with another rank")
+            return _of_rank(attempt, end, "PeerLost", "lost contact with another rank")
         if end.exit_code == EXIT_STOPPED:
-            return _of_rank(world, end, reasons.RANK_STOPPED, "ended as if asked to stop, which nobody did")
+            return _of_rank(attempt, end, reasons.RANK_STOPPED, "ended as if asked to stop, which nobody did")
     return Failure(reason=reasons.NO_RESULT, message=_NO_RESULT)
 
 
-def _of_hung(world: Attempt, number: int, silent_s: float) -> Failure:
+def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
     """Where one rank hangs the others wait for it, and any of them may have been silent for longest."""
-    told = {n: text.rpartition("hread 0x")[2] for n, text in world.logs.items() if "hread 0x" in text}
-    if _WAITS in told.get(number, ""):
-        number = next((n for n, where in sorted(told.items()) if _WAITS not in where), number)
-    pod = world.plan.ranks[number].pod
+    stacks = {n: text.rpartition("hread 0x")[2] for n, text in attempt.logs.items() if "hread 0x" in text}
+    if _WAITS.search(stacks.get(number, "")):
+        number = next((n for n, where in sorted(stacks.items()) if not _WAITS.search(where)), number)
+    pod = attempt.plan.ranks[number].pod
     return Failure(
         reason="Hung",
         message=f"rank {number} in pod {pod} was silent for {silent_s:.0f} s; what takes longer than ten steps and 5 s "
         "in a script, such as an evaluation, it announces by t.busy(what, seconds)",
         rank=number,
         host=pod,
-        log_tail=world.logs.get(number, "")[-MAX_LOG_TAIL:],
+        log_tail=attempt.logs.get(number, "")[-MAX_LOG_TAIL:],
     )
 
 
-_WAITS = "/dltrain/comm/"
-"""On the stack of whoever waits for other ranks."""
+_WAITS = re.compile(r"/dltrain/comm/(?!process_group\.py)")
+"""On the stack of whoever waits for other ranks. A process group also starts and ends MPI, which is no such wait."""
 
 _NO_RESULT = (
     "all ranks ended with exit code 0, but rank 0 told no result: a script that trains goes through t.steps to its "
@@ -187,12 +188,12 @@ _NO_RESULT = (
 _ECHOES = frozenset({"PeerLost", reasons.RANK_STOPPED, "LaunchFailed", reasons.NO_RESULT})
 
 
-def explained(world: Attempt) -> bool:
+def explained(attempt: Attempt) -> bool:
     """Whether the cause is known, so that nothing needs to be waited for: no mere echo, and its rank has ended."""
-    failure = diagnose(world)
+    failure = diagnose(attempt)
     if failure.reason == "Hung":
-        return len(world.logs.keys() | world.ended.keys()) >= len(world.up)
-    settled = failure.rank is None or failure.rank in world.ended
+        return len(attempt.logs.keys() | attempt.ended.keys()) >= len(attempt.up)
+    settled = failure.rank is None or failure.rank in attempt.ended
     return failure.reason not in _ECHOES and settled
 
 
@@ -201,26 +202,28 @@ def killed(end: RankEnded) -> bool:
     return end.signal is not None and not end.out_of_memory
 
 
-def failure_of_exit(world: Attempt, end: RankEnded) -> Failure:
+def failure_of_exit(attempt: Attempt, end: RankEnded) -> Failure:
     """Of one rank, by its exit status alone."""
     exit_ = _exit_of(end)
     if end.exit_code == EXIT_BAD_INPUT:
-        return _of_rank(world, end, reasons.BAD_INPUT, "found its input unusable; see the end of its log", retry=False)
+        return _of_rank(
+            attempt, end, reasons.BAD_INPUT, "found its input unusable; see the end of its log", retry=False
+        )
     if end.exit_code == EXIT_DIVERGED:
-        return _of_rank(world, end, "Diverged", "found a loss that is not finite; lower the learning rate")
+        return _of_rank(attempt, end, "Diverged", "found a loss that is not finite; lower the learning rate")
     if end.exit_code == EXIT_PARAMETERS_DIVERGED:
-        return _of_rank(world, end, reasons.PARAMETERS_DIVERGED, "found that ranks hold different parameters")
+        return _of_rank(attempt, end, reasons.PARAMETERS_DIVERGED, "found that ranks hold different parameters")
     if end.exit_code == 127:
-        return _of_rank(world, end, reasons.COMMAND_NOT_FOUND, "could not start its command")
+        return _of_rank(attempt, end, reasons.COMMAND_NOT_FOUND, "could not start its command")
     if exit_.shell_code == 128 + SIGKILL:
-        return _of_rank(world, end, "RankKilled", f"was killed ({exit_})")
+        return _of_rank(attempt, end, "RankKilled", f"was killed ({exit_})")
     if end.signal is not None:
-        return _of_rank(world, end, reasons.RANK_CRASHED, f"crashed ({exit_})")
-    return _of_rank(world, end, reasons.RANK_FAILED, f"ended with {exit_}; see the end of its log")
+        return _of_rank(attempt, end, reasons.RANK_CRASHED, f"crashed ({exit_})")
+    return _of_rank(attempt, end, reasons.RANK_FAILED, f"ended with {exit_}; see the end of its log")
 
 
-def _of_rank(world: Attempt, end: RankEnded, reason: str, what: str, *, retry: bool = True) -> Failure:
-    pod = world.plan.ranks[end.rank].pod
+def _of_rank(attempt: Attempt, end: RankEnded, reason: str, what: str, *, retry: bool = True) -> Failure:
+    pod = attempt.plan.ranks[end.rank].pod
     return Failure(
         reason=reason,
         message=f"rank {end.rank} in pod {pod} {what}",
@@ -232,16 +235,16 @@ def _of_rank(world: Attempt, end: RankEnded, reason: str, what: str, *, retry: b
     )
 
 
-def _completed(failure: Failure, number: int, world: Attempt) -> Failure:
+def _completed(failure: Failure, number: int, attempt: Attempt) -> Failure:
     """A rank's own words, with what only its agent knows."""
-    end = world.ended.get(number)
+    end = attempt.ended.get(number)
     exit_code = failure.exit_code
     if exit_code is None and end is not None:
         exit_code = _exit_of(end).shell_code
     return failure.model_copy(
         update={
             "rank": number if failure.rank is None else failure.rank,
-            "host": failure.host or world.plan.ranks[number].pod,
+            "host": failure.host or attempt.plan.ranks[number].pod,
             "exit_code": exit_code,
             "log_tail": (failure.log_tail or (end.tail if end is not None else ""))[-MAX_LOG_TAIL:],
         }

@@ -1,7 +1,4 @@
-"""The finished marker beside the checkpoints: a job that ended well is not trained again by a pod that restarts.
-
-Users: ``coordinator``.
-"""
+"""The finished marker beside the checkpoints: a job that ended well is not trained again by a pod that restarts."""
 
 import logging
 import os

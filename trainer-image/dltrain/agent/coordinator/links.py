@@ -1,6 +1,6 @@
 """The coordinator's connections to the members of its job, kept up for as long as it coordinates.
 
-Users: ``coordinator``. A name is resolved at every attempt, since a pod's DNS record may be younger than the pod.
+A name is resolved at every attempt, since a pod's DNS record may be younger than the pod.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Who of the plan's pods is there, and under which term: the coordinator's roll call. Users: ``coordinator``.
+"""Who of the plan's pods is there, and under which term: the coordinator's roll call.
 
 A term is a number that only grows. A fresh coordinator goes above the highest term that any member has obeyed; one
 that meets a higher term later has been superseded and must end, since there are never two.

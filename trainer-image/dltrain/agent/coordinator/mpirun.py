@@ -1,4 +1,4 @@
-"""mpirun, one at a time, and the MPI daemons that the members run for it. Users: ``coordinator``."""
+"""mpirun, one at a time, and the MPI daemons that the members run for it."""
 
 import asyncio
 import os

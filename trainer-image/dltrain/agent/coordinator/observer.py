@@ -1,6 +1,6 @@
 """What the coordinator observes: whatever happens arrives in one queue and is noted here, and nothing is decided.
 
-Users: ``coordinator``, which waits on conditions over these notes. What follows from a note is told at once: the job's
+What follows from a note is told at once: the job's
 phase, the plan in force under a new number, and that a report is due.
 """
 
@@ -55,8 +55,8 @@ class Observer(Procedure):
         self.reporter.compose = lambda: self.ledger.report(time.time())
         self._links = Links(identity.client, settings.agent_port, self._events.put_nowait)
         self._launcher = Launcher(settings, reaper, env, self._links)
-        self._roll = Membership(settings, self._links, plan, term_after(plan, previous), acting=acting)
-        self.ledger.term = self._roll.term
+        self._membership = Membership(settings, self._links, plan, term_after(plan, previous), acting=acting)
+        self.ledger.term = self._membership.term
         self._prepared: set[str] = set()
         """Pods that are ready for the world's ranks."""
         self._ending: set[str] = set()
@@ -91,10 +91,10 @@ class Observer(Procedure):
             case Plan():
                 self._planned(event)
             case Connected(pod, welcome):
-                self._roll.welcome(pod, welcome, fresh=self._worlds == 0)
-                self.ledger.term = self._roll.term
+                self._membership.welcome(pod, welcome, fresh=self._worlds == 0)
+                self.ledger.term = self._membership.term
             case Lost(pod, why):
-                self._roll.lost(pod)
+                self._membership.lost(pod)
                 if self._world is not None and pod in self._world.plan.pods:
                     self._world.lost.setdefault(pod, why)
                 self._launcher.daemon_ended(pod, 1, why)
@@ -108,17 +108,17 @@ class Observer(Procedure):
             self._new_plan = plan
             return
         self.plan = self.ledger.plan = plan  # the same training under a new number or term
-        self._roll.call(plan)
-        self.ledger.term = self._roll.term
+        self._membership.call(plan)
+        self.ledger.term = self._membership.term
         self.reporter.urge()
 
     def _said(self, pod: str, line: proto.Line) -> None:
         world = self._world
         match line:
             case proto.Assigned() | proto.Refused():
-                self._roll.answered(pod, line)
+                self._membership.answered(pod, line)
             case proto.Leaving():
-                self._roll.leaves(pod)
+                self._membership.leaves(pod)
                 if world is not None and pod in world.plan.pods:
                     world.left.add(pod)
             case proto.WorldEnded():
@@ -186,5 +186,5 @@ class Observer(Procedure):
         if phase is not self.ledger.phase:
             log.info("phase %s", phase)
         self.ledger.phase = phase
-        self._roll.tell(phase)
+        self._membership.tell(phase)
         self.reporter.urge()

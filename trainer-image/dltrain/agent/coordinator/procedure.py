@@ -1,4 +1,4 @@
-"""One queue of events, and a procedure that waits on conditions over what they told. Users: ``coordinator``.
+"""One queue of events, and a procedure that waits on conditions over what they told.
 
 There is one thread of events and no callback decides anything: whatever happens is queued, ``take`` notes it, and the
 procedure looks at the notes.

@@ -1,4 +1,4 @@
-"""Where the plan comes from and the report goes: the job's two ConfigMaps, or two files. Users: ``agent``."""
+"""Where the plan comes from and the report goes: the job's two ConfigMaps, or two files."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,4 @@
-"""The few Kubernetes API calls of an agent, on the standard library: its client would cost 60 MB in every pod.
-
-Users: ``exchange``.
-"""
+"""The few Kubernetes API calls of an agent, on the standard library: its client would cost 60 MB in every pod."""
 
 import asyncio
 import json

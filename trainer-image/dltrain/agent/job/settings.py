@@ -1,4 +1,4 @@
-"""What an agent is told by its environment, read once. Users: ``agent``."""
+"""What an agent is told by its environment, read once."""
 
 import os
 import pwd

@@ -1,5 +1,4 @@
-"""A plan for the pods that are left, when others were lost and the job is elastic. Pure. Users: ``coordinator``,
-``member`` (which must come to the same), ``agent``."""
+"""A plan for the pods that are left, when others were lost and the job is elastic. Pure."""
 
 from collections.abc import Collection
 

@@ -1,7 +1,7 @@
 """Mutual TLS between the agents of one job: only holders of the job's Secret talk to each other.
 
 The Secret's CA is the job's own, so "signed by it" means "belongs to this job"; names in certificates are not
-looked at (one certificate serves all pods, whose names a re-plan may change). Users: ``agent``.
+looked at (one certificate serves all pods, whose names a re-plan may change).
 """
 
 import ssl

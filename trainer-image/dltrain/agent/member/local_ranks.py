@@ -1,4 +1,4 @@
-"""The ranks of one pod: started, listened to, stopped and ended; their output passed on. Users: ``member``.
+"""The ranks of one pod: started, listened to, stopped and ended; their output passed on.
 
 Two Unix sockets in the run directory: ``ranks.sock`` (``messages``: news from ranks, Stop to them) and
 ``local.sock`` (``shim``: processes that Open MPI thinks it runs here).
@@ -324,7 +324,7 @@ class LocalRanks:
 
     def _keep(self, work: Coroutine[Any, Any, T], among: "set[asyncio.Task[T]] | None" = None) -> "asyncio.Task[T]":
         task = asyncio.create_task(work)
-        kept = self._tasks if among is None else among
-        kept.add(task)
-        task.add_done_callback(kept.discard)
+        tasks = self._tasks if among is None else among
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
         return task

@@ -1,7 +1,7 @@
 """An agent as a member of its job: serves the coordinator over mTLS and does what it says with the local ranks.
 
 Every pod has one, the coordinator's too (it connects to itself like to the others). A member obeys the highest term
-it has seen and refuses lower ones; when its coordinator's connection ends, so do its ranks. Users: ``agent``.
+it has seen and refuses lower ones; when its coordinator's connection ends, so do its ranks.
 """
 
 import asyncio
@@ -111,8 +111,8 @@ class Member:
                     raise ValueError(f"found a world of {line.pods}, too few for the plan")
                 known = {"faults": line.faults, "trained_s": line.trained_s}
                 checkpoint = plan.checkpoint.model_copy(update=known)
-                told = plan.model_copy(update={"term": self.term, "checkpoint": checkpoint})
-                await self.local.begin(line.world, told)
+                current_plan = plan.model_copy(update={"term": self.term, "checkpoint": checkpoint})
+                await self.local.begin(line.world, current_plan)
                 channel.send(proto.Prepared(world=line.world))
             case proto.StartDaemon() if line.world == self.local.world:
                 self.local.start_daemon(line.arguments)

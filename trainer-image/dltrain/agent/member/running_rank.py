@@ -1,4 +1,4 @@
-"""A rank that runs: its process, its output, and what it said last. Users: ``localranks``, and readers of its ranks."""
+"""A rank that runs: its process, its output, and what it said last."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""All-reduce with 16 bits a number on the wire and error feedback. Users: ``choose``.
+"""All-reduce with 16 bits a number on the wire and error feedback.
 
 Each rank sums one part of a buffer for all, in the buffer's own precision: it receives that part from everyone, rounded
 to 16 bits, and sends the total back, rounded once more. That is what a ring sends, at half the bytes, and rounds twice

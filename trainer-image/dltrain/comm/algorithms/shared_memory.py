@@ -44,9 +44,9 @@ class _Run(Run):
         nothing = np.empty(0, np.uint8)
         others = [(rank + i) % size for i in range(1, size)]
         # A phase's messages to and from each other rank; those of one tag arrive in the order they were sent in.
-        self._told = [comm.Send_init(nothing, dest=peer, tag=tag) for peer in others]
+        self._announcements = [comm.Send_init(nothing, dest=peer, tag=tag) for peer in others]
         self._heard = [comm.Recv_init(nothing, source=peer, tag=tag) for peer in others]
-        self._requests = [*self._heard, *self._told]
+        self._requests = [*self._heard, *self._announcements]
         self._startall = MPI.Prequest.Startall
         self._phase = 2
 

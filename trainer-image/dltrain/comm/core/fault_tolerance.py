@@ -1,4 +1,4 @@
-"""What MPI says of lost peers, and its fault tolerance (ULFM): revoke, agree, shrink. Users: strategies, ``world``."""
+"""What MPI says of lost peers, and its fault tolerance (ULFM): revoke, agree, shrink."""
 
 from typing import Any
 

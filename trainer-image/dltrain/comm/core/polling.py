@@ -1,4 +1,4 @@
-"""Sums that move on only when they are polled, and waiting for them. Users: ``engine``, ``shared``, ``compress``."""
+"""Sums that move on only when they are polled, and waiting for them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

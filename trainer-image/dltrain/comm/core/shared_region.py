@@ -1,4 +1,4 @@
-"""Memory that all ranks of one machine see, a part for each. Users: ``loop``, for gradients; ``shared``.
+"""Memory that all ranks of one machine see, a part for each.
 
 Anonymous files (memfd), so nothing is left behind however ranks end, and a pod's small /dev/shm does not bound it.
 """

@@ -1,4 +1,4 @@
-"""Waiting without burning a CPU that another rank needs. Users: ``engine``, ``mpi``, ``world``.
+"""Waiting without burning a CPU that another rank needs.
 
 MPI's own waits poll at full speed. Under a CPU quota that is worse than useless: the time a waiting rank burns is
 taken from its own computing, and with more ranks than cores from the others'. Where messages come over sockets the

@@ -1,6 +1,6 @@
 """Runs schedules over MPI with persistent requests, preallocated segments and progress from Python.
 
-Users: the strategies made of a ``Schedule``. Nothing is allocated while a sum runs: fresh temporaries cost more in
+Nothing is allocated while a sum runs: fresh temporaries cost more in
 page faults than the sum itself does, and messages stay at a segment's size (large single calls collapse).
 """
 

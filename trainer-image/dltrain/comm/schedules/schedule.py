@@ -1,8 +1,7 @@
 """What one rank sends and receives to sum a buffer: a list of messages, made without MPI and run by ``engine``.
 
 Every message-passing strategy is a pure function to a ``Schedule``, so that its laws (right sum, no deadlock, grid)
-are tested by simulation for any number of ranks and any size. Users: ``ring``, ``tree``, ``butterfly``, ``halving``,
-``parameter_server`` make schedules; ``engine`` runs them.
+are tested by simulation for any number of ranks and any size.
 
 Laws. The k-th message from a to b in a's order is the k-th from a in b's order, over the same range. Receives are
 handled strictly in order.

@@ -1,4 +1,4 @@
-"""A batch to the rank's device. Users: ``loader``, ``feed``."""
+"""A batch to the rank's device."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The batches of a training, in order, made ahead of the steps that compute on them. Users: ``loop``, ``apart``.
+"""The batches of a training, in order, made ahead of the steps that compute on them.
 
 Which samples a step takes is known beforehand, unless shares change or a step is given up. What was made ahead is used
 only if it is for the very samples that the step turns out to take, else all of it is dropped: so training goes the same

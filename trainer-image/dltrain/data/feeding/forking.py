@@ -1,4 +1,4 @@
-"""Processes forked from a zygote, for a rank that must not fork itself. Users: ``workers``.
+"""Processes forked from a zygote, for a rank that must not fork itself.
 
 A fork of a rank would have MPI's and CUDA's state, its locks as other threads held them, and every page that the rank
 writes afterwards would be copied first. A fork of a zygote is a fresh interpreter with torch imported, in milliseconds
@@ -34,7 +34,7 @@ class Child:
         order = json.dumps({"argv": list(argv), "env": env, "cwd": str(Path.cwd())}).encode() + b"\n"
         sent = socket.send_fds(zygote, [order], [2, fd])
         zygote.sendall(order[sent:])
-        self._told = b""
+        self._received = b""
 
     def fileno(self) -> int:
         """Readable when there is news of the process."""
@@ -42,15 +42,15 @@ class Child:
 
     def ended(self, within_s: float) -> Exit | None:
         """How it ended; None while it has not, and where its zygote is gone, too."""
-        while self._told.count(b"\n") < 2 and wait_for(self._zygote, within_s=within_s):
+        while self._received.count(b"\n") < 2 and wait_for(self._zygote, within_s=within_s):
             try:
                 data = self._zygote.recv(4096)
             except ConnectionError:
                 data = b""
             if not data:
                 break
-            self._told += data
-        lines = self._told.split(b"\n")
+            self._received += data
+        lines = self._received.split(b"\n")
         return Exit.of(json.loads(lines[1])["status"]) if len(lines) > 2 else None
 
     def close(self) -> None:

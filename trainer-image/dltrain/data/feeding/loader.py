@@ -1,4 +1,4 @@
-"""What a script passes to ``t.steps``: a dataset, and how its batches are made. Users: ``loop``, ``feeding``."""
+"""What a script passes to ``t.steps``: a dataset, and how its batches are made."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -94,3 +94,10 @@ class Loader:
             return self.mover.now(self.source.make(request))
         with undisturbed():
             return self.mover.now(self.source.make(request))
+
+
+def check_loader(where: str, loader: Any) -> None:
+    """Raises MisuseError for what ``t.loader`` did not make."""
+    if not isinstance(loader, Loader):
+        found = type(loader).__name__
+        raise MisuseError(f"{where}: loader: found {found}, expected what t.loader(dataset) returns")

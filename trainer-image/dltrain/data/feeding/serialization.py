@@ -1,4 +1,4 @@
-"""Objects between a rank and its workers: tensors and arrays in memory that both map, copied once. Users: ``workers``.
+"""Objects between a rank and its workers: tensors and arrays in memory that both map, copied once.
 
 A message is a few bytes on a socket, and with it a descriptor of anonymous memory (memfd_create(2)). It counts as the
 container's memory and is gone with its last user. /dev/shm, where torch's own processes put tensors, is as small as the

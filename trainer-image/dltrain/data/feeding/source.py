@@ -1,4 +1,4 @@
-"""From sample numbers to a batch in main memory, the same in every process. Users: ``loader``, ``worker``.
+"""From sample numbers to a batch in main memory, the same in every process.
 
 A user's dataset may draw random numbers (augmentation). Before each sample torch, numpy and ``random`` are seeded by
 (seed, epoch, sample): what a sample looks like depends neither on who makes it, nor on the rank or the split.

@@ -1,4 +1,4 @@
-"""Worker processes of one rank, which make the batches of steps to come. Users: ``feed``.
+"""Worker processes of one rank, which make the batches of steps to come.
 
 Not torch's DataLoader: it forks the rank (see ``hatch``), or runs the script again in every worker; it answers with
 what lies in /dev/shm; it does not know that a step was given up; and a dead worker is noticed after up to five seconds,
@@ -37,11 +37,11 @@ class Workers:
         self._oom_kills = cgroup.oom_kills()
         packed = _packed(source, room_nbytes, count)  # one for all; and before anything is started, as it may fail
         try:
-            self._hatchery = WorkerForker(count)
+            self._forker = WorkerForker(count)
             try:
-                self._workers = [_Worker(zygote, packed) for zygote in self._hatchery.connections]
+                self._workers = [_Worker(zygote, packed) for zygote in self._forker.connections]
             except BaseException:
-                self._hatchery.close()
+                self._forker.close()
                 raise
         finally:
             os.close(packed)
@@ -96,7 +96,7 @@ class Workers:
         """End them, at once."""
         for worker in self._workers:
             worker.close()
-        self._hatchery.close()
+        self._forker.close()
 
     def _of(self, ticket: int) -> "_Worker":
         return self._workers[ticket % len(self._workers)]

@@ -1,7 +1,7 @@
 """What ``report.json`` holds: one run from its first launch to its end, over relaunches, pods and plans.
 
 Bounded whatever the run's length: series are means over more and more steps, lists of events are thinned. Docs:
-``docs/run-report.md``. Users: ``history`` builds it, ``page`` shows it, ``files`` keeps it.
+``docs/run-report.md``.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -159,9 +159,9 @@ class Document(Record):
     @property
     def prediction_error(self) -> float | None:
         """(predicted - measured) / measured step time, over the steps that a prediction was made for."""
-        told = [(p.predicted_s, p.step_s, p.steps) for p in self.points if p.predicted_s]
-        measured = sum(step_s * steps for _, step_s, steps in told)
-        return sum((predicted - step_s) * steps for predicted, step_s, steps in told) / measured if measured else None
+        points = [(p.predicted_s, p.step_s, p.steps) for p in self.points if p.predicted_s]
+        measured = sum(step_s * steps for _, step_s, steps in points)
+        return sum((predicted - step_s) * steps for predicted, step_s, steps in points) / measured if measured else None
 
 
 MEANS = (

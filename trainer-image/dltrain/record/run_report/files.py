@@ -1,4 +1,4 @@
-"""Keeps a run's report beside its checkpoints: ``report.json`` and ``report.html``. Users: ``coordinator``.
+"""Keeps a run's report beside its checkpoints: ``report.json`` and ``report.html``.
 
 Written while the job trains too, so that it can be looked at, and so that the coordinator after this one goes on with
 it. A volume that is slow or gone must not hold up the job: writing is in a thread, and failure is only logged.

@@ -1,4 +1,4 @@
-"""From the news of a run to its report: accumulation in bounded memory, without a clock or I/O. Users: ``files``.
+"""From the news of a run to its report: accumulation in bounded memory, without a clock or I/O.
 
 Steps that are done again after a relaunch replace those before: series are over the training as it stands.
 """
@@ -68,7 +68,7 @@ class History:
         self._totals = before.totals
         self._ranks = {total.place: total for total in before.ranks}
         self._measures: dict[int, RankMeasure] = {}
-        self._told: dict[int, int] = {}
+        self._last_steps: dict[int, int] = {}
         """Step of each rank's last news in this world."""
         self._used_J: dict[int, float] = {}
         """Energy by each rank's last news in this world."""
@@ -96,7 +96,7 @@ class History:
     def begin_world(self, whole: Plan, placed: Plan, unix_s: float) -> None:
         """Ranks are launched: of ``whole``, on the pods that there are."""
         self._plan, self._placed = whole, placed
-        self._measures, self._told, self._used_J, self._split_known = {}, {}, {}, False
+        self._measures, self._last_steps, self._used_J, self._split_known = {}, {}, {}, False
         expected, digest = whole.expected, whole.digest()
         if not self._plans or (self._plans[-1].number, self._plans[-1].digest) != (whole.number, digest):
             entry = PlanEntry(
@@ -167,13 +167,13 @@ class History:
         )
 
     def _stepped(self, news: Step, leader: int, unix_s: float) -> None:
-        before = self._told.get(news.rank)
+        before = self._last_steps.get(news.rank)
         steps = 1 if before is None else news.step - before  # the first step after a launch is told at once
         if steps < 1 or news.rank >= len(self._placed.ranks):
             return
-        if not self._told:
+        if not self._last_steps:
             self._launched_at = news.step - 1
-        self._told[news.rank] = news.step
+        self._last_steps[news.rank] = news.step
         self._measures[news.rank] = news.measure
         self._count(self._placed.ranks[news.rank], news.measure, steps)
         self._use(news)

@@ -1,4 +1,4 @@
-"""A run's report as one HTML file that needs no network: figures, plots, and the values behind them. Users: ``files``.
+"""A run's report as one HTML file that needs no network: figures, plots, and the values behind them.
 
 It is XML, too, so that tools can read its tables. Text of the run (messages, logs, names) is escaped, and a content
 security policy forbids scripts and requests.
@@ -199,9 +199,9 @@ def _tables(document: Document) -> Iterable[str]:
              "compute_s", "comm_s", "wait_s", "data_s", "world_size", "noise_samples")  # fmt: skip
     values = [[_value(getattr(point, name)) for name in names] for point in document.points]
     yield f"<details><summary>Values of the series</summary>{_table(names, values, 'series')}</details>"
-    told = [(str(entry.step), _value(entry.accuracy), _value(entry.loss)) for entry in document.evaluations]
-    if told:
-        table = _table(("step", "accuracy", "loss"), told, "evaluations")
+    evaluations = [(str(entry.step), _value(entry.accuracy), _value(entry.loss)) for entry in document.evaluations]
+    if evaluations:
+        table = _table(("step", "accuracy", "loss"), evaluations, "evaluations")
         yield f"<details><summary>Evaluations</summary>{table}</details>"
 
 

@@ -1,4 +1,4 @@
-"""Plots as SVG elements for a page: lines over steps or time, and stacked bars. Users: ``page``.
+"""Plots as SVG elements for a page: lines over steps or time, and stacked bars.
 
 Colours come from the page's style (classes ``c0`` to ``c7``), so that light and dark both read well.
 """
