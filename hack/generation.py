@@ -139,7 +139,8 @@ def rbac() -> str:
 def metrics() -> str:
     """docs/metrics.md: every metric with its help, from the registries themselves."""
     lines = [
-        "<!-- made by hack/generate from operator/dljob/controller/metrics.py and trainer-image/dltrain/metrics.py. -->"
+        "<!-- made by hack/generate from operator/dljob/controller/metrics.py and "
+        "trainer-image/dltrain/agent/metrics.py. -->"
     ]
     lines += ["# Metrics", "", "[monitoring.md](monitoring.md) says how to scrape them, and what to look at first."]
     for title, listed in (("The operator", metriclist.operator()), ("Each trainer pod", metriclist.trainer())):

@@ -7,10 +7,10 @@ from prometheus_client.core import Metric
 
 from dlcontract import DatasetRef, ModelRef, Plan, Rank
 from dljob.controller.metrics import Metrics
-from dltrain.ledger import Ledger
-from dltrain.localranks import LocalRanks
-from dltrain.member import Member
-from dltrain.metrics import TrainerCollector
+from dltrain.agent.member.local_ranks import LocalRanks
+from dltrain.agent.member.member import Member
+from dltrain.agent.metrics import TrainerCollector
+from dltrain.record.ledger import Ledger
 
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.cluster.jobs import applied, kubectl
 
-from dltrain.shares import balanced, fit
+from dltrain.batch.shares import balanced, fit
 
 
 def trained(name: str, uneven: bool, options: argparse.Namespace) -> dict[str, Any]:

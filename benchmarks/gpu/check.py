@@ -30,9 +30,9 @@ from benchmarks.lib.figures import machine
 from benchmarks.lib.local_ranks import PYTHONPATH, local_plan, mpirun
 
 from dlcontract import CheckpointRef, ModelRef, Plan, Rank
-from dltrain.device import product_label, why_none
-from dltrain.messages import PLAN_ENV
-from dltrain.shares import apportion
+from dltrain.batch.shares import apportion
+from dltrain.device.rank_device import gpu_missing_reason, product_label
+from dltrain.protocol.rank_messages import PLAN_ENV
 
 TIMEOUT_S = 600
 PER_RANK = 24
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     on_gpu = asked.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
-        print(f"gpu_check: found no GPU: {why_none()}; --device cpu runs what needs none", file=sys.stderr)
+        print(f"gpu_check: found no GPU: {gpu_missing_reason()}; --device cpu runs what needs none", file=sys.stderr)
         return 2
     gpus = torch.cuda.device_count() if on_gpu else 0
     count = asked.ranks or max(2, gpus)

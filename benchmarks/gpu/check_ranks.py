@@ -20,16 +20,16 @@ from dlcontract import CheckpointRef
 from dljob.cluster.catalogue import gpu
 from dljob.perf.resources import memory
 from dljob.perf.workload.workload import builtin
-from dltrain import session
-from dltrain.agreement import fingerprint
+from dltrain.batch.sampling import Sampler
 from dltrain.data.synthetic import SyntheticImages
-from dltrain.device import MEMORY_PART, finish
-from dltrain.energy import meter
-from dltrain.errors import failure
-from dltrain.loop import Trainer
+from dltrain.device.energy import meter
+from dltrain.device.rank_device import MEMORY_PART, finish
+from dltrain.elastic.parameter_agreement import fingerprint
 from dltrain.models import build
-from dltrain.report import Reporter
-from dltrain.sampling import Sampler
+from dltrain.protocol.errors import failure
+from dltrain.protocol.reporter import RankReporter
+from dltrain.train import session
+from dltrain.train.trainer import Trainer
 
 EXACT = 1e-5
 """Relative distance of a gradient from that of one process: kernels for batches of other sizes add up otherwise."""
@@ -58,7 +58,7 @@ def check(first: Trainer) -> None:
 
 def another(first: Trainer, steps: int, **changes: Any) -> Trainer:
     """A trainer on the same ranks, without a word."""
-    plan, quiet = first.plan.model_copy(update={"steps": steps} | changes), Reporter(None)
+    plan, quiet = first.plan.model_copy(update={"steps": steps} | changes), RankReporter(None)
     quiet.rank = -1
     return Trainer(plan, first.world, quiet, first.device, first.device_name)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from dlcontract import CheckpointRef, DatasetRef, Plan, Rank
-from dltrain.messages import PLAN_ENV, SOCKET_ENV
+from dltrain.protocol.rank_messages import PLAN_ENV, SOCKET_ENV
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join(str(ROOT / part) for part in ("operator", "operator/contract", "trainer-image", "."))
 """With which a rank finds dljob, dlcontract, dltrain and the benchmarks themselves."""
-RANK = ("-m", "dltrain.rank")
+RANK = ("-m", "dltrain.builtin.rank")
 
 
 def local_plan(shares: Sequence[int], **fields: Any) -> Plan:

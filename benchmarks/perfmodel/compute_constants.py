@@ -26,7 +26,7 @@ from dljob.cluster import catalogue
 from dljob.perf.step.compute import LAYER_OVERHEAD_S, STEP_OVERHEAD_S, catalogue_curve
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.workload import builtin
-from dltrain.data import load
+from dltrain.data.datasets import load
 from dltrain.models import InputShape, build
 
 CASES = (

@@ -5,7 +5,7 @@
 DIRECTORY has the tables of the Pollux artifact (OSDI 2021), a folder a workload: ``validation-<batch>.csv`` has the
 metric and the gradient's square and variance along a training with each batch (by AdaScale, or by the root for Adam);
 ``placements.csv`` and ``scalability.csv`` what steps took. The smallest batch is the user's. Its training alone tells
-the noise scale, as ``dltrain.noise`` has it; the rule of the planner then chooses a batch for each placement. What is
+the noise scale (``optim.noise_scale``); the rule of the planner then chooses a batch for each placement. What is
 scored was not seen: the iterations that each batch really took to the target, the worst of all trainings' best metrics.
 Step times are the measured ones, so that the statistical part alone is judged; shares between two measured ones are
 interpolated, smaller ones extrapolated by a line.
@@ -82,7 +82,7 @@ def iterations(runs: dict[int, list[Row]]) -> dict[int, int]:
 
 
 def noise_scale(rows: list[Row], base: int, until: int) -> float:
-    """The harmonic mean of ``dltrain.noise`` over the training, each evaluation for the iterations before it."""
+    """The harmonic mean of ``optim.noise_scale`` over the training, each evaluation for the iterations before it."""
     before, shares, weights = 0, [], []
     for row in rows:
         if before < until:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from dltrain.comm.auto import Auto
-from dltrain.comm.base import Collective
-from dltrain.comm.choose import choose
-from dltrain.comm.region import Region
-from dltrain.world import World
+from dltrain.comm.autotuning import Auto
+from dltrain.comm.core.collective import Collective
+from dltrain.comm.core.shared_region import Region
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.comm.selection import choose
 
 TURN_S = 0.02
 """A turn repeats its sum for about so long."""
@@ -27,14 +27,14 @@ def main() -> None:
     """Arguments: JSON with ``sizes``, ``rounds``, ``host`` (rank 0's address) and ``candidates``."""
     asked = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    world = World.start()
+    world = ProcessGroup.start()
     rows = [measured(world, nbytes, asked) for nbytes in asked["sizes"]]
     if world.rank == 0:
         print(json.dumps(rows), flush=True)
     world.close()
 
 
-def measured(world: World, nbytes: int, asked: dict[str, Any]) -> dict[str, Any]:
+def measured(world: ProcessGroup, nbytes: int, asked: dict[str, Any]) -> dict[str, Any]:
     """Seconds of every candidate by round, the slowest rank's, and what ``auto`` chose."""
     from mpi4py import MPI
 
@@ -57,7 +57,7 @@ def measured(world: World, nbytes: int, asked: dict[str, Any]) -> dict[str, Any]
     return {"nbytes": nbytes, "seconds": times, "picked": picked}
 
 
-def candidate(name: str, world: World, nbytes: int, host: str, made: list[Collective]) -> Callable[[], object]:
+def candidate(name: str, world: ProcessGroup, nbytes: int, host: str, made: list[Collective]) -> Callable[[], object]:
     """One sum of a buffer of its own, by ``name``; our collectives are added to ``made``."""
     from mpi4py import MPI
 
@@ -112,7 +112,7 @@ def _variable(library: Any, name: str, value: int) -> int:
     return before.value
 
 
-def _repeats(world: World, sum_once: Callable[[], object]) -> int:
+def _repeats(world: ProcessGroup, sum_once: Callable[[], object]) -> int:
     """As many repetitions as fit a turn, the same on every rank."""
     sum_once()
     began = time.perf_counter()

@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dltrain.checkpoint import Checkpoints, identity
-from dltrain.state import Staging, capture
-from dltrain.writer import Writer
+from dltrain.checkpoint.state import Staging, capture
+from dltrain.checkpoint.store import Checkpoints, identity
+from dltrain.checkpoint.writer import Writer
 
 PART = 0.02
 WIDTH = 1024

@@ -37,10 +37,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
-from dltrain import session
-from dltrain.loop import Trainer
-from dltrain.report import Reporter
-from dltrain.world import World
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.protocol.reporter import RankReporter
+from dltrain.train import session
+from dltrain.train.trainer import Trainer
 
 SAMPLES, BATCH, STEPS, FIRST = 4096, 16, 24, 8
 """Of the dataset; of a rank's step; steps of a turn, and those of them that do not count."""
@@ -80,7 +80,7 @@ def rank(case: str, rounds: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     workers = CASES[case][1]
-    world = World.start()
+    world = ProcessGroup.start()
     dataset = Pictures(LATENCY_S if case == "waits" else 0.0)
     batch = tuple(default_collate([dataset[i] for i in range(BATCH)]))
     indices = itertools.cycle(range(SAMPLES))
@@ -126,12 +126,12 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def ours(world: World, dataset: Pictures, workers: int) -> Step:
+def ours(world: ProcessGroup, dataset: Pictures, workers: int) -> Step:
     """As a user's script has it, but without news."""
     plan = session.local_plan(
         world.size, batch=BATCH * world.size, epochs=10**6, seed=0, collective="Ring", checkpoints=None
     )
-    silent = Reporter(None)
+    silent = RankReporter(None)
     silent.rank = 1
     trainer = Trainer(plan, world, silent, torch.device("cpu"), "cpu")
     net = network()
@@ -146,7 +146,7 @@ def ours(world: World, dataset: Pictures, workers: int) -> Step:
     return step
 
 
-def torchs(world: World, dataset: Pictures, workers: int) -> Iterator[Any]:
+def torchs(world: ProcessGroup, dataset: Pictures, workers: int) -> Iterator[Any]:
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, world.size, world.rank)
     loader = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=workers, persistent_workers=workers > 0, drop_last=True

@@ -21,8 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from dlcontract import ModelRef, RunPhase
-from trainer.pods import KILL, Job, job
-from trainer.test_agent_elastic import kept, process, rank_process
+from support.trainer.pods import KILL, Job, job, process, rank_process, steps_in_memory
 
 FAULTS: dict[str, Callable[[Job], None]] = {
     "killed rank": lambda made: os.kill(rank_process(made.pods[2]), KILL),
@@ -39,7 +38,7 @@ def strike(fault: Callable[[Job], None]) -> dict[str, float]:
     """One job, one fault; seconds."""
     with job(3) as made:
         made.start(made.plan(model=ModelRef(name="mlp"), steps=100_000, min_ranks=2))
-        made.wait(lambda: all(kept(pod) for pod in made.pods), 120)
+        made.wait(lambda: all(steps_in_memory(pod) for pod in made.pods), 120)
         before = made.until(lambda r: r.phase is RunPhase.RUNNING and all(m.agree_s for m in r.ranks), 30)
         fault(made)
         began = time.monotonic()

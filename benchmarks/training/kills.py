@@ -2,7 +2,7 @@
 
     sudo hack/env python -m benchmarks.training.kills [--rounds 200] [--seed 1]
 
-Real agents and ranks in namespaces of one machine (``tests/trainer/pods.py``; needs root). A job trains while fault on
+Real agents and ranks in namespaces of one machine (``support.trainer.pods``; needs root). A job trains while fault on
 fault strikes: processes killed or stopped, links cut, pods killed or told to leave, checkpoints and the pods' copies
 damaged; a third of them while a checkpoint is being written. When it has succeeded the parameters and the optimizer's
 state are compared with those of a job of the same plan that nothing struck, and the next job begins in the same pods.
@@ -32,12 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from safetensors.torch import load_file
 
 from dlcontract import CheckpointRef, ModelRef, Plan, Report, RunPhase
-from dltrain.checkpoint import MODEL, OPTIMIZER
-from dltrain.layout import TERM as TERM_FILE
-from dltrain.layout import job_directory, step_name
-from dltrain.runreport.files import JSON
-from trainer.pods import KILL, STOP, TERM, Job, Pod, job
-from trainer.test_agent_elastic import process, rank_process
+from dltrain.checkpoint.store import MODEL, OPTIMIZER
+from dltrain.protocol.volume_layout import TERM as TERM_FILE
+from dltrain.protocol.volume_layout import job_directory, step_name
+from dltrain.record.run_report.files import JSON
+from support.trainer.pods import KILL, STOP, TERM, Job, Pod, job, process, rank_process
 
 STEPS = 300
 TOLERANCE = 1e-3

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dltrain import init
-from dltrain.loop import Trainer
+from dltrain.builtin.rank import mean_loss
 from dltrain.models import InputShape, build
-from dltrain.rank import mean_loss
+from dltrain.train.trainer import Trainer
 
 OURS, DDP, ALONE = "dltrain", "DDP", "alone"
 MODELS: dict[str, tuple[InputShape, int, int]] = {

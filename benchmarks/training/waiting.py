@@ -22,14 +22,15 @@ from benchmarks.lib.local_ranks import heard, local_plan, mpirun  # noqa: E402
 
 from devcluster.embedded import cgroups  # noqa: E402 (the development cluster makes its nodes slow in the same way)
 from dlcontract import ModelRef, Plan  # noqa: E402
-from dltrain.shares import apportion  # noqa: E402
+from dltrain.batch.shares import apportion  # noqa: E402
 
 CGROUP_ENV = "WAITING_CGROUP"
 
 
 def rank() -> None:
     """A rank: throttled from its first step on, not while it imports."""
-    from dltrain import rank, session
+    from dltrain.builtin import rank
+    from dltrain.train import session
 
     name = f"{os.environ[CGROUP_ENV]}/r{os.environ['OMPI_COMM_WORLD_RANK']}"
     for folder in cgroups.detect().trees(name):

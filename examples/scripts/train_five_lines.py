@@ -9,12 +9,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import dltrain
-from dlcontract import DatasetRef
-from dltrain.data import load
 
 t = dltrain.init(batch=120, epochs=10)  # 1
 
-digits = load(DatasetRef(name="digits"))
+digits = dltrain.data.load("digits")
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 

@@ -11,13 +11,11 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import dltrain
-from dlcontract import DatasetRef
-from dltrain.data import load
 
 t = dltrain.init(batch=120, epochs=10)
 device = t.device.type
 
-digits = load(DatasetRef(name="digits"))
+digits = dltrain.data.load("digits")
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model, opt = t.wrap(model, opt)

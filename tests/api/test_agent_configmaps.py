@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from dlcontract import PLAN_KEY, REPORT_KEY, DatasetRef, ModelRef, Plan, Rank, Report, RunPhase
-from dltrain.exchange import ConfigMaps
-from dltrain.kubeapi import ApiError, KubeApi
+from dltrain.agent.job.exchange import ConfigMaps
+from dltrain.agent.job.kube_api import ApiError, KubeApi
 from support.kubectl import Kubectl, wait_for
 
 pytestmark = [

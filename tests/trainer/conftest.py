@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.ranks import zygote
+from support.trainer.ranks import zygote
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

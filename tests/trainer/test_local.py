@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from dlcontract import DatasetRef, ModelRef, OptimizerRef
-from dltrain.errors import BadInputError
 from dltrain.local import torchrun_variables
-from dltrain.messages import EXIT_BAD_INPUT, EXIT_OK, EXIT_USER_ERROR
-from trainer.plans import make_plan, write
-from trainer.ranks import ROOT, Ended, command, run, run_ranks
+from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_OK, EXIT_USER_ERROR
+from support.trainer.plans import make_plan, write
+from support.trainer.ranks import ROOT, Ended, command, run, run_ranks
 
 pytestmark = pytest.mark.mpi
 SCRIPTS = ROOT / "examples/scripts"
@@ -59,7 +59,7 @@ def test_a_gpt_learns_real_text(tmp_path: Path) -> None:
         2, global_batch=8, steps=24, model=ModelRef(name="gpt-mini"), dataset=DatasetRef(name="python-source"),
         optimizer=OptimizerRef(name="AdamW", learning_rate=3e-3),
     )  # fmt: skip
-    ended = run_ranks(2, "-m", "dltrain.rank", DLTRAIN_PLAN=write(plan, tmp_path), OMP_NUM_THREADS="1")
+    ended = run_ranks(2, "-m", "dltrain.builtin.rank", DLTRAIN_PLAN=write(plan, tmp_path), OMP_NUM_THREADS="1")
     losses = [float(loss) for loss in re.findall(r"step 2\d/24 .* loss (\d+\.\d+)", ended.output)]
     assert losses and max(losses) < 3.8, ended.output
 

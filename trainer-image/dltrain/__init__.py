@@ -12,10 +12,12 @@ module is light; torch and MPI come with ``init``.
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dltrain.loop import Trainer
+from dltrain import data
 
-__all__ = ["init"]
+if TYPE_CHECKING:
+    from dltrain.train.trainer import Trainer
+
+__all__ = ["data", "init"]
 
 
 def init(
@@ -35,6 +37,6 @@ def init(
 
     When the script ends, its ranks end together; an exception becomes the reason in the job's status.
     """
-    from dltrain.api import init_script
+    from dltrain.train.script import init_script
 
     return init_script(batch=batch, epochs=epochs, seed=seed, collective=collective, checkpoints=checkpoints)

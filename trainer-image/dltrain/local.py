@@ -3,7 +3,7 @@
     python -m dltrain.local --model gpt-mini --dataset python-source      a built-in model
     python -m dltrain.local train.py --augment                            a script for torchrun, as it is
 
-Scripts with ``dltrain.init`` need nothing in front of them. Users: people, before they write a manifest.
+Scripts with ``dltrain.init`` need nothing in front of them.
 """
 
 import argparse
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from dltrain.errors import BadInputError
-from dltrain.messages import EXIT_BAD_INPUT
+from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.rank_messages import EXIT_BAD_INPUT
 
 MASTER_PORT = 29500
 """torchrun's own choice."""
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     except BadInputError as error:
         print(f"dltrain: BadInput: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_BAD_INPUT
-    from dltrain.zygote import Order, run
+    from dltrain.launch.zygote import Order, run
 
     os.environ.update(variables)
     run(Order((given.script, *given.arguments), dict(os.environ), str(Path.cwd())))
@@ -54,11 +54,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _built_in(given: argparse.Namespace) -> NoReturn:
-    from dlcontract import DatasetRef, ModelRef, OptimizerRef, Plan
-    from dltrain import rank, session
-    from dltrain.data import NAMES
-
-    dataset = given.dataset or "digits"
+    from dlcontract import ModelRef, OptimizerRef, Plan
+    from dltrain.builtin import rank
+    from dltrain.data.datasets import reference
+    from dltrain.train import session
 
     def plan(ranks: int) -> Plan:
         return session.local_plan(
@@ -69,7 +68,7 @@ def _built_in(given: argparse.Namespace) -> NoReturn:
             collective=given.collective,
             checkpoints=given.checkpoints,
             model=ModelRef(name=given.model),
-            dataset=DatasetRef(name=dataset) if dataset in NAMES else DatasetRef(path=dataset),
+            dataset=reference(given.dataset or "digits"),
             optimizer=OptimizerRef(name=given.optimizer, learning_rate=given.learning_rate),
         )
 

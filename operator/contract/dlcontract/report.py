@@ -55,7 +55,7 @@ class ProbePoint(UntrustedRecord):
 
 
 class Noise(UntrustedRecord):
-    """The gradient noise scale of a run (``dltrain.noise``): in samples, from so many of its steps."""
+    """The gradient noise scale of a run (``dltrain.optim.noise_scale``): in samples, from so many of its steps."""
 
     samples: Annotated[float, Field(ge=0, le=MAX_NOISE)]
     steps: Count

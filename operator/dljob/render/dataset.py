@@ -10,7 +10,7 @@ from dljob.render.config import Manifest
 
 DEFAULT_SIZE = "2Gi"
 """Room for fetched data on a node."""
-_COMMAND = ("python", "-m", "dltrain.fetch")
+_COMMAND = ("python", "-m", "dltrain.data.fetch")
 
 
 def volume(spec: DLJobSpec) -> list[Manifest]:

@@ -15,7 +15,7 @@ _CALLS = {"Verdict": 2, "_no": 0, "Infeasible": 0, "_of_rank": 2}
 
 
 def reasons_in(source: str) -> Iterator[str]:
-    """Reasons given in calls, by ``reason=``, and in the tables of exceptions (dltrain.errors)."""
+    """Reasons given in calls, by ``reason=``, and in the tables of exceptions (dltrain.protocol.errors)."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))

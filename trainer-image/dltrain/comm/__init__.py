@@ -1,1 +1,1 @@
-"""Collectives: one interface (``base``), several strategies, chosen by name (``choose``)."""
+"""Collectives: one interface (``core.collective``), several algorithms, chosen by name (``selection``)."""

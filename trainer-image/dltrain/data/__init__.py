@@ -1,91 +1,21 @@
-"""Datasets by name or path, split into a training and a held-out part. Users: ``rank``, user scripts.
-
-The bundled sets are small files beside this module (hack/make_datasets.py); synthetic ones are computed from the
-sample's number; python-source is the text of Python's own modules; a path names an ``.npz`` with x, y, x_test and
-y_test, or a ``.npy`` or ``.bin`` of tokens.
-"""
+"""Datasets by name or path, for training scripts: ``dltrain.data.load("digits")``. Importing this module is light."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+if TYPE_CHECKING:
+    from dltrain.data.datasets import Dataset
 
-from dlcontract import DatasetRef
-from dltrain.data.files import KEYS, read_arrays
-from dltrain.data.synthetic import SyntheticImages, SyntheticTokens
-from dltrain.data.tokens import python_source, read_tokens
-from dltrain.errors import BadInputError
-from dltrain.models import InputShape
-
-FOLDER = Path(__file__).parent
-BUNDLED = ("digits", "breast-cancer", "wine", "iris")
-ENLARGED = {"digits-32": ("digits", 4)}
-"""Images of a bundled set with each pixel as so many by so many: for networks that need more of them."""
-SYNTHETIC = {"synthetic-images": SyntheticImages, "synthetic-tokens": SyntheticTokens}
-PYTHON_SOURCE = "python-source"
-NAMES = (*BUNDLED, *ENLARGED, PYTHON_SOURCE, *SYNTHETIC)
-_TOKENS = (".npy", ".bin")
+__all__ = ["load"]
 
 
-class Dataset(Protocol):
-    """Samples as (inputs, targets): float images or tables with class numbers, or tokens with the next tokens."""
+def load(dataset: str | Path, seed: int = 0) -> "Dataset":
+    """Load a dataset, split into a training and a held-out part.
 
-    shape: InputShape
-    train_samples: int
-    test_samples: int
+    ``dataset``: the name of a built-in one (digits, breast-cancer, wine, iris, digits-32, python-source,
+    synthetic-images, synthetic-tokens), or the path of an ``.npz`` file with x, y, x_test and y_test, or of an ``.npy``
+    or ``.bin`` file of tokens. ``seed``: of the synthetic ones. Raises BadInputError.
+    """
+    from dltrain.data.datasets import load_by_name
 
-    def train(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]: ...
-
-    def test(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]: ...
-
-
-class ArrayDataset:
-    """Arrays in memory. Integer ``x`` of one dimension a sample are tokens; uint8 images are scaled by ``scale``."""
-
-    def __init__(self, arrays: dict[str, NDArray[np.generic]], scale: float = 1 / 255) -> None:
-        x, y, x_test, y_test = (torch.from_numpy(np.ascontiguousarray(arrays[key])) for key in KEYS)
-        tokens = x.dim() == 2 and not x.is_floating_point() and y.shape == x.shape
-        self._train, self._test = (self._prepare(a, b, tokens, scale) for a, b in ((x, y), (x_test, y_test)))
-        self.train_samples, self.test_samples = len(x), len(x_test)
-        top = max(int(part.max()) for pair in (self._train, self._test) for part in pair[1 - tokens :])
-        self.shape = InputShape(tuple(x.shape[1:]), top + 1, tokens)
-
-    @staticmethod
-    def _prepare(x: Tensor, y: Tensor, tokens: bool, scale: float) -> tuple[Tensor, Tensor]:
-        if tokens:
-            return x.long(), y.long()
-        return (x.float() * scale if x.dtype is torch.uint8 else x.float()), y.long()
-
-    def train(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        chosen = torch.from_numpy(indices)
-        return self._train[0][chosen], self._train[1][chosen]
-
-    def test(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        chosen = torch.from_numpy(indices)
-        return self._test[0][chosen], self._test[1][chosen]
-
-
-def load(ref: DatasetRef, seed: int = 0) -> Dataset:
-    """The dataset a plan names. ``seed``: of the synthetic ones. Raises BadInputError naming the spec's field."""
-    if ref.name in SYNTHETIC:
-        return SYNTHETIC[ref.name](seed)
-    if ref.name in (*BUNDLED, *ENLARGED):
-        source, times = ENLARGED.get(ref.name, (ref.name, 1))
-        with np.load(FOLDER / f"{source}.npz") as arrays:
-            found, scale = dict(arrays), float(arrays["scale"]) if "scale" in arrays else 1.0
-        if times > 1:
-            found |= {key: found[key].repeat(times, axis=-2).repeat(times, axis=-1) for key in ("x", "x_test")}
-        return ArrayDataset(found, scale)
-    if ref.name == PYTHON_SOURCE:
-        return python_source()
-    if ref.path is None:
-        known = ", ".join(NAMES)
-        raise BadInputError("spec.dataset.name", f"'{ref.name}'", f"one of {known}", "choose one, or set uri")
-    path = Path(ref.path)
-    if path.suffix in _TOKENS:
-        return read_tokens(path)
-    arrays = read_arrays(path)
-    return ArrayDataset(arrays, float(arrays["scale"])) if "scale" in arrays else ArrayDataset(arrays)
+    return load_by_name(str(dataset), seed)

@@ -1,4 +1,4 @@
-"""A dataset's ``.npz`` file, checked before a model meets it. Users: ``dltrain.data``."""
+"""A dataset's ``.npz`` file, checked before a model meets it. data``."""
 
 import zipfile
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dltrain.errors import BadInputError
+from dltrain.protocol.errors import BadInputError
 
 KEYS = ("x", "y", "x_test", "y_test")
 FIELD = "spec.dataset.uri"
-MOST_CLASSES = 2**20
+MAX_CLASSES = 2**20
 """Beyond that a number is rather an error than a class: the model would have an output for each."""
 
 
@@ -49,10 +49,10 @@ def _check(path: Path, x: str, inputs: NDArray[np.generic], y: str, targets: NDA
         raise wrong(f"values in {x} that are not finite", "finite numbers")
     if not np.issubdtype(targets.dtype, np.integer) or targets.min() < 0:
         raise wrong(f"{y} of {targets.dtype}", "class numbers: integers from 0")
-    if targets.max() >= MOST_CLASSES:
-        raise wrong(f"class {targets.max()} in {y}", f"class numbers below {MOST_CLASSES}")
+    if targets.max() >= MAX_CLASSES:
+        raise wrong(f"class {targets.max()} in {y}", f"class numbers below {MAX_CLASSES}")
     tokens = inputs.ndim == 2 and inputs.dtype.kind in "iu" and targets.shape == inputs.shape
     if targets.ndim > 1 and not tokens:
         raise wrong(f"{y} of shape {targets.shape}", f"a class for each sample, shape ({len(inputs)},)")
-    if tokens and not 0 <= inputs.min() <= inputs.max() < MOST_CLASSES:
-        raise wrong(f"tokens from {inputs.min()} to {inputs.max()} in {x}", f"tokens from 0 and below {MOST_CLASSES}")
+    if tokens and not 0 <= inputs.min() <= inputs.max() < MAX_CLASSES:
+        raise wrong(f"tokens from {inputs.min()} to {inputs.max()} in {x}", f"tokens from 0 and below {MAX_CLASSES}")

@@ -1,4 +1,4 @@
-"""Long texts of tokens, cut into sequences. Users: ``data.load``."""
+"""Long texts of tokens, cut into sequences. load``."""
 
 import sysconfig
 from pathlib import Path
@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dltrain.errors import BadInputError
 from dltrain.models import InputShape
+from dltrain.protocol.errors import BadInputError
 
 POSITIONS = 128
 """Tokens of a sequence."""

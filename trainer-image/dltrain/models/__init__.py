@@ -1,4 +1,4 @@
-"""Built-in models, plain PyTorch written from the papers. Users: ``rank``.
+"""Built-in models, plain PyTorch written from the papers.
 
 Normalization is GroupNorm (Wu and He 2018), never BatchNorm: its statistics belong to one sample, so the gradient of
 the global batch does not depend on how the batch is split over ranks, and uneven shares stay exact.
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from dltrain.errors import BadInputError
 from dltrain.models.convolutional import digits_cnn, lenet
 from dltrain.models.gpt import gpt_mini
 from dltrain.models.mlp import mlp
 from dltrain.models.resnet import resnet18, resnet50
+from dltrain.protocol.errors import BadInputError
 
 
 @dataclass(frozen=True)

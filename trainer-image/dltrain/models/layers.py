@@ -1,6 +1,6 @@
 """How a model can be cut: in a row of layers (pipeline stages), or through pairs of linear layers (tensor parallel).
 
-A ``Sequential`` tells by itself; another model has methods ``layers`` and ``pairs``. Users: ``stages``, ``tensor``.
+A ``Sequential`` tells by itself; another model has methods ``layers`` and ``pairs``.
 """
 
 from collections.abc import Callable

@@ -8,7 +8,7 @@ progress (the same; Qiao et al. 2021, Pollux, section 3.1):
     steps(B) = steps(B0) (φ/B + 1) / (φ/B0 + 1)
 
 φ grows while a model trains. One number still stands for a whole training where it is the right mean:
-``dltrain.noise`` has it. It holds as far as the learning rate is adapted to the batch.
+``dltrain.optim.noise_scale`` has it. It holds as far as the learning rate is adapted to the batch.
 """
 
 from math import ceil

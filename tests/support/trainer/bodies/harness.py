@@ -1,0 +1,131 @@
+"""For bodies on real ranks: training by a ``Trainer`` beside the same in one process of plain PyTorch."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from dlcontract import ModelRef
+from dltrain.batch.sampling import Sampler
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.protocol.reporter import RankReporter
+from dltrain.train.trainer import Trainer
+from support.trainer.plans import make_plan
+
+BOUND = {torch.float32: 1e-6, torch.float64: 1e-12}
+"""Relative distance of a gradient from that of one process."""
+Step = Callable[[nn.Module, Any, Trainer | None], torch.Tensor]
+"""(model, batch, trainer or None in one process) to the mean loss of the batch given."""
+MakeOptimizer = Callable[[nn.Module], Optimizer]
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def four_classes(samples: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight random features and a class of each sample, the same on every rank."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(samples, 8, generator=generator, dtype=dtype), torch.arange(samples) % 4
+
+
+def gradient_of(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).clone()
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative distance of ``a`` from ``b``, by norm."""
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def alone(
+    model: nn.Module, data: tuple[torch.Tensor, ...], step: Step, batch: int, steps: int, optimizer: MakeOptimizer = sgd
+) -> torch.Tensor:
+    """``steps`` of plain PyTorch, in place; returns the first gradient."""
+    opt = optimizer(model)
+    sampler, first = Sampler(len(data[0]), batch, 0), torch.empty(0)
+    for number in range(steps):
+        chosen = torch.from_numpy(sampler.part(number, [1], 0).indices)
+        opt.zero_grad()
+        step(model, [part[chosen] for part in data], None).backward()
+        first = first if number else gradient_of(model)
+        opt.step()
+    return first
+
+
+def together(
+    world: ProcessGroup,
+    model: nn.Module,
+    data: tuple[torch.Tensor, ...],
+    step: Step,
+    steps: int,
+    optimizer: MakeOptimizer = sgd,
+    wrap: dict[str, Any] | None = None,
+    model_: ModelRef | None = None,
+    **plan: Any,
+) -> tuple[torch.Tensor, Trainer]:
+    """The same on all ranks, with shares and strategy as in ``plan``; the trainer is closed."""
+    shares = plan["shares"]
+    plan |= {"model": model_} if model_ is not None else {}
+    made = make_plan(global_batch=sum(shares), steps=steps, bucket_nbytes=4096, segment_nbytes=1024, **plan)
+    trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
+    model, opt = trainer.wrap(model, optimizer(model), **(wrap or {}))
+    first = torch.empty(0)
+    for batch in trainer.steps(trainer.loader(data)):
+        step(model, batch, trainer).backward()
+        opt.step()
+        if trainer.step == 1:
+            first = gradient_of(model)
+    trainer.close()
+    return first, trainer
+
+
+def equal_on_all(world: ProcessGroup, model: nn.Module) -> None:
+    mine = flat(model).numpy().tobytes()
+    assert world.broadcast(mine) == mine, "parameters differ between ranks"
+
+
+def with_hypothesis(
+    world: ProcessGroup, example: Callable[[Any], None], given: Callable[[Callable[[Any], None]], Any]
+) -> int:
+    """``example`` on all ranks, with values that hypothesis chooses on rank 0. Returns how many there were.
+
+    ``given``: hypothesis's decorator. A failure must show on rank 0, or end the whole world.
+    """
+    count = 0
+    if world.rank == 0:
+
+        def lead(value: Any) -> None:
+            nonlocal count
+            count += 1
+            world.broadcast(json.dumps(value).encode())
+            example(value)
+
+        given(lead)()
+        world.broadcast(b"null")
+        return count
+    while (value := json.loads(world.broadcast(b""))) is not None:
+        count += 1
+        example(value)
+    return count
+
+
+def ranks() -> ProcessGroup:
+    """The world, as large as the first argument says."""
+    torch.set_num_threads(1)
+    world = ProcessGroup.start()
+    world.expect(int(sys.argv[1]))
+    return world
+
+
+def say(world: ProcessGroup, text: str) -> None:
+    if world.rank == 0:
+        sys.stdout.write(f"{text}\n")

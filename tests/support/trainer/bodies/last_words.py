@@ -1,0 +1,66 @@
+"""A rank saves and ends by itself while its agent has no time to listen, and is then asked to stop: what it said arrives.
+
+Argument: a folder. Run with RANK set it is the rank, else the agent's part that keeps ranks.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+from dlcontract import CheckpointMark, ModelRef, RankMeasure
+from dltrain.agent.member.local_ranks import Event, LocalRanks
+from dltrain.host.processes import Reaper
+from dltrain.protocol.agent_messages import RankEnded, RankNews, RankUp
+from dltrain.protocol.rank_messages import EXIT_STOPPED, Checkpointed, Hello, Step
+from dltrain.protocol.reporter import RankReporter
+from support.trainer.plans import make_plan
+
+FOLDER = Path(sys.argv[1])
+
+
+def rank() -> int:
+    reporter = RankReporter.open()
+    reporter.send(Hello(rank=0, pid=os.getpid()))
+    measure = RankMeasure(rank=0, device="cpu", share=1)
+    step = Step(rank=0, step=1, steps=9, step_s=1, samples_per_s=1, world_size=1, measure=measure)
+    reporter.send(step)
+    while not (FOLDER / "end").exists():
+        time.sleep(0.01)
+    reporter.send(Checkpointed(rank=0, mark=CheckpointMark(step=1, unix_s=time.time()), duration_s=0, nbytes=0))
+    return EXIT_STOPPED
+
+
+async def agent() -> None:
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    env = dict(os.environ) | {"DLTRAIN_IMPORT_AHEAD": "off"}
+    local = LocalRanks(
+        pod="digits-cpu-0", interface="lo", run_dir=FOLDER, memory=FOLDER, env=env, reaper=Reaper(), emit=events.put_nowait
+    )  # fmt: skip
+    await local.listen()
+    await local.begin("1.1", make_plan(model=ModelRef(command=(sys.executable, *sys.argv), framework="Torchrun")))
+    local.start_all()
+    pid = 0
+    while True:
+        event = await events.get()
+        if isinstance(event, RankUp):
+            pid = event.pid
+        if isinstance(event, RankNews) and isinstance(event.news, Step):
+            break
+    (FOLDER / "end").touch()
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)  # without await: nothing is read meanwhile
+    local.stop(10.0, progressed=True)
+    heard = []
+    while not isinstance(event := await events.get(), RankEnded):
+        heard.append(event.news.type if isinstance(event, RankNews) else event.type)
+    print(heard, event.exit_code, flush=True)
+    os._exit(0)
+
+
+if "RANK" in os.environ:
+    code = rank()
+    sys.stdout.flush()
+    os._exit(code)
+asyncio.run(agent())

@@ -1,0 +1,190 @@
+"""On every rank: a model that is split over ranks learns what one process learns, to rounding; what it saves is what
+one process saves, and either goes on from the other's.
+
+Arguments: ranks, and a folder for checkpoints.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dlcontract import CheckpointRef
+from dltrain.builtin.evaluation import mean_loss
+from dltrain.checkpoint.store import MODEL, OPTIMIZER
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.models import InputShape, build
+from dltrain.parallel.pipeline import Pipeline
+from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.reporter import RankReporter
+from dltrain.train.trainer import Trainer
+from support.trainer.bodies.harness import BOUND, MakeOptimizer, alone, distance, flat, ranks, say
+from support.trainer.plans import make_plan
+
+STEPS, BATCH, SAMPLES = 6, 12, 30
+DIGITS, TOKENS = InputShape((1, 8, 8), 10), InputShape((8,), 16, tokens=True)
+MODELS = {
+    "mlp": DIGITS,
+    "digits-cnn": DIGITS,
+    "lenet": InputShape((1, 28, 28), 10),
+    "resnet18": DIGITS,
+    "gpt-mini": TOKENS,
+}
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "momentum": lambda model: torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, weight_decay=1e-3),
+    "Adam": lambda model: torch.optim.Adam(model.parameters(), 1e-3),
+}
+
+
+def quiet() -> RankReporter:
+    """Without lines of progress."""
+    reporter = RankReporter(None)
+    reporter.rank = 1
+    return reporter
+
+
+def model(name: str, dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return build(name, MODELS[name]).to(dtype)
+
+
+def data(name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    shape, generator = MODELS[name], torch.Generator().manual_seed(7)
+    if shape.tokens:
+        x = torch.randint(shape.classes, (SAMPLES, *shape.shape), generator=generator)
+        return x, (x + 1) % shape.classes
+    return torch.rand(SAMPLES, *shape.shape, generator=generator, dtype=dtype), torch.arange(SAMPLES) % shape.classes
+
+
+def one(net: nn.Module, batch: Any, trainer: Trainer | None) -> Tensor:
+    return mean_loss(net(batch[0]), batch[1])
+
+
+def split(
+    world: ProcessGroup,
+    name: str,
+    dtype: torch.dtype,
+    steps: int,
+    optimizer: MakeOptimizer,
+    where: Path | None,
+    **plan: Any,
+) -> tuple[dict[str, Tensor], Tensor, Trainer]:
+    """On rank 0 the whole model's parameters after ``steps``, by name, and its first gradient in their order."""
+    net, samples = model(name, dtype), data(name, dtype)
+    made = make_plan(
+        world.size, shares=[BATCH] * world.size, global_batch=BATCH, min_ranks=world.size, steps=steps,
+        segment_nbytes=1024, checkpoint=CheckpointRef(enabled=where is not None, directory=str(where), interval_s=1e6), **plan,
+    )  # fmt: skip
+    trainer = Trainer(made, world, quiet(), torch.device("cpu"), "cpu")
+    net, opt = trainer.wrap(net, optimizer(net), sample=samples[0][:1])
+    first = torch.empty(0)
+    for x, y in trainer.steps(trainer.loader(samples)):
+        if isinstance(trainer.parallel, Pipeline):
+            trainer.parallel.run(x, y, mean_loss)
+        else:
+            mean_loss(net(x), y).backward()
+        opt.step()
+        if trainer.step == 1:
+            kept = {own: own.data for own in net.parameters()}
+            for own in kept:
+                own.data = own.grad if own.grad is not None else own.data
+            whole = trainer.parallel.weights(net)
+            first = torch.cat([part.flatten() for part in whole.values()]) if whole else first
+            for own, value in kept.items():
+                own.data = value
+    parameters = trainer.parallel.weights(net)
+    trainer.close()
+    return parameters, first, trainer
+
+
+def saved(folder: Path, steps: int) -> dict[str, Tensor]:
+    path = folder / "digits-0001" / f"step-{steps:010d}"
+    return load_file(path / MODEL) | load_file(path / OPTIMIZER)
+
+
+def check(world: ProcessGroup, name: str, dtype: torch.dtype, by: str, **plan: Any) -> str:
+    optimizer = OPTIMIZERS[by]
+    single = model(name, dtype)
+    steps = 1 if name == "resnet18" else STEPS
+    gradient = alone(single, data(name, dtype), one, BATCH, steps, optimizer)
+    whole, first, _ = split(world, name, dtype, steps, optimizer, None, **plan)
+    off = drift = 0.0
+    bound = BOUND[dtype] * (1e3 if by == "Adam" else 10)
+    if world.rank == 0:
+        off, drift = distance(first, gradient), distance(torch.cat([p.flatten() for p in whole.values()]), flat(single))
+        assert off <= BOUND[dtype] and drift <= bound, f"{name} {dtype} {plan}: off by {off:.1e}, then {drift:.1e}"
+    return f"{off:.0e}, {steps} steps by {drift:.0e}"
+
+
+def resumes(world: ProcessGroup, name: str, by: str, folder: Path, **plan: Any) -> None:
+    """Bitwise at the same split; to rounding from and to data parallel, whose checkpoints are alike."""
+    optimizer, double = OPTIMIZERS[by], torch.float64
+    never, _, _ = split(world, name, double, STEPS, optimizer, folder / "never", **plan)
+    replicated = {"parallelism": "Data", "shares": None}
+    for kind, before, after in (("same", plan, plan), ("to", replicated, plan), ("from", plan, replicated)):
+        where = folder / kind
+        for steps, how in ((STEPS // 2, before), (STEPS, after)):
+            if how is replicated:
+                whole = data_parallel(world, name, steps, optimizer, where)
+            else:
+                whole, _, _ = split(world, name, double, steps, optimizer, where, **how)
+        if world.rank == 0:
+            worst = max(distance(whole[key], never[key]) for key in never if never[key].norm())
+            assert worst <= (0 if kind == "same" else 1e-9), f"{name} {plan} {kind}: off by {worst:.1e}"
+    if world.rank == 0:
+        ours, theirs = saved(folder / "same", STEPS), saved(folder / "to", STEPS // 2)
+        assert {k: (v.shape, v.dtype) for k, v in ours.items()} == {k: (v.shape, v.dtype) for k, v in theirs.items()}
+
+
+def data_parallel(
+    world: ProcessGroup, name: str, steps: int, optimizer: MakeOptimizer, where: Path
+) -> dict[str, Tensor]:
+    net = model(name, torch.float64)
+    keep = CheckpointRef(directory=str(where), interval_s=1e6)
+    made = make_plan(world.size, global_batch=BATCH, steps=steps, checkpoint=keep)
+    trainer = Trainer(made, world, quiet(), torch.device("cpu"), "cpu")
+    net, opt = trainer.wrap(net, optimizer(net))
+    for x, y in trainer.steps(trainer.loader(data(name, torch.float64))):
+        mean_loss(net(x), y).backward()
+        opt.step()
+    trainer.close()
+    return {key: value.detach() for key, value in net.state_dict().items()}
+
+
+def refused(world: ProcessGroup, folder: Path) -> None:
+    for name, plan, words in (
+        ("digits-cnn", {"parallelism": "Tensor"}, "found Tensor, with a model without a pair of linear layers"),
+        ("mlp", {"parallelism": "Pipeline"}, "found 3 layers with parameters, expected one for each of 4 stages"),
+    ):
+        if "stages" in words and world.size < 4:
+            continue
+        try:
+            split(world, name, torch.float32, 1, OPTIMIZERS["momentum"], folder / f"refused-{name}", **plan)
+        except BadInputError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(f"{name} with {plan} was accepted")
+
+
+def main() -> None:
+    world, folder = ranks(), Path(sys.argv[2])
+    pipeline = {"parallelism": "Pipeline", "micro_batches": 5}
+    tensor = {"parallelism": "Tensor", "collective": "Ring"}
+    for plan, names in ((pipeline, list(MODELS)), (tensor, ["mlp", "lenet", "gpt-mini"])):
+        for name in names if world.size == 2 else ["gpt-mini"]:
+            for dtype in BOUND if (name, world.size) == ("gpt-mini", 2) else (torch.float64,):
+                by = "Adam" if name == "digits-cnn" else "momentum"
+                text = check(world, name, dtype, by, **plan)
+                say(world, f"{plan['parallelism']} {name} {dtype}: gradient off by {text}")
+    refused(world, folder)
+    if world.size == 2:
+        for plan in (pipeline, tensor):
+            resumes(world, "gpt-mini", "Adam", folder / f"resumes-{plan['parallelism']}", **plan)
+            say(world, f"{plan['parallelism']} goes on from checkpoints")
+    world.close()
+
+
+main()

@@ -1,0 +1,207 @@
+"""On every rank: what scripts do between backward() and opt.step() has the effect that it has in one process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from dltrain.batch.sampling import Sampler
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.protocol.reporter import RankReporter
+from dltrain.train.trainer import Trainer
+from support.trainer.bodies.harness import distance, equal_on_all, flat, four_classes, ranks, say
+from support.trainer.plans import make_plan
+
+STEPS, SAMPLES, IGNORED = 12, 120, -100
+Body = Callable[["Net", torch.optim.Optimizer, list[torch.Tensor], int, Trainer | None], None]
+
+
+class Net(nn.Module):
+    """``rare`` has a part in the loss of every third step alone, and on few samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rare, self.last = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor, *, rare: bool) -> torch.Tensor:
+        h = self.first(x).tanh()
+        if rare and bool((x[:, 0] > 0.5).any()):  # on some ranks only
+            h = h + self.rare(h) * (x[:, :1] > 0.5)
+        return self.last(h)
+
+
+def plain(net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step: int, trainer: Trainer | None) -> None:
+    x, y = batch
+    cross_entropy(net(x, rare=True), y).backward()
+    if trainer is None:
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    else:
+        trainer.clip_gradients(0.1)
+
+
+def torchs(net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step: int, trainer: Trainer | None) -> None:
+    x, y = batch
+    loss = cross_entropy(net(x, rare=False), y)
+    (loss + 0 * sum(p.sum() for p in net.rare.parameters())).backward()
+    norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    assert norm > 0.1, "it has an effect"
+
+
+def unused(net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step: int, trainer: Trainer | None) -> None:
+    x, y = batch
+    cross_entropy(net(x, rare=step % 3 == 2), y).backward()
+
+
+def parts(net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step: int, trainer: Trainer | None) -> None:
+    x, y = batch
+    if trainer is None:
+        cross_entropy(net(x, rare=True), y).backward()
+        return
+    *some, last = zip(x.split(2), y.split(2), strict=True)
+    with trainer.no_sync():
+        for part_x, part_y in some:
+            (cross_entropy(net(part_x, rare=True), part_y) * (len(part_y) / len(y))).backward()
+    (cross_entropy(net(last[0], rare=True), last[1]) * (len(last[1]) / len(y))).backward()
+
+
+def tokens(net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step: int, trainer: Trainer | None) -> None:
+    x, y = batch
+    y = y.where(x[:, 1] > 0, IGNORED)
+    if trainer is not None:
+        trainer.weigh(int((y != IGNORED).sum()))
+    loss = cross_entropy(net(x, rare=False), y, ignore_index=IGNORED)
+    (loss + 0 * sum(p.sum() for p in net.rare.parameters())).backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+
+
+def freezing(
+    net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step: int, trainer: Trainer | None
+) -> None:
+    net.first.requires_grad_(step < 4 or step > 8)
+    x, y = batch
+    cross_entropy(net(x, rare=False), y).backward()
+
+
+CASES: dict[Body, tuple[str, ...]] = {
+    plain: ("Data", "Optimizer"),
+    torchs: ("Data",),
+    unused: ("Data",),
+    parts: ("Data", "Optimizer"),
+    tokens: ("Data",),
+    freezing: ("Data",),
+}
+
+
+def adamw(net: Net) -> torch.optim.AdamW:
+    """Its weight decay moves what has a gradient of zero, and not what has none."""
+    weights = [p for p in net.parameters() if p.dim() > 1]
+    biases = [p for p in net.parameters() if p.dim() < 2]
+    return torch.optim.AdamW([{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 3e-3}], lr=1e-2)
+
+
+def alone(body: Body, data: tuple[torch.Tensor, ...], batch: int) -> Net:
+    torch.manual_seed(0)
+    net = Net().double()
+    opt, sampler = adamw(net), Sampler(SAMPLES, batch, 0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, STEPS)
+    for step in range(STEPS):
+        chosen = torch.from_numpy(sampler.part(step, [1], 0).indices)
+        opt.zero_grad()
+        body(net, opt, [part[chosen] for part in data], step, None)
+        opt.step()
+        schedule.step()
+    return net
+
+
+def together(world: ProcessGroup, body: Body, data: tuple[torch.Tensor, ...], shares: list[int], **plan: Any) -> Net:
+    torch.manual_seed(0)
+    made = make_plan(global_batch=sum(shares), steps=STEPS, shares=shares, bucket_nbytes=4096, **plan)
+    trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
+    net = Net().double()
+    net, opt = trainer.wrap(net, adamw(net))
+    trainer.schedule(torch.optim.lr_scheduler.CosineAnnealingLR(opt, STEPS))
+    for batch in trainer.steps(trainer.loader(data)):
+        opt.zero_grad()
+        body(net, opt, batch, trainer.step, trainer)
+        opt.step()
+    trainer.close()
+    return net
+
+
+def made(world: ProcessGroup, **plan: Any) -> Trainer:
+    return Trainer(make_plan(world.size, **plan), world, RankReporter(None), torch.device("cpu"), "cpu")
+
+
+def refused(world: ProcessGroup) -> None:
+    trainer = made(world)
+    net, scale = Net(), nn.Parameter(torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"t\.wrap: optimizer: found builtins\.NoneType, expected a torch Optimizer"):
+        trainer.wrap(net, None)  # type: ignore[type-var]
+    with pytest.raises(ValueError, match=r"found parameters \[\(2, 3\)\] that are not the model's"):
+        trainer.wrap(net, torch.optim.SGD([*net.parameters(), scale], 0.1))
+    opt = torch.optim.LBFGS(net.parameters())
+    trainer.wrap(net, opt)
+    with pytest.raises(ValueError, match=r"t\.wrap: found a second call"):
+        trainer.wrap(net, opt)
+    with pytest.raises(ValueError, match=r"LBFGS.step: found a closure"):
+        opt.step(lambda: 0.0)
+    with pytest.raises(ValueError, match="found ReduceLROnPlateau"):
+        trainer.schedule(torch.optim.lr_scheduler.ReduceLROnPlateau(opt))
+    with pytest.raises(ValueError, match=r"t\.log: loss: found shape \(3,\), expected one number"):
+        trainer.log(loss=torch.ones(3))
+    if world.size > 1:
+        with pytest.raises(ValueError, match=r"t\.steps: found 50, 51, .* samples in the dataset on ranks 0, 1"):
+            next(trainer.steps(trainer.loader((torch.ones(50 + world.rank, 8),))))
+    trainer.close()
+
+
+def finishing(world: ProcessGroup, data: tuple[torch.Tensor, ...]) -> None:
+    """After the step under way, or after the one just done."""
+    for late in (False, True):
+        trainer = made(world, global_batch=30, steps=STEPS)
+        net, opt = trainer.wrap(net := Net().double(), adamw(net))
+        for x, y in trainer.steps(trainer.loader(data)):
+            if trainer.step == 4 and not late:
+                trainer.finish()
+            cross_entropy(net(x, rare=True), y).backward()
+            opt.step()
+            if trainer.step == 5 and late:
+                trainer.finish()
+        assert trainer.complete and trainer.step == trainer.outcome().steps == 5, trainer.step
+        trainer.close()
+
+
+def passing_twice(world: ProcessGroup, data: tuple[torch.Tensor, ...]) -> None:
+    trainer = made(world, global_batch=30, steps=2)
+    net, opt = trainer.wrap(net := Net().double(), adamw(net))
+    loader = trainer.loader(data)
+    for x, y in trainer.steps(loader):
+        cross_entropy(net(x, rare=True), y).backward()
+        opt.step()
+    with pytest.warns(UserWarning, match="goes through all epochs, and all 2 steps are done"):
+        assert not list(trainer.steps(loader))
+    trainer.close()
+
+
+def main() -> None:
+    world = ranks()
+    data = four_classes(SAMPLES, torch.float64)
+    shares = [3 + 5 * rank for rank in range(world.size)]
+    for body, strategies in CASES.items():
+        expected = flat(alone(body, data, sum(shares)))
+        for strategy in strategies:
+            net = together(world, body, data, shares, parallelism=strategy)
+            off = distance(flat(net), expected)
+            say(world, f"{body.__name__} {strategy}: off by {off:.1e}")
+            assert off < 1e-9, (body.__name__, strategy, off)
+            equal_on_all(world, net)
+    refused(world)
+    finishing(world, data)
+    passing_twice(world, data)
+    world.close()
+
+
+main()

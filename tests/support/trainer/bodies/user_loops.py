@@ -1,0 +1,296 @@
+"""On every rank: loops and models as users write them learn what they learn in one process of plain PyTorch."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from dltrain.batch.sampling import Sampler
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.protocol.reporter import RankReporter
+from dltrain.train.trainer import Trainer
+from support.trainer.bodies.harness import distance, equal_on_all, flat, four_classes, ranks, say
+from support.trainer.plans import make_plan
+
+STEPS, SAMPLES = 12, 120
+Optimizer = torch.optim.Optimizer
+
+
+class Loop:
+    """A script's own part, as one of plain PyTorch has it where ``trainer`` is None."""
+
+    strategies: tuple[str, ...] = ("Data", "Optimizer")
+    trainer: Trainer | None = None
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 96), nn.Tanh(), nn.Linear(96, 4))
+
+    def optimizer(self, net: Any) -> Optimizer:
+        return torch.optim.AdamW(net.parameters(), lr=1e-2)
+
+    def loss(self, net: Any, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(net(x), y)
+
+    def body(self, net: Any, opt: Optimizer, x: Tensor, y: Tensor, step: int) -> None:
+        opt.zero_grad()
+        self.loss(net, x, y).backward()
+        opt.step()
+
+
+class SparseEmbedding(Loop):
+    strategies = ("Data",)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Flatten(), nn.Linear(64, 4))
+
+    def optimizer(self, net: Any) -> Optimizer:
+        return torch.optim.SGD(net.parameters(), 0.1)
+
+    def loss(self, net: Any, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(net((4 * x + 10).long().clamp(0, 19)), y)
+
+
+class Unfreezing(Loop):
+    """Weight decay does not touch what is frozen, and bias corrections count from the thaw."""
+
+    def body(self, net: Any, opt: Optimizer, x: Tensor, y: Tensor, step: int) -> None:
+        net[0].requires_grad_(step >= 6)
+        super().body(net, opt, x, y, step)
+
+
+class AnotherGroup(Loop):
+    def optimizer(self, net: Any) -> Optimizer:
+        return torch.optim.AdamW(net[2].parameters(), lr=1e-2)
+
+    def body(self, net: Any, opt: Optimizer, x: Tensor, y: Tensor, step: int) -> None:
+        if step == 4:
+            opt.add_param_group({"params": list(net[0].parameters()), "lr": 3e-3})
+        super().body(net, opt, x, y, step)
+
+
+class Shrinking(torch.optim.Adam):
+    """Its step calls that of the class it is derived from, and goes on."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(0.999)
+
+
+class Derived(Loop):
+    def optimizer(self, net: Any) -> Optimizer:
+        torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # from now on torch calls hooks in its step, too
+        return Shrinking(net.parameters(), lr=1e-2)
+
+
+class OwnGradients(Loop):
+    """Computed by ``torch.autograd.grad``, on even steps into what ``p.grad`` is, on odd ones in its place."""
+
+    strategies = ("Data",)
+
+    def body(self, net: Any, opt: Optimizer, x: Tensor, y: Tensor, step: int) -> None:
+        gradients = torch.autograd.grad(self.loss(net, x, y), list(net.parameters()))
+        for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+            if step % 2 or parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.copy_(gradient)
+        opt.step()
+
+
+class Contrastive(Loop):
+    """Each sample against all of the batch (CLIP's loss), with a temperature that is learned."""
+
+    def model(self) -> nn.Module:
+        return nn.ModuleDict({"a": nn.Linear(8, 96), "b": nn.Linear(8, 96), "t": nn.Linear(1, 1)})
+
+    def loss(self, net: Any, x: Tensor, y: Tensor) -> Tensor:
+        a, b = normalize(net["a"](x)), normalize(net["b"](x.flip(1)))
+        if self.trainer is not None:
+            a, b = self.trainer.gather(a), self.trainer.gather(b)
+        likeness = a @ b.t() * net["t"](torch.ones(1, dtype=a.dtype)).exp()
+        which = torch.arange(len(a))
+        return (cross_entropy(likeness, which) + cross_entropy(likeness.t(), which)) / 2
+
+
+class Against(Contrastive):
+    """Own samples alone against all: as much, of a part of the loss on each rank."""
+
+    def loss(self, net: Any, x: Tensor, y: Tensor) -> Tensor:
+        a = b = normalize(net["a"](x) + net["b"](x))
+        first = x[:, 0]
+        if self.trainer is not None:
+            b, first = self.trainer.gather(b), self.trainer.gather(first)
+        which = (first == x[:, :1]).int().argmax(1)
+        return cross_entropy(a @ b.t() * net["t"](torch.ones(1, dtype=a.dtype)).exp(), which)
+
+
+class Centred(nn.Module):
+    """A layer that keeps the running mean of its input."""
+
+    mean: Tensor
+
+    def __init__(self, loop: Loop, *, whole: bool) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self._loop, self._whole = loop, whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            mean, trainer = x.mean(0), self._loop.trainer
+            self.mean.lerp_(trainer.mean(mean) if trainer is not None and self._whole else mean, 0.1)
+        return x - self.mean
+
+
+class RunningMean(Loop):
+    strategies = ("Data",)
+    whole = True
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(Centred(self, whole=self.whole), nn.Linear(8, 4))
+
+
+class OwnRunningMean(RunningMean):
+    whole = False
+
+
+LOOPS = (
+    SparseEmbedding, Unfreezing, AnotherGroup, Derived, OwnGradients, Contrastive, Against, RunningMean,
+)  # fmt: skip
+
+
+def alone(loop: Loop, data: tuple[Tensor, ...], batch: int) -> nn.Module:
+    torch.manual_seed(0)
+    net = loop.model().double()
+    opt, sampler = loop.optimizer(net), Sampler(SAMPLES, batch, 0)
+    for step in range(STEPS):
+        chosen = torch.from_numpy(sampler.part(step, [1], 0).indices)
+        x, y = (part[chosen] for part in data)
+        loop.body(net, opt, x, y, step)
+    return net
+
+
+def together(world: ProcessGroup, loop: Loop, data: tuple[Tensor, ...], shares: list[int], **plan: Any) -> nn.Module:
+    torch.manual_seed(0)
+    made = make_plan(global_batch=sum(shares), steps=STEPS, shares=shares, bucket_nbytes=4096, **plan)
+    trainer = loop.trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
+    net = loop.model().double()
+    net, opt = trainer.wrap(net, loop.optimizer(net))
+    for x, y in trainer.steps(trainer.loader(data)):
+        loop.body(net, opt, x, y, trainer.step)
+    state = trainer.parallel.optimizer_state(opt)
+    assert len(state["param_groups"]) == len(opt.param_groups), "a checkpoint knows of all groups"
+    trainer.close()
+    return net
+
+
+class NewHead(Loop):
+    def body(self, net: Any, opt: Optimizer, x: Tensor, y: Tensor, step: int) -> None:
+        net[2] = nn.Linear(96, 4).double()
+        opt.add_param_group({"params": list(net[2].parameters())})
+        super().body(net, opt, x, y, step)
+
+
+class Complex(Loop):
+    def model(self) -> nn.Module:
+        return nn.ParameterList([torch.ones(2, dtype=torch.complex64), torch.ones(2)])
+
+
+class Lazy(Loop):
+    def model(self) -> nn.Module:
+        return nn.LazyLinear(4)
+
+
+class Titled(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"title": "a dictionary"}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise AssertionError("never set")
+
+
+class ExtraState(Loop):
+    def model(self) -> nn.Module:
+        return Titled(8, 4)
+
+
+class SparseAdam(Loop):
+    def optimizer(self, net: Any) -> Optimizer:
+        return torch.optim.SparseAdam(net.parameters())
+
+
+class Graph(Loop):
+    def body(self, net: Any, opt: Optimizer, x: Tensor, y: Tensor, step: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch advises against it
+            self.loss(net, x, y).backward(create_graph=True)
+
+
+class Accumulating(Loop):
+    def body(self, net: Any, opt: Optimizer, x: Tensor, y: Tensor, step: int) -> None:
+        self.loss(net, x, y).backward()
+
+
+REFUSED: dict[type[Loop], str] = {
+    NewHead: r"optimizer: found parameters \[\(4, 96\), \(4,\)\] that the model had not in t\.wrap",
+    Complex: r"t\.wrap: model: found complex parameters 0, expected real ones",
+    Lazy: r"t\.wrap: model: found parameters weight, bias of lazy layers",
+    ExtraState: r"t\.wrap: model: found state that is no tensor in _extra_state, expected tensors",
+    SparseAdam: r"t\.wrap: optimizer: found SparseAdam, expected one for dense gradients",
+    Graph: r"found backward\(create_graph=True\), expected .*: for a penalty on gradients call torch\.autograd\.grad",
+    Accumulating: r"found no opt\.step\(\) .*in the loop's body, .* over parts of one, under t\.no_sync\(\)",
+}
+
+
+def held_out(world: ProcessGroup, shares: list[int]) -> None:
+    """Every sample on one rank, once; and what a loader tells and refuses."""
+    made = make_plan(global_batch=sum(shares), epochs=3, shares=shares)
+    trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
+    for samples in (1, 50):
+        seen = torch.zeros(samples)
+        for (which,) in trainer.held_out(trainer.loader((torch.arange(samples),))):
+            assert len(which) <= shares[world.rank]
+            seen[which] += 1
+        assert trainer.sum(seen.tolist()) == [1.0] * samples
+    everything = trainer.gather(torch.full((world.rank, 2), world.rank))
+    assert everything.tolist() == [[r, r] for r in range(world.size) for _ in range(r)], "none on rank 0"
+    loader = trainer.loader((torch.ones(SAMPLES),))
+    assert (len(loader), loader.total_steps) == (-(-SAMPLES // sum(shares)), 3 * len(loader))
+    with pytest.raises(ValueError, match=r"found a loop over it, expected one over t\.steps\(loader\)"):
+        list(loader)
+    with pytest.raises(ValueError, match=r"t\.sum: found one float, expected a list"):
+        trainer.sum(3.0)  # type: ignore[arg-type]
+    trainer.close()
+
+
+def main() -> None:
+    world = ranks()
+    data = four_classes(SAMPLES, torch.float64)
+    shares = [3 + 5 * rank for rank in range(world.size)]
+    for kind in LOOPS:
+        expected = flat(alone(kind(), data, sum(shares)))
+        for strategy in kind.strategies:
+            net = together(world, kind(), data, shares, parallelism=strategy)
+            off = distance(flat(net), expected)
+            say(world, f"{kind.__name__} {strategy}: off by {off:.1e}")
+            assert off < 1e-9, (kind.__name__, strategy, off)
+            equal_on_all(world, net)
+    for kind, message in REFUSED.items():
+        for strategy in kind.strategies:
+            with pytest.raises(ValueError, match=message):
+                together(world, kind(), data, shares, parallelism=strategy)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        together(world, OwnRunningMean(), data, shares)
+    assert any("buffers of the model (0.mean) differ" in str(w.message) for w in told) == (world.rank == 0), told
+    held_out(world, shares)
+    world.close()
+
+
+main()

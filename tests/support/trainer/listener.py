@@ -1,0 +1,66 @@
+"""An agent's side of the rank socket: hears the news, may ask to stop."""
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from dltrain.protocol.rank_messages import News, Stop, news_adapter
+
+T = TypeVar("T")
+
+
+class Listener:
+    """Listens at ``path`` while in use; ``news`` grows in a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "s")
+        self.news: list[News] = []
+        self._changed = threading.Condition()
+        self._connections: list[socket.socket] = []
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(self.path)
+        self._server.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        for connection in (self._server, *self._connections):
+            connection.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                self._connections.append(connection)
+                threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+
+    def _read(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
+            for line in lines:
+                with self._changed:
+                    self.news.append(news_adapter.validate_json(line))
+                    self._changed.notify_all()
+
+    def of(self, kind: type[T]) -> list[T]:
+        """The news of one kind so far."""
+        return [news for news in self.news if isinstance(news, kind)]
+
+    def wait_for(self, kind: type[Any], count: int, timeout_s: float = 30) -> None:
+        """Until ``count`` news of a kind are here."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: len(self.of(kind)) >= count, timeout_s)
+        assert came, f"{len(self.of(kind))} {kind.__name__} after {timeout_s} s; heard {self.news}"
+
+    def stop(self) -> None:
+        """Ask every rank to stop."""
+        for connection in self._connections:
+            connection.sendall(Stop(grace_s=30).model_dump_json().encode() + b"\n")

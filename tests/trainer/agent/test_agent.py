@@ -1,0 +1,327 @@
+"""Real agents, real mpirun, real ranks, in namespaces of their own: a job from its plan to its report."""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ModelRef, RunPhase
+from dltrain.host.cgroup import threads
+from dltrain.protocol import volume_layout
+from dltrain.record.run_report import files
+from support.trainer.pods import KILL, STOP, TERM, UID, Job, Pod, job, leave
+from support.trainer.ranks import BODIES
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
+]
+SPEAKING = str(BODIES / "speaking_rank.py")
+NO_TORCH = {"DLTRAIN_IMPORT_AHEAD": "off"}
+
+
+@pytest.fixture
+def three() -> Iterator[Job]:
+    with job(3) as made:
+        yield made
+
+
+@pytest.fixture
+def two() -> Iterator[Job]:
+    with job(2) as made:
+        yield made
+
+
+def speaking(*arguments: str) -> list[str]:
+    return ["python", SPEAKING, *arguments]
+
+
+def rank_process(pod: Pod, rank: int) -> int:
+    """The host's process number of the rank's present incarnation, by its own words."""
+    numbers = re.findall(rf"rank {rank} of \d+ is process (\d+)", pod.text())
+    return pod.process(int(numbers[-1]))
+
+
+def test_three_pods_train_and_a_restarted_pod_remembers(three: Job) -> None:
+    three.start(three.plan(speaking("20", "mpi=1")), **NO_TORCH)
+    report = three.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    assert report.outcome is not None and report.outcome.accuracy == 0.5
+    assert report.restarts == {} and report.failures == 0 and report.failure is None
+    assert report.step == report.steps == 20 and [m.rank for m in report.ranks] == [0, 1, 2]
+    marks = report.startup
+    assert marks.agents_up_unix_s and marks.launched_unix_s and marks.rendezvous_unix_s and marks.first_step_unix_s
+    assert marks.agents_up_unix_s < marks.launched_unix_s < marks.rendezvous_unix_s < marks.first_step_unix_s
+    for rank, pod in enumerate(three.pods):
+        assert f"[rank {rank}] rank {rank} of 3 is process" in pod.text()
+        assert f"uid {UID}" in pod.text()
+        three.wait(lambda pod=pod: pod.get("/readyz")[0] == 200)
+        assert list((pod.directory / "tmp/dljob").glob("mpi/*")) == []
+
+    families = {f.name: f for f in text_string_to_metric_families(three.pods[1].get("/metrics")[1])}
+    assert [(s.labels, s.value) for s in families["dljob_trainer_step"].samples] == [({"rank": "1"}, 20.0)]
+    of_the_job = {f.name: f for f in text_string_to_metric_families(three.pods[0].get("/metrics")[1])}
+    assert {s.labels["phase"]: s.value for s in of_the_job["dljob_trainer_phase"].samples}["Succeeded"] == 1
+
+    assert leave(three) == [0, 0, 0]
+    three.report_file.unlink()
+    for pod in three.pods:
+        pod.start(**NO_TORCH)
+    again = three.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    assert again.outcome == report.outcome
+    assert three.pods[0].text().count("rank 0 of 3 is process") == 1, "it was trained twice"
+
+
+def test_built_in_model_from_the_zygote(two: Job) -> None:
+    two.start(two.plan(steps=30))
+    two.until(lambda r: r.step >= 1)
+    for pod in two.pods:  # a fork of the zygote has its command line
+        assert sum("dltrain.launch.zygote" in line for line in pod.command_lines()) == 2, pod.command_lines()
+    report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    families = {f.name: f for f in text_string_to_metric_families(two.pods[0].get("/metrics")[1])}
+    parts = ["compute", "forward", "backward", "wait", "communication", "data", "sum", "fetch"]
+    shown = [f"step_{part}_seconds" for part in parts] + [
+        "samples_per_second", "loss", "accuracy_ratio", "learning_rate", "gradient_norm", "world_size",
+        "gradient_bandwidth_bytes_per_second", "link_bandwidth_bytes_per_second", "checkpoint_duration_seconds",
+        "checkpoint_timestamp_seconds", "checkpoint_cost_seconds", "checkpoint_interval_seconds", "parameters_agree",
+    ]  # fmt: skip
+    assert not [name for name in shown if not families[f"dljob_trainer_{name}"].samples], "exported for real"
+    assert report.step == 30 and report.last_checkpoint is not None and report.world_size == 2
+    assert report.probes and report.mismatches == ()
+    assert report.outcome is not None and report.outcome.report is not None
+    document = files.read(two.plan())
+    assert document is not None and document.phase is RunPhase.SUCCEEDED and document.outcome is not None
+    assert document.outcome.accuracy == report.outcome.accuracy and document.totals.checkpoints == 1
+    assert document.points[-1].step == sum(point.steps for point in document.points) == 30
+    assert [(rank.place, rank.steps) for rank in document.ranks] == [("test-cpu-0/0", 30), ("test-cpu-1/0", 30)]
+    assert [world.size for world in document.worlds] == [2, 0] and document.faults == ()
+    page = ElementTree.parse(report.outcome.report)
+    assert len(page.findall(".//table[@id='series']/tbody/tr")) == len(document.points)
+    # But mpirun's own, when it loses a race with its child that nobody minds.
+    assert not [
+        line for pod in two.pods for line in pod.text().splitlines() if "Warning" in line and "setpgid" not in line
+    ]
+
+
+def test_killed_rank_is_relaunched_in_the_same_pods(three: Job) -> None:
+    three.start(three.plan(speaking("400", "mpi=1")), **NO_TORCH)
+    three.until(lambda r: r.step >= 1)
+    for pod in three.pods:  # what the network policy lets through
+        mpi = pod.listening() - {AGENT_PORT, METRICS_PORT}
+        assert len(mpi) >= 2 and all(MPI_PORTS[0] <= port <= MPI_PORTS[1] for port in mpi), mpi
+    os.kill(rank_process(three.pods[1], 1), KILL)
+    report = three.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING)
+    assert report.restarts == {"RankKilled": 1} and report.failures == 1
+    assert report.failure is not None and report.failure.rank == 1 and report.failure.exit_code == 137
+    assert report.failure.host == "test-cpu-1" and "process" in report.failure.log_tail
+    assert all(pod.starts == 1 for pod in three.pods)
+
+
+def test_hung_rank_is_noticed_and_relaunched(two: Job) -> None:
+    two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    os.kill(rank_process(two.pods[1], 1), STOP)
+    report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts)
+    assert report.restarts == {"Hung": 1}
+
+
+def test_a_hung_ranks_failure_says_where_it_hangs(two: Job) -> None:
+    """And not where the other one waits for it, whichever was silent for longer."""
+    two.start(two.plan(["python", SPEAKING.replace("speaking_rank", "stuck")], backoff_limit=0))
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    failure = report.failure
+    assert failure is not None and failure.reason == "Hung" and failure.rank == 1, failure
+    assert failure.host == "test-cpu-1" and "t.busy(what, seconds)" in failure.message
+    assert "stuck.py" in failure.log_tail and " in stuck\n" in failure.log_tail, failure.log_tail
+
+
+def test_a_stopped_process_is_noticed_whatever_it_was_busy_with(two: Job) -> None:
+    """A rank that said it would be silent for an hour; and mpirun, on which nobody waits."""
+    two.start(two.plan(speaking("4000", "mpi=1", "busy=3600")), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    two.wait(lambda: "busy from now on" in two.pods[1].text())
+    os.kill(rank_process(two.pods[1], 1), STOP)
+    report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts)
+    assert report.restarts == {"Hung": 1} and report.failure is not None
+    assert report.failure.rank == 1 and report.failure.host == "test-cpu-1"
+    (mpirun,) = [pid for pid in two.pods[0].pids() if Path(f"/proc/{pid}/comm").read_text().strip() == "prterun"]
+    os.kill(mpirun, STOP)
+    again = two.until(lambda r: sum(r.restarts.values()) == 2 and r.phase is RunPhase.RUNNING)
+    assert again.restarts["Hung"] == 1 and all(pod.starts == 1 for pod in two.pods)
+
+
+def test_exception_in_a_rank_reaches_the_report(two: Job) -> None:
+    two.start(two.plan(speaking("40", "mpi=1", "fail_rank=1", "fail_step=5", "fail_code=1")), **NO_TORCH)
+    report = two.until(lambda r: r.failure is not None)
+    assert report.failure is not None and report.failure.reason == "TrainingError"
+    assert report.failure.message == "ValueError: as told" and report.failure.exit_code == 1
+    assert "the traceback would be here" in report.failure.log_tail
+    final = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    assert final.restarts == {"TrainingError": 1}
+
+
+def test_command_that_fails_at_once_fails_the_job(two: Job) -> None:
+    plan = two.plan(["sh", "-c", "echo no such luck >&2; exit 1"], backoff_limit=1)
+    two.start(plan, **NO_TORCH)
+    first = two.until(lambda r: r.failure is not None)
+    assert first.phase is RunPhase.RELAUNCHING and first.failures == 1
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    assert report.failures == 2 and report.restarts == {"RankFailed": 1}
+    assert report.failure is not None and report.failure.log_tail.endswith("no such luck\n")
+    assert report.failure.exit_code == 1 and "exit code 1" in report.failure.message
+    assert leave(two) == [0, 0]
+
+
+def test_out_of_memory_kills_the_rank_and_the_agent_tells(two: Job) -> None:
+    two.pods[1].limit_memory(150 * 2**20)
+    greedy = "import os\nif os.environ['RANK'] == '1': hog = bytearray(os.urandom(1)) * 2**28\nprint('fine')"
+    two.start(two.plan(["python", "-c", greedy], backoff_limit=0), **NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    assert report.failure is not None and report.failure.reason == "OutOfMemory" and report.failure.rank == 1
+    assert two.pods[1].starts == 1 and two.pods[1].get("/healthz")[0] == 200
+
+
+def test_bad_input_fails_the_job_without_a_second_try(two: Job) -> None:
+    two.start(two.plan(["sh", "-c", "exit 64"]), **NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    assert report.failures == 1 and report.restarts == {}
+    assert report.failure is not None and report.failure.reason == "BadInput" and not report.failure.retry
+
+
+def test_command_that_does_not_exist(two: Job) -> None:
+    two.start(two.plan(["no-such-program"], backoff_limit=0), **NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    assert report.failure is not None and report.failure.reason == "CommandNotFound"
+    assert "no-such-program" in report.failure.log_tail
+
+
+def test_torchrun_scripts_get_their_environment(two: Job) -> None:
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT OMP_NUM_THREADS"
+    command = ["sh", "-c", f"for n in {names}; do eval echo $n=\\$$n; done; env | grep -c ^OMPI_ || true"]
+    two.start(two.plan(model=ModelRef(command=tuple(command), framework="Torchrun")), **NO_TORCH)
+    two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    for rank, pod in enumerate(two.pods):
+        told = dict(re.findall(rf"\[rank {rank}\] (\w+)=(\S+)", pod.text()))
+        assert told == {
+            "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": str(rank),
+            "GROUP_RANK": str(rank), "MASTER_ADDR": two.pods[0].address, "MASTER_PORT": "7599",
+            "OMP_NUM_THREADS": str(threads(1)),
+        }  # fmt: skip
+        assert f"[rank {rank}] 0\n" in pod.text(), "there is no MPI in a torchrun job"
+
+
+def test_forks_of_the_zygote_are_ordinary_programs() -> None:
+    program = SPEAKING.replace("speaking_rank", "ordinary_program")
+    model = ModelRef(command=("python", "-u", program, "--flag", "a b", ""), framework="Torchrun")
+    with job(1) as one:
+        one.start(one.plan(model=model, backoff_limit=0, per_pod=2))
+        report = one.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED))
+        assert report.phase is RunPhase.SUCCEEDED, report.failure
+        lines = one.pods[0].text().splitlines()
+        assert sum("exit handlers ran" in line for line in lines) == 2
+        drawn = [line.split()[-2:] for line in lines if "] random " in line]
+        assert len({first for first, _ in drawn}) == len({second for _, second in drawn}) == 2, "forks with one seed"
+
+
+UNHEARD = "unheard=2"
+"""As right after the first step: one rank's news of it are still on their way. The checkpoint needs that rank, too."""
+
+
+def test_job_deleted_in_the_middle_leaves_fast(three: Job) -> None:
+    """Well within the grace period, which is the time that a rank gets that does not end."""
+    three.start(three.plan(speaking("4000", "mpi=1", UNHEARD), grace_s=600), **NO_TORCH)
+    three.until(lambda r: r.step >= 1)
+    at_home = [bool(list(pod.directory.glob("tmp/dljob/mpi/*/hwloc.sm"))) for pod in three.pods]
+    assert all(at_home), "MPI's files of one pod among another's, where processes of the same number overwrite them"
+    assert leave(three) == [143, 143, 143]
+    report = three.report
+    assert report is not None and report.phase is RunPhase.STOPPED and report.last_checkpoint is not None
+    assert report.failures == 0, f"{report.restarts}; {report.failure}"
+    assert report.failure is None or report.failure.reason == "PodStopped"
+
+
+def test_evicted_pod_stops_the_world_and_its_return_resumes_it(three: Job) -> None:
+    three.start(three.plan(speaking("4000", "mpi=1"), grace_s=600), **NO_TORCH)
+    running = three.until(lambda r: r.step >= 1)
+    three.pods[2].signal(TERM)
+    assert three.pods[2].wait() == 143
+    report = three.until(lambda r: "PodStopped" in r.restarts)
+    assert report.failures == running.failures, f"{running.restarts} before, {report.restarts} after; {report.failure}"
+    assert report.last_checkpoint is not None
+    assert three.pods[0].get("/readyz")[0] == 503
+    three.pods[2].start(**NO_TORCH)
+    three.until(lambda r: r.phase is RunPhase.RUNNING and r.step > report.step)
+    assert three.pods[0].starts == 1
+
+
+def test_lost_pod_is_waited_for(two: Job) -> None:
+    two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    two.pods[1].kill()
+    report = two.until(lambda r: r.restarts)
+    assert report.restarts == {"PodLost": 1} and report.failures == 0
+    two.pods[1].start(**NO_TORCH)
+    two.until(lambda r: r.phase is RunPhase.RUNNING and r.step > report.step)
+
+
+def test_lost_coordinator_comes_back_with_a_higher_term(two: Job) -> None:
+    two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
+    before = two.until(lambda r: r.step >= 1)
+    two.pods[0].kill()
+    two.pods[0].start(**NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.term > before.term)
+    assert report.restarts == {"CoordinatorLost": 1} and report.failures == 0
+    assert two.pods[1].starts == 1
+
+
+def test_a_volume_remembers_terms_that_all_agents_forgot(two: Job) -> None:
+    plan = two.plan(speaking("4000", "mpi=1"))
+    claimed = volume_layout.job_directory(plan) / volume_layout.TERM
+    claimed.parent.mkdir()
+    claimed.write_text("7")
+    two.start(plan, **NO_TORCH)
+    assert two.until(lambda r: r.step >= 1).term == 8
+
+
+def test_new_plan_takes_over_at_a_checkpoint(three: Job) -> None:
+    command = speaking("4000", "mpi=1", UNHEARD)
+    three.start(three.plan(command), **NO_TORCH)
+    three.until(lambda r: r.step >= 1)
+    three.put(three.plan(command, ranks=2, number=2))
+    report = three.until(lambda r: r.plan_number == 2 and r.world_size == 2)
+    assert report.phase is RunPhase.RUNNING and report.last_checkpoint is not None
+    assert report.restarts == {} and report.failures == 0
+    three.wait(lambda: three.pods[2].get("/readyz")[0] == 200)
+    assert len(three.pods[2].pids()) == 2, "the agent and its zygote"
+
+    same = three.plan(command, ranks=2, number=3)
+    three.put(same)
+    three.until(lambda r: r.plan_number == 3)
+    assert three.pods[0].text().count("rank 0 of 2 is process") == 1, "the same training was relaunched"
+
+
+def test_two_ranks_in_a_pod_and_another_device_than_planned(two: Job) -> None:
+    two.start(two.plan(speaking("5", "mpi=1", "device=other"), per_pod=2, ranks=3), **NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    assert {(m.rank, m.planned, m.found) for m in report.mismatches} == {(n, "cpu", "other") for n in range(3)}
+    assert len(re.findall(r"rank [01] of 3 is process", two.pods[0].text())) == 2
+
+
+def test_agent_reaps_what_ranks_leave_behind(two: Job) -> None:
+    left = f"import os,sys; os.fork() or (os.setsid(), os.execv({sys.executable!r}, ['python','-c','pass']))"
+    two.start(two.plan(["python", "-c", left]), **NO_TORCH)
+    two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    for pod in two.pods:
+        two.wait(lambda pod=pod: len(pod.pids()) == 2)
+
+
+def test_misconfigured_agent_says_what_is_missing(two: Job) -> None:
+    pod = two.pods[0]
+    pod.start(DLJOB_UID="")
+    assert pod.wait() == 64
+    assert "DLJOB_UID: found nothing, expected the job's uid" in pod.text()

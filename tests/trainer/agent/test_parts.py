@@ -1,0 +1,414 @@
+"""Parts of the agent that are functions of their input: tables of cases."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlcontract import (
+    DatasetRef,
+    Failure,
+    Mismatch,
+    ModelRef,
+    Outcome,
+    Plan,
+    ProbePoint,
+    Rank,
+    RankMeasure,
+    Report,
+    RunPhase,
+)
+from dltrain.agent.coordinator import finished_marker
+from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained
+from dltrain.agent.job.settings import Settings, livable
+from dltrain.agent.job.shrink import shrink_plan
+from dltrain.agent.main import succession
+from dltrain.host import cgroup
+from dltrain.host.network_interfaces import interface_of
+from dltrain.host.processes import Exit
+from dltrain.launch import commands
+from dltrain.launch.shim import parse_request, request
+from dltrain.launch.spawn import is_this_python
+from dltrain.launch.zygote import can_run
+from dltrain.protocol.agent_messages import RankEnded
+from dltrain.protocol.rank_messages import EXIT_STOPPED, Busy, Finished, Hello, Mark, Probed, Shrunk, Step
+from dltrain.record.ledger import START_DEADLINE_S, Ledger
+from support.trainer.ranks import BODIES, run
+
+
+def plan(ranks: int = 3, **fields: Any) -> Plan:
+    base: dict[str, Any] = {
+        "job": "j", "namespace": "n", "uid": "u", "number": 1, "global_batch": ranks, "steps": 10,
+        "ranks": tuple(
+            Rank(rank=i, pod=f"p-{i}", host=f"p-{i}.j", group="g", device="cpu", share=1) for i in range(ranks)
+        ),
+        "model": ModelRef(name="mlp"), "dataset": DatasetRef(name="digits"),
+    }  # fmt: skip
+    return Plan(**(base | fields))
+
+
+def ended(rank: int, code: int | None = None, number: int | None = None, **fields: Any) -> RankEnded:
+    return RankEnded(world="1.1", rank=rank, exit_code=code, signal=number, **fields)
+
+
+def world(*ends: RankEnded, **fields: Any) -> Attempt:
+    made = Attempt(plan(), "1.1", **fields)
+    made.up = {0, 1, 2}
+    made.ended = {end.rank: end for end in ends}
+    return made
+
+
+def said(reason: str, **fields: Any) -> Failure:
+    return Failure(reason=reason, message="as it said", **fields)
+
+
+CASES: dict[str, tuple[Attempt, str, int | None, bool, bool]] = {
+    # world, reason, rank, counts, retry
+    "killed, survivors leave": (world(ended(0, 75), ended(2, 75), ended(1, number=9)), "RankKilled", 1, True, True),
+    "killed inside a shell": (world(ended(1, 137)), "RankKilled", 1, True, True),
+    "kernel killed it for memory": (world(ended(0, 75), ended(1, number=9, out_of_memory=True)), "OutOfMemory", 1, True, True),
+    "segmentation fault": (world(ended(2, number=11)), "RankCrashed", 2, True, True),
+    "exit 1": (world(ended(0, 1, tail="Traceback")), "RankFailed", 0, True, True),
+    "bad input": (world(ended(0, 64)), "BadInput", 0, True, False),
+    "unlike parameters": (world(ended(1, 77)), "ParametersDiverged", 1, True, True),
+    "diverged": (world(ended(0, 76)), "Diverged", 0, True, True),
+    "no such command": (world(ended(0, 127)), "CommandNotFound", 0, True, True),
+    "its own words": (world(ended(1, 1), failures=[(1, said("TrainingError"))]), "TrainingError", 1, True, True),
+    "words of a survivor": (world(ended(1, number=9), failures=[(0, said("PeerLost"))]), "RankKilled", 1, True, True),
+    "hung": (world(hung=(2, 7.0)), "Hung", 2, True, True),
+    "pod told to stop": (world(ended(0, 143), ended(1, 143), ended(2, 143), left={"p-1"}), "PodStopped", None, False, True),
+    "pod lost, survivors leave": (world(ended(0, 75), lost={"p-1": "silent for 5 s"}), "PodLost", None, False, True),
+    "mpirun failed": (world(launcher=Exit(code=1)), "LaunchFailed", None, True, True),
+    "only echoes": (world(ended(0, 75), ended(1, 75), ended(2, 75)), "PeerLost", 0, True, True),
+    "stopped by a stranger": (world(ended(0, 143)), "RankStopped", 0, True, True),
+    "built-in without a result": (world(ended(0, 0), ended(1, 0), ended(2, 0), launcher=Exit(code=0)), "NoResult", None, True, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_diagnosis(case: tuple[Attempt, str, int | None, bool, bool]) -> None:
+    facts, reason, rank, counts, retry = case
+    assert facts.troubled and not facts.succeeded
+    failure = diagnose(facts)
+    assert (failure.reason, failure.rank, failure.counts, failure.retry) == (reason, rank, counts, retry)
+    assert failure.message
+
+
+def test_an_echo_is_no_explanation() -> None:
+    assert not explained(world(ended(0, 75)))
+    assert not explained(world(launcher=Exit(code=1)))
+    assert not explained(world(failures=[(1, said("TrainingError"))])), "the end of its log is still to come"
+    assert explained(world(ended(1, 1), failures=[(1, said("TrainingError"))]))
+    assert explained(world(ended(0, 75), ended(1, number=9)))
+    assert explained(world(lost={"p-1": "silent"}))
+
+
+def test_who_hangs_is_who_does_not_wait_for_others() -> None:
+    """By what the ranks wrote down, once all that run have; a stopped one writes nothing."""
+    where = {n: f'Thread 0x1 (most recent call first):\n  File "{file}"' for n, file in (
+        (0, "/x/dltrain/comm/core/waiting.py"), (1, "/app/train.py"), (2, "/x/dltrain/comm/core/waiting.py"),
+    )}  # fmt: skip
+    facts = world(hung=(2, 7.0))
+    assert not explained(facts)
+    facts.logs = where
+    assert explained(facts)
+    failure = diagnose(facts)
+    assert (failure.rank, failure.host, failure.log_tail) == (1, "p-1", where[1])
+    facts.logs = where | {1: where[0], 2: "step 3"}
+    assert diagnose(facts).rank == 2, "all others wait, for a process that cannot answer"
+
+
+def test_a_failure_in_its_own_words_is_completed_by_the_agent() -> None:
+    facts = world(ended(1, number=6, tail="the log's end"), failures=[(1, said("TrainingError"))])
+    failure = diagnose(facts)
+    assert (failure.rank, failure.host, failure.exit_code, failure.log_tail) == (1, "p-1", 134, "the log's end")
+
+
+def test_success_needs_a_result_of_what_trains_by_dltrain() -> None:
+    done = (ended(0, 0), ended(1, 0), ended(2, 0))
+    assert not world(*done).succeeded
+    assert world(*done, outcome=Outcome(steps=1, seconds=1)).succeeded
+    own = Attempt(plan(model=ModelRef(command=("x",))), "1.1")
+    own.ended = {end.rank: end for end in done}
+    assert own.succeeded and not own.troubled
+    own.progressed, own.launcher = True, Exit(code=0)
+    assert not own.succeeded and own.troubled and diagnose(own).reason == "NoResult", "it left in the middle"
+
+
+def test_killed_ranks_that_others_go_on_without_are_no_trouble() -> None:
+    facts = world(ended(1, number=9), progressed=True)
+    assert facts.troubled and facts.survivable and not facts.losses
+    facts.absent = {1}
+    assert not facts.troubled and [end.rank for end in facts.losses] == [1] and facts.missing(plan()) == 1
+    facts.handled = {1}
+    assert not facts.losses
+    facts.ended |= {0: ended(0, 0), 2: ended(2, 0)}
+    facts.outcome = Outcome(steps=1, seconds=1)
+    assert facts.succeeded and facts.over
+    for change, value in (("progressed", False), ("hung", (0, 6.0)), ("left", {"p-0"}), ("lost", {"p-0": "silent"})):
+        assert not world(ended(1, number=9), **({"progressed": True} | {change: value})).survivable
+    for end in (ended(1, 1), ended(1, number=9, out_of_memory=True)):
+        other = world(end, progressed=True, absent={1})
+        assert other.troubled and not other.survivable, "it was not killed from outside"
+    spoke = world(ended(1, number=9), progressed=True, absent={1}, failures=[(1, said("TrainingError"))])
+    assert spoke.troubled and not spoke.survivable
+    needed = Attempt(plan(min_ranks=3), "1.1", progressed=True, ended={1: ended(1, number=9)})
+    assert needed.troubled and not needed.survivable
+
+
+def test_the_report_follows_the_ranks_that_are_left() -> None:
+    ledger = Ledger(plan(), None)
+    for rank in range(3):
+        ledger.hear(step(rank, 4, step_s=2.0), 0.0)
+    assert ledger.gain_s(1, 3) == (10 - 4) * 2.0 / 3
+    shrunk = Shrunk(rank=1, step=4, alive=(1, 2), shrink_s=0.1)
+    assert ledger.hear(shrunk, 0.0) and not ledger.hear(shrunk.model_copy(update={"rank": 2}), 0.0)
+    assert ledger.report(0.0).world_size == 2 and [m.rank for m in ledger.report(0.0).ranks] == [1, 2]
+    ledger.hear(step(2, 6), 0.0)
+    assert ledger.report(0.0).step == 4, "rank 1 speaks for the job now"
+    ledger.hear(step(1, 7), 0.0)
+    assert ledger.report(0.0).step == 7
+
+
+def test_a_plan_for_fewer_pods() -> None:
+    whole = plan(4, min_ranks=2, global_batch=4)
+    assert shrink_plan(whole, whole.pods) is whole
+    left = shrink_plan(whole, {"p-3", "p-1"})
+    assert left is not None and Plan.parse(left.to_json()) == left, "its laws hold"
+    assert [(r.rank, r.pod, r.share) for r in left.ranks] == [(0, "p-1", 2), (1, "p-3", 2)]
+    assert shrink_plan(whole, {"p-3"}) is None, "too few"
+    torchrun = plan(model=ModelRef(command=("x",), framework="Torchrun"))
+    assert shrink_plan(torchrun, {"p-0", "p-1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "phase", "pod", "place"),
+    [
+        ({}, RunPhase.RUNNING, "p-1", 1),
+        ({}, RunPhase.RELAUNCHING, "p-2", 2),
+        ({}, RunPhase.RUNNING, "p-0", 0),
+        ({}, RunPhase.RUNNING, "stranger", 0),
+        ({}, RunPhase.WAITING, "p-1", 0),
+        ({}, RunPhase.STOPPED, "p-1", 0),
+        ({}, RunPhase.SUCCEEDED, "p-1", 0),
+        ({"min_ranks": 3}, RunPhase.RUNNING, "p-1", 0),
+        ({"ranks": 2}, RunPhase.RUNNING, "p-1", 0),
+    ],
+)
+def test_who_coordinates_when_the_first_pod_is_lost(
+    fields: dict[str, Any], phase: RunPhase, pod: str, place: int
+) -> None:
+    assert succession(plan(**fields), phase, pod) == place
+    assert succession(None, phase, pod) == 0
+
+
+def test_delays_grow_while_nothing_is_achieved_and_fit_into_the_deadline() -> None:
+    assert [delay_s(n) for n in range(7)] == [0, 1, 2, 4, 8, 10, 10]
+    assert sum(delay_s(n) for n in range(1, 4)) < 30, "the default back-off limit of 3"
+
+
+def step(rank: int, number: int, step_s: float = 0.1, device: str = "cpu") -> Step:
+    measure = RankMeasure(rank=rank, device=device, share=1)
+    return Step(
+        rank=rank, step=number, steps=10, step_s=step_s, samples_per_s=1, world_size=3, measure=measure, loss=1.0
+    )
+
+
+def test_silence_is_judged_by_the_pace_of_the_rank() -> None:
+    ledger = Ledger(plan(), None)
+    ledger.hear(Hello(rank=0, pid=1), 0.0)
+    assert ledger.silent_rank(START_DEADLINE_S - 1) is None and ledger.silent_rank(START_DEADLINE_S + 1) == (0, 901.0)
+    ledger.hear(step(0, 1, step_s=0.1), 100.0)
+    ledger.hear(step(1, 1, step_s=2.0), 100.0)
+    assert ledger.silent_rank(104.9) is None
+    assert ledger.silent_rank(105.5) == (0, 5.5), "five seconds at least"
+    ledger.hear(step(1, 1, step_s=9.0).model_copy(update={"typical_s": 2.0}), 100.0)  # one of its steps was long
+    ledger.hear(step(0, 2), 119.9)
+    assert ledger.silent_rank(119.95) is None and ledger.silent_rank(120.5) == (1, 20.5), "ten median steps"
+    ledger.hear(Busy(rank=1, what="evaluation", limit_s=60), 121.0)
+    ledger.hear(step(0, 3), 185.0)
+    assert ledger.silent_rank(185.0) is None and ledger.silent_rank(187.0) == (1, 66.0)
+    ledger.forget_rank(1)
+    assert ledger.silent_rank(187.0) is None
+
+
+def test_report_is_what_was_heard_and_survives_the_coordinator() -> None:
+    ledger = Ledger(plan(), None)
+    assert ledger.report(1.0).phase is RunPhase.WAITING
+    for rank, unix_s in ((0, 10.0), (2, 12.0), (1, 11.0)):
+        ledger.hear(Mark(rank=rank, what="imported", unix_s=unix_s), 0.0)
+    assert ledger.hear(Mark(rank=0, what="first_step", unix_s=20.0), 0.0), "worth a report at once"
+    assert ledger.hear(step(0, 1), 0.0) and not ledger.hear(step(0, 2), 0.0), "the first one of a launch is"
+    ledger.restarts, ledger.failures = {"RankKilled": 2}, 2
+    ledger.failure = said("RankKilled")
+    report = Report.parse(ledger.report(30.0).to_json())
+    assert (report.step, report.steps, report.world_size, report.loss) == (2, 10, 3, 1.0)
+    assert report.startup.imported_unix_s == 12.0, "the last rank's"
+    assert report.startup.first_step_unix_s == 20.0
+    again = Ledger(plan(), report)
+    assert (again.restarts, again.failures, again.startup) == ({"RankKilled": 2}, 2, report.startup)
+    assert (again.report(31.0).step, again.report(31.0).steps, again.report(31.0).loss) == (2, 10, 1.0), "no way back"
+    other_job = Ledger(plan(uid="other"), report)
+    assert other_job.restarts == {} and other_job.failure is None
+
+
+def test_a_mismatched_rank_is_told_and_teaches_nothing() -> None:
+    ledger = Ledger(plan(), None)
+    point = ProbePoint(device="cpu", batch=1, compute_s=0.1)
+    ledger.hear(Hello(rank=0, pid=1, device="cpu"), 0.0)
+    assert ledger.hear(Hello(rank=1, pid=1, device="slow"), 0.0), "worth a report at once"
+    ledger.hear(Hello(rank=2, pid=1), 0.0)
+    ledger.hear(Probed(rank=1, points=(point.model_copy(update={"device": "slow"}),)), 0.0)
+    ledger.hear(Probed(rank=0, points=(point,), link_latency_s=1e-4), 0.0)
+    report = ledger.report(0.0)
+    assert report.mismatches == (Mismatch(rank=1, planned="cpu", found="slow"),)
+    assert report.probes == (point,) and report.link_latency_s == 1e-4
+
+
+def test_outcome_reaches_the_report() -> None:
+    ledger = Ledger(plan(), None)
+    ledger.hear(Finished(rank=0, outcome=Outcome(steps=10, seconds=5, accuracy=0.9)), 0.0)
+    assert ledger.report(0.0).accuracy == 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "count"),
+    [
+        ("memory.events", "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\noom_group_kill 0\n", 2),
+        ("memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n", 7),
+        ("unrelated", "", None),
+    ],
+    ids=["v2", "v1", "neither"],
+)
+def test_oom_kills(tmp_path: Path, name: str, text: str, count: int | None) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    assert cgroup.oom_kills(tmp_path) == count
+
+
+@pytest.mark.parametrize(("files", "free"), [
+    ({}, 4096),
+    ({"memory.max": "max", "memory.current": "900", "memory.stat": "inactive_file 1"}, 4096),
+    ({"memory.max": "1000", "memory.current": "900", "memory.stat": "anon 5\ninactive_file 50"}, 150),
+    ({
+        "memory/memory.limit_in_bytes": "1000",
+        "memory/memory.usage_in_bytes": "600",
+        "memory/memory.stat": "total_inactive_file 7",
+    }, 407),
+])  # fmt: skip
+def test_free_memory_is_what_machine_and_container_leave(files: dict[str, str], free: int, tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4 kB\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cgroup.free_nbytes(tmp_path, meminfo) == free
+    assert cgroup.free_nbytes(tmp_path, tmp_path / "none") == (None if free == 4096 else free)
+
+
+def test_finished_marker_belongs_to_one_job(tmp_path: Path) -> None:
+    checkpoint = {"directory": str(tmp_path / "new")}
+    outcome = Outcome(steps=10, seconds=5)
+    assert finished_marker.read(plan(checkpoint=checkpoint)) is None
+    finished_marker.write(plan(checkpoint=checkpoint), outcome)
+    assert finished_marker.read(plan(checkpoint=checkpoint)) == outcome
+    assert finished_marker.read(plan(checkpoint=checkpoint, uid="other")) is None
+    finished_marker.marker_path(plan(checkpoint=checkpoint)).write_text("{")
+    assert finished_marker.read(plan(checkpoint=checkpoint)) is None
+
+
+DAEMON = (
+    "PRTE_PREFIX=/usr;export PRTE_PREFIX;LD_LIBRARY_PATH=/usr/lib:$LD_LIBRARY_PATH;export LD_LIBRARY_PATH;"
+    '/usr/bin/prted --prtemca ess "env" --prtemca prte_hnp_uri "prterun-p-0-7@0.0;tcp://10.0.0.1:7500:24"'
+)
+
+
+def test_only_the_daemons_arguments_are_taken_from_mpiruns_command() -> None:
+    uri = "prterun-p-0-7@0.0;tcp://10.0.0.1:7500:24"
+    assert commands.daemon_arguments(DAEMON) == ("--prtemca", "ess", "env", "--prtemca", "prte_hnp_uri", uri)
+    with pytest.raises(ValueError, match="expected a command that starts prted"):
+        commands.daemon_arguments("rm -rf /; prted-not")
+
+
+def test_a_daemon_keeps_to_the_settings_of_its_own_pod() -> None:
+    env = commands.mpi_environment({}, "net1", "1.1", Path("/run/own"))
+    told = ("--leave-session-attached", "--prtemca", "prte_if_include", "eth0", "--prtemca", "ess", "env")
+    assert commands.without_others_settings(told, env) == ("--leave-session-attached", "--prtemca", "ess", "env")
+
+
+def test_mpirun_gets_pods_by_name_with_as_many_slots_as_ranks() -> None:
+    pods = ("p-0", "p-0", "p-1")
+    ranks = [
+        {"rank": i, "pod": pod, "host": "h", "group": "g", "device": "cpu", "share": 1} for i, pod in enumerate(pods)
+    ]
+    made = Plan(**(plan().model_dump(by_alias=True) | {"ranks": ranks}))
+    command = commands.mpirun_command(made, "p-0", "own-name", as_root=False)
+    assert command[command.index("--host") + 1] == "own-name:2,p-1:1"
+    assert command[command.index("-n") + 1] == "3" and "--allow-run-as-root" not in command
+
+
+def test_ranks_of_a_pod_must_be_numbered_in_a_row() -> None:
+    ranks = [{"rank": i, "pod": f"p-{i % 2}", "host": "h", "group": "g", "device": "cpu", "share": 1} for i in range(3)]
+    with pytest.raises(ValueError, match="in a row"):
+        commands.mpirun_command(
+            Plan(**(plan().model_dump(by_alias=True) | {"ranks": ranks})), "p-0", "p-0", as_root=False
+        )
+
+
+def test_ports_are_the_contracts_and_disjoint() -> None:
+    from dlcontract import MPI_PORTS
+
+    assert MPI_PORTS[0] == commands.DAEMON_PORTS[0] <= commands.DAEMON_PORTS[1] < commands.RANK_PORTS[0]
+    assert commands.RANK_PORTS[1] < commands.MASTER_PORT == MPI_PORTS[1]
+
+
+def test_what_a_rank_said_last_is_heard_though_it_is_gone_when_asked_to_stop(tmp_path: Path) -> None:
+    ended = run([sys.executable, str(BODIES / "last_words.py"), str(tmp_path)])
+    assert ended.output == f"['checkpointed'] {EXIT_STOPPED}\n" and ended.code == 0, ended.output
+
+
+def test_shim_passes_on_what_mpi_set_and_nothing_else() -> None:
+    environ = {"PMIX_RANK": "1", "OMPI_X": "a=b\nc", "OPAL_PREFIX": "/usr", "SECRET": "no", "PATH": "/bin"}
+    data = request(["rank", ""], environ)
+    assert int(data[:8]) == len(data) - 8
+    assert parse_request(data[8:]) == (["rank", ""], {"PMIX_RANK": "1", "OMPI_X": "a=b\nc", "OPAL_PREFIX": "/usr"})
+
+
+def test_which_commands_the_zygote_may_become(tmp_path: Path) -> None:
+    beside = {"PATH": str(Path(sys.executable).parent)}
+    assert is_this_python("python", beside) and is_this_python(sys.executable, {})
+    assert not is_this_python("python", {"PATH": str(tmp_path)}) and not is_this_python("sh", beside)
+    (tmp_path / "python").symlink_to(sys.executable)
+    assert not is_this_python("python", {"PATH": str(tmp_path)}), "the same binary, but other packages"
+    assert can_run(("train.py", "--lr", "1")) and can_run(("-u", "train.py")) and not can_run(("-u",))
+    assert can_run(("-m", "x")) and can_run(("-c", "x"))
+    assert not can_run(()) and not can_run(("-m",)) and not can_run(("-O", "train.py")) and not can_run(("-",))
+
+
+def test_settings_name_what_is_wrong() -> None:
+    good = {
+        "DLJOB_NAME": "j", "DLJOB_UID": "u", "DLJOB_POD": "p-0", "DLJOB_POD_IP": "10.0.0.1", "DLTRAIN_RUN_DIR": "/tmp/r"
+    }  # fmt: skip
+    assert Settings.of(good).use_api
+    for change, message in (
+        ({"DLJOB_POD_IP": ""}, "DLJOB_POD_IP: found nothing"),
+        ({"DLJOB_API": "off"}, "DLTRAIN_PLAN_FILE: found nothing"),
+        ({"DLTRAIN_AGENT_PORT": "x"}, "DLTRAIN_AGENT_PORT: found 'x', expected a TCP port"),
+        ({"DLTRAIN_RUN_DIR": "/tmp/" + 100 * "x"}, "too long"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Settings.of(good | change)
+
+
+def test_environment_for_a_user_without_home_and_name(tmp_path: Path) -> None:
+    assert livable({"HOME": str(tmp_path / "none")})["HOME"] == tempfile.gettempdir()
+    assert livable({"HOME": str(tmp_path)})["HOME"] == str(tmp_path)
+    assert livable({"OPENBLAS_NUM_THREADS": "4"})["OPENBLAS_NUM_THREADS"] == "4"
+
+
+def test_interface_of_an_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(ValueError, match="expected an address of one of"):
+        interface_of("192.0.2.250")

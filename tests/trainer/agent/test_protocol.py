@@ -1,0 +1,186 @@
+"""Who may talk to an agent, and whom it obeys: a real member, and this test as its coordinator."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dlcontract import Plan, RunPhase
+from dltrain.agent.job import tls
+from dltrain.protocol import agent_messages as proto
+from support.trainer.pods import AGENT_PORT, WITHIN_S, Authority, Job, job
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
+]
+
+
+@pytest.fixture
+def member() -> Iterator[Job]:
+    """Two pods, of which the second runs and waits for its coordinator: whoever the test makes it."""
+    with job(2) as made:
+        made.pods[1].start(DLTRAIN_IMPORT_AHEAD="off")
+        made.wait(lambda: "is up" in made.pods[1].text())
+        yield made
+
+
+class Dialogue:
+    """Connections of a test to the member; all closed at its end."""
+
+    def __init__(self, made: Job) -> None:
+        self.made = made
+        self.writers: list[asyncio.StreamWriter] = []
+        self.channels: list[proto.Channel] = []
+
+    async def connect(self, context: ssl.SSLContext | None = None) -> proto.Channel:
+        context = context or tls.load(self.made.authority.directory).client
+        address = self.made.pods[1].address
+        reader, writer = await asyncio.open_connection(address, AGENT_PORT, ssl=context, limit=proto.MAX_LINE)
+        channel = proto.Channel(reader, writer)
+        self.writers.append(writer)
+        self.channels.append(channel)
+        return channel
+
+    async def greeted(self) -> tuple[proto.Channel, proto.Welcome]:
+        channel = await self.connect()
+        welcome = await channel.receive()
+        assert isinstance(welcome, proto.Welcome) and welcome.pod == "test-cpu-1"
+        return channel, welcome
+
+
+def assign(plan: Plan, term: int, boot: str) -> proto.Assign:
+    return proto.Assign(coordinator="test-cpu-0", boot=boot, term=term, digest=plan.digest(), plan=plan.to_json())
+
+
+def run(made: Job, body: Callable[[Dialogue], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        dialogue = Dialogue(made)
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                await body(dialogue)
+        finally:
+            for channel in dialogue.channels:
+                channel.close()
+            for writer in dialogue.writers:
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+    asyncio.run(limited())
+
+
+def test_strangers_hear_nothing(member: Job, tmp_path: Path) -> None:
+    stranger = tls.load(Authority(tmp_path / "other").directory).client
+    stranger.verify_mode = ssl.CERT_NONE  # it would talk to anyone; the member must not
+    nobody = ssl.create_default_context()
+    nobody.check_hostname, nobody.verify_mode = False, ssl.CERT_NONE
+
+    async def body(dialogue: Dialogue) -> None:
+        for context in (stranger, nobody):
+            try:
+                channel = await dialogue.connect(context)
+            except ssl.SSLError:
+                continue
+            assert await channel.receive() is None, "TLS 1.3 tells a refused client with the first read"
+
+    run(member, body)
+
+
+def test_impostors_are_not_talked_to(member: Job, tmp_path: Path) -> None:
+    """A coordinator whose CA is another job's finds no member it believes."""
+    suspicious = tls.load(Authority(tmp_path / "other").directory).client
+
+    async def body(dialogue: Dialogue) -> None:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await dialogue.connect(suspicious)
+
+    run(member, body)
+
+
+def test_terms(member: Job) -> None:
+    plan = member.plan(["true"])
+
+    async def body(dialogue: Dialogue) -> None:
+        first, welcome = await dialogue.greeted()
+        assert welcome.term == 0
+        first.send(assign(plan, 5, "a"))
+        assert await first.receive() == proto.Assigned(digest=plan.digest())
+
+        for term, boot, why in ((4, "b", "found term 4"), (5, "b", "second coordinator in term 5")):
+            other, welcome = await dialogue.greeted()
+            assert (welcome.term, welcome.obeys) == (5, "a")
+            other.send(assign(plan, term, boot))
+            answer = await other.receive()
+            assert isinstance(answer, proto.Refused) and why in answer.why
+            assert await other.receive() is None, "a refused coordinator is cut off"
+
+        first.send(proto.Prepare(world="5.1"))
+        assert await first.receive() == proto.Prepared(world="5.1"), "the refused ones changed nothing"
+
+        successor, _ = await dialogue.greeted()
+        successor.send(assign(plan, 6, "b"))
+        assert await successor.receive() == proto.Assigned(digest=plan.digest())
+        assert await first.receive() is None, "the predecessor is cut off"
+
+    run(member, body)
+
+
+def test_a_superseded_coordinator_ends() -> None:
+    with job(2) as made:
+        plan = made.plan(["sleep", "1000"], model={"command": ["sleep", "1000"], "framework": "Torchrun"})
+        made.start(plan, DLTRAIN_IMPORT_AHEAD="off")
+        made.until(lambda r: r.phase is RunPhase.RUNNING)
+
+        async def body(dialogue: Dialogue) -> None:
+            channel, welcome = await dialogue.greeted()
+            assert welcome.term == 1
+            channel.send(assign(plan, 10, "x"))
+            assert await asyncio.to_thread(made.pods[0].wait) == 1
+
+        run(made, body)
+        assert "superseded: pod test-cpu-1 obeys term 10" in made.pods[0].text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"uid": "another"}, "found a plan of job another"), ({}, "found a plan with digest")],
+    ids=["another job", "garbled"],
+)
+def test_plans_that_are_not_the_jobs(member: Job, fields: dict[str, str], why: str) -> None:
+    plan = member.plan(["true"], **fields)
+    line = assign(plan, 50, "c")
+    if not fields:
+        line = line.model_copy(update={"digest": "0" * 12})
+
+    async def body(dialogue: Dialogue) -> None:
+        channel, _ = await dialogue.greeted()
+        channel.send(line)
+        answer = await channel.receive()
+        assert isinstance(answer, proto.Refused) and why in answer.why
+
+    run(member, body)
+
+
+def test_a_coordinator_that_falls_silent_is_given_up(member: Job) -> None:
+    """Its ranks end, as nobody would notice their end."""
+    plan = member.plan(["sleep", "1000"], model={"command": ["sleep", "1000"], "framework": "Torchrun"})
+
+    async def body(dialogue: Dialogue) -> None:
+        channel, _ = await dialogue.greeted()
+        channel.send(assign(plan, 60, "d"))
+        channel.send(proto.Prepare(world="60.1"))
+        channel.send(proto.StartRanks(world="60.1"))
+        while not isinstance(await channel.receive(), proto.RankUp):
+            pass
+        pod = member.pods[1]
+        assert any("sleep" in line for line in pod.command_lines())
+        channel._beating.cancel()
+        silent = asyncio.to_thread(member.wait, lambda: not any("sleep" in line for line in pod.command_lines()))
+        await silent
+
+    run(member, body)

@@ -1,0 +1,137 @@
+"""Real agents and ranks of the built-in trainer when ranks and pods are lost: who goes on, and what the report says."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dlcontract import ModelRef, Plan, Role, RunPhase
+from dltrain.record.run_report import files
+from support.trainer.pods import KILL, Job, job, leave, process, rank_process, steps_in_memory
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
+]
+
+
+@pytest.fixture
+def two() -> Iterator[Job]:
+    with job(2) as made:
+        yield made
+
+
+@pytest.fixture
+def three() -> Iterator[Job]:
+    with job(3) as made:
+        yield made
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_rank_is_gone_on_without_and_comes_back(victim: int, three: Job) -> None:
+    three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
+    three.until(lambda r: r.step >= 1)
+    os.kill(rank_process(three.pods[victim]), KILL)
+    report = three.until(lambda r: r.world_size == 2 and r.restarts)
+    assert report.phase is RunPhase.RUNNING and report.restarts == {"RankKilled": 1} and report.failures == 0
+    assert report.failure is not None and report.failure.rank == victim and report.failure.exit_code == 137
+    # While shares move, one rank may have told its old one and another its new one.
+    later = three.until(lambda r: r.step > report.step and sum(m.share for m in r.ranks) == 60)
+    assert "phase Relaunching" not in three.pods[0].text()
+    assert [m.rank for m in later.ranks] == [n for n in range(3) if n != victim]
+
+    back = three.until(lambda r: r.world_size == 3 and r.step > later.step)
+    assert back.restarts == {"RankKilled": 1} and back.failures == 0
+    assert back.last_checkpoint is not None and back.last_checkpoint.step >= later.step, "nothing was computed twice"
+    assert all(pod.starts == 1 for pod in three.pods)
+    assert leave(three) == [143, 143, 143]
+    document = files.read(three.plan())
+    assert document is not None and document.phase is RunPhase.STOPPED
+    assert [world.size for world in document.worlds] == [3, 2, 0, 3, 0]
+    killed, *leaving = document.faults
+    assert killed.failure.reason == "RankKilled" and killed.resumed_unix_s
+    assert {fault.failure.reason for fault in leaving} <= {"PodStopped"}, "another pod's end may be heard of first"
+    assert document.totals.steps_repeated == 0 and sum(p.steps for p in document.points) <= document.step
+    assert any(f"lost ranks [{victim}]" == split.reason for split in document.splits)
+
+
+@pytest.mark.parametrize(("program", "at"), [("prterun", 0), ("prted", 1)])
+def test_without_mpirun_or_a_daemon_ranks_start_again_from_memory(program: str, at: int, three: Job) -> None:
+    three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=3))
+    three.wait(lambda: all(steps_in_memory(pod) for pod in three.pods))
+    step = max(steps_in_memory(three.pods[0]))
+    os.kill(process(three.pods[at], program), KILL)
+    noticed = three.until(lambda r: r.restarts)
+    assert noticed.last_checkpoint is None, "the volume has nothing"
+    report = three.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts and r.world_size == 3)
+    assert sum(report.restarts.values()) == 1 and report.step >= step, three.logs()
+    assert "found in the memory of rank" in three.pods[0].text()
+    assert all(pod.starts == 1 for pod in three.pods)
+    told = Plan.parse((three.pods[0].directory / "tmp/dljob/plan.json").read_text()).checkpoint
+    assert told.faults == 1 and told.trained_s > 0, "what ranks choose the interval of checkpoints by"
+
+
+@pytest.mark.parametrize("kind", ["Pipeline", "StaleSynchronous"])
+def test_a_lost_stage_or_server_means_the_last_checkpoint(kind: str, two: Job) -> None:
+    """Which waits for nobody: rank 1 is the second stage, or the server; both write by rank 0."""
+    fields: dict[str, Any] = {"parallelism": "Pipeline", "micro_batches": 2}
+    shares, roles = (60, 60), (Role.WORKER, Role.WORKER)
+    if kind != "Pipeline":
+        fields = {"synchronization": kind, "staleness_bound": 3, "collective": "ParameterServer"}
+        shares, roles = (60, 0), (Role.WORKER, Role.SERVER)
+    plan = two.plan(model=ModelRef(name="mlp"), steps=20_000, rebalance=False)
+    ranks = zip(plan.ranks, shares, roles, strict=True)
+    fields["ranks"] = tuple(rank.model_copy(update={"share": share, "role": role}) for rank, share, role in ranks)
+    fields["checkpoint"] = plan.checkpoint.model_copy(update={"interval_s": 0.1})
+    two.start(plan.model_copy(update=fields))
+    saved = two.until(lambda r: r.last_checkpoint is not None).last_checkpoint
+    os.kill(rank_process(two.pods[1]), KILL)
+    report = two.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING and r.world_size == 2)
+    assert report.restarts == {"RankKilled": 1} and report.failure is not None and report.failure.rank == 1
+    assert saved is not None and report.step > saved.step > 0 and all(pod.starts == 1 for pod in two.pods)
+    assert "goes on from step" in two.pods[0].text()
+
+
+def test_the_next_pod_coordinates_when_the_first_is_lost(three: Job) -> None:
+    three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
+    three.wait(lambda: all(steps_in_memory(pod) for pod in three.pods))
+    before = three.until(lambda r: r.world_size == 3)
+    step = max(steps_in_memory(three.pods[1]))
+    three.pods[0].kill()
+    report = three.until(lambda r: r.term > before.term and r.phase is RunPhase.RUNNING and r.world_size == 2)
+    assert report.restarts == {"CoordinatorLost": 1} and report.failures == 0 and report.step >= step
+    assert "coordinating in its place" in three.pods[1].text() and "in its place" not in three.pods[2].text()
+
+    three.pods[0].start()
+    back = three.until(lambda r: r.term > report.term and r.phase is RunPhase.RUNNING and r.world_size == 3)
+    assert back.step >= report.step and back.failures == 0 and back.restarts["CoordinatorLost"] == 1, back.restarts
+    assert "no longer coordinating" in three.pods[1].text()
+    assert [pod.starts for pod in three.pods] == [2, 1, 1]
+
+
+def test_a_lost_pod_is_gone_on_without_and_comes_back(three: Job) -> None:
+    three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
+    three.until(lambda r: r.step >= 1)
+    three.pods[1].kill()
+    report = three.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING and r.world_size == 2)
+    assert report.restarts == {"PodLost": 1} and report.failures == 0
+    three.pods[1].start()
+    back = three.until(lambda r: r.world_size == 3 and r.step > report.step)
+    assert back.restarts == {"PodLost": 1} and back.term == report.term
+
+
+def test_a_cut_link_is_noticed_and_a_pod_alone_does_not_take_over(three: Job) -> None:
+    three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
+    before = three.until(lambda r: r.step >= 1)
+    three.pods[1].link("down")
+    three.until(lambda r: r.restarts)
+    report = three.until(lambda r: r.phase is RunPhase.RUNNING and r.world_size == 2)
+    assert report.restarts == {"PodLost": 1}
+    three.wait(lambda: "coordinating in its place" in three.pods[1].text())
+
+    three.pods[1].link("up")
+    back = three.until(lambda r: r.world_size == 3 and r.step > report.step)
+    assert back.term == before.term and back.restarts == {"PodLost": 1}
+    assert all(pod.starts == 1 for pod in three.pods)

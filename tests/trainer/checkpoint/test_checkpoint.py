@@ -1,0 +1,214 @@
+"""Checkpoints: all or nothing, verified, with a fall-back, and never another model's."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from dltrain.checkpoint import tensor_file
+from dltrain.checkpoint.state import Staging, capture, restore
+from dltrain.checkpoint.store import MANIFEST, MODEL, Checkpoints, Snapshot, decode, identity
+from dltrain.protocol.errors import BadInputError, FencedError
+from dltrain.protocol.volume_layout import TERM, term_in
+from support.trainer.ranks import BODIES, run
+
+
+def snapshot(step: int, value: float = 1.0) -> Snapshot:
+    return Snapshot(step, {"w": torch.full((3,), value)}, {"0.momentum_buffer": torch.ones(3)}, {"epoch": 2})
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "job", identity("m", snapshot(0).model), keep=3)
+
+
+def newest(checkpoints: Checkpoints) -> Snapshot:
+    loaded = checkpoints.load()
+    assert loaded is not None
+    return decode(loaded[1])
+
+
+def test_a_run_that_was_taken_over_commits_nothing(tmp_path: Path) -> None:
+    def opened(term: int) -> Checkpoints:
+        return Checkpoints(tmp_path / "job", "x", keep=3, term=term)
+
+    before = opened(1)
+    before.save(snapshot(1))
+    opened(2).save(snapshot(5))
+    with pytest.raises(FencedError, match=r"found term 2 in .*, this run has 1"):
+        before.save(snapshot(9))
+    with pytest.raises(FencedError):
+        opened(1)
+    assert before.steps() == [1, 5] and newest(opened(2)).step == 5
+
+
+def test_a_damaged_term_is_claimed_anew(tmp_path: Path) -> None:
+    opened = Checkpoints(tmp_path, "x", keep=3, term=4)
+    for damage in (b"q", b"", b"\xff"):
+        (tmp_path / TERM).write_bytes(damage)
+        opened.save(snapshot(1))
+        assert term_in(tmp_path) == 4
+
+
+def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:
+    assert checkpoints.load() is None
+    path, nbytes = checkpoints.save(snapshot(7, 0.25))
+    assert path.name == "step-0000000007" and nbytes == sum(file.stat().st_size for file in path.iterdir())
+    back = newest(checkpoints)
+    assert back.step == 7 and back.state == {"epoch": 2}
+    assert back.model["w"].tolist() == [0.25] * 3 and back.optimizer["0.momentum_buffer"].tolist() == [1.0] * 3
+
+
+def test_tensors_of_any_kind_are_what_the_format_says(tmp_path: Path) -> None:
+    tensors = {
+        str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in tensor_file.NAMES if not dtype.is_complex
+    }
+    tensors |= {"none": torch.empty(0, 3), "scalar": torch.tensor(2.5), "complex": torch.tensor([1 + 2j])}
+    written = tensor_file.write(tmp_path / "t", tensors)
+    content = (tmp_path / "t").read_bytes()
+    assert written == tensor_file.Written(len(content), hashlib.sha256(content).hexdigest())
+    back = load_file(tmp_path / "t")  # the library's own reader, which checks offsets and alignment
+    assert back.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype and back[name].shape == tensor.shape, name
+        assert back[name].reshape(-1).view(torch.uint8).tolist() == tensor.reshape(-1).view(torch.uint8).tolist(), name
+    with pytest.raises(ValueError, match=r"found tensor a of torch\.complex128"):
+        tensor_file.write(tmp_path / "t", {"a": torch.zeros(1, dtype=torch.complex128)})
+
+
+def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
+    """Also while one is being written, and when the next is captured in the same memory."""
+    model, staging = nn.Linear(2, 2), Staging()
+    first = capture(1, model.state_dict(), {"state": {}, "param_groups": []}, {}, staging)
+    before = first.model["weight"].clone()
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert torch.equal(first.model["weight"], before)
+    second = capture(2, model.state_dict(), {"state": {}, "param_groups": []}, {}, staging)
+    assert torch.equal(second.model["weight"], model.weight)
+    assert second.model["weight"].data_ptr() == first.model["weight"].data_ptr()
+
+
+def test_no_file_is_a_pickle(checkpoints: Checkpoints) -> None:
+    path, _ = checkpoints.save(snapshot(1))
+    assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
+
+
+def test_the_newest_are_kept(checkpoints: Checkpoints) -> None:
+    for step in range(1, 6):
+        checkpoints.save(snapshot(step))
+    assert checkpoints.steps() == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "damage", ["flip a bit", "cut short", "remove a file", "remove the manifest", "break the manifest"]
+)
+def test_a_corrupt_one_falls_back_to_the_one_before(
+    checkpoints: Checkpoints, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints.save(snapshot(1, 0.5))
+    path, _ = checkpoints.save(snapshot(2))
+    content = bytearray((path / MODEL).read_bytes())
+    match damage:
+        case "flip a bit":
+            content[-1] ^= 1
+            (path / MODEL).write_bytes(content)
+        case "cut short":
+            (path / MODEL).write_bytes(content[: len(content) // 2])
+        case "remove a file":
+            (path / MODEL).unlink()
+        case "remove the manifest":
+            (path / MANIFEST).unlink()
+        case "break the manifest":
+            (path / MANIFEST).write_text('{"format": 1')
+    assert newest(checkpoints).step == 1
+    assert f"dltrain: {path} is damaged and passed over: " in capsys.readouterr().err
+    checkpoints.save(snapshot(2, 0.75))
+    assert newest(checkpoints).model["w"].tolist() == [0.75] * 3
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_a_flipped_bit_anywhere_in_the_manifest_is_damage_and_not_another_model(checkpoints: Checkpoints) -> None:
+    checkpoints.save(snapshot(1, 0.5))
+    path, _ = checkpoints.save(snapshot(2))
+    content = (path / MANIFEST).read_bytes()
+    for at in range(len(content)):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << at % 8
+        (path / MANIFEST).write_bytes(flipped)
+        assert newest(checkpoints).step in (1, 2), f"bit {at % 8} of byte {at}"
+
+
+def test_a_corrupt_newer_one_does_not_push_out_good_ones(checkpoints: Checkpoints) -> None:
+    for step in (1, 9):
+        path, _ = checkpoints.save(snapshot(step))
+    (path / MODEL).unlink()
+    checkpoints.save(snapshot(2))
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_another_models_checkpoint_is_refused_and_left_alone(checkpoints: Checkpoints) -> None:
+    path, _ = checkpoints.save(snapshot(1))
+    other = Checkpoints(checkpoints.directory, identity("m", {"w": torch.zeros(4)}), keep=3)
+    with pytest.raises(
+        BadInputError, match=r"spec\.checkpoint\.volume: found .*step-0000000001, a checkpoint of another"
+    ):
+        other.load()
+    assert path.exists()
+
+
+def test_a_newer_format_is_refused(checkpoints: Checkpoints) -> None:
+    path, _ = checkpoints.save(snapshot(1))
+    manifest = json.loads((path / MANIFEST).read_text())
+    del manifest["sha256"]
+    (path / MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
+    with pytest.raises(BadInputError, match="format 2, expected format 1"):
+        checkpoints.load()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInputError, match=r"spec\.checkpoint\.volume: found .*/file/job: Not a directory"):
+        Checkpoints(tmp_path / "file" / "job", "x", 3)
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path: Path) -> None:
+    ended = run([sys.executable, str(BODIES / "kill_while_saving.py"), str(tmp_path)])
+    assert (ended.code, ended.output) == (0, "8 kills survived\n")
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_any_optimizer_goes_on_as_if_never_stopped(kind: type[torch.optim.Optimizer], tmp_path: Path) -> None:
+    extra: dict[str, Any] = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        return model, kind(model.parameters(), lr=0.1, **extra)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        x = torch.rand(5, 4, generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    model, optimizer = fresh()
+    for seed in range(3):
+        step(model, optimizer, seed)
+    checkpoints, staging = Checkpoints(tmp_path, "x", keep=1), Staging()
+    capture(2, model.state_dict(), optimizer.state_dict(), {}, staging)  # whose memory the next one takes
+    checkpoints.save(capture(3, model.state_dict(), optimizer.state_dict(), {}, staging))
+    kept = newest(checkpoints)
+    again, optimizer_again = fresh()
+    restore(kept, again.load_state_dict, optimizer_again.load_state_dict)
+    for seed in range(3, 6):
+        step(model, optimizer, seed)
+        step(again, optimizer_again, seed)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name

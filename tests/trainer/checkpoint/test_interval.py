@@ -1,0 +1,66 @@
+"""How often checkpoints are worth what they cost."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlcontract import CheckpointRef
+from dltrain.builtin import rank
+from dltrain.checkpoint.interval import COST_PART, LONGEST_S, SHORTEST_S, Interval, best_s, between_faults_s
+from dltrain.protocol import rank_messages
+from dltrain.protocol.rank_messages import EXIT_OK
+from support.trainer.listener import Listener
+from support.trainer.plans import make_plan, saving, write
+
+HOUR_S = 3600.0
+
+
+@given(cost_s=st.floats(1e-3, 10), between_s=st.floats(60, 1e7), other=st.floats(0.1, 10))
+def test_no_other_interval_loses_less(cost_s: float, between_s: float, other: float) -> None:
+    chosen_s = best_s(cost_s, between_s)
+    assert max(SHORTEST_S, cost_s / COST_PART) <= chosen_s <= max(LONGEST_S, cost_s / COST_PART)
+
+    def lost(interval_s: float) -> float:
+        """Part of the time: for checkpoints, and of what faults take back."""
+        return cost_s / interval_s + interval_s / (2 * between_s)
+
+    if SHORTEST_S < chosen_s < LONGEST_S and chosen_s > cost_s / COST_PART:
+        assert chosen_s == pytest.approx((2 * cost_s * between_s) ** 0.5)
+        assert lost(chosen_s) <= lost(chosen_s * other) * (1 + 1e-9)
+
+
+def test_faults_are_believed_more_than_what_is_supposed_of_pods() -> None:
+    quiet, one = between_faults_s(3, 0, HOUR_S), between_faults_s(3, 1, HOUR_S)
+    assert quiet > 300 * HOUR_S and one < 40 * HOUR_S
+    assert between_faults_s(3, 100, 100 * HOUR_S) == pytest.approx(HOUR_S, rel=0.5)
+    assert between_faults_s(1000, 0, 0.0) == pytest.approx(HOUR_S), "of a thousand pods one is lost each hour"
+
+
+def test_a_given_interval_stays() -> None:
+    interval = Interval(CheckpointRef(interval_s=7.0), 2)
+    interval.paid(100.0)
+    assert interval.seconds(1e6) == 7.0
+
+
+@pytest.mark.mpi
+def test_a_run_measures_what_a_checkpoint_costs_and_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first one, which comes when the plan says; faults that the agents tell of bring the next one sooner."""
+    told: dict[int, rank_messages.Checkpointed] = {}
+    for faults in (0, 50):
+        folder = tmp_path / str(faults)
+        folder.mkdir()
+        given = saving(folder, interval_s=0.01, choose_interval=True, faults=faults, trained_s=10.0)
+        plan = make_plan(1, steps=300, checkpoint=given)
+        with Listener(folder) as listener:
+            monkeypatch.setenv(rank_messages.PLAN_ENV, write(plan, folder))
+            monkeypatch.setenv(rank_messages.SOCKET_ENV, listener.path)
+            assert rank.main() == EXIT_OK
+            listener.wait_for(rank_messages.Finished, 1)
+        first, last = listener.of(rank_messages.Checkpointed)
+        assert 0 < first.mark.step < last.mark.step == 300, "one at the plan's interval, then one at the end"
+        told[faults] = last
+    assert all(news.cost_s > 0 and news.interval_s for news in told.values())
+    calm, often = told[0].interval_s, told[50].interval_s
+    assert calm is not None and often is not None and SHORTEST_S <= often < calm / 5 and calm <= LONGEST_S

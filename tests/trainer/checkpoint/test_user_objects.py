@@ -1,0 +1,156 @@
+"""What a script keeps: as it was after a restart, by the rules of checkpoints, and undone with a step done again."""
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
+
+from dltrain.checkpoint.user_objects import UserObjects, decode, encode
+from support.trainer.ranks import BODIES, command, run, run_ranks
+
+NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
+STATES = st.recursive(
+    NUMBERS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.one_of(st.text(), st.integers()), inner, max_size=3),
+    ),
+)
+
+
+@given(STATES)
+def test_a_state_is_what_it_was(state: Any) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    found = decode(json.loads(json.dumps(encode(state, ("x",), tensors))), tensors.__getitem__)
+    assert found == state and repr(found) == repr(state), "types and order, too"
+
+
+def test_tensors_of_a_state_have_names_of_their_own() -> None:
+    state = {1: torch.ones(2), "1": [torch.zeros(3), (torch.full((), 2.0), np.float32(0.5))], "1.0": torch.arange(2)}
+    tensors: dict[str, torch.Tensor] = {}
+    found = decode(json.loads(json.dumps(encode(state, ("x",), tensors))), tensors.__getitem__)
+    assert list(tensors) == ["x.1", "x.1.0", "x.1.1.0", "x.1.0'"] and list(found) == list(state)
+    assert found["1"][1][1] == 0.5 and found["1"][1][0] == 2
+    assert all(torch.equal(found[key], state[key]) for key in (1, "1.0"))
+
+
+class Average:
+    """As people write it: the state is what it holds."""
+
+    def __init__(self) -> None:
+        self.shadow = {"w": torch.ones(2)}
+
+    def update(self, value: float) -> None:
+        self.shadow["w"].data.mul_(0.5).add_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.shadow
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state
+
+
+def stored(**objects: Any) -> UserObjects:
+    """A new start's, which found in a checkpoint what these were."""
+    first, second = UserObjects(), UserObjects()
+    for name, made in objects.items():
+        first.add(name, made)
+    state, tensors = first.state()
+    second.load(7, json.loads(json.dumps(state)), {name: tensor.clone() for name, tensor in tensors.items()})
+    return second
+
+
+def test_objects_lists_and_dictionaries_go_on_in_place() -> None:
+    average, other = Average(), Average()
+    average.update(3.0)
+    kept = stored(average=average, history=[1.0, (2, "b")], best=OrderedDict(loss=0.5))
+    history, best = [0.0], {"loss": 9.0, "old": 1}
+    for name, made in {"history": history, "average": other, "best": best}.items():
+        kept.add(name, made)
+    kept.close()
+    assert other.shadow["w"].tolist() == [3.5, 3.5] and history == [1.0, (2, "b")] and best == {"loss": 0.5}
+
+
+def test_a_step_that_is_done_again_does_it_once() -> None:
+    kept, average, history = UserObjects(), Average(), [1]
+    kept.add("average", average)
+    kept.add("history", history)
+    kept.close()
+    for given_up in (False, True, True, False):
+        kept.begin(undoable=True)
+        history.append(2)
+        if given_up:
+            kept.freeze()
+        average.update(3.0)  # after opt.step()
+        history.append(3)
+        if given_up:
+            kept.restore()
+    assert average.shadow["w"].tolist() == [4.75, 4.75] and history == [1, 2, 3, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "why"),
+    [
+        (
+            "ema",
+            3.5,
+            r"t\.keep: ema: found float, expected something with state_dict\(\) and load_state_dict\(\), a list",
+        ),
+        ("ema", nn.Linear, "t.keep: ema: found type, expected"),
+        ("rate", StepLR(SGD(nn.Linear(1, 1).parameters(), 0.1), 3), r"found StepLR, expected it in t\.schedule"),
+        ("ema", {"of": [set()]}, r"t\.keep: ema: found set in its state\['of'\]\[0\], expected tensors, numbers"),
+        ("ema", {(1, 2): 3}, r"found a key of tuple in its state"),
+        ("ema", [torch.zeros(2, dtype=torch.complex128)], r"found a tensor of torch\.complex128"),
+        ("history", [1], r"t\.keep: history: found a second one of this name"),
+        ("new", [1], r"t\.keep: new: found a checkpoint of step 7 that holds ema, history, expected new in it"),
+        (
+            "ema",
+            nn.Linear(4, 2),
+            r"t\.keep: ema: found a Linear that does not take what the checkpoint of step 7 holds",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_one_line(name: str, made: Any, why: str) -> None:
+    kept = stored(ema=nn.Linear(2, 2), history=[])
+    kept.add("history", [])
+    with pytest.raises(ValueError, match=why):
+        kept.add(name, made)
+
+
+def test_a_checkpoint_that_holds_more_is_refused() -> None:
+    kept = stored(ema=AveragedModel(nn.Linear(2, 2)), history=[], best={})
+    kept.add("history", [])
+    with pytest.raises(
+        ValueError, match=r"t\.steps: found a checkpoint of step 7 that holds best, ema, expected nothing"
+    ):
+        kept.close()
+    fresh = UserObjects()
+    fresh.load(7, {}, {})  # of a run before there was such a thing
+    fresh.close()
+    with pytest.raises(ValueError, match=r"t\.keep: late: found a call after t\.steps has begun"):
+        fresh.add("late", [])
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_script_and_its_scaler_resume_to_the_bit(ranks: int, tmp_path: Path) -> None:
+    ended = run_ranks(ranks, BODIES / "user_objects.py", str(ranks), tmp_path, "resume")
+    assert ended.output.count("resumed: off by 0.0e+00") == 2, ended.output
+    assert "found in the memory of rank 0's pod" in ended.output
+
+
+@pytest.mark.mpi
+def test_a_killed_rank_leaves_what_is_kept_as_in_one_process(tmp_path: Path) -> None:
+    ended = run(command(3, BODIES / "user_objects.py", "3", tmp_path, "kill", ulfm=True))
+    assert "ranks (0, 2) go on from step 13" in ended.output and "killed: off by" in ended.output, ended.output

@@ -1,0 +1,58 @@
+"""A resumed run's learning rates are those of a run that was never interrupted, whatever the scheduler."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.optim import SGD
+from torch.optim import lr_scheduler as torchs
+
+from dltrain.optim.lr_schedulers import Schedules
+
+STEPS, PER_EPOCH = 24, 4
+Make = Callable[[SGD], torchs.LRScheduler]
+CASES: dict[str, tuple[Make, bool]] = {
+    "cosine": (lambda opt: torchs.CosineAnnealingLR(opt, STEPS), False),
+    "steps": (lambda opt: torchs.MultiStepLR(opt, [3, 11, 17], 0.5), False),
+    "function": (lambda opt: torchs.LambdaLR(opt, lambda step: 1 / (1 + step)), False),
+    "one cycle": (lambda opt: torchs.OneCycleLR(opt, 0.5, total_steps=STEPS + 1), False),
+    "an epoch each": (lambda opt: torchs.ExponentialLR(opt, 0.7), True),
+    "warm-up": (
+        lambda opt: torchs.SequentialLR(
+            opt,
+            [torchs.LinearLR(opt, 0.1, total_iters=5), torchs.MultiStepLR(opt, [4, 9], 0.3)],
+            milestones=[5],
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("stopped_after", [1, 10, 20])
+def test_rates_go_on_after_a_restart(name: str, stopped_after: int) -> None:
+    make, each_epoch = CASES[name]
+    kept: dict[str, Any] = {}
+
+    def run(first: int, last: int) -> list[list[float]]:
+        """As a script would: everything made anew, then loaded."""
+        layer = nn.Linear(2, 2)
+        opt = SGD([{"params": [layer.weight]}, {"params": [layer.bias], "lr": 0.01}], 0.1)
+        schedules, rates = Schedules(), list[list[float]]()
+        if kept:
+            opt.load_state_dict(kept["optimizer"])
+            schedules.load(json.loads(kept["schedules"]))
+        schedules.add(make(opt), each_epoch)
+        for step in range(first, last):
+            rates.append([group["lr"] for group in opt.param_groups])
+            opt.step()
+            schedules.step(end_of_epoch=step % PER_EPOCH == PER_EPOCH - 1)
+        kept.update(optimizer=opt.state_dict(), schedules=json.dumps(schedules.state()))
+        return rates
+
+    whole = run(0, STEPS)
+    kept.clear()
+    assert run(0, stopped_after) + run(stopped_after, STEPS) == whole
+    assert len({rate for rate, _ in whole}) > 2

@@ -1,0 +1,231 @@
+"""The gradient of a split batch is the batch's; buckets, hooks and misuse."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from dltrain.comm.algorithms.single_rank import Alone
+from dltrain.parallel.batch_norm import Ranks, synchronized
+from dltrain.parallel.data_parallel import DataParallel
+from dltrain.parallel.gradient_buffer import ALIGNED_NBYTES, GradientBuffer, plan_buckets
+from dltrain.protocol.errors import MisuseError
+from support.trainer.ranks import BODIES, run_ranks
+
+
+@pytest.mark.mpi
+def test_uneven_shares_rings_and_servers_equal_one_process() -> None:
+    ended = run_ranks(3, BODIES / "exactness.py", "3", timeout_s=90)
+    assert ended.output.count("20 steps by") == 12
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_any_shares_equal_one_process(ranks: int) -> None:
+    """Samples counted, and tokens; the shares are hypothesis's choice."""
+    ended = run_ranks(ranks, BODIES / "any_shares.py", str(ranks), timeout_s=120)
+    assert re.search(r"\d+ examples, off by at most", ended.output), ended.output
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_batch_norm_over_all_ranks_equals_one_process(ranks: int) -> None:
+    ended = run_ranks(ranks, BODIES / "batch_norm.py", str(ranks), timeout_s=120)
+    assert "5 examples, off by at most" in ended.output, ended.output
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_batch_norm_of_what_autocast_hands_over_loses_no_more_than_its_rounding(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 3, 16, 16, generator=generator) * 3 + 20
+    exact = nn.BatchNorm2d(3)
+    layer = synchronized(nn.BatchNorm2d(3), Ranks(list, lambda: True, lambda: 1.0))
+    narrow, wide = x.to(dtype).requires_grad_(), x.to(dtype).float().requires_grad_()
+    gradient = torch.randn(x.shape, generator=generator) * 10 + 100  # its sum over the batch is beyond float16
+    found, expected = layer(narrow), exact(wide)
+    found.backward(gradient.to(dtype))
+    expected.backward(gradient.to(dtype).float())
+    assert narrow.grad is not None and wide.grad is not None
+    assert found.dtype == narrow.grad.dtype == dtype
+    near = torch.finfo(dtype).eps
+    found, expected = found.detach(), expected.detach()
+    for a, b in ((found, expected), (layer.weight.grad, exact.weight.grad), (layer.bias.grad, exact.bias.grad)):
+        assert float((a.float() - b).norm() / b.norm()) < near
+    assert float((narrow.grad.float() - wide.grad).norm() / wide.grad.norm()) < near
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_sharded_optimizer_equals_replicated_ones(ranks: int, tmp_path: Path) -> None:
+    ended = run_ranks(ranks, BODIES / "optimizer_parallel.py", str(ranks), tmp_path, timeout_s=200)
+    assert ended.output.count(": 20 steps off by") == 8, ended.output
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_clipping_micro_batches_and_unused_or_frozen_layers_equal_one_process(ranks: int) -> None:
+    ended = run_ranks(ranks, BODIES / "own_loop.py", str(ranks), timeout_s=120)
+    assert ended.output.count("off by") == 8, ended.output
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_grad_scaler_leaves_out_what_it_does_in_one_process(ranks: int) -> None:
+    ended = run_ranks(ranks, BODIES / "grad_scaler.py", str(ranks), timeout_s=120)
+    assert ended.output.count("updates left out") == 9, ended.output
+    assert "RuntimeWarning" not in ended.output
+
+
+@pytest.mark.mpi
+def test_loops_as_users_write_them_equal_one_process_or_are_refused() -> None:
+    ended = run_ranks(3, BODIES / "user_loops.py", "3", timeout_s=120)
+    assert ended.output.count("off by") == 13, ended.output
+
+
+@given(
+    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), longest=st.integers(1, 60), align=st.integers(1, 16)
+)
+def test_buckets_hold_every_parameter_once_in_order(sizes: list[int], longest: int, align: int) -> None:
+    buckets = plan_buckets(sizes, longest, align)
+    assert [p for bucket in buckets for p in bucket.parameters] == list(range(len(sizes)))
+    gaps = [b.start - stop for b, stop in zip(buckets, (0, *(b.stop for b in buckets)), strict=False)]
+    assert all(0 <= gap < align for gap in gaps) and all(b.start % align == 0 for b in buckets)
+    for bucket in buckets:
+        assert bucket.stop - bucket.start == sum(sizes[p] for p in bucket.parameters)
+        assert bucket.stop - bucket.start <= longest or len(bucket.parameters) == 1
+
+
+def wrapped(model: nn.Module, bucket_nbytes: int = 64) -> DataParallel:
+    return DataParallel(model.parameters(), Alone, bucket_nbytes, 2)
+
+
+def test_gradients_are_views_in_reverse_order() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    buffer = wrapped(model).buffer
+    assert [p.shape for p in buffer.parameters] == [p.shape for p in list(model.parameters())[::-1]]
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.fill_(3)
+    count = sum(parameter.numel() for parameter in buffer.parameters)
+    assert float(buffer.gradient.sum()) == 3 * count and bool((buffer.tail == 0).all()), "gaps are zero"
+    assert all(part.data_ptr() % ALIGNED_NBYTES == buffer.flat.data_ptr() % ALIGNED_NBYTES for part in buffer.slices)
+
+
+def test_channels_last_stays_so_in_gradients_and_in_a_state_that_was_loaded() -> None:
+    """Else fused optimizers refuse to work on a GPU, and the others are slow."""
+    torch.manual_seed(0)
+    made = [nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2)]
+    made[1].load_state_dict(made[0].state_dict())
+    optimizers = [torch.optim.AdamW(model.parameters(), fused=True) for model in made]
+    parallel = wrapped(made[0])
+    x = torch.rand(2, 3, 5, 5)
+    for model, optimizer in zip(made, optimizers, strict=True):
+        parallel.begin(1.0, [0.0, 0.0])
+        model(x).square().sum().backward()
+        if model is made[0]:
+            assert model.weight.grad is not None and model.weight.grad.stride() == model.weight.stride()
+            parallel.finish()
+        optimizer.step()
+    assert torch.equal(made[0].weight, made[1].weight)
+    state = optimizers[0].state_dict()
+    for values in state["state"].values():
+        values.update({key: value.contiguous() for key, value in values.items()})
+    parallel.load_optimizer(optimizers[0], state)
+    assert optimizers[0].state[made[0].weight]["exp_avg"].stride() == made[0].weight.stride()
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_zero_grad_does_not_break_the_views(to_none: bool) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(5, 3), torch.rand(7, 5)
+    parallel = wrapped(model)
+    parallel.begin(0.5, [0, 0])
+    model.zero_grad(set_to_none=to_none)
+    model(x).mean().backward()
+    parallel.finish()
+    twin = nn.Linear(5, 3)
+    twin.load_state_dict(model.state_dict())
+    twin(x).mean().backward()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad / 2)
+        assert ours.grad.untyped_storage().data_ptr() == parallel.buffer.flat.untyped_storage().data_ptr()
+
+
+def test_a_parameter_without_a_part_in_the_loss_is_not_updated() -> None:
+    used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
+    parallel = wrapped(nn.ModuleList([used, unused]))
+    for _ in range(2):
+        parallel.begin(1.0, [0, 0])
+        used(torch.ones(1, 2)).sum().backward()
+        parallel.finish()
+    assert unused.weight.grad is None, "weight decay and momentum would move it"
+    assert used.weight.grad is not None and used.weight.grad.any()
+
+
+def test_two_backward_passes_in_a_step_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    parallel = wrapped(model)
+    parallel.begin(1.0, [0, 0])
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(MisuseError, match="second backward pass"):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def test_a_weight_comes_before_backward() -> None:
+    model = nn.Linear(2, 2)
+    parallel = wrapped(model)
+    parallel.begin(1.0, [0, 0])
+    parallel.weigh(0)
+    loss = model(torch.ones(1, 2)).sum() * float("nan")
+    loss.backward()
+    with pytest.raises(MisuseError, match="expected it between the batch and backward"):
+        parallel.weigh(1)
+    parallel.finish()
+    assert bool((parallel.buffer.gradient == 0).all()), "a rank without a token adds nothing, not NaN"
+
+
+def test_gradients_are_the_sums_when_backward_has_ended() -> None:
+    model = nn.Linear(2, 2)
+    parallel = wrapped(model)
+    parallel.begin(0.5, [0, 0])
+    model(torch.ones(1, 2)).sum().backward()
+    assert bool((model.weight.grad == 0.5).all()), "weighed, before the optimizer's step"
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    parallel.finish()
+    assert model.weight.grad is not None and float(parallel.buffer.gradient.norm()) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_gradients_changed_before_they_are_summed_are_refused() -> None:
+    used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
+    model = nn.ModuleList([used, unused])
+    parallel = wrapped(model)
+    for clip in (lambda: parallel.clip(0.1), lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1)):
+        parallel.begin(1.0, [0, 0])
+        used(torch.ones(1, 2)).sum().backward()
+        norm = clip()
+        assert norm == pytest.approx(6**0.5)
+        if parallel.gradient_norm() < 1:
+            break
+        parallel.finish()
+    with pytest.raises(MisuseError, match=r"2 parameters had no part in the loss\. Clip by t\.clip_gradients"):
+        parallel.finish()
+
+
+def test_parameters_made_trainable_after_wrap_are_refused() -> None:
+    frozen = nn.Linear(2, 3).requires_grad_(False)
+    parallel = wrapped(nn.Sequential(frozen, nn.Linear(3, 2)))
+    parallel.begin(1.0, [0, 0])
+    frozen.weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"found parameters \[\(3, 2\)\] trainable that were frozen in t.wrap"):
+        parallel.begin(1.0, [0, 0])
+
+
+def test_mixed_dtypes_are_refused() -> None:
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
+    with pytest.raises(ValueError, match=r"found torch.float32 on cpu, torch.float64 on cpu"):
+        GradientBuffer(model.parameters(), 64, 0)

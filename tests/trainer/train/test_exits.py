@@ -1,0 +1,240 @@
+"""How a rank ends, and what it tells the agent: one rank in this process, through ``dltrain.builtin.rank.main``."""
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dlcontract import DatasetRef, ModelRef, OptimizerRef, Plan
+from dltrain.builtin import rank
+from dltrain.protocol import rank_messages
+from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_OK, EXIT_STOPPED, EXIT_USER_ERROR
+from support.trainer.listener import Listener
+from support.trainer.plans import make_plan, saving, write
+
+_ARRAYS = {"x": np.zeros((4, 1, 8, 8), np.float32), "y": np.arange(4)}
+_ARRAYS |= {"x_test": _ARRAYS["x"], "y_test": _ARRAYS["y"]}
+
+
+@pytest.fixture
+def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+    with Listener(tmp_path) as listener:
+        monkeypatch.setenv(rank_messages.SOCKET_ENV, listener.path)
+        yield listener
+
+
+def run(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv(rank_messages.PLAN_ENV, write(plan, folder))
+    return rank.main()
+
+
+def test_a_good_run_tells_its_story(listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(checkpoint=saving(tmp_path / "volume"))
+    assert run(plan, tmp_path, monkeypatch) == EXIT_OK
+    listener.wait_for(rank_messages.Finished, 1)
+    assert [type(news).__name__ for news in listener.news[:4]] == ["Hello", "Mark", "Mark", "Probed"]
+    assert [mark.what for mark in listener.of(rank_messages.Mark)] == ["imported", "rendezvous", "first_step"]
+    points = listener.of(rank_messages.Probed)[0].points
+    assert points[-1].batch == 120 and all(point.compute_s > 0 for point in points)
+    steps = listener.of(rank_messages.Step)
+    assert (steps[0].step, steps[-1].step, steps[-1].steps) == (1, 24, 24)
+    assert steps[-1].step_s > 0 and steps[-1].samples_per_s > 0 and steps[-1].measure.compute_s > 0
+    (finished,) = listener.of(rank_messages.Finished)
+    assert finished.outcome.steps == 24 and finished.outcome.accuracy is not None
+    assert finished.outcome.checkpoint == str(tmp_path / "volume" / "digits-0001" / "step-0000000024")
+    assert [mark.mark.step for mark in listener.of(rank_messages.Checkpointed)] == [24]
+    assert len(listener.of(rank_messages.Evaluated)) == 2
+
+
+def test_checkpoints_come_at_their_interval_and_the_newest_stay(
+    listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, volume = rank.evaluate, tmp_path / "volume"
+
+    def evaluate_once_saved(trainer: Any, *arguments: Any) -> float:
+        listener.wait_for(rank_messages.Checkpointed, trainer.epoch + 1)
+        return evaluate(trainer, *arguments)
+
+    monkeypatch.setattr(rank, "evaluate", evaluate_once_saved)
+    plan = make_plan(epochs=4, checkpoint=saving(volume, interval_s=0.001, keep=2))
+    assert run(plan, tmp_path, monkeypatch) == EXIT_OK
+    listener.wait_for(rank_messages.Finished, 1)
+    saved = [mark.mark.step for mark in listener.of(rank_messages.Checkpointed)]
+    assert len(saved) > 4 and saved == sorted(set(saved)) and saved[-1] == 48
+    kept = sorted(path.name for path in (volume / "digits-0001").glob("step-*"))
+    assert kept == [f"step-{step:010d}" for step in saved[-2:]]
+
+
+def test_a_finished_run_started_again_says_the_same(
+    listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(checkpoint=saving(tmp_path / "volume"))
+    for _ in range(2):
+        assert run(plan, tmp_path, monkeypatch) == EXIT_OK
+    listener.wait_for(rank_messages.Finished, 2)
+    first, second = (news.outcome for news in listener.of(rank_messages.Finished))
+    assert (second.steps, second.accuracy, second.loss, second.checkpoint) == (
+        first.steps, first.accuracy, first.loss, first.checkpoint,
+    )  # fmt: skip
+    assert len(listener.of(rank_messages.Checkpointed)) == 1, "nothing is written again"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": ModelRef(name="digits-cnn")}, r"spec\.checkpoint\.volume: found .*, a checkpoint of another model"),
+        ({"global_batch": 60}, r"spec\.globalBatchSize: found 60, expected 120, as in the checkpoint"),
+        ({"seed": 3}, r"spec\.seed: found 3, expected 0, as in the checkpoint"),
+        (
+            {"optimizer": OptimizerRef(name="Adam", learning_rate=0.01)},
+            r"spec\.optimizer: found Adam, expected one with dampening, momentum, nesterov, as in the checkpoint",
+        ),
+    ],
+    ids=["model", "batch", "seed", "optimizer"],
+)  # fmt: skip
+def test_a_checkpoint_of_another_training_is_refused_and_kept(
+    changes: dict[str, Any], message: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = tmp_path / "volume"
+    assert run(make_plan(checkpoint=saving(volume)), tmp_path, monkeypatch) == EXIT_OK
+    check_refused(make_plan(checkpoint=saving(volume), **changes), message, listener, tmp_path, monkeypatch)
+    assert [path.name for path in (volume / "digits-0001").glob("step-*")] == ["step-0000000024"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (None, r"spec\.dataset\.uri: found no file .*/data\.npz, expected an \.npz file with arrays x, y, x_test, y_test"),
+        ({"x": _ARRAYS["x"], "y": _ARRAYS["y"]}, r"with arrays x, y, expected .*: add x_test, y_test"),
+        (_ARRAYS | {"y": np.arange(3)}, r"4 samples in x and 3 in y, expected as many targets as inputs"),
+        (_ARRAYS | {"y": np.arange(4.0)}, r"y of float64, expected class numbers"),
+        (b"not a zip file", r"data\.npz: .*: save it with numpy\.savez"),
+        (b"", r"data\.npz: .*: save it with numpy\.savez"),
+        (_ARRAYS | {"y": np.int64(3)}, r"4 samples in x and a number, not in y, expected as many targets"),
+        (_ARRAYS | {"y": np.zeros((4, 3), int)}, r"y of shape \(4, 3\), expected a class for each sample, shape \(4,\)"),
+        (_ARRAYS | {"y": np.full(4, 10**9)}, r"class 1000000000 in y, expected class numbers below 1048576"),
+        (_ARRAYS | {"x": np.array(["a"] * 4)}, r"x of <U1, expected numbers"),
+        (_ARRAYS | {"x": np.full((4, 1, 8, 8), np.nan)}, r"values in x that are not finite"),
+        (_ARRAYS | {"x_test": np.zeros((4, 1, 9, 9))}, r"shape \(1, 8, 8\) in x and \(1, 9, 9\) in x_test"),
+    ],
+    ids=[
+        "missing", "keys", "lengths", "dtype", "format", "empty", "scalar", "shape", "class", "words", "nan", "held out",
+    ],
+)  # fmt: skip
+def test_a_bad_dataset_is_named(
+    arrays: Any, message: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "data.npz"
+    if isinstance(arrays, bytes):
+        path.write_bytes(arrays)
+    elif arrays is not None:
+        np.savez(path, **arrays)
+    check_refused(make_plan(dataset=DatasetRef(path=str(path))), message, listener, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": ModelRef(name="vgg")}, r"spec\.model\.name: found 'vgg', expected one of mlp, digits-cnn"),
+        ({"model": ModelRef(name="lenet")}, r"shape \(1, 8, 8\), expected images .* of 32 x 32 or 28 x 28"),
+        ({"model": ModelRef(name="gpt-mini")}, r"found images or tables of shape .*, expected tokens for model gpt-mini"),
+        ({"dataset": DatasetRef(name="mnist")}, r"spec\.dataset\.name: found 'mnist', expected one of digits"),
+        ({"ranks": 2}, r"a world of 1 \(mpirun's count: none, .*\), expected 2 ranks: start it with mpirun -n 2"),
+        ({"checkpoint": saving(Path("/proc/nowhere"))}, r"spec\.checkpoint\.volume: found /proc/nowhere/digits-0001"),
+    ],
+    ids=["model", "images", "tokens", "dataset", "world", "volume"],
+)  # fmt: skip
+def test_a_bad_plan_is_named(
+    changes: dict[str, Any], message: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_refused(make_plan(**changes), message, listener, tmp_path, monkeypatch)
+
+
+def check_refused(plan: Plan, message: str, listener: Listener, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(plan, folder, monkeypatch) == EXIT_BAD_INPUT
+    listener.wait_for(rank_messages.Failed, 1)
+    (failed,) = listener.of(rank_messages.Failed)
+    assert (failed.failure.reason, failed.failure.retry, failed.failure.exit_code) == (
+        "BadInput",
+        False,
+        EXIT_BAD_INPUT,
+    )
+    assert re.search(message, failed.failure.message), failed.failure.message
+
+
+def test_no_plan_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv(rank_messages.PLAN_ENV, raising=False)
+    assert rank.main() == EXIT_BAD_INPUT
+    assert "$DLTRAIN_PLAN: found nothing, expected the path of a plan" in capsys.readouterr().err
+
+
+def test_a_broken_plan_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.json").write_text('{"schema": 2}')
+    monkeypatch.setenv(rank_messages.PLAN_ENV, str(tmp_path / "plan.json"))
+    assert rank.main() == EXIT_BAD_INPUT
+    assert "expected a plan of schema 1" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(
+    listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(optimizer=OptimizerRef(learning_rate=1e30), checkpoint=saving(tmp_path / "volume"))
+    assert run(plan, tmp_path, monkeypatch) == EXIT_DIVERGED
+    listener.wait_for(rank_messages.Failed, 1)
+    failure = listener.of(rank_messages.Failed)[0].failure
+    assert failure.reason == "Diverged" and "lower the learning rate" in failure.message and failure.retry
+    assert not list((tmp_path / "volume" / "digits-0001").glob("step-*")), "a poisoned state is never saved"
+
+
+def test_an_exception_is_told_with_its_last_lines(
+    listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("weights")
+
+    monkeypatch.setattr(rank, "evaluate", broken)
+    assert run(make_plan(), tmp_path, monkeypatch) == EXIT_USER_ERROR
+    listener.wait_for(rank_messages.Failed, 1)
+    failure = listener.of(rank_messages.Failed)[0].failure
+    assert (failure.reason, failure.message) == ("TrainingError", "KeyError: 'weights'")
+    assert "in broken" in failure.log_tail and failure.retry and failure.counts
+
+
+@pytest.mark.parametrize("how", ["message", "signal"])
+def test_asked_to_stop_it_saves_and_says_so(
+    how: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = rank.evaluate
+
+    def stop_then_evaluate(*arguments: Any) -> float:
+        if how == "signal":
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            listener.wait_for(rank_messages.Step, 1)
+            listener.stop()
+            assert arguments[0].reporter.stop.wait(10)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(rank, "evaluate", stop_then_evaluate)
+    plan = make_plan(checkpoint=saving(tmp_path / "volume"), epochs=100)
+    assert run(plan, tmp_path, monkeypatch) == EXIT_STOPPED
+    listener.wait_for(rank_messages.Checkpointed, 1)
+    assert [mark.mark.step for mark in listener.of(rank_messages.Checkpointed)] == [13], "one step after the wish"
+    assert not listener.of(rank_messages.Finished) and not listener.of(rank_messages.Failed)
+
+
+def test_a_gpu_that_is_not_there_is_told(listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    plan = make_plan(device="NVIDIA-A100-SXM4-40GB", gpu=True)
+    assert run(plan, tmp_path, monkeypatch) == EXIT_OK
+    listener.wait_for(rank_messages.Finished, 1)
+    assert listener.of(rank_messages.Hello)[0].device == "cpu"
+    assert listener.of(rank_messages.Step)[0].measure.device == "cpu"
+    assert not listener.of(rank_messages.Probed)[0].points, "a pretended GPU teaches nothing"

@@ -1,0 +1,213 @@
+"""Whole runs of the built-in trainer and of scripts, on real ranks."""
+
+import hashlib
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from safetensors.torch import load_file
+
+from dlcontract import ModelRef, OptimizerRef, Plan
+from dltrain.builtin import rank
+from dltrain.checkpoint.store import MODEL, OPTIMIZER
+from dltrain.optim.learning_rate import rate
+from dltrain.protocol import rank_messages
+from dltrain.protocol.rank_messages import EXIT_OK, EXIT_PARAMETERS_DIVERGED, EXIT_PEER_LOST, EXIT_STOPPED
+from support.trainer.listener import Listener
+from support.trainer.plans import make_plan, saving, write
+from support.trainer.ranks import BODIES, ROOT, Ended, command, end, run, run_ranks, start
+
+pytestmark = pytest.mark.mpi
+DYING = BODIES / "rank_that_dies.py"
+SCRIPTS = ROOT / "examples" / "scripts"
+
+
+def train(plan: Plan, folder: Path, **env: Any) -> Ended:
+    return run_ranks(len(plan.ranks), "-m", "dltrain.builtin.rank", DLTRAIN_PLAN=write(plan, folder), **env)
+
+
+def hashes(folder: Path, step: int) -> list[str]:
+    """Hashes of a checkpoint's tensors."""
+    path = folder / "digits-0001" / f"step-{step:010d}"
+    return [hashlib.sha256((path / name).read_bytes()).hexdigest() for name in (MODEL, OPTIMIZER)]
+
+
+def test_three_ranks_learn_digits(tmp_path: Path) -> None:
+    plan = make_plan(
+        3, model=ModelRef(name="digits-cnn"), epochs=12, rebalance=True, shares=[60, 40, 20], measure_collective=True
+    )
+    with Listener(tmp_path) as listener:
+        train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(rank_messages.Finished, 3)
+    outcomes = [news.outcome for news in listener.of(rank_messages.Finished)]
+    assert all(outcome.accuracy is not None and outcome.accuracy >= 0.97 for outcome in outcomes)
+    assert all(hello.device == "cpu" for hello in listener.of(rank_messages.Hello))
+    probed = listener.of(rank_messages.Probed)
+    assert len(probed) == 3 and all(p.link_latency_s and p.link_bandwidth_Bps for p in probed)
+    chosen = [sum_ for news in listener.of(rank_messages.Chosen) for sum_ in news.sums]
+    assert len(chosen) >= 3 and all(sum_.strategy and sum_.bandwidth_Bps > 0 for sum_ in chosen)
+    measures = {step.rank: step.measure for step in listener.of(rank_messages.Step)}
+    assert all(m.compute_s > 0 and m.comm_s > 0 and m.wait_s >= 0 and m.data_s > 0 for m in measures.values())
+    # A small network: neither is the larger part for certain, but with the update they are all of it.
+    assert all(
+        0.1 * m.compute_s < part < m.compute_s for m in measures.values() for part in (m.forward_s, m.backward_s)
+    )
+    assert all(m.forward_s + m.backward_s < m.compute_s and m.sum_s > 0 for m in measures.values())
+
+
+def test_two_ranks_learn_digits_by_compressed_gradients(tmp_path: Path) -> None:
+    plan = make_plan(2, model=ModelRef(name="digits-cnn"), epochs=12, shares=[80, 40], compression="BF16")
+    with Listener(tmp_path) as listener:
+        train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(rank_messages.Finished, 2)
+    outcomes = [news.outcome for news in listener.of(rank_messages.Finished)]
+    assert all(outcome.accuracy is not None and outcome.accuracy >= 0.97 for outcome in outcomes)
+
+
+def test_a_parameter_server_only_serves(tmp_path: Path) -> None:
+    plan = make_plan(3, shares=[80, 40, 0], collective="ParameterServer", rebalance=True, checkpoint=saving(tmp_path))
+    with Listener(tmp_path) as listener:
+        train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(rank_messages.Finished, 3)
+    accuracy = {news.rank: news.outcome.accuracy for news in listener.of(rank_messages.Finished)}
+    assert accuracy[0] == accuracy[1] is not None and accuracy[2] is None
+    assert {news.outcome.steps for news in listener.of(rank_messages.Finished)} == {24}
+    assert [bool(p.points) for p in sorted(listener.of(rank_messages.Probed), key=lambda p: p.rank)] == [
+        True,
+        True,
+        False,
+    ]
+    assert {news.measure.share for news in listener.of(rank_messages.Step) if news.rank == 2} == {0}
+
+
+def test_a_stopped_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in the middle: at the same shape it ends with the same bits as never stopped, alone to rounding."""
+    whole, halves, moved = (tmp_path / name for name in ("whole", "halves", "moved"))
+    for folder in (whole, halves):
+        folder.mkdir()
+    shares, steps = [70, 50], 400
+    train(make_plan(2, shares=shares, steps=steps, checkpoint=saving(whole)), whole)
+    plan = make_plan(2, shares=shares, steps=steps, checkpoint=saving(halves))
+    with Listener(halves) as listener:
+        arguments = command(2, "-m", "dltrain.builtin.rank")
+        process = start(arguments, DLTRAIN_PLAN=write(plan, halves), DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(rank_messages.Step, 3)
+        listener.stop()
+        assert end(process, 30).code == EXIT_STOPPED
+    (stopped,) = {mark.mark.step for mark in listener.of(rank_messages.Checkpointed)}
+    assert 0 < stopped < steps, "stopped in the middle"
+    shutil.copytree(halves / "digits-0001", moved / "digits-0001")
+
+    resumed = train(plan, halves)
+    first = re.search(r"step (\d+)/400", resumed.output)
+    assert first is not None and int(first[1]) == stopped + 1
+    assert hashes(whole, steps) == hashes(halves, steps)
+
+    monkeypatch.setenv(rank_messages.PLAN_ENV, write(make_plan(1, steps=steps, checkpoint=saving(moved)), moved))
+    assert rank.main() == EXIT_OK
+    a, b = (load_file(folder / "digits-0001" / f"step-{steps:010d}" / MODEL) for folder in (whole, moved))
+    assert max(float((a[key] - b[key]).norm() / a[key].norm()) for key in a) < 1e-4
+
+
+def test_ranks_leave_quickly_when_one_dies_that_the_plan_needs(tmp_path: Path) -> None:
+    plan = make_plan(3, model=ModelRef(name="digits-cnn"), epochs=1000, min_ranks=3)
+    with Listener(tmp_path) as listener:
+        arguments = command(3, DYING, "2", "loss", "20", ulfm=True)
+        process = start(arguments, DLTRAIN_PLAN=write(plan, tmp_path), DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(rank_messages.Failed, 2)
+        ended = end(process, 30)
+    failures = [news.failure for news in listener.of(rank_messages.Failed)]
+    assert {failure.reason for failure in failures} == {"PeerLost"}, failures
+    assert {news.failure.exit_code for news in listener.of(rank_messages.Failed)} == {EXIT_PEER_LOST}
+    assert ended.code != 0
+    assert not any(news.failure.counts for news in listener.of(rank_messages.Failed))
+
+
+def test_a_flipped_bit_is_noticed_and_never_saved(tmp_path: Path) -> None:
+    """All ranks say so, and training goes on from the checkpoint before it, to the bits of an undisturbed run."""
+    whole, flipped = tmp_path / "whole", tmp_path / "flipped"
+    for folder in (whole, flipped):
+        folder.mkdir()
+    train(make_plan(3, steps=60, checkpoint=saving(whole)), whole)
+    plan = make_plan(3, steps=60, compare_steps=20, checkpoint=saving(flipped, interval_s=1e-3, keep=100))
+    arguments = command(3, BODIES / "flipped_bit.py", "30", str(tmp_path / "marker"))
+    with Listener(flipped) as listener:
+        ended = run(arguments, 60, DLTRAIN_PLAN=write(plan, flipped), DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(rank_messages.Failed, 3)
+    assert ended.code == EXIT_PARAMETERS_DIVERGED
+    failures = [news.failure for news in listener.of(rank_messages.Failed)]
+    assert {failure.reason for failure in failures} == {"ParametersDiverged"} and all(f.counts for f in failures)
+    assert all("parameters of rank 1 are not those of rank 0, 2" in failure.message for failure in failures)
+    compared = {news.step: news.agree for news in listener.of(rank_messages.Compared)}
+    assert compared[20] and next(step for step, agree in compared.items() if not agree) in range(30, 41)
+    assert max(mark.mark.step for mark in listener.of(rank_messages.Checkpointed)) < 30
+    assert run(arguments, 60, DLTRAIN_PLAN=write(plan, flipped)).code == EXIT_OK
+    assert hashes(whole, 60) == hashes(flipped, 60)
+
+
+@pytest.mark.parametrize(("rule", "low", "high"), [("Linear", 4, 4), ("SquareRoot", 2, 2), ("AdaScale", 1, 4)])
+def test_the_learning_rate_follows_the_batch(rule: Any, low: float, high: float, tmp_path: Path) -> None:
+    """On all ranks alike, with uneven shares; what was measured is part of a checkpoint."""
+    steps, optimizer = 60, OptimizerRef(scaling=rule, base_batch=30)
+    keep = saving(tmp_path, interval_s=1e-3, keep=100)
+    plan = make_plan(2, shares=[80, 40], optimizer=optimizer, steps=steps, checkpoint=keep)
+    with Listener(tmp_path) as listener:
+        train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(rank_messages.Finished, 2)
+    factors: dict[int, set[float]] = {}
+    for news in listener.of(rank_messages.Step):
+        assert news.learning_rate is not None
+        factor = news.learning_rate / rate(optimizer.learning_rate, news.step - 1, steps)
+        factors.setdefault(news.step, set()).add(round(factor, 9))
+    assert all(len(found) == 1 for found in factors.values()), f"ranks use different rates: {factors}"
+    assert all(low <= factor <= high for found in factors.values() for factor in found), factors
+    if rule == "AdaScale":
+        (first,), (last,) = factors[1], factors[steps]
+        assert first == 2 and last not in (1, 2, 4), "from the root of 4, before anything was measured, to the gain"
+        before = hashes(tmp_path, steps)
+        for path in (tmp_path / "digits-0001").glob("step-*"):
+            if int(path.name.removeprefix("step-")) > steps // 2:
+                shutil.rmtree(path)
+        assert list((tmp_path / "digits-0001").glob("step-*")), "something to go on from"
+        train(plan, tmp_path)
+        assert hashes(tmp_path, steps) == before
+
+
+@pytest.mark.parametrize("parallelism", ["Data", "Optimizer"])
+def test_a_learning_rate_is_found_and_training_begins_as_if_it_were_given(parallelism: Any, tmp_path: Path) -> None:
+    searched, given = tmp_path / "searched", tmp_path / "given"
+    for folder in (searched, given):
+        folder.mkdir()
+    search, steps = OptimizerRef(find_rate=True, learning_rate=1e-9), 60
+    plan = make_plan(2, shares=[80, 40], optimizer=search, steps=steps, parallelism=parallelism)
+    plan = plan.model_copy(update={"checkpoint": saving(searched)})
+    train(plan, searched)
+    curve = json.loads((searched / "digits-0001" / "learning-rate.json").read_text())
+    assert curve["found"]["low"] < curve["rate"] < curve["found"]["high"]
+    assert 1e-3 < curve["rate"] < 1 and len(curve["rates"]) == len(curve["losses"]) > 60
+    svg = ElementTree.parse(searched / "digits-0001" / "learning-rate.svg")
+    assert any(f"learning rate {curve['rate']:.3g}" in (text.text or "") for text in svg.iter())
+    known = OptimizerRef(learning_rate=curve["rate"])
+    train(plan.model_copy(update={"optimizer": known, "checkpoint": saving(given)}), given)
+    assert hashes(searched, steps) == hashes(given, steps), "the test left something behind"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_five_lines_run_as_they_are(ranks: int, tmp_path: Path) -> None:
+    script = SCRIPTS / "train_five_lines.py"
+    arguments = [sys.executable, str(script)] if ranks == 1 else command(ranks, script, fresh=True)
+    ended = run(arguments, OMP_NUM_THREADS="1")
+    assert ended.code == 0, ended.output
+    finished = re.search(r"finished 120 steps in .* s, accuracy (0\.\d+)", ended.output)
+    assert finished is not None and float(finished[1]) > 0.9, ended.output
+
+
+def test_float16_runs_as_it_is() -> None:
+    ended = run(command(2, SCRIPTS / "train_float16.py", fresh=True), OMP_NUM_THREADS="1")
+    finished = re.search(r"finished 120 steps in .* s, accuracy (0\.\d+)", ended.output)
+    assert ended.code == 0 and finished is not None and float(finished[1]) > 0.9, ended.output

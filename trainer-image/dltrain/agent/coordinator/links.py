@@ -1,0 +1,112 @@
+"""The coordinator's connections to the members of its job, kept up for as long as it coordinates.
+
+A name is resolved at every attempt, since a pod's DNS record may be younger than the pod.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dltrain.protocol import agent_messages as proto
+
+log = logging.getLogger(__name__)
+_BACKOFF_S = (0.05, 0.2)
+_CONNECT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Connected:
+    pod: str
+    welcome: proto.Welcome
+
+
+@dataclass(frozen=True)
+class Lost:
+    pod: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Said:
+    pod: str
+    line: proto.Line
+
+
+LinkEvent = Connected | Lost | Said
+
+
+class Links:
+    """One connection to each pod wanted; what happens on them goes to ``tell``, in order."""
+
+    def __init__(self, context: ssl.SSLContext, port: int, tell: Callable[[LinkEvent], None]) -> None:
+        self._context, self._port, self._tell = context, port, tell
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._channels: dict[str, proto.Channel] = {}
+
+    def want(self, hosts: dict[str, str]) -> None:
+        """Keep connections to these pods (name → host) and no others."""
+        for pod in [pod for pod in self._tasks if pod not in hosts]:
+            self._tasks.pop(pod).cancel()
+        for pod, host in hosts.items():
+            if pod not in self._tasks:
+                self._tasks[pod] = asyncio.create_task(self._keep(pod, host))
+
+    @property
+    def connected(self) -> set[str]:
+        return set(self._channels)
+
+    def send(self, pod: str, line: proto.Line) -> bool:
+        """Whether there was a connection to send it on."""
+        channel = self._channels.get(pod)
+        if channel is not None:
+            channel.send(line)
+        return channel is not None
+
+    def send_all(self, line: proto.Line) -> None:
+        for channel in self._channels.values():
+            channel.send(line)
+
+    async def close(self) -> None:
+        """End all connections, after what was sent has left."""
+        await asyncio.gather(*(channel.flush() for channel in self._channels.values()))
+        self.want({})
+
+    async def _keep(self, pod: str, host: str) -> None:
+        wait_s, failures = _BACKOFF_S[0], 0
+        while True:
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    reader, writer = await asyncio.open_connection(
+                        host, self._port, ssl=self._context, limit=proto.MAX_LINE
+                    )
+            except (OSError, TimeoutError) as error:
+                failures += 1
+                if failures >= 8 and failures & (failures - 1) == 0:  # after a second, and 2, 4, 8 …: told, not flooded
+                    log.info("pod %s (%s) not reached, attempt %d: %r", pod, host, failures, error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _BACKOFF_S[1])
+                continue
+            wait_s, failures = _BACKOFF_S[0], 0
+            await self._talk(pod, proto.Channel(reader, writer))
+            await asyncio.sleep(wait_s)
+
+    async def _talk(self, pod: str, channel: proto.Channel) -> None:
+        why = "the connection ended"
+        try:
+            welcome = await channel.receive()
+            if not isinstance(welcome, proto.Welcome) or welcome.pod != pod:
+                log.warning("pod %s greeted with %r, expected its Welcome", pod, welcome)
+                return
+            self._channels[pod] = channel
+            self._tell(Connected(pod, welcome))
+            while (line := await channel.receive()) is not None:
+                self._tell(Said(pod, line))
+            why = channel.why
+        except ValueError as error:
+            why = f"it does not speak our protocol: {error}"
+        finally:
+            channel.close()
+            if self._channels.pop(pod, None) is not None:
+                self._tell(Lost(pod, why))

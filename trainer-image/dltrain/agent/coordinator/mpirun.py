@@ -1,0 +1,109 @@
+"""mpirun, one at a time, and the MPI daemons that the members run for it."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+from dlcontract import Plan
+from dltrain.agent.coordinator.links import Links
+from dltrain.agent.job.settings import Settings
+from dltrain.host.network_interfaces import interface_of
+from dltrain.host.output import Output
+from dltrain.host.processes import Exit, Process, Reaper, Stillness
+from dltrain.launch import commands
+from dltrain.protocol import agent_messages as proto
+
+
+class Mpirun:
+    """Launches the ranks of a plan. ``ended`` hears how mpirun ended by itself, and its last output."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        reaper: Reaper,
+        env: dict[str, str],
+        plan: Plan,
+        world: str,
+        links: Links,
+        ended: Callable[[Exit, str], None],
+    ) -> None:
+        """Start it. Raises ValueError when the plan cannot be launched so, OSError when mpirun cannot be started."""
+        self._world, self._pods, self._links = world, plan.pods, links
+        self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
+        command = commands.mpirun_command(plan, settings.pod, socket.gethostname(), as_root=os.geteuid() == 0)
+        env = commands.mpi_environment(env, interface_of(settings.pod_ip), world, settings.run_dir)
+        read_fd, write_fd = os.pipe()
+        try:
+            self.process: Process = reaper.start(command, env=env, output=write_fd)
+        finally:
+            os.close(write_fd)
+        self._watching = asyncio.create_task(self._watch(Output("[mpirun] ", read_fd), ended))
+
+    async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
+        """In the place of ``ssh POD COMMAND``: until the pod's daemon ends; its exit code and last output."""
+        if pod not in self._pods:
+            return 1, f"found pod {pod}, expected one of {self._pods}\n"
+        try:
+            arguments = commands.daemon_arguments(command)
+        except ValueError as error:
+            return 1, f"{error}\n"
+        ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._daemons[pod] = ended
+        if not self._links.send(pod, proto.StartDaemon(world=self._world, arguments=arguments)):
+            return 1, f"no connection to pod {pod}\n"
+        return await ended
+
+    def daemon_ended(self, pod: str, code: int, tail: str) -> None:
+        """News of a pod's daemon, for whoever waits in ``launch_daemon``."""
+        ended = self._daemons.pop(pod, None)
+        if ended is not None and not ended.done():
+            ended.set_result((code, tail))
+
+    def end(self) -> None:
+        """Kill it; its end is no news any more."""
+        self._watching.cancel()
+        self.process.kill()
+        for pod in list(self._daemons):
+            self.daemon_ended(pod, 1, "")
+
+    async def _watch(self, output: Output, ended: Callable[[Exit, str], None]) -> None:
+        end = await asyncio.shield(self.process.ended)
+        await output.drained()
+        ended(end, output.tail)
+
+
+class Launcher:
+    """The mpirun of the world that there is, if any."""
+
+    def __init__(self, settings: Settings, reaper: Reaper, env: dict[str, str], links: Links) -> None:
+        self._settings, self._reaper, self._env, self._links = settings, reaper, env, links
+        self._mpirun: Mpirun | None = None
+        self._stillness = Stillness()
+
+    def start(self, plan: Plan, world: str, ended: Callable[[Exit, str], None]) -> None:
+        """Raises what ``Mpirun`` raises."""
+        self._mpirun = Mpirun(self._settings, self._reaper, self._env, plan, world, self._links, ended)
+
+    async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
+        """As ``Mpirun.launch_daemon``."""
+        if self._mpirun is None:
+            return 1, "no world is being launched\n"
+        return await self._mpirun.launch_daemon(pod, command)
+
+    def daemon_ended(self, pod: str, code: int, tail: str) -> None:
+        """News of a pod's daemon."""
+        if self._mpirun is not None:
+            self._mpirun.daemon_ended(pod, code, tail)
+
+    def look(self, now_s: float) -> None:
+        """Kill an mpirun that was stopped (SIGSTOP) and stays so: its end is news, and the world's."""
+        running = [self._mpirun.process] if self._mpirun is not None else []
+        for process in self._stillness.look(running, now_s):
+            process.kill()
+
+    def end(self) -> None:
+        """Kill mpirun, if it runs; its end is no news any more."""
+        mpirun, self._mpirun = self._mpirun, None
+        if mpirun is not None:
+            mpirun.end()

@@ -1,0 +1,48 @@
+"""Plain HTTP for Prometheus and the kubelet: /metrics, /healthz, /readyz; read-only."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from http import HTTPStatus
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+_REQUEST_S = 5.0
+
+
+class Health:
+    """``ready`` gives the reason why the pod is not ready, or None."""
+
+    def __init__(self, registry: CollectorRegistry, ready: Callable[[], str | None]) -> None:
+        self._registry, self._ready = registry, ready
+
+    async def listen(self, host: str | None, port: int) -> None:
+        """Serve for as long as the process lives. Raises OSError when the port is taken."""
+        await asyncio.start_server(self._serve, host, port, limit=8192)
+
+    def answer(self, path: str) -> tuple[int, str, bytes]:
+        """Status, content type and body for a path."""
+        text = "text/plain; charset=utf-8"
+        match path.partition("?")[0]:
+            case "/metrics":
+                return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+            case "/healthz":
+                return 200, text, b"ok\n"
+            case "/readyz":
+                why = self._ready()
+                return (200, text, b"ok\n") if why is None else (503, text, f"not ready: {why}\n".encode())
+            case _:
+                return 404, text, b"found: /metrics, /healthz, /readyz\n"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(_REQUEST_S):
+                words = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split(" ", 2)
+                known = len(words) == 3 and words[0] in ("GET", "HEAD")
+                status, kind, body = self.answer(words[1]) if known else (405, "text/plain", b"GET and HEAD only\n")
+                head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {kind}\r\n"
+                head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                writer.write(head.encode() + (b"" if words[:1] == ["HEAD"] else body))
+                await writer.drain()
+        writer.close()

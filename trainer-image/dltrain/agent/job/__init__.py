@@ -1,0 +1,1 @@
+"""An agent's job: its settings, its plan and report, and the credentials of its agents."""

@@ -1,0 +1,180 @@
+"""Where the plan comes from and the report goes: the job's two ConfigMaps, or two files."""
+
+import asyncio
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from dlcontract import PLAN_KEY, REPORT_KEY, Plan, Report, config_map_names, schema_of
+from dltrain.agent.job.kube_api import ApiError, KubeApi
+
+log = logging.getLogger(__name__)
+_FILE_POLL_S = 0.2
+_RETRY_S = (0.2, 5.0)
+
+
+class Exchange(ABC):
+    """Plans in, reports out."""
+
+    @abstractmethod
+    def plans(self) -> AsyncIterator[Plan]:
+        """Every plan, from the present one on. Waits where there is none yet; unusable ones are logged and skipped."""
+
+    @abstractmethod
+    async def previous_report(self) -> Report | None:
+        """The last report of this job, of whichever incarnation; None if there is none that can be read."""
+
+    @abstractmethod
+    async def write(self, report: Report) -> None:
+        """Raises OSError, TimeoutError or ApiError."""
+
+
+class Files(Exchange):
+    """Without Kubernetes: for tests and laptops."""
+
+    def __init__(self, plan: Path, report: Path) -> None:
+        self._plan, self._report = plan, report
+
+    async def plans(self) -> AsyncIterator[Plan]:
+        last = ""
+        while True:
+            text = self._plan.read_text() if self._plan.is_file() else ""
+            if text != last and (plan := parse_plan(text)) is not None:
+                yield plan
+            last = text
+            await asyncio.sleep(_FILE_POLL_S)
+
+    async def previous_report(self) -> Report | None:
+        return parse_report(self._report.read_text()) if self._report.is_file() else None
+
+    async def write(self, report: Report) -> None:
+        temporary = self._report.with_suffix(".new")
+        temporary.write_text(report.to_json())
+        temporary.replace(self._report)
+
+
+class ConfigMaps(Exchange):
+    """In a cluster."""
+
+    def __init__(self, api: KubeApi, job: str) -> None:
+        self._api = api
+        self._plan, self._report = config_map_names(job)
+
+    async def plans(self) -> AsyncIterator[Plan]:
+        last, wait_s = "", _RETRY_S[0]
+        while True:
+            try:
+                config_map = await self._api.get(self._plan)
+                text = config_map.get("data", {}).get(PLAN_KEY, "")
+                wait_s = _RETRY_S[0]
+                if text != last and (plan := parse_plan(text)) is not None:
+                    yield plan
+                last = text
+                async for event in self._api.watch(self._plan, config_map["metadata"]["resourceVersion"]):
+                    text = event.get("object", {}).get("data", {}).get(PLAN_KEY, "")
+                    if event.get("type") not in ("ADDED", "MODIFIED"):
+                        break
+                    if text != last and (plan := parse_plan(text)) is not None:
+                        yield plan
+                    last = text
+            except (ApiError, OSError, TimeoutError, ValueError) as error:
+                log.log(logging.INFO if isinstance(error, ApiError) and error.status == 404 else logging.WARNING,
+                        "plan %s: %s; again in %.1f s", self._plan, error, wait_s)  # fmt: skip
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _RETRY_S[1])
+
+    async def previous_report(self) -> Report | None:
+        wait_s = _RETRY_S[0]
+        while True:
+            try:
+                config_map = await self._api.get(self._report)
+                return parse_report(config_map.get("data", {}).get(REPORT_KEY, ""))
+            except ApiError as error:
+                if error.status == 404:
+                    return None
+                log.warning("report %s: %s; again in %.1f s", self._report, error, wait_s)
+            except (OSError, TimeoutError) as error:
+                log.warning("report %s: %s; again in %.1f s", self._report, error, wait_s)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _RETRY_S[1])
+
+    async def write(self, report: Report) -> None:
+        await self._api.patch_data(self._report, {REPORT_KEY: report.to_json()})
+
+
+def parse_plan(text: str) -> Plan | None:
+    """A plan, or None with the reason logged: an agent outlives a plan that it cannot read."""
+    if not text:
+        return None
+    try:
+        return Plan.parse(text)
+    except ValueError as error:
+        try:
+            schema = schema_of(text)
+        except ValueError:
+            schema = None
+        log.error("plan with schema %s (this trainer reads 1) ignored: %s", schema, error)
+        return None
+
+
+def parse_report(text: str) -> Report | None:
+    try:
+        return Report.parse(text) if text else None
+    except ValueError as error:
+        log.warning("the previous report cannot be read, counters start anew: %s", error)
+        return None
+
+
+class ReportWriter:
+    """Writes ``compose()``: soon when urged (a transition), else every ``PERIOD_S``; never the same news twice."""
+
+    PERIOD_S = 10.0
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.compose: Callable[[], Report] | None = None
+        self._exchange = exchange
+        self._written: Report | None = None
+        self._urgent = asyncio.Event()
+
+    def urge(self) -> None:
+        """There is something that must not wait."""
+        self._urgent.set()
+
+    async def run(self) -> None:
+        """For ever. A failed write is repeated, with what is the news by then."""
+        wait_s = _RETRY_S[0]
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.PERIOD_S):
+                    await self._urgent.wait()
+            self._urgent.clear()
+            if await self._write():
+                wait_s = _RETRY_S[0]
+            else:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _RETRY_S[1])
+                self._urgent.set()
+
+    async def last(self, within_s: float) -> None:
+        """One more attempt before leaving, however it ends."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._write()
+        except TimeoutError:
+            log.warning("the last report was not written within %.0f s", within_s)
+
+    async def _write(self) -> bool:
+        if self.compose is None:
+            return True
+        report = self.compose()
+        if self._written is not None and report == self._written.model_copy(update={"unix_s": report.unix_s}):
+            return True
+        try:
+            await self._exchange.write(report)
+        except (ApiError, OSError, TimeoutError) as error:
+            log.warning("report not written: %s", error)
+            return False
+        self._written = report
+        return True

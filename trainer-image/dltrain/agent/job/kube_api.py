@@ -1,0 +1,139 @@
+"""The few Kubernetes API calls of an agent, on the standard library: its client would cost 60 MB in every pod."""
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TIMEOUT_S = 10.0
+_WATCH_S = 300
+
+
+class ApiError(Exception):
+    """The API server answered with an error; ``status`` is its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+    @classmethod
+    def of(cls, status: int, answer: bytes) -> "ApiError":
+        """From an answer's body: a Status object, or anything a proxy may say."""
+        try:
+            message = json.loads(answer)["message"]
+        except (ValueError, KeyError, TypeError):
+            message = answer[:200].decode(errors="replace")
+        return cls(status, str(message))
+
+
+@dataclass(frozen=True)
+class KubeApi:
+    """ConfigMaps of one namespace. Methods raise ApiError, or OSError and TimeoutError when nobody answers."""
+
+    host: str
+    port: int
+    namespace: str
+    token_file: Path
+    tls: ssl.SSLContext
+
+    @classmethod
+    def in_cluster(cls, namespace: str) -> "KubeApi":
+        """From what Kubernetes puts into every pod. Raises ValueError outside one."""
+        host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host or not (SERVICE_ACCOUNT / "token").is_file():
+            raise ValueError(
+                f"KUBERNETES_SERVICE_HOST: found {host!r} and no service account's token, expected a pod with one, "
+                "or DLJOB_API=off"
+            )
+        return cls(
+            host,
+            int(port),
+            namespace,
+            SERVICE_ACCOUNT / "token",
+            ssl.create_default_context(cafile=SERVICE_ACCOUNT / "ca.crt"),
+        )
+
+    async def get(self, name: str) -> dict[str, Any]:
+        """A ConfigMap."""
+        result: dict[str, Any] = json.loads(await self._call("GET", self._path(name)))
+        return result
+
+    async def patch_data(self, name: str, data: dict[str, str]) -> None:
+        """Merge keys into a ConfigMap's data."""
+        await self._call("PATCH", self._path(name), json.dumps({"data": data}).encode())
+
+    async def watch(self, name: str, resource_version: str) -> AsyncIterator[dict[str, Any]]:
+        """The ConfigMap's events after a version; ends after some minutes or when the server ends it."""
+        query = f"?watch=true&fieldSelector=metadata.name%3D{name}&resourceVersion={resource_version}"
+        query += f"&timeoutSeconds={_WATCH_S}"
+        reader, writer = await self._open("GET", self._path("").rstrip("/") + query, b"")
+        try:
+            status, chunked = await _head(reader)
+            if status != 200:
+                raise ApiError.of(status, await reader.read(65536))
+            pending = b""
+            async with asyncio.timeout(_WATCH_S + _TIMEOUT_S):
+                async for part in _body(reader, chunked):
+                    *lines, pending = (pending + part).split(b"\n")
+                    for line in lines:
+                        yield json.loads(line)
+        finally:
+            writer.transport.abort()  # at once: a TLS farewell would outlive the event loop
+
+    def _path(self, name: str) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
+
+    async def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
+        async with asyncio.timeout(_TIMEOUT_S):
+            reader, writer = await self._open(method, path, body)
+            try:
+                status, chunked = await _head(reader)
+                answer = b"".join([part async for part in _body(reader, chunked)])
+            finally:
+                writer.transport.abort()
+        if status >= 300:
+            raise ApiError.of(status, answer)
+        return answer
+
+    async def _open(self, method: str, path: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(self.host, self.port, ssl=self.tls, limit=2**22)
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        token = self.token_file.read_text().strip()  # each time: it is rotated
+        head = [
+            f"{method} {path} HTTP/1.1",
+            f"Host: {host}:{self.port}",
+            f"Authorization: Bearer {token}",
+            "Accept: application/json",
+            *(["Content-Type: application/merge-patch+json"] if method == "PATCH" else []),
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+        ]
+        writer.write("\r\n".join(head).encode() + b"\r\n\r\n" + body)
+        return reader, writer
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
+    """HTTP status and whether the body comes in chunks."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except asyncio.IncompleteReadError as error:
+        raise ConnectionError("the API server closed the connection without an answer") from error
+    status = head.split(" ", 2)[1]
+    return int(status), "transfer-encoding: chunked" in head.lower()
+
+
+async def _body(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:
+    """The body in parts, up to the end of the connection or of the last chunk."""
+    try:
+        while chunked and (size := int((await reader.readline()).split(b";")[0] or b"0", 16)):
+            yield (await reader.readexactly(size + 2))[:-2]
+    except asyncio.IncompleteReadError:
+        return
+    while not chunked and (part := await reader.read(65536)):
+        yield part

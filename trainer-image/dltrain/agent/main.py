@@ -1,0 +1,245 @@
+"""``dljob-agent``: PID 1 of every trainer pod.
+
+It outlives the ranks: starts them, watches them, ends them, and tells how they do. Every agent is a member of its
+job; the one in the plan's first pod is the coordinator, too, and the next one while that is lost. Exit codes: 0 told to
+stop when the job was over or had no ranks here; 143 told to stop before that; 64 misconfigured; 1 superseded, a fault.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any, NoReturn
+
+from prometheus_client import CollectorRegistry
+
+from dlcontract import Plan, RunPhase
+from dltrain.agent.coordinator.coordinator import TERMINAL, Coordinator
+from dltrain.agent.coordinator.membership import SupersededError
+from dltrain.agent.health import Health
+from dltrain.agent.job import tls
+from dltrain.agent.job.exchange import ConfigMaps, Exchange, Files, ReportWriter
+from dltrain.agent.job.kube_api import KubeApi
+from dltrain.agent.job.settings import Settings, livable
+from dltrain.agent.job.shrink import shrink_plan
+from dltrain.agent.member.local_ranks import LocalRanks
+from dltrain.agent.member.member import Member
+from dltrain.agent.metrics import TrainerCollector
+from dltrain.host.network_interfaces import interface_of
+from dltrain.host.processes import Reaper
+from dltrain.protocol.agent_messages import MAX_LINE
+from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_STOPPED
+from dltrain.record.ledger import Ledger
+
+log = logging.getLogger(__name__)
+LAST_REPORT_S = 2.0
+TAKEOVER_S = 0.5
+"""For each pod before this one: time to take the lost coordinator's place."""
+DEFAULT_GRACE_S = 30.0
+
+
+class Agent:
+    """One pod's agent. ``run`` returns its exit code."""
+
+    def __init__(self, settings: Settings, env: dict[str, str], identity: tls.Identity, exchange: Exchange) -> None:
+        self.settings, self.env, self.identity, self.exchange = settings, env, identity, exchange
+        self.reaper = Reaper()
+        self.reporter = ReportWriter(exchange)
+        self.member = Member(settings.pod, settings.uid)
+        self.local = self.member.local = LocalRanks(
+            pod=settings.pod,
+            interface=interface_of(settings.pod_ip),
+            run_dir=settings.run_dir,
+            memory=settings.memory_dir / f"dltrain-{settings.uid}",
+            env=env,
+            reaper=self.reaper,
+            emit=self.member.emit,
+        )
+        self.coordinator: Coordinator | None = None
+        self._acting = False
+        """Whether this pod coordinates in the place of the plan's first one."""
+        self._told_to_stop = asyncio.Event()
+
+    async def run(self) -> int:
+        self.local.spawner.warm()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told_to_stop.set)
+        await self.local.listen()
+        await asyncio.start_server(
+            self.member.serve, self.settings.pod_ip, self.settings.agent_port, ssl=self.identity.server, limit=MAX_LINE
+        )
+        registry = CollectorRegistry()
+        registry.register(TrainerCollector(self.member, self.local, self._ledger))
+        await Health(registry, self._unready).listen(self.settings.pod_ip, self.settings.metrics_port)
+        log.info("agent of pod %s is up", self.settings.pod)
+        stop = asyncio.create_task(self._told_to_stop.wait())
+        work: list[asyncio.Task[Any]] = [stop, asyncio.create_task(self.reporter.run())]
+        if may_coordinate(self.settings):
+            work.append(asyncio.create_task(self._coordinate()))
+        work.append(asyncio.create_task(self._stand_by()))
+        done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        if stop not in done:
+            (ended,) = done
+            await self.local.end()
+            ended.result()
+            raise AssertionError("coordinating and reporting never end by themselves")
+        return await self._leave()
+
+    def _ledger(self) -> Ledger | None:
+        return None if self.coordinator is None else self.coordinator.ledger
+
+    async def _stand_by(self) -> None:
+        """Whenever the coordinator is lost: act in its place, unless a pod before this one does."""
+        member = self.member
+        while True:
+            await member.orphaned.wait()
+            if not (place := succession(member.plan, member.phase, self.settings.pod)) or self._told_to_stop.is_set():
+                await asyncio.sleep(TAKEOVER_S)
+                continue
+            await asyncio.sleep(TAKEOVER_S * place)
+            if not member.orphaned.is_set():
+                continue
+            log.warning("pod %s is lost: coordinating in its place", member.plan.pods[0] if member.plan else "")
+            self._acting = True
+            try:
+                await self._coordinate(acting=True)
+            except SupersededError as error:
+                log.info("no longer coordinating: %s", error)
+            finally:
+                self._acting = False
+                self.coordinator = self.local.launch_daemon = self.reporter.compose = None
+
+    async def _coordinate(self, *, acting: bool = False) -> None:
+        """Follow the plans; coordinate while this pod is their first, or ``acting``. Raises SupersededError."""
+        running: asyncio.Task[None] | None = None
+        plans = self.exchange.plans()
+        coming = asyncio.ensure_future(anext(plans))
+        try:
+            while True:
+                waiting: set[asyncio.Future[Any]] = {coming} if running is None else {coming, running}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if running is not None and running.done():
+                    running.result()
+                    running = None
+                if not coming.done():
+                    continue
+                plan = coming.result()
+                coming = asyncio.ensure_future(anext(plans))
+                log.info(
+                    "plan %d (%s), %d ranks in %d pods", plan.number, plan.digest(), len(plan.ranks), len(plan.pods)
+                )
+                running = await self._follow(plan, running, acting)
+        finally:
+            coming.cancel()
+
+    async def _follow(
+        self, plan: Plan, running: "asyncio.Task[None] | None", acting: bool
+    ) -> "asyncio.Task[None] | None":
+        first = acting or (plan.pods[0] == self.settings.pod and not self._acting)
+        if self.coordinator is not None and running is not None:
+            if first:
+                self.coordinator.replan(plan)
+                return running
+            self.coordinator.leave()
+            await running
+            self.coordinator = self.local.launch_daemon = self.reporter.compose = None
+        if not first or self._told_to_stop.is_set():
+            return None
+        previous = await self.exchange.previous_report()
+        coordinator = self.coordinator = Coordinator(
+            self.settings, self.identity, self.reaper, self.env, self.reporter, plan, previous, acting=acting
+        )
+        self.local.launch_daemon = coordinator.launch_daemon
+        return asyncio.create_task(coordinator.run())
+
+    async def _leave(self) -> int:
+        """Told to stop: ranks first, then what tells of them. Done as soon as nothing runs."""
+        plan, busy = self.member.plan, bool(self.local.running)
+        grace_s = (plan.grace_s if plan is not None else DEFAULT_GRACE_S) - 1.0
+        deadline_s = time.monotonic() + grace_s
+        log.info("told to stop; %s, at most %.0f s", "ranks checkpoint" if busy else "nothing runs", grace_s)
+        self.member.leave()
+        if self.coordinator is not None:
+            self.coordinator.leave()
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self.coordinator.done.wait()
+            except TimeoutError:
+                log.warning("the other pods did not end within the grace period")
+            await self.reporter.last(LAST_REPORT_S)
+        else:
+            self.local.stop(grace_s, progressed=None if self.member.led else False)
+            while self.local.busy and time.monotonic() < deadline_s:
+                await asyncio.sleep(0.02)
+        await self.local.end()
+        return EXIT_STOPPED if self.local.ranks_here() and self.member.phase not in TERMINAL else 0
+
+    def _unready(self) -> str | None:
+        plan, phase = self.member.plan, self.member.phase
+        if plan is None:
+            return "no plan yet"
+        if phase in TERMINAL:
+            return None
+        mine = self.local.ranks_here()
+        missing = [rank.rank for rank in mine if rank.rank not in self.local.running]
+        if any(rank.pod == self.settings.pod for rank in plan.ranks) and (missing or not mine):
+            return f"ranks {missing or 'of this pod'} do not run; the job is {phase or RunPhase.WAITING}"
+        return None
+
+
+def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
+    """This pod's place in the row of those that coordinate when the first one is lost; 0 where it must not.
+
+    A job that cannot do without its first pod waits for it, and so does one that has not begun or is over, or has only
+    two pods: one of two cannot tell a lost pod from a cut link.
+    """
+    if (
+        plan is None
+        or len(plan.pods) < 3
+        or pod not in plan.pods[1:]
+        or phase not in (RunPhase.RUNNING, RunPhase.RELAUNCHING)
+    ):
+        return 0
+    return plan.pods.index(pod) if shrink_plan(plan, plan.pods[1:]) is not None else 0
+
+
+def may_coordinate(settings: Settings) -> bool:
+    """Whether this pod can be a plan's first one. Only those read plans: thousands of pods must not watch."""
+    return not settings.use_api or settings.pod.endswith("-0")
+
+
+def _exchange(settings: Settings) -> Exchange:
+    if settings.use_api:
+        return ConfigMaps(KubeApi.in_cluster(settings.namespace), settings.job)
+    assert settings.plan_file is not None and settings.report_file is not None, "Settings.of sees to it"
+    return Files(settings.plan_file, settings.report_file)
+
+
+async def _run(settings: Settings) -> NoReturn:
+    settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    agent = Agent(settings, livable(os.environ), tls.load(settings.tls_dir), _exchange(settings))
+    code = await agent.run()
+    sys.stdout.flush()
+    os._exit(code)  # what is still open ends with PID 1; taking it apart first would only take time
+
+
+def main() -> None:
+    """Entry point."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="[agent] %(asctime)s %(levelname)s %(message)s")
+    try:
+        settings = Settings.of(os.environ)
+        asyncio.run(_run(settings))
+    except SupersededError as error:
+        log.error("superseded: %s", error)
+        code = 1
+    except ValueError as error:
+        log.error("%s", error)
+        code = EXIT_BAD_INPUT
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

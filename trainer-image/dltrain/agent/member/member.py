@@ -1,0 +1,132 @@
+"""An agent as a member of its job: serves the coordinator over mTLS and does what it says with the local ranks.
+
+Every pod has one, the coordinator's too (it connects to itself like to the others). A member obeys the highest term
+it has seen and refuses lower ones; when its coordinator's connection ends, so do its ranks.
+"""
+
+import asyncio
+import logging
+
+from dlcontract import Plan, RunPhase
+from dltrain.agent.job.shrink import shrink_plan
+from dltrain.agent.member.local_ranks import Event, LocalRanks
+from dltrain.protocol import agent_messages as proto
+
+log = logging.getLogger(__name__)
+
+
+class Member:
+    """Terms, the plan, and the one coordinator that is obeyed."""
+
+    def __init__(self, pod: str, job_uid: str) -> None:
+        self.pod = pod
+        self.term = 0
+        self.plan: Plan | None = None
+        self.phase: RunPhase | None = None
+        self.leaving = False
+        self.orphaned = asyncio.Event()
+        """While there was a coordinator and is none."""
+        self.local: LocalRanks
+        self._job_uid = job_uid
+        self._obeyed: proto.Channel | None = None
+        self._obeys = ""
+
+    @property
+    def led(self) -> bool:
+        """Whether a coordinator is connected."""
+        return self._obeyed is not None
+
+    def emit(self, event: Event) -> None:
+        """News of the local ranks: to the coordinator."""
+        if self._obeyed is not None:
+            self._obeyed.send(event)
+
+    def leave(self) -> None:
+        """This pod was told to stop: say so, and so to every coordinator that asks from now on."""
+        self.leaving = True
+        if self._obeyed is not None:
+            self._obeyed.send(proto.Leaving())
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection from a coordinator, from greeting to end."""
+        channel = proto.Channel(reader, writer)
+        channel.send(proto.Welcome(pod=self.pod, term=self.term, obeys=self._obeys, led=self.led))
+        try:
+            while (line := await channel.receive()) is not None:
+                if isinstance(line, proto.Assign):
+                    if not await self._assigned(line, channel):
+                        break
+                elif channel is self._obeyed:
+                    await self._obey(line, channel)
+                else:
+                    break
+        except ValueError as error:
+            log.warning("connection closed: not our protocol: %s", error)
+        finally:
+            await channel.flush()
+            channel.close()
+            if channel is self._obeyed:
+                self._obeyed = None
+                log.info("the coordinator's connection is over")
+                self.orphaned.set()
+                await self.local.end()
+
+    async def _assigned(self, assign: proto.Assign, channel: proto.Channel) -> bool:
+        if (why := self._objection(assign)) is not None:
+            log.warning("coordinator %s refused: %s", assign.coordinator, why)
+            channel.send(proto.Refused(term=self.term, why=why))
+            return False
+        if self._obeyed is not channel:
+            if self._obeyed is not None:
+                self._obeyed.close()
+            self._obeyed = None
+            await self.local.end()
+            self._obeyed = channel
+        self.orphaned.clear()
+        self.term, self._obeys = assign.term, assign.boot
+        self.plan = Plan.parse(assign.plan)
+        channel.send(proto.Assigned(digest=assign.digest))
+        if self.leaving:
+            channel.send(proto.Leaving())
+        return True
+
+    def _objection(self, assign: proto.Assign) -> str | None:
+        if assign.term < self.term:
+            return f"found term {assign.term}, expected at least {self.term}: another coordinator has taken over"
+        if assign.term == self.term and assign.boot != self._obeys:
+            return f"found a second coordinator in term {self.term}, expected a higher term"
+        plan = Plan.parse(assign.plan)
+        if plan.uid != self._job_uid:
+            return f"found a plan of job {plan.uid}, expected {self._job_uid}"
+        if plan.digest() != assign.digest:
+            return f"found a plan with digest {plan.digest()}, expected {assign.digest}"
+        return None
+
+    async def _obey(self, line: proto.Line, channel: proto.Channel) -> None:
+        assert self.plan is not None
+        match line:
+            case proto.Prepare():
+                plan = shrink_plan(self.plan, line.pods) if line.pods else self.plan
+                if plan is None:
+                    raise ValueError(f"found a world of {line.pods}, too few for the plan")
+                known = {"faults": line.faults, "trained_s": line.trained_s}
+                checkpoint = plan.checkpoint.model_copy(update=known)
+                current_plan = plan.model_copy(update={"term": self.term, "checkpoint": checkpoint})
+                await self.local.begin(line.world, current_plan)
+                channel.send(proto.Prepared(world=line.world))
+            case proto.StartDaemon() if line.world == self.local.world:
+                self.local.start_daemon(line.arguments)
+            case proto.StartRanks() if line.world == self.local.world:
+                self.local.start_all()
+            case proto.Explain() if line.world == self.local.world:
+                self.local.explain()
+            case proto.StopRanks() if line.world == self.local.world:
+                self.local.stop(line.grace_s, progressed=line.progressed)
+            case proto.EndWorld():
+                if line.world == self.local.world:
+                    await self.local.end()
+                channel.send(proto.WorldEnded(world=line.world))
+            case proto.PhaseNow():
+                self.phase = line.phase
+            case _:
+                log.info("%s of an ended world ignored", line.type)

@@ -1,0 +1,122 @@
+"""Messages between workers and the parameter server, which answers them one by one.
+
+A worker asks, with its gradient if it has one, and waits for the answer, with the parameters if it may go on. Messages
+go through main memory, point to point.
+"""
+
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from dltrain.comm.core.collective import host_array
+from dltrain.comm.core.fault_tolerance import translate
+from dltrain.comm.core.waiting import complete, wait_until
+from dltrain.comm.process_group import ProcessGroup
+
+_LONGEST_NBYTES = 2**24
+_HEADER, _BODY = 1, 2
+"""Tags."""
+
+
+class Asks(IntEnum):
+    PARAMETERS = 0
+    UPDATE = 1
+    """A gradient follows."""
+    NOTHING = 2
+    """A step without a sample of this worker's."""
+
+
+class Says(IntEnum):
+    GO_ON = 0
+    """Parameters follow."""
+    PAUSE = 1
+    """All ranks do something together now; ask again afterwards."""
+    OVER = 2
+    """All workers are done; parameters follow."""
+
+
+class Request(NamedTuple):
+    asks: float
+    rate: float = 0.0
+    """Learning rate of the update."""
+    samples: float = 0.0
+    wish: float = 0.0
+    """Whether the worker wants a pause."""
+
+
+class Reply(NamedTuple):
+    says: float
+    staleness: float = 0.0
+    ahead: float = 0.0
+    samples: float = 0.0
+    """Of all workers' updates so far."""
+
+
+class Link:
+    """One rank's end. ``alive`` is called every ``alive_s``, from within waits, so that nobody takes it for hung."""
+
+    def __init__(self, world: ProcessGroup, alive: Callable[[], None], alive_s: float = 1.0) -> None:
+        self._world, self._alive, self._alive_s = world, alive, alive_s
+        self._told_at = time.perf_counter()
+        self.waited_s = 0.0
+        """In all."""
+
+    def send(self, header: Request | Reply, peer: int, body: Tensor | None = None) -> None:
+        self._wait([self._world.comm.Isend(np.array(header, dtype=np.float64), peer, _HEADER)])
+        if body is not None:
+            self._wait([self._world.comm.Isend(part, peer, _BODY) for part in _parts(body)])
+
+    def reply(self, peer: int) -> Reply:
+        """What the server says."""
+        header = np.empty(len(Reply._fields))
+        self._wait([self._world.comm.Irecv(header, peer, _HEADER)])
+        return Reply(*header)
+
+    def body(self, room: Tensor, peer: int) -> None:
+        """The tensor that follows a header."""
+        self._wait([self._world.comm.Irecv(part, peer, _BODY) for part in _parts(room)])
+
+    def request(self) -> tuple[int, Request]:
+        """The next worker that asks, and what. Of several that wait Open MPI takes one after the other, by rank.
+
+        One receive for all of them: of one for each, those tested first could arrive, without ringing, while the
+        others are tested.
+        """
+        from mpi4py import MPI
+
+        header, status = np.empty(len(Request._fields)), MPI.Status()
+        try:
+            expected = self._world.comm.Irecv(header, MPI.ANY_SOURCE, _HEADER)
+            self._until(lambda: bool(expected.Test(status)))
+        except MPI.Exception as error:
+            raise translate(error) from error
+        return int(status.source), Request(*header)
+
+    def _wait(self, requests: list[Any]) -> None:
+        from mpi4py import MPI
+
+        try:
+            self._until(lambda: complete(requests))
+        except MPI.Exception as error:
+            raise translate(error) from error
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        began = time.perf_counter()
+
+        def done_or_told() -> bool:
+            if time.perf_counter() - self._told_at >= self._alive_s:
+                self._told_at = time.perf_counter()
+                self._alive()
+            return done()
+
+        wait_until(done_or_told)
+        self.waited_s += time.perf_counter() - began
+
+
+def _parts(tensor: Tensor) -> list[Any]:
+    flat, longest = host_array(tensor), _LONGEST_NBYTES // tensor.itemsize
+    return [flat[begin : begin + longest] for begin in range(0, len(flat), longest)]

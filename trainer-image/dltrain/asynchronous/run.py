@@ -1,0 +1,127 @@
+"""What worker and server have in common: parameters, clocks, pauses and checkpoints.
+
+For a checkpoint, or to stop, the server answers everybody with a pause; the state then includes every worker's clock,
+so that no sample is lost or counted twice by a run that goes on from it with the same workers.
+"""
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dlcontract import Role
+from dltrain.asynchronous.clocks import Clocks
+from dltrain.asynchronous.link import Link
+from dltrain.checkpoint.state import capture, restore
+from dltrain.checkpoint.store import MODEL, OPTIMIZER, STATE, Snapshot, decode
+from dltrain.checkpoint.writer import patience_s
+from dltrain.optim.lr_scaling import Scaling
+from dltrain.parallel.gradient_buffer import GradientBuffer
+from dltrain.protocol.rank_messages import EXIT_STOPPED
+from dltrain.train.trainer import Trainer
+
+
+class Flat:
+    """A model's parameters and gradients, each in one piece, in main memory for messages."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.buffer = GradientBuffer(model.parameters(), 2**62, 0)
+        self.values = torch.empty_like(self.buffer.gradient)
+        offset = 0
+        with torch.no_grad():
+            for parameter in self.buffer.parameters:
+                stop = offset + parameter.numel()
+                self.values[offset:stop] = parameter.reshape(-1)
+                parameter.data = self.values[offset:stop].view(parameter.shape)
+                offset = stop
+        on_gpu = self.values.is_cuda
+        self._room = torch.empty_like(self.values, device="cpu", pin_memory=True) if on_gpu else self.values
+
+    def receive(self, link: Link, peer: int, into: Tensor) -> None:
+        room = into if not into.is_cuda else self._room
+        link.body(room, peer)
+        if room is not into:
+            into.copy_(room)
+
+    def outgoing(self, tensor: Tensor) -> Tensor:
+        return self._room.copy_(tensor) if tensor.is_cuda else tensor
+
+
+class Run:
+    """Of one rank: its state, and what all ranks do together in between, pauses and checkpoints."""
+
+    def __init__(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer, total: int, alive_s: float) -> None:
+        plan = self.plan = trainer.plan
+        self.trainer, self.model, self.optimizer = trainer, model, optimizer
+        self.ranks = [rank.rank for rank in plan.ranks if rank.role is Role.WORKER]
+        (self.server,) = (rank.rank for rank in plan.ranks if rank.role is Role.SERVER)
+        self.flat = Flat(model)
+        self.link = Link(trainer.world, trainer.progress.alive, alive_s)
+        self.done = self._resume()
+        trainer.total_steps = total
+        self.clocks = Clocks(self.done, total, plan.staleness_bound)
+
+    def _resume(self) -> list[int]:
+        """Every worker's clock: of a checkpoint, or 0. Other workers go on from the slowest one's."""
+        trainer, none = self.trainer, [0] * len(self.ranks)
+        snapshot = trainer.checkpoint_manager.resume(
+            self.model.state_dict(), self.model.load_state_dict, self.optimizer.load_state_dict
+        )
+        if snapshot is None:
+            return none
+        trainer.progress.accuracy, trainer.progress.loss = snapshot.state["accuracy"], snapshot.state["loss"]
+        clocks = snapshot.state.get("clocks")
+        same = tuple(snapshot.state["planned_shares"]) == trainer.shares
+        return list(clocks) if clocks and same else [snapshot.step] * len(self.ranks)
+
+    def pause(self) -> None:
+        """All ranks together: save, and stop if any was asked to."""
+        trainer, world = self.trainer, self.trainer.world
+        (stop,) = world.sum([float(trainer.reporter.stop.is_set())])
+        self.save()
+        if stop:
+            self.wait_for_checkpoint()
+            trainer.stopped = True
+            raise SystemExit(EXIT_STOPPED)
+
+    def save(self) -> None:
+        """The server's state, on every rank; rank 0 writes it. Raises PeerLostError, OSError."""
+        trainer, world = self.trainer, self.trainer.world
+        if not self.plan.checkpoint.enabled:
+            return
+        files: dict[str, bytes] = {}
+        if world.rank == self.server:
+            done = self.clocks.done
+            scaling = Scaling(self.plan.optimizer, self.plan.global_batch).state()
+            state = {"clocks": done, "scaling": scaling}
+            files = _packed(capture(min(done), self.model.state_dict(), self.optimizer.state_dict(), state))
+        names = world.broadcast("\n".join(files).encode(), self.server).decode().split("\n")
+        snapshot = decode({name: world.broadcast(files.get(name, b""), self.server) for name in names})
+        weights: dict[str, Tensor] = {}
+        optimizer: dict[str, Any] = {}
+        restore(snapshot, weights.update, optimizer.update)
+        rest = {
+            "epoch": trainer.epoch,
+            "shares": trainer.shares,
+            "planned_shares": trainer.shares,
+            "accuracy": trainer.progress.accuracy,
+            "loss": trainer.progress.loss,
+        }
+        kept = {key: snapshot.state[key] for key in ("clocks", "scaling")}
+        trainer.checkpoint_manager.save(snapshot.step, weights, optimizer, rest | kept)
+
+    def wait_for_checkpoint(self) -> None:
+        if self.plan.checkpoint.enabled:
+            nbytes = 4 * self.flat.values.nbytes
+            self.trainer.busy("checkpoint", patience_s(nbytes))
+            self.trainer.checkpoint_manager.wait()
+
+
+def _packed(snapshot: Snapshot) -> dict[str, bytes]:
+    """As ``checkpoint.decode`` takes it."""
+    from safetensors.torch import save
+
+    state = json.dumps({"step": snapshot.step} | snapshot.state).encode()
+    return {MODEL: save(snapshot.model), OPTIMIZER: save(snapshot.optimizer), STATE: state}

@@ -1,0 +1,89 @@
+"""The parameter server: applies updates as they come, and answers once ``clocks`` allow."""
+
+import time
+from math import isfinite
+
+import torch
+
+from dltrain.asynchronous.link import Asks, Reply, Request, Says
+from dltrain.asynchronous.run import Run
+from dltrain.protocol.errors import DivergedError
+from dltrain.timing.step_times import Times
+
+
+class Server:
+    """Applies updates as they come, and holds back who is too far ahead."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._trainer, self._clocks = run, run.trainer, run.clocks
+        self._link, self._flat = run.link, run.flat
+        self._samples = 0.0
+        """Of all updates."""
+
+    def serve(self) -> None:
+        """Until all workers are done. Raises SystemExit when the ranks agreed to stop, PeerLostError, DivergedError."""
+        while not self._serve():
+            self._run.pause()
+
+    def _serve(self) -> bool:
+        """Until everybody pauses (False) or is done (True)."""
+        trainer, clocks, run = self._trainer, self._clocks, self._run
+        waiting: dict[int, float] = {}
+        """Workers that asked and were not answered, with the staleness of their update."""
+        pausing, paused = False, 0
+        self._round_began, self._rounds = time.perf_counter(), min(clocks.done)
+        while paused < len(run.ranks):
+            peer, request = self._link.request()
+            worker = run.ranks.index(peer)
+            waiting[worker] = self._take(worker, request)
+            pausing = pausing or bool(request.wish) or trainer.reporter.stop.is_set()
+            if pausing:
+                for one in waiting:
+                    self._link.send(Reply(Says.PAUSE), run.ranks[one])
+                paused, waiting = paused + len(waiting), {}
+                continue
+            if clocks.over and len(waiting) == len(run.ranks):
+                for one in waiting:
+                    self._answer(one, Says.OVER, waiting[one])
+                return True
+            for one in [one for one in waiting if clocks.may_begin(one)]:
+                self._answer(one, Says.GO_ON, waiting.pop(one))
+        return False
+
+    def _take(self, worker: int, request: Request) -> float:
+        """Do what a worker asks; returns the staleness of its update."""
+        if request.asks == Asks.PARAMETERS:
+            return 0.0
+        if request.asks == Asks.NOTHING:
+            self._clocks.step(worker, updates=False)
+            self._tell()
+            return 0.0
+        self._flat.receive(self._link, self._run.ranks[worker], self._flat.buffer.flat)
+        if not isfinite(float(torch.linalg.vector_norm(self._flat.buffer.flat))):
+            rank, step = self._run.ranks[worker], self._clocks.done[worker]
+            raise DivergedError(f"gradient of rank {rank} is not finite at step {step}: lower the learning rate")
+        for group in self._run.optimizer.param_groups:
+            group["lr"] = request.rate
+        self._run.optimizer.step()
+        self._samples += request.samples
+        staleness = self._clocks.step(worker)
+        self._tell()
+        return float(staleness)
+
+    def _answer(self, worker: int, says: Says, staleness: float) -> None:
+        reply = Reply(says, staleness, self._clocks.ahead(worker), self._samples)
+        self._clocks.read(worker)
+        self._link.send(reply, self._run.ranks[worker], self._flat.outgoing(self._flat.values))
+
+    def _tell(self) -> None:
+        """News whenever the slowest worker has made a step."""
+        slowest, trainer = min(self._clocks.done), self._trainer
+        if slowest == self._rounds:
+            return
+        trainer.step, self._rounds = slowest, slowest
+        now = time.perf_counter()
+        trainer.progress.add(Times(0.0, now - self._round_began, 0.0), self._trainer.plan.global_batch, [])
+        self._round_began = now
+        if trainer.progress.due(last=slowest == trainer.total_steps):
+            lr = float(self._run.optimizer.param_groups[0]["lr"])
+            trainer.progress.tell(slowest, trainer.total_steps, trainer.epoch, lr, 0.0, 0, trainer.size)

@@ -1,0 +1,109 @@
+"""A worker: computes gradients of its part of its batches, at its own pace."""
+
+import time
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dltrain.asynchronous.link import Asks, Reply, Request, Says
+from dltrain.asynchronous.run import Run
+from dltrain.batch.sampling import Part, Sampler
+from dltrain.data.feeding.feed import Feed
+from dltrain.data.feeding.loader import Loader
+from dltrain.device import randomness
+from dltrain.optim.learning_rate import rate
+from dltrain.protocol.errors import DivergedError
+from dltrain.timing.step_times import Times
+
+LossOf = Callable[[nn.Module, Any], Tensor]
+"""(model, batch) to the mean loss of the batch."""
+
+
+class Worker:
+    """Asks for parameters, and sends what they make of its part of its next batch."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._trainer, self._link, self._flat = run, run.trainer, run.link, run.flat
+        self._rate = 0.0
+        """At the last step, for lockstep's whole batch."""
+
+    def train(self, loader: Loader, loss_of: LossOf, end_of_epoch: Callable[[], None]) -> None:
+        """Until all workers are done. Raises SystemExit when the ranks agreed to stop, PeerLostError, DivergedError."""
+        trainer, plan = self._trainer, self._trainer.plan
+        sampler = Sampler.planned(plan, loader.samples)
+
+        def part_of(step: int) -> Part:
+            return sampler.part(step, trainer.shares, trainer.rank)
+
+        trainer.step = first = self._run.done[trainer.worker]
+        reply = self._ask(Request(Asks.PARAMETERS))
+        with Feed(loader, part_of, plan.seed, trainer.total_steps) as feed:
+            while reply.says != Says.OVER:
+                if reply.says == Says.PAUSE:
+                    self._run.pause()
+                    reply = self._ask(Request(Asks.PARAMETERS))
+                    continue
+                part = part_of(trainer.step)
+                trainer.epoch = part.epoch
+                began = time.perf_counter()
+                batch = feed.take(trainer.step, part)
+                randomness.seed(randomness.of_step(plan.seed, trainer.step, trainer.rank), trainer.device)
+                fetched, waited_s, seen = time.perf_counter(), self._link.waited_s, reply.samples
+                request = self._compute(batch, part.weight, part.batch, loss_of)
+                computed_s = time.perf_counter() - fetched
+                trainer.step += 1
+                reply = self._ask(request)
+                exposed_s = self._link.waited_s - waited_s
+                times = Times(fetched - began, computed_s, exposed_s, fetch_s=feed.spent_s)
+                # Of all workers, while this one made its step: what the job does in that time.
+                samples = round(reply.samples - seen) if reply.says != Says.PAUSE else part.batch
+                if trainer.step == first + 1:
+                    trainer.progress.warm_up(times, samples)
+                else:
+                    trainer.progress.add(times, samples, [])
+                if reply.says != Says.PAUSE:
+                    trainer.progress.asynchronous(reply.staleness, reply.ahead)
+                self._tell()
+                if part.last:
+                    trainer.progress.end_epoch()
+                    end_of_epoch()
+
+    def _ask(self, request: Request) -> Reply:
+        """The server's answer, with its parameters in the model's place."""
+        trainer = self._trainer
+        # Not before a step: there would be nothing new to save.
+        wish = trainer.reporter.stop.is_set() or (trainer.checkpoint_manager.due and request.asks != Asks.PARAMETERS)
+        gradient = self._flat.outgoing(self._flat.buffer.flat) if request.asks == Asks.UPDATE else None
+        self._link.send(request._replace(wish=float(wish)), self._run.server, gradient)
+        reply = self._link.reply(self._run.server)
+        if reply.says != Says.PAUSE:
+            self._flat.receive(self._link, self._run.server, self._flat.values)
+        return reply
+
+    def _compute(self, batch: Any, weight: float, samples: int, loss_of: LossOf) -> Request:
+        """The gradient of a part of a batch, into the buffer."""
+        trainer = self._trainer
+        if not weight:
+            return Request(Asks.NOTHING)
+        self._flat.buffer.attach()
+        loss = loss_of(self._run.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        for index in range(len(self._flat.buffer.parameters)):
+            self._flat.buffer.adopt(index)
+        if not isfinite(value := float(loss.detach())):
+            raise DivergedError(f"loss is {value} at step {trainer.step}: lower the learning rate")
+        trainer.progress.add_loss(value)
+        base = trainer.plan.optimizer.learning_rate * trainer.learning_rate_factor
+        self._rate = rate(base, trainer.step, trainer.total_steps)
+        return Request(Asks.UPDATE, self._rate * weight, weight * samples)
+
+    def _tell(self) -> None:
+        trainer = self._trainer
+        if trainer.progress.due(last=trainer.step == trainer.total_steps):
+            norm = float(torch.linalg.vector_norm(self._flat.buffer.flat))
+            share = trainer.shares[trainer.rank]
+            measured = (trainer.step, trainer.total_steps, trainer.epoch, self._rate, norm, share, trainer.size)
+            trainer.progress.tell(*measured)

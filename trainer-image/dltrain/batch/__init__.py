@@ -1,0 +1,1 @@
+"""How the global batch is split over ranks, and which samples each rank computes."""

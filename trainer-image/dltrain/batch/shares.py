@@ -1,0 +1,84 @@
+"""Shares of the batch by measured speed: which ones are best, and whether a change is worth it. Pure.
+
+A rank needs ``fixed_s + per_sample_s * share`` for a step, and the step takes as long as its slowest rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor
+
+HYSTERESIS = 0.15
+"""A change must shorten the step's compute by this part: less is within the noise of a short probe."""
+
+
+def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
+    """``total`` in whole parts proportional to ``weights``, by largest remainder; ties go to the lower index."""
+    whole = sum(weights)
+    assert whole > 0, "some weight is positive"
+    parts = [total * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
+    for index in by_remainder[: total - sum(parts)]:
+        parts[index] += 1
+    return tuple(parts)
+
+
+@dataclass(frozen=True)
+class Speed:
+    fixed_s: float
+    per_sample_s: float
+
+    def step_s(self, share: int) -> float:
+        return self.fixed_s + self.per_sample_s * share
+
+
+def fit(points: Sequence[tuple[int, float]]) -> Speed:
+    """Least-squares line through (share, seconds), neither part of it negative. One point is all per sample."""
+    n = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else mean_y / mean_x
+    if slope <= 0 or mean_y < slope * mean_x:
+        return Speed(0.0, mean_y / mean_x)
+    return Speed(mean_y - slope * mean_x, slope)
+
+
+def balanced(speeds: Sequence[Speed], batch: int, limits: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Shares of at least 1 that sum to ``batch`` and make the slowest rank's time least. Ties go to lower ranks.
+
+    ``limits``: most samples of each rank; together they hold the batch.
+    """
+    limits = limits or [batch] * len(speeds)
+    assert batch >= len(speeds) and sum(limits) >= batch, "a sample for each rank, and room for all"
+    low, high = 0.0, max(speed.step_s(batch) for speed in speeds)
+    for _ in range(60):  # the time T at which ranks filled up to T hold the batch, rounded down
+        middle = (low + high) / 2
+        if sum(_filled(speed, middle, limit) for speed, limit in zip(speeds, limits, strict=True)) <= batch:
+            low = middle
+        else:
+            high = middle
+    shares = [_filled(speed, low, limit) for speed, limit in zip(speeds, limits, strict=True)]
+    while sum(shares) < batch:
+        free = (r for r in range(len(speeds)) if shares[r] < limits[r])
+        shares[min(free, key=lambda r: (speeds[r].step_s(shares[r] + 1), r))] += 1
+    return tuple(shares)
+
+
+def _filled(speed: Speed, step_s: float, limit: int) -> int:
+    return min(limit, max(1, floor((step_s - speed.fixed_s) / speed.per_sample_s)))
+
+
+def worthwhile(
+    speeds: Sequence[Speed],
+    now: Sequence[int],
+    batch: int,
+    *,
+    gain: float = HYSTERESIS,
+    limits: Sequence[int] | None = None,
+) -> tuple[int, ...] | None:
+    """Better shares than ``now`` when they shorten the slowest rank's step by more than ``gain``, else None."""
+    better = balanced(speeds, batch, limits)
+
+    def slowest(shares: Sequence[int]) -> float:
+        return max(speed.step_s(share) for speed, share in zip(speeds, shares, strict=True))
+
+    return better if slowest(better) < (1 - gain) * slowest(now) else None

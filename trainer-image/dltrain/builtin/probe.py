@@ -1,0 +1,157 @@
+"""How fast this rank's device and its links are.
+
+A third of a second before the first step. It teaches the operator's performance model, and shows when the plan's
+shares do not fit the devices as they are.
+"""
+
+import copy
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from dlcontract import ProbePoint
+from dltrain.batch.shares import fit, worthwhile
+from dltrain.comm.core.fault_tolerance import translate
+from dltrain.comm.core.waiting import complete, wait_until
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.device.rank_device import finish
+from dltrain.protocol.rank_messages import Probed
+from dltrain.train.trainer import Trainer
+
+BUDGET_S = 0.3
+LONGEST_S = 0.6
+"""Under a quota, to see two of its periods from end to end."""
+STALL_S = 2e-3
+"""Off the CPU for so long amid a step: stopped by a quota."""
+_LINK_NBYTES = 2**20
+_LINK_ROUNDS = 5
+
+TrainStep = Callable[[nn.Module, Optimizer, int], None]
+"""Forward, backward and update of a model on that many samples."""
+
+
+def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], step: TrainStep) -> None:
+    """Probe this rank and its links, tell the agent, and move shares if that is worth it. All ranks call it."""
+    share = trainer.shares[trainer.rank]
+    as_planned = trainer.device_name == trainer.plan.ranks[trainer.rank].device
+    points: list[tuple[int, float]] = []
+    if share:
+        twin = copy.deepcopy(trainer.model)  # what a probe learns must not be kept
+        points, trainer.budget.rate = compute_points(twin, make_optimizer(twin), step, share, trainer.plan.global_batch)
+        del twin
+    on_cpu = trainer.device.type == "cpu"
+    if not on_cpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(trainer.device)  # of the steps to come, as ``device.most_samples`` takes it
+    link = link_speed(trainer.world) if trainer.size > 1 and on_cpu else None
+    trainer.reporter.send(
+        Probed(
+            rank=trainer.rank,
+            points=tuple(ProbePoint(device=trainer.device_name, batch=b, compute_s=s) for b, s in points if as_planned),
+            link_latency_s=link[0] if link else None,
+            link_bandwidth_Bps=link[1] if link else None,
+        )
+    )
+    if trainer.settled or trainer.workers == 1:
+        return
+    flat = [value for point in (points * 3)[:3] for value in point] if points else [0.0] * 6
+    rows = [row for row in trainer.world.gather(flat) if row[0]]
+    speeds = [fit([(int(row[i]), row[i + 1]) for i in (0, 2, 4)]) for row in rows]
+    # A GPU is known to hold what it was probed with; a CPU's memory is not what bounds it.
+    held = [trainer.plan.global_batch if on_cpu else int(max(row[::2])) for row in rows]
+    workers = [rank for rank, share in enumerate(trainer.shares) if share]
+    now = [trainer.shares[rank] for rank in workers]
+    if (better := worthwhile(speeds, now, trainer.plan.global_batch, limits=held)) is not None:
+        shares = dict(zip(workers, better, strict=True))
+        ms = ", ".join(f"{1e3 * speed.step_s(share):.1f}" for speed, share in zip(speeds, now, strict=True))
+        trainer.reshard([shares.get(rank, 0) for rank in range(trainer.size)], f"probed compute of {ms} ms by rank")
+
+
+def compute_points(
+    model: nn.Module, optimizer: Optimizer, step: TrainStep, share: int, batch: int
+) -> tuple[list[tuple[int, float]], float]:
+    """Seconds of a training step at half the share, the share and twice it; only the share when that is slow already.
+    The first step of all counts only where it takes longer than a probe may. With them the part of a CPU that this rank
+    got.
+
+    Under a CPU quota a process runs at full speed for a while and then stands still for the rest of a period of 100 ms,
+    so a short timing sees either all or nothing of it. Therefore: median CPU time of each size over the part of a CPU
+    that it got from the end of one stand-still to the end of another, whole periods, or in the whole probe.
+    """
+    device = next(model.parameters()).device
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+
+    stalls: list[tuple[float, float]] = []
+
+    def timed(samples: int) -> float:
+        wall_s, began = time.perf_counter(), clock()
+        step(model, optimizer, samples)
+        finish(device)
+        now_s, now = time.perf_counter(), clock()
+        if now_s - wall_s - (now - began) > STALL_S:
+            stalls.append((now_s, now))
+        return now - began
+
+    def holds(samples: int) -> bool:
+        """Whether memory is enough for a first step of this size, which pays for its kernels' set-up."""
+        try:
+            timed(samples)
+        except torch.OutOfMemoryError:
+            if samples <= share:
+                raise
+        else:
+            return True
+        optimizer.zero_grad()
+        torch.cuda.empty_cache()
+        return False
+
+    wall_began, cpu_began = time.perf_counter(), clock()
+    sizes = sorted({max(1, share // 2), share, min(2 * share, batch)})
+    timings: dict[int, list[float]] = {share: [timed(share)]}
+    spent_s = time.perf_counter() - wall_began
+    if timings[share][0] < BUDGET_S / 4 and spent_s < LONGEST_S / 4:
+        sizes = [size for size in sizes if holds(size)]
+        timings = {size: [] for size in sizes}
+        while (
+            not timings[sizes[-1]]
+            or (spent_s := time.perf_counter() - wall_began) < BUDGET_S
+            or (len(stalls) in (1, 2) and spent_s < LONGEST_S)
+        ):
+            for size in sizes:
+                timings[size].append(timed(size))
+    elif spent_s < LONGEST_S:
+        timings = {share: [timed(share)]}  # the first one took twice as long: memory, caches, kernels' set-up
+    ends = [(wall_began, cpu_began), (time.perf_counter(), clock())] if len(stalls) < 3 else stalls
+    rate = max(ends[-1][1] - ends[0][1], 1e-9) / (ends[-1][0] - ends[0][0])  # above 1 with several threads
+    return [(size, max(median(times), 1e-9) / rate) for size, times in timings.items()], min(1.0, rate)
+
+
+def link_speed(world: ProcessGroup) -> tuple[float, float]:
+    """Latency (s) and bandwidth (B/s) of the slowest link when every rank sends to its right neighbour at once."""
+    small, large = (_exchange_s(world, nbytes) for nbytes in (8, _LINK_NBYTES))
+    latency_s, large_s = (max(row[i] for row in world.gather([small, large])) for i in (0, 1))
+    # Where a rank lost its CPU amid the small message, the large one may seem no slower.
+    return latency_s, _LINK_NBYTES / max(large_s - latency_s, large_s / 2)
+
+
+def _exchange_s(world: ProcessGroup, nbytes: int) -> float:
+    from mpi4py import MPI
+
+    outgoing, incoming = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    times = []
+    for _ in range(_LINK_ROUNDS + 1):
+        began = time.perf_counter()
+        try:
+            requests = [world.comm.Irecv(incoming, left), world.comm.Isend(outgoing, right)]
+            wait_until(partial(complete, requests))
+        except MPI.Exception as error:
+            raise translate(error) from error
+        times.append(time.perf_counter() - began)
+    return median(times[1:])  # the first one opens the connection

@@ -1,0 +1,177 @@
+"""A learning rate found by trying: a ramp over many rates, and what its curve of losses says.
+
+The range test (Smith 2015) trains with a rate that grows exponentially. The loss falls while rates are useful, and
+rises where they are too large. Training begins with the state from before the test, whatever came of it.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import exp, isfinite, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from dltrain.batch.sampling import Sampler
+from dltrain.data.feeding.loader import Loader
+from dltrain.data.feeding.source import Request
+from dltrain.device import randomness
+from dltrain.protocol.volume_layout import job_directory
+from dltrain.train.trainer import Trainer
+
+LOW, HIGH, STEPS = 1e-6, 10.0, 100
+BLOWN_UP = 4.0
+"""The ramp ends where the loss is so many times the first one."""
+LEAST_FALL = 0.02
+"""A loss that falls by less of itself has shown nothing."""
+LIMIT_S = 1800.0
+JSON, PLOT = "learning-rate.json", "learning-rate.svg"
+DEGREE = 7
+
+
+@dataclass(frozen=True)
+class Found:
+    """The rates from where the loss begins to fall to where it stops, and the one to use: their geometric mean."""
+
+    low: float
+    high: float
+    rate: float
+
+
+def interval(rates: Sequence[float], losses: Sequence[float]) -> Found | None:
+    """What the curve says; None when the loss never falls.
+
+    A polynomial of degree 7 in ln(rate) gives the range in which the slope is at least a quarter of the steepest. There
+    a logarithmic fit, loss = a + b ln(rate), meets the loss at the start and the least loss at two rates. The interval
+    is what both have in common.
+    """
+    if len(rates) < 2 * DEGREE:
+        return None
+    x, y = np.log(np.array(rates)), np.array(losses)
+    start = float(np.median(y[: max(3, len(y) // 10)]))
+    bottom = int(np.argmin(y))
+    above = np.flatnonzero(y[bottom:] > start)
+    end = bottom + int(above[0]) if len(above) else len(y)  # how it blows up must not bend the rest
+    x, y = x[:end], y[:end]
+    if end < 2 * DEGREE:
+        return None
+    curve = np.polynomial.Chebyshev.fit(x, y, DEGREE)
+    grid = np.linspace(x[0], x[-1], 1000)[50:-10]  # polynomials swing at their ends
+    least = int(np.argmin(curve(grid)))
+    slope = curve.deriv()(grid[: least + 1])
+    steepest = int(np.argmin(slope))
+    if start - float(curve(grid[least])) < LEAST_FALL * start or slope[steepest] >= 0:
+        return None
+    flat = slope > slope[steepest] / 4
+    before, after = np.flatnonzero(flat[:steepest]), np.flatnonzero(flat[steepest:])
+    low, high = grid[before[-1] if len(before) else 0], grid[steepest + after[0] if len(after) else least]
+    inside = (x >= low) & (x <= high)
+    if inside.sum() >= 3:
+        b, a = np.polyfit(x[inside], y[inside], 1)
+        if b < 0:
+            meets_start, meets_least = (start - a) / b, (float(curve(grid[least])) - a) / b
+            if max(low, meets_start) < min(high, meets_least):
+                low, high = max(low, meets_start), min(high, meets_least)
+    return Found(exp(low), exp(high), exp((low + high) / 2))
+
+
+def ramp(
+    trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, Any], Tensor]
+) -> tuple[list[float], list[float]]:
+    """Rates tried and the batch's mean loss at each, equal on all ranks. Model and optimizer are as before afterwards.
+
+    Raises PeerLostError.
+    """
+    model, optimizer, parallel = trainer.model, trainer.optimizer, trainer.parallel
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = copy.deepcopy(optimizer.state_dict())
+    sampler = Sampler.planned(trainer.plan, loader.samples)
+    rates, losses = list[float](), list[float]()
+    try:
+        for step in range(STEPS):
+            rate = LOW * (HIGH / LOW) ** (step / (STEPS - 1))
+            part = sampler.part(step, trainer.shares, trainer.rank)
+            randomness.seed(randomness.of_step(trainer.plan.seed, step, trainer.rank), trainer.device)
+            parallel.begin(part.weight, [0.0] * parallel.buffer.tail.numel())
+            if (request := Request.of(part, trainer.plan.seed)) is not None:
+                loss = loss_of(model, loader.fetch(request))
+                parallel.share(0, (loss.detach() * part.weight, part.weight))
+                loss.backward()  # type: ignore[no-untyped-call]
+            total, weight = parallel.finish()[:2]
+            if not isfinite(total) or (losses and total / weight > BLOWN_UP * losses[0]):
+                break
+            rates.append(rate)
+            losses.append(total / weight)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            parallel.spread()
+    finally:
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+    return rates, losses
+
+
+def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, Any], Tensor]) -> float:
+    """The learning rate to use: of an earlier start of this job, else by a range test, else the plan's.
+
+    Rank 0 writes the curve, as JSON and as a plot, beside the checkpoints.
+    """
+    plan, folder = trainer.plan, job_directory(trainer.plan)
+    known = known_rate(folder / JSON) if trainer.rank == 0 and plan.checkpoint.enabled else None
+    if encoded := trainer.world.broadcast(b"" if known is None else repr(known).encode()):
+        return float(encoded)
+    trainer.busy("learning rate range test", LIMIT_S)
+    rates, losses = ramp(trainer, loader, loss_of)
+    found = interval(rates, losses)
+    rate = found.rate if found else plan.optimizer.learning_rate
+    if trainer.rank == 0 and plan.checkpoint.enabled:
+        curve = {"rate": rate, "found": asdict(found) if found else None, "rates": rates, "losses": losses}
+        (folder / PLOT).write_text(plot(rates, losses, found), encoding="utf-8")
+        temporary = folder / f".{JSON}"
+        temporary.write_text(json.dumps(curve, indent=1), encoding="utf-8")
+        temporary.rename(folder / JSON)
+    return rate
+
+
+def known_rate(path: Path) -> float | None:
+    """What an earlier start of the job found; None if there was none, or its file is damaged. Raises OSError."""
+    try:
+        rate = float(json.loads(path.read_bytes())["rate"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return rate if isfinite(rate) and rate > 0 else None
+
+
+def plot(rates: Sequence[float], losses: Sequence[float], found: Found | None) -> str:
+    """The curve as SVG, rates on a logarithmic axis, the interval shaded."""
+    width, height, margin = 640, 360, 48
+    top = min(max(losses, default=1.0), 1.5 * losses[0] if losses else 1.0) or 1.0
+
+    def at_x(rate: float) -> float:
+        return margin + (width - 2 * margin) * log(rate / LOW) / log(HIGH / LOW)
+
+    def at_y(loss: float) -> float:
+        return height - margin - (height - 2 * margin) * min(loss, top) / top
+
+    points = " ".join(f"{at_x(r):.1f},{at_y(v):.1f}" for r, v in zip(rates, losses, strict=True))
+    decades = [10.0**e for e in range(round(log(LOW, 10)), round(log(HIGH, 10)) + 1)]
+    ticks = "".join(f'<text x="{at_x(d):.0f}" y="{height - 28}" text-anchor="middle">{d:g}</text>' for d in decades)
+    shade = ""
+    if found:
+        left, right, middle = at_x(found.low), at_x(found.high), at_x(found.rate)
+        shade = (
+            f'<rect x="{left:.1f}" y="{margin}" width="{right - left:.1f}" height="{height - 2 * margin}" fill="#cde"/>'
+            f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="{margin}" y2="{height - margin}" stroke="#48c"/>'
+        )
+    title = f"learning rate {found.rate:.3g}, from {found.low:.3g} to {found.high:.3g}" if found else "nothing found"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="12">{shade}<polyline points="{points}" fill="none" stroke="#222" stroke-width="1.5"/>'
+        f'<text x="{margin}" y="24">{title}</text><text x="4" y="{margin}">{top:.3g}</text>'
+        f'<text x="4" y="{height - margin}">0</text>{ticks}'
+        f'<text x="{width / 2:.0f}" y="{height - 8}" text-anchor="middle">learning rate (loss upwards)</text></svg>\n'
+    )

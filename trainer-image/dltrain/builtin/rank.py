@@ -1,0 +1,131 @@
+"""A rank of the built-in trainer: ``python -m dltrain.builtin.rank``, started by mpirun under an agent, or by hand.
+
+It is a script on the five-line API like any user's, and nothing more privileged.
+"""
+
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.optim import Optimizer
+
+from dltrain.asynchronous import training
+from dltrain.batch.shares import apportion
+from dltrain.builtin.evaluation import count_right, mean_loss
+from dltrain.builtin.probe import settle
+from dltrain.builtin.range_test import find_rate
+from dltrain.data.datasets import Dataset, load
+from dltrain.models import build
+from dltrain.optim.learning_rate import rate
+from dltrain.optim.optimizers import make_optimizer
+from dltrain.parallel.pipeline import Pipeline
+from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.rank_messages import PLAN_ENV
+from dltrain.train import session
+from dltrain.train.trainer import Trainer
+
+
+def main() -> int:
+    """Train what ``$DLTRAIN_PLAN`` says; returns the exit code. Reads the environment only here, not on import."""
+    return session.run(train)
+
+
+def train(trainer: Trainer) -> None:
+    """Train the plan's built-in model on its dataset."""
+    plan = trainer.plan
+    data = load(plan.dataset, plan.seed)
+    if plan.model.name is None:
+        raise BadInputError("spec.model", f"no built-in model in ${PLAN_ENV}", "a name", "set spec.trainer.command")
+    torch.manual_seed(plan.seed)
+    network = build(plan.model.name, data.shape)
+    (x, _), optimizer = data.train(np.arange(1)), make_optimizer(plan.optimizer, network)
+    if plan.synchronization != "Synchronous":
+        _train_asynchronously(trainer, network, optimizer, data)
+        return
+    model, optimizer = trainer.wrap(network, optimizer, sample=x.to(trainer.device))
+    _settle(trainer, data)
+    loader, peak = trainer.loader(data), plan.optimizer.learning_rate
+    if plan.optimizer.find_rate:
+        peak = find_rate(trainer, loader, lambda model, batch: mean_loss(model(batch[0]), batch[1]))
+    for x, y in trainer.steps(loader):
+        for group in optimizer.param_groups:
+            base = peak * trainer.learning_rate_factor
+            group["lr"] = rate(base, trainer.step, trainer.total_steps)
+        _differentiate(trainer, model, x, y)
+        optimizer.step()
+        if trainer.end_of_epoch or trainer.complete:
+            trainer.log(accuracy=evaluate(trainer, model, data))
+
+
+def _differentiate(trainer: Trainer, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Forward and backward, and the loss told by a rank that knows it."""
+    if isinstance(trainer.parallel, Pipeline):
+        if (mean := trainer.parallel.run(x, y, mean_loss)) is not None:
+            trainer.log(loss=mean)
+        return
+    loss = mean_loss(model(x), y)
+    trainer.log(loss=loss)
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _settle(trainer: Trainer, data: Dataset) -> None:
+    """Probe with training samples, in any order and as often as needed."""
+    if trainer.settled and trainer.step:
+        return  # a resumed run has been probed before
+    if trainer.plan.splits_model:
+        return  # a part of a model is no model whose time could be learned
+
+    def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
+        x, y = (part.to(trainer.device) for part in data.train(np.arange(samples) % data.train_samples))
+        optimizer.zero_grad()
+        mean_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    settle(trainer, lambda model: make_optimizer(trainer.plan.optimizer, model), step)
+
+
+def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
+    """Part of the held-out samples (tokens: positions) told right, by all workers together."""
+    chosen = np.arange(data.test_samples) if trainer.plan.splits_model else _mine(trainer, data)
+    model.eval()
+    right, seen = trainer.sum(count_right(partial(trainer.parallel.predict, model), data, chosen, trainer.device))
+    model.train()
+    return right / seen
+
+
+def _mine(trainer: Trainer, data: Dataset) -> NDArray[np.int64]:
+    """Held-out samples for this rank to look at: the part of them that it has of a batch, as fast as it is."""
+    parts = apportion(data.test_samples, trainer.shares)
+    begin = sum(parts[: trainer.rank])
+    return np.arange(begin, begin + parts[trainer.rank])
+
+
+def _train_asynchronously(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dataset) -> None:
+    """Train without lockstep: evaluated by rank 0 after each of its epochs, by all workers at the end."""
+    trainer.model = network.to(trainer.device)
+    _settle(trainer, data)
+
+    def right(chosen: NDArray[np.int64]) -> tuple[int, int]:
+        network.eval()
+        found = count_right(network, data, chosen, trainer.device)
+        network.train()
+        return found
+
+    def end_of_epoch() -> None:
+        if trainer.rank == 0:
+            correct, seen = right(np.arange(data.test_samples))
+            trainer.log(accuracy=correct / seen)
+
+    loader = trainer.loader(data)
+    training.train(
+        trainer, network, optimizer, loader, lambda model, batch: mean_loss(model(batch[0]), batch[1]), end_of_epoch
+    )
+    if trainer.shares[trainer.rank]:
+        correct, seen = trainer.sum(right(_mine(trainer, data)))
+        trainer.log(accuracy=correct / seen)
+
+
+if __name__ == "__main__":
+    session.leave(main())

@@ -1,0 +1,173 @@
+"""What a script keeps beside model and optimizer: averages of weights, a history, the best so far.
+
+Anything with ``state_dict`` and ``load_state_dict``, and plain lists and dictionaries. In a checkpoint the tensors of
+such a state lie in a file of their own, and the rest is JSON that says where they belong: nothing is run when it is
+read. A step that is computed again undoes what its first run did to kept objects after their state was ``freeze``-d.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from dltrain.checkpoint import tensor_file
+from dltrain.protocol.errors import MisuseError
+
+_PLAIN = (str, int, float, bool, type(None))
+_TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
+
+
+def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
+    """As JSON; tensors go into ``tensors`` as they are, named by ``path``. Raises MisuseError for what is neither."""
+    if isinstance(value, Tensor):
+        if value.dtype not in tensor_file.NAMES or value.layout is not torch.strided:
+            raise _unfit(path, f"a tensor of {value.dtype}, {value.layout}")
+        name = ".".join(map(str, path))
+        while name in tensors:  # {"a.b": …, "a": {"b": …}}
+            name += "'"
+        tensors[name] = value.detach()
+        return {_TENSOR: name}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str | int)]:
+            raise _unfit(path, f"a key of {type(wrong[0]).__name__}")
+        return {_DICT: [[key, encode(part, (*path, key), tensors)] for key, part in value.items()]}
+    if isinstance(value, list | tuple):
+        parts = [encode(part, (*path, index), tensors) for index, part in enumerate(value)]
+        return {_TUPLE: parts} if isinstance(value, tuple) else parts
+    raise _unfit(path, type(value).__name__)
+
+
+def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
+    """What was encoded; ``tensor``: by its name."""
+    if isinstance(value, list):
+        return [decode(part, tensor) for part in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == _TENSOR:
+        return tensor(content)
+    if kind == _TUPLE:
+        return tuple(decode(part, tensor) for part in content)
+    return {key: decode(part, tensor) for key, part in content}
+
+
+class UserObjects:
+    """The objects of a run, by the names that the script gave them."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, Any] = {}
+        self._resumed: int | None = None
+        self._stored: dict[str, Any] = {}
+        self._stored_tensors: dict[str, Tensor] = {}
+        self._began: dict[str, Any] = {}
+        self._frozen: tuple[dict[str, Any], dict[str, Tensor]] | None = None
+        self._complete = False
+
+    def load(self, step: int, stored: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """What ``state`` was after ``step`` steps, for the objects to come."""
+        self._resumed, self._stored, self._stored_tensors = step, stored, tensors
+
+    def add(self, name: str, given: Any) -> None:
+        """One more; it goes on where the run that is resumed left it. Raises MisuseError."""
+        kind = type(given).__name__
+        if isinstance(given, LRScheduler):
+            raise MisuseError(f"t.keep: {name}: found {kind}, expected it in t.schedule, which steps it, too")
+        both = all(callable(getattr(given, method, None)) for method in ("state_dict", "load_state_dict"))
+        if isinstance(given, type) or not (isinstance(given, list | dict) or both):
+            raise MisuseError(
+                f"t.keep: {name}: found {kind}, expected something with state_dict() and load_state_dict(), a list or "
+                "a dict"
+            )
+        if name in self._objects:
+            raise MisuseError(f"t.keep: {name}: found a second one of this name, expected another name")
+        if self._complete:
+            raise MisuseError(f"t.keep: {name}: found a call after t.steps has begun, expected it before")
+        if self._resumed is not None and name not in self._stored:
+            raise MisuseError(
+                f"t.keep: {name}: found a checkpoint of step {self._resumed} that holds {self._names(self._stored)}, "
+                f"expected {name} in it: do not keep it, or use another volume"
+            )
+        encode(_state(given), (name,), {})  # what cannot be saved is told now
+        self._objects[name] = given
+        if self._resumed is not None:
+            try:
+                self._set(name, self._stored[name], self._stored_tensors)
+            except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
+                raise MisuseError(
+                    f"t.keep: {name}: found a {kind} that does not take what the checkpoint of step {self._resumed} "
+                    f"holds of it, expected the same as then: {type(error).__name__}: {error}"
+                ) from error
+
+    def close(self) -> None:
+        """No more of them. Raises MisuseError when the checkpoint held others."""
+        if rest := set(self._stored) - set(self._objects):
+            raise MisuseError(
+                f"t.steps: found a checkpoint of step {self._resumed} that holds {self._names(rest)}, expected nothing "
+                "that the script does not t.keep before t.steps: keep it again, or use another volume"
+            )
+        self._complete, self._stored_tensors = True, {}
+
+    def begin(self, *, undoable: bool) -> None:
+        """A step begins; ``undoable``: it may have to be computed again."""
+        self._frozen = None
+        plain = self._objects.items() if undoable else ()
+        self._began = {name: copy.copy(given) for name, given in plain if isinstance(given, list | dict)}
+
+    def freeze(self) -> None:
+        """The step under way was given up: ``restore`` will undo what its body does from now on.
+
+        To lists and dictionaries: what it did since its beginning. A copy of everything at each step would be too dear.
+        """
+        state, tensors = {}, dict[str, Tensor]()
+        for name, given in self._objects.items():
+            state[name] = encode(_state(self._began.get(name, given)), (name,), tensors)
+        self._frozen = state, {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def restore(self) -> None:
+        """Undo, before the step is computed again."""
+        if self._frozen is not None:
+            state, tensors = self._frozen
+            for name in self._objects:
+                self._set(name, state[name], tensors)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """As JSON, and the tensors in it as they are."""
+        tensors: dict[str, Tensor] = {}
+        return {name: encode(_state(given), (name,), tensors) for name, given in self._objects.items()}, tensors
+
+    def _set(self, name: str, state: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Tensors go to where the object's own are now."""
+        given, own = self._objects[name], dict[str, Tensor]()
+        encode(_state(given), (name,), own)
+        value = decode(state, lambda key: tensors[key].to(own[key].device) if key in own else tensors[key])
+        if isinstance(given, list):
+            given[:] = value
+        elif isinstance(given, dict):
+            given.clear()
+            given.update(value)
+        else:
+            given.load_state_dict(value)
+
+    def _names(self, names: Any) -> str:
+        return ", ".join(sorted(names)) or "no kept state"
+
+
+def _state(given: Any) -> Any:
+    return given if isinstance(given, list | dict) else given.state_dict()
+
+
+def _unfit(path: tuple[Any, ...], found: str) -> MisuseError:
+    name, *rest = path
+    where = "".join(f"[{part!r}]" for part in rest)
+    return MisuseError(
+        f"t.keep: {name}: found {found} in its state{where}, expected tensors, numbers, strings, and lists, tuples and "
+        "dictionaries of them"
+    )

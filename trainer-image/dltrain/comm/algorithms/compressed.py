@@ -1,0 +1,162 @@
+"""All-reduce with 16 bits a number on the wire and error feedback.
+
+Each rank sums one part of a buffer for all, in the buffer's own precision: it receives that part from everyone, rounded
+to 16 bits, and sends the total back, rounded once more. That is what a ring sends, at half the bytes, and rounds twice
+however many ranks there are. What rounding took away is added to the next step's numbers before they are rounded, on
+either way (Karimireddy et al. 2019; both ways: Tang et al. 2019), so that over steps the mean of what arrives is the
+mean of what was sent. Every rank ends with the same bits. Where numbers are sent in another unit from some step on (a
+loss scale), what was kept has to be brought into it, or forgotten (``carry``).
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dltrain.comm.core.collective import AllOf, Work
+from dltrain.comm.core.fault_tolerance import duplicate, translate
+from dltrain.comm.core.polling import Polled, Run
+from dltrain.comm.core.waiting import complete
+from dltrain.comm.schedules.butterfly import Butterfly
+from dltrain.comm.schedules.schedule import chunks
+
+KINDS = {"BF16": torch.bfloat16, "FP16": torch.float16}
+
+
+class Compressed(Polled):
+    name = "Compressed"
+
+    def __init__(self, comm: Any, buffers: list[torch.Tensor], kind: str, tail: int = 0) -> None:
+        """``kind``: one of ``KINDS``. ``tail``: elements at the end of the last buffer that are summed exactly.
+
+        Raises ValueError for buffers that have no more than 16 bits a number themselves, or are not on a CPU.
+        """
+        super().__init__(comm, buffers)
+        if buffers[0].dtype not in (torch.float32, torch.float64) or buffers[0].is_cuda:
+            found = f"{buffers[0].dtype} on {buffers[0].device}"
+            raise ValueError(f"gradients: found {found}, expected float32 or float64 on a CPU to compress to {kind}")
+        *first, last = buffers
+        cut = last.numel() - tail
+        runs = [_Run(comm, tag, buffer, KINDS[kind]) for tag, buffer in enumerate([*first, last[:cut]])]
+        self._tail = Butterfly(duplicate(comm), [last[cut:]], last.nbytes) if tail else None
+        self._rounded = runs
+        self.take([*runs, *(self._tail.runs if self._tail is not None else ())])
+
+    def start(self, index: int) -> Work:
+        work = super().start(index)
+        if self._tail is None or index < len(self.buffers) - 1:
+            return work
+        return AllOf([work, self._tail.start(0)])
+
+    def carry(self, factor: float) -> None:
+        for run in self._rounded:
+            run.carry(factor)
+
+    def abandon(self) -> None:
+        super().abandon()
+        if self._tail is not None:
+            self._tail.abandon()
+
+    def close(self) -> None:
+        super().close()  # the tail's run among them, which is freed no second time
+        self._tail = None
+
+
+class _Run(Run):
+    """One buffer's sum. Phases: 0 others' rounded numbers of this rank's part awaited, 1 others' totals, 2 done."""
+
+    def __init__(self, comm: Any, tag: int, buffer: torch.Tensor, dtype: torch.dtype) -> None:
+        from mpi4py import MPI  # here, not above: importing it may start MPI
+
+        self._mpi_error = MPI.Exception
+        self._startall = MPI.Prequest.Startall
+        rank, size = comm.Get_rank(), comm.Get_size()
+        bounds = chunks(buffer.numel(), size)
+        start, stop = bounds[rank]
+        self._buffer, self._mine = buffer, slice(start, stop)
+        self._wire = torch.zeros(buffer.numel(), dtype=dtype)
+        """Rounded: what is sent of others' parts; then everyone's totals."""
+        self._kept = torch.zeros_like(buffer)
+        """What rounding took away: of others' parts when they were sent, of this rank's own when its total was."""
+        self._heard = torch.zeros((size, stop - start), dtype=dtype)
+        self._others = [(rank + i) % size for i in range(1, size)]
+        wire, heard = _numbers(self._wire), _numbers(self._heard)
+        parts = {peer: wire[slice(*bounds[peer])] for peer in range(size)}
+        self._up = [comm.Recv_init(heard[peer], source=peer, tag=2 * tag) for peer in self._others]
+        self._up += [comm.Send_init(parts[peer], dest=peer, tag=2 * tag) for peer in self._others]
+        self._down = [comm.Recv_init(parts[peer], source=peer, tag=2 * tag + 1) for peer in self._others]
+        self._down += [comm.Send_init(parts[rank], dest=peer, tag=2 * tag + 1) for peer in self._others]
+        self._rank, self._size = rank, size
+        self._phase = 2
+
+    def start(self) -> None:
+        assert self.finished, "the sum before is done"
+        mine = self._mine
+        own_kept = self._kept[mine].clone()  # belongs to the total, not to what this rank adds to it
+        self._kept[mine] = 0
+        self._buffer.add_(self._kept)
+        self._wire.copy_(self._buffer)
+        torch.sub(self._buffer, self._wire, out=self._kept)
+        self._kept[mine] = own_kept
+        self._phase = 0
+        self._begin(self._up)
+        self.test()
+
+    def carry(self, factor: float) -> None:
+        """See ``Collective``; between sums."""
+        if factor:
+            self._kept.mul_(factor)
+        else:
+            self._kept.zero_()  # 0 times what is not finite would not be 0
+
+    @property
+    def finished(self) -> bool:
+        return self._phase == 2
+
+    @property
+    def progress(self) -> int:
+        return self._phase
+
+    def test(self) -> bool:
+        """Progress without blocking; True once the sum is in the buffer. Raises PeerLostError."""
+        if self._phase == 0 and self._arrived(self._up):
+            self._total()
+            self._phase = 1
+            self._begin(self._down)
+        if self._phase == 1 and self._arrived(self._down):
+            self._buffer.copy_(self._wire)
+            self._phase = 2
+        return self._phase == 2
+
+    def _total(self) -> None:
+        """Add up this rank's part, and round it."""
+        mine, total = self._mine, self._buffer[self._mine]
+        for peer in self._others:
+            total.add_(self._heard[peer])
+        total.add_(self._kept[mine])
+        self._wire[mine] = total
+        torch.sub(total, self._wire[mine], out=self._kept[mine])
+
+    def _begin(self, requests: list[Any]) -> None:
+        try:
+            self._startall(requests)
+        except self._mpi_error as error:
+            raise translate(error) from error
+
+    def _arrived(self, requests: list[Any]) -> bool:
+        try:
+            return complete(requests)
+        except self._mpi_error as error:
+            raise translate(error) from error
+
+    def close(self) -> None:
+        if self.finished:
+            for request in (*self._up, *self._down):
+                request.Free()
+        self._up, self._down = [], []
+
+
+def _numbers(tensor: torch.Tensor) -> NDArray[Any]:
+    """The 16-bit numbers as MPI and numpy can carry them."""
+    return tensor.view(torch.int16).numpy().view(np.uint16)

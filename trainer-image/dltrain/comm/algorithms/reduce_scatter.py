@@ -1,0 +1,98 @@
+"""The two halves of an all-reduce by themselves, for optimizer parallel: sum to the owners, and spread from them.
+
+Every rank owns one part of every buffer. Together the halves send what one all-reduce sends.
+"""
+
+from typing import Any
+
+import torch
+
+from dltrain.comm.algorithms.torch_distributed import TorchDistributed
+from dltrain.comm.core.collective import AllOf, Collective, Work
+from dltrain.comm.schedules.engine import Scheduled
+from dltrain.comm.schedules.ring import Ring, ring
+from dltrain.comm.schedules.schedule import Schedule, chunks
+
+NAMES = ("Ring", "Torch")
+
+
+def owned(rank: int, size: int, count: int) -> tuple[int, int]:
+    """The part of ``0:count`` elements that ``rank`` owns; empty on some ranks when there are fewer than ranks."""
+    return chunks(count, size)[(rank + 1) % size]
+
+
+class ReduceScatter(Scheduled):
+    """After it, each rank's own part holds the sum; the rest of the buffer holds nothing of use."""
+
+    name = "ReduceScatter"
+
+    def schedule(self, count: int, longest: int) -> Schedule:
+        return ring(self.rank, self.size, count, longest, range(self.size - 1))
+
+
+class AllGather(Scheduled):
+    """After it, every part holds what it held at its owner."""
+
+    name = "AllGather"
+
+    def schedule(self, count: int, longest: int) -> Schedule:
+        return ring(self.rank, self.size, count, longest, range(self.size - 1, 2 * (self.size - 1)))
+
+
+class TorchReduceScatter(TorchDistributed):
+    """As ``ReduceScatter``, by a reduction to each owner: parts need not be equal, as torch's own would have them."""
+
+    name = "TorchReduceScatter"
+
+    def start(self, index: int) -> Work:
+        return AllOf([self.begun(self._distributed.reduce, part, owner) for owner, part in _parts(self, index)])
+
+
+class TorchAllGather(TorchDistributed):
+    name = "TorchAllGather"
+
+    def start(self, index: int) -> Work:
+        return AllOf([self.begun(self._distributed.broadcast, part, owner) for owner, part in _parts(self, index)])
+
+
+def _parts(collective: Collective, index: int) -> list[tuple[int, torch.Tensor]]:
+    buffer = collective.buffers[index]
+    ranges = ((rank, *owned(rank, collective.size, buffer.numel())) for rank in range(collective.size))
+    return [(rank, buffer[start:stop]) for rank, start, stop in ranges if stop > start]
+
+
+class Scattered(Collective):
+    """Sums each buffer to its owners, and the last ``tail`` elements of the last buffer to everyone."""
+
+    name = "Scattered"
+
+    def __init__(self, comm: Any, buffers: list[torch.Tensor], tail: int, name: str, segment_nbytes: int, host: str):
+        """``name``: one of ``NAMES``. ``host``: rank 0's address, for Torch."""
+        super().__init__(comm, buffers)
+        *first, last = buffers
+        cut = last.numel() - tail
+        if name == "Torch":
+            self._tail: Collective = TorchDistributed(comm, [last[cut:]], host)
+            self._sums: Collective = TorchReduceScatter(comm, [*first, last[:cut]], host)
+        else:
+            self._tail = Ring(comm.Dup(), [last[cut:]], segment_nbytes)
+            self._sums = ReduceScatter(comm, [*first, last[:cut]], segment_nbytes)
+
+    def start(self, index: int) -> Work:
+        work = self._sums.start(index)
+        return work if index < len(self.buffers) - 1 else AllOf([work, self._tail.start(0)])
+
+    def abandon(self) -> None:
+        self._sums.abandon()
+        self._tail.abandon()
+
+    def close(self) -> None:
+        self._sums.close()
+        self._tail.close()
+
+
+def gatherer(comm: Any, buffers: list[torch.Tensor], name: str, segment_nbytes: int, host: str) -> Collective:
+    """The second half for ``buffers``; ``comm`` becomes its own."""
+    if name == "Torch":
+        return TorchAllGather(comm, buffers, host)
+    return AllGather(comm, buffers, segment_nbytes)

@@ -1,0 +1,94 @@
+"""All-reduce in memory that the ranks of one machine share: nothing is sent but that it is there, and that it is done.
+
+Rank r adds up part r of all buffers where they lie, in the order of ranks, and writes the total back to all of them: an
+element is read and written once for each rank, where messages would copy it in and out again at each hop.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from dltrain.comm.core.fault_tolerance import translate
+from dltrain.comm.core.polling import Polled, Run
+from dltrain.comm.core.shared_region import Region
+from dltrain.comm.core.waiting import complete
+from dltrain.comm.schedules.schedule import chunks, pieces
+
+_SEGMENT_NBYTES = 128 * 2**10
+"""A sum is written to the others while it is in the cache."""
+
+
+class SharedMemory(Polled):
+    name = "SharedMemory"
+
+    def __init__(self, comm: Any, buffers: list[torch.Tensor], region: Region) -> None:
+        """``buffers`` lie in ``region``."""
+        super().__init__(comm, buffers)
+        self.take([_Run(comm, tag, buffer, region) for tag, buffer in enumerate(buffers)])
+
+
+class _Run(Run):
+    """One buffer's sum, started again and again. Phases: 0 others' buffers awaited, 1 others' parts, 2 done."""
+
+    def __init__(self, comm: Any, tag: int, buffer: torch.Tensor, region: Region) -> None:
+        from mpi4py import MPI  # here, not above: importing it may start MPI
+
+        everywhere = region.everywhere(buffer)
+        assert everywhere is not None, "the buffer lies in the region"
+        rank, size = comm.Get_rank(), comm.Get_size()
+        start, stop = chunks(buffer.numel(), size)[rank]
+        longest = max(1, _SEGMENT_NBYTES // buffer.itemsize)
+        self._segments = [[part[a:b] for part in everywhere] for a, b in pieces(start, stop, longest)]
+        self._mpi_error = MPI.Exception
+        nothing = np.empty(0, np.uint8)
+        others = [(rank + i) % size for i in range(1, size)]
+        # A phase's messages to and from each other rank; those of one tag arrive in the order they were sent in.
+        self._announcements = [comm.Send_init(nothing, dest=peer, tag=tag) for peer in others]
+        self._heard = [comm.Recv_init(nothing, source=peer, tag=tag) for peer in others]
+        self._requests = [*self._heard, *self._announcements]
+        self._startall = MPI.Prequest.Startall
+        self._phase = 2
+
+    def start(self) -> None:
+        assert self.finished, "the sum before is done"
+        try:
+            self._startall(self._requests)
+        except self._mpi_error as error:
+            raise translate(error) from error
+        self._phase = 0
+        self.test()
+
+    @property
+    def finished(self) -> bool:
+        return self._phase == 2
+
+    def test(self) -> bool:
+        try:
+            if self._phase == 0 and complete(self._requests):
+                self._add()
+                self._startall(self._requests)
+                self._phase = 1
+            if self._phase == 1 and complete(self._requests):
+                self._phase = 2
+        except self._mpi_error as error:
+            raise translate(error) from error
+        return self._phase == 2
+
+    def _add(self) -> None:
+        for first, second, *rest in self._segments:
+            np.add(first, second, out=first)
+            for other in rest:
+                np.add(first, other, out=first)
+            for other in (second, *rest):
+                np.copyto(other, first)
+
+    @property
+    def progress(self) -> int:
+        return self._phase
+
+    def close(self) -> None:
+        if self.finished:
+            for request in self._requests:
+                request.Free()
+        self._requests = []

@@ -1,0 +1,123 @@
+"""torch.distributed's all-reduce: NCCL between GPUs, gloo for buffers on CPUs and ranks that share a GPU, which NCCL
+refuses. MPI stays the control plane.
+"""
+
+import re
+import socket
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from dltrain.comm.core.collective import Collective, PeerLostError, Work
+from dltrain.comm.core.fault_tolerance import translate
+
+_PATIENCE = timedelta(days=1)
+"""Of a sum, once there was one: whether a rank hangs is for the agents to say, which know what may take long. torch's
+own limit (10 minutes with NCCL) would end ranks that wait for another's evaluation."""
+_GONE = re.compile(r"ncclRemoteError|remote process exited|[Cc]onnect|closed by|[Bb]roken pipe|[Ss]ocket")
+"""NCCL's words for a peer that ended, or cannot be reached."""
+
+
+class TorchDistributed(Collective):
+    name = "Torch"
+
+    def __init__(self, comm: Any, buffers: list[torch.Tensor], host: str = "127.0.0.1") -> None:
+        """``host``: an address of rank 0 that every rank reaches; the port is any free one."""
+        import torch.distributed as distributed
+
+        super().__init__(comm, buffers)
+        self._distributed = distributed
+        self._owned = not distributed.is_initialized()
+        if self._owned:
+            self._join(host)
+
+    def _join(self, host: str) -> None:
+        """Make the process group that all of these share, and its connections. Raises PeerLostError, and RuntimeError
+        for what is this rank's own fault.
+        """
+        from mpi4py import MPI
+
+        distributed, device = self._distributed, self.buffers[0].device
+        store_at = partial(distributed.TCPStore, host, world_size=self.size)
+        try:
+            backend = backend_for(self.comm.allgather(identity(device)))
+            store = store_at(0, is_master=True, wait_for_workers=False) if self.rank == 0 else None
+            port = self.comm.bcast(store.port if store is not None else None)
+        except MPI.Exception as error:
+            raise translate(error) from error
+        hook = sys.excepthook
+        try:
+            if store is None:
+                store = store_at(port, is_master=False)
+            bound = device if backend == "nccl" else None  # connects now, and to this GPU whatever it is used for first
+            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, device_id=bound)
+            distributed.all_reduce(torch.zeros(1, device=device))
+            distributed.distributed_c10d._set_pg_timeout(_PATIENCE)
+        except RuntimeError as error:
+            raise_lost(error)
+        finally:
+            sys.excepthook = hook  # torch's would lose what is told at the end: it calls ours with stderr exchanged
+
+    def start(self, index: int) -> Work:
+        return self.begun(self._distributed.all_reduce, self.buffers[index])
+
+    def begun(self, operation: Any, *arguments: Any) -> "_Pending":
+        """One of torch's operations, under way. Raises PeerLostError."""
+        try:
+            work = operation(*arguments, async_op=True)
+        except RuntimeError as error:
+            raise_lost(error)
+        return _Pending(work)
+
+    def close(self) -> None:
+        if self._owned:
+            self._owned = False
+            self._distributed.destroy_process_group()
+
+
+class _Pending:
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def test(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        """A GPU's stream waits, and the rank goes on."""
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise_lost(error)
+
+
+def identity(device: torch.device) -> str:
+    """Of a GPU; all CPUs are one."""
+    if device.type != "cuda":
+        return device.type
+    found = torch.cuda.get_device_properties(device)
+    return str(getattr(found, "uuid", f"{socket.gethostname()} {device.index}"))
+
+
+def backend_for(identities: Sequence[str]) -> str:
+    """For ranks on these devices. Raises RuntimeError where some are on a GPU and some are not."""
+    cpus = identities.count("cpu")
+    if 0 < cpus < len(identities):
+        numbers = [number for number, device in enumerate(identities) if device == "cpu"]
+        raise RuntimeError(f"found gradients of ranks {numbers} on a CPU, expected all {len(identities)} on GPUs")
+    return "nccl" if not cpus and len(set(identities)) == len(identities) else "gloo"
+
+
+def raise_lost(error: RuntimeError) -> NoReturn:
+    """As PeerLostError, if it says that a peer is gone; else as it is, for it is this rank's own: memory, its device, a
+    use that NCCL refuses. gloo has one class and many words for a peer that is gone, NCCL the reverse.
+    """
+    own = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
+    if not own and isinstance(error, torch.distributed.DistBackendError):
+        own = not _GONE.search(str(error)) or "out of memory" in str(error)
+    if own:
+        raise error
+    raise PeerLostError(f"a peer is gone: {error}") from error

@@ -1,0 +1,200 @@
+"""The fastest strategy for each size of buffer, as measured here at the start.
+
+Models rank strategies well, but what a network, a kernel and an MPI library make of them shows only in use: on one
+machine the best segment was 16 KiB over a slow link and 1 MiB over a fast one.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from dltrain.comm.core.collective import Collective, Work
+from dltrain.comm.core.fault_tolerance import duplicate, translate
+from dltrain.comm.core.polling import Run
+from dltrain.comm.core.waiting import wait_until
+
+BUDGET_S = 0.4
+"""Of a race; exceeded only where a single sum takes longer."""
+_ROUNDS = (3, 40)
+"""Fewest and most measurements of a strategy that is still in the race; the most as long as the budget lasts."""
+_FIRST_NBYTES = 256 * 2**10
+_TRIAL_S, _FINAL_S = 10e-3, 50e-3
+"""What a sum may take in the race of all candidates, and in that of the best of them: of a longer one a part runs."""
+_FINALISTS = 4
+_TURN_S = 1e-3
+"""Sums are repeated for so long for one measurement."""
+_HOPELESS = 3.0
+"""A strategy this much slower than the best one in its first measurement is not measured again. Far off, since a rank
+that loses its CPU for a moment doubles a measurement."""
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A strategy for buffers of one size class."""
+
+    strategy: str
+    segment_nbytes: int = 0
+    """0: it cuts nothing, or knows best itself."""
+    bandwidth_Bps: float = field(default=0.0, compare=False)
+    """Bytes of the buffer per second, as measured; 0: it was not."""
+
+    def __str__(self) -> str:
+        cut = f" in segments of {self.segment_nbytes >> 10} KiB" if self.segment_nbytes else ""
+        return f"{self.strategy}{cut}"
+
+
+Picks = Mapping[int, Pick]
+"""By size class: log4 of the buffer's bytes, rounded down."""
+Make = Callable[[Any, list[torch.Tensor], Pick], Collective]
+"""(communicator, buffers, pick) to the strategy."""
+
+
+def size_class(nbytes: int) -> int:
+    return max(0, nbytes.bit_length() - 1) // 2
+
+
+class Auto(Collective):
+    """Each buffer by the strategy picked for its size class."""
+
+    name = "Auto"
+
+    def __init__(
+        self, comm: Any, buffers: list[torch.Tensor], make: Make, candidates: Sequence[Pick], picks: Picks | None = None
+    ) -> None:
+        """``candidates``, likeliest first, are measured on ``buffers``, which must be zero and still are afterwards.
+
+        ``picks``: those of an earlier run, used as they are where they cover all classes. Raises PeerLostError.
+        """
+        super().__init__(comm, buffers)
+        self._make = make
+        self._strategies = {candidate.strategy for candidate in candidates}
+        self._parts: list[Collective] = []
+        classes = {size_class(buffer.nbytes): buffer for buffer in buffers}
+        if picks is None or not set(classes) <= set(picks):
+            picks, order = {}, list(candidates)
+            for number in sorted(classes):
+                picks[number] = self._measured(classes[number], order)
+                # Large sums may leave time for one or two: begin with what was best for the size before.
+                order.sort(key=lambda pick: pick != picks[number])
+        self.use(picks)
+
+    def reuse(self, picks: Picks) -> None:
+        """Sum by another run's ``picks``, to add up in the same order, if they fit these buffers and this place.
+
+        All ranks call it together, with nothing under way. Raises PeerLostError.
+        """
+        mine = {number: picks.get(number) for number in self.picks}
+        if mine != self.picks and all(pick is not None and pick.strategy in self._strategies for pick in mine.values()):
+            self.use({number: pick for number, pick in mine.items() if pick is not None})
+
+    def use(self, picks: Picks) -> None:
+        """Sum by ``picks`` from now on."""
+        for part in self._parts:
+            part.close()
+        self.picks = dict(picks)
+        self._routes: list[tuple[Collective, int]] = [(self, 0)] * len(self.buffers)
+        self._parts = []
+        chosen = [picks[size_class(buffer.nbytes)] for buffer in self.buffers]
+        for pick in dict.fromkeys(chosen):
+            members = [index for index, its in enumerate(chosen) if its == pick]
+            part = self._make(duplicate(self.comm), [self.buffers[index] for index in members], pick)
+            self._parts.append(part)
+            for position, index in enumerate(members):
+                self._routes[index] = (part, position)
+        runs: list[Run] = [run for part in self._parts for run in getattr(part, "runs", ())]
+        for run in runs:
+            run.siblings = runs
+
+    def start(self, index: int) -> Work:
+        part, position = self._routes[index]
+        return part.start(position)
+
+    def abandon(self) -> None:
+        for part in self._parts:
+            part.abandon()
+        super().abandon()
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+        self._parts = []
+
+    def _measured(self, buffer: torch.Tensor, candidates: Sequence[Pick]) -> Pick:
+        """The fastest of ``candidates`` on ``buffer``, the same on all ranks.
+
+        A buffer so long that there is time for few sums is raced on its beginning, and then by the best on more of it.
+        """
+        part = buffer[: max(1, _FIRST_NBYTES // buffer.itemsize)]
+        if len(part) < len(buffer):
+            first = self._make(self.comm, [part], candidates[0])
+            self._timed(first, 1)  # the first one opens connections and touches memory
+            part = buffer[: max(len(part), int(len(part) * _TRIAL_S / self._timed(first, 1)))]
+            first.close()
+        ranking = self._race(part, candidates)
+        longer = buffer[: int(len(part) * _FINAL_S / ranking[0][1])]
+        if len(longer) > len(part):
+            part, ranking = longer, self._race(longer, [pick for pick, _ in ranking[:_FINALISTS]])
+        best, best_s = ranking[0]
+        return Pick(best.strategy, best.segment_nbytes, part.nbytes / best_s)
+
+    def _race(self, buffer: torch.Tensor, candidates: Sequence[Pick]) -> list[tuple[Pick, float]]:
+        """Those that got a turn with their typical seconds, fastest first."""
+        began = time.perf_counter()
+        race: dict[Pick, Collective] = {}
+        times: dict[Pick, list[float]] = {}
+        repeats: dict[Pick, int] = {}
+        cuts: set[tuple[str, int]] = set()
+        for pick in candidates:
+            cut = (pick.strategy, min(pick.segment_nbytes, buffer.nbytes))
+            if cut in cuts:
+                continue  # both send it whole
+            cuts.add(cut)
+            if race and self._agreed(time.perf_counter() - began > BUDGET_S):
+                break
+            race[pick] = self._make(self.comm, [buffer], pick)
+            self._timed(race[pick], 1)  # the first one opens connections and touches memory
+            first_s = self._timed(race[pick], 1)
+            repeats[pick] = max(1, min(100, int(_TURN_S / first_s)))
+            times[pick] = [first_s if repeats[pick] == 1 else self._timed(race[pick], repeats[pick])]
+        limit_s = _HOPELESS * min(seconds[0] for seconds in times.values())
+        left = [pick for pick in race if times[pick][0] <= limit_s]
+        for done in range(_ROUNDS[1]):
+            if len(left) == 1 or (self._agreed(time.perf_counter() - began > BUDGET_S) and done >= _ROUNDS[0] - 1):
+                break
+            for pick in left:
+                times[pick].append(self._timed(race[pick], repeats[pick]))
+        for collective in race.values():
+            collective.close()
+        return sorted(((pick, _typical(times[pick])) for pick in left), key=lambda found: found[1])
+
+    def _timed(self, collective: Collective, repeats: int) -> float:
+        """Seconds of one sum on the slowest rank, ranks having begun together; the same number on all of them."""
+        self._most(0.0)
+        began = time.perf_counter()
+        for _ in range(repeats):
+            collective.allreduce(0)
+        return self._most((time.perf_counter() - began) / repeats)
+
+    def _agreed(self, mine: bool) -> bool:
+        """Whether it holds on any rank."""
+        return self._most(float(mine)) > 0
+
+    def _most(self, mine: float) -> float:
+        from mpi4py import MPI
+
+        most = np.array([mine])
+        try:
+            request = self.comm.Iallreduce(MPI.IN_PLACE, most, MPI.MAX)
+            wait_until(request.Test)
+        except MPI.Exception as error:
+            raise translate(error) from error
+        return float(most[0])
+
+
+def _typical(times: list[float]) -> float:
+    """The lower quartile: what disturbs a measurement only ever adds to it, and may well disturb most of a few."""
+    return sorted(times)[len(times) // 4]

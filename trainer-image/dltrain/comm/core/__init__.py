@@ -1,0 +1,1 @@
+"""What every collective needs: the interface, waiting, polling, fault tolerance, shared memory."""

@@ -1,0 +1,34 @@
+"""Ring all-reduce: reduce-scatter, then all-gather, each n - 1 hops to the right; bandwidth-optimal.
+
+Every rank sends 2 (n - 1) / n of the buffer (Patarasuk and Yuan 2009). Segments are pipelined: a segment goes on to
+the next rank as soon as it has been added, not when its whole chunk has.
+"""
+
+from dltrain.comm.schedules.engine import Scheduled
+from dltrain.comm.schedules.schedule import Schedule, chunks, pieces
+
+
+class Ring(Scheduled):
+    name = "Ring"
+
+    def schedule(self, count: int, longest: int) -> Schedule:
+        return ring(self.rank, self.size, count, longest)
+
+
+def ring(rank: int, size: int, count: int, longest: int, hops: range | None = None) -> Schedule:
+    """``rank``'s messages for ``count`` elements in segments of at most ``longest``.
+
+    Chunk c starts at rank c, and after n - 1 additions is complete at rank c - 1, from where it goes round again.
+    ``hops``: which of the 2 (n - 1), consecutive ones; default: all.
+    """
+    right, left = (rank + 1) % size, (rank - 1) % size
+    grid = [pieces(*chunk, longest) for chunk in chunks(count, size)]
+    schedule = Schedule()
+    hops = range(2 * (size - 1)) if hops is None else hops
+    ready = [0] * len(grid[(rank - hops.start) % size])
+    for hop in hops:
+        for piece, after in zip(grid[(rank - hop) % size], ready, strict=True):
+            schedule.send(right, piece, after)
+        add = hop < size - 1
+        ready = [schedule.receive(left, piece, add) for piece in grid[(rank - hop - 1) % size]]
+    return schedule.ordered()

@@ -1,0 +1,1 @@
+"""Batches made ahead: the loader, its worker processes, and the copy to the device."""

@@ -1,0 +1,270 @@
+"""The batches of a training, in order, made ahead of the steps that compute on them.
+
+Which samples a step takes is known beforehand, unless shares change or a step is given up. What was made ahead is used
+only if it is for the very samples that the step turns out to take, else all of it is dropped: so training goes the same
+way, to the last bit, with and without. Who makes a batch may therefore be chosen by what it costs while training runs.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from math import ceil
+from queue import SimpleQueue
+from statistics import median
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+from dltrain.batch.sampling import Part
+from dltrain.data.feeding.loader import Loader
+from dltrain.data.feeding.source import Request
+from dltrain.data.feeding.worker_pool import Workers
+from dltrain.protocol.errors import SampleError, WorkerLostError
+
+MIN_FETCH_FRACTION, MIN_FETCH_S = 0.05, 1e-3
+"""What fetching must cost, of a step and at least, before somebody does it ahead: a thread and the rank share one
+interpreter, and a process takes memory."""
+MEASURED = 5
+"""Steps, after two that open files and allocate."""
+SPARE = 1.25
+"""Workers make so many times the batches that steps take: not all samples are alike."""
+_THREAD_AHEAD = 2
+
+
+class Lane(Protocol):
+    """Who makes batches ahead. Tickets are given in order, and batches got in that order; some may be left out."""
+
+    def ask(self, request: Request) -> int: ...
+
+    def get(self, ticket: int) -> tuple[Any, float]: ...
+
+    def drop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Thread:
+    """A lane in this process: ``make`` is called for one item after the other."""
+
+    def __init__(self, make: Callable[[Any], tuple[Any, float]]) -> None:
+        self._make = make
+        self._asked: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
+        self._made: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
+        self._next = self._wanted_from = 0
+        self._thread = threading.Thread(target=self._work, daemon=True, name="fetch")
+        self._thread.start()
+
+    def ask(self, request: Any) -> int:
+        ticket, self._next = self._next, self._next + 1
+        self._asked.put((ticket, request))
+        return ticket
+
+    def get(self, ticket: int) -> tuple[Any, float]:
+        while True:
+            number, made, error = self._made.get()
+            if number == ticket and error is not None:
+                raise error
+            if number == ticket:
+                found: tuple[Any, float] = made
+                return found
+
+    def drop(self) -> None:
+        self._wanted_from = self._next
+
+    def close(self) -> None:
+        self.drop()
+        self._asked.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            ticket, request = asked
+            made, error = None, None
+            if ticket >= self._wanted_from:
+                try:
+                    made = self._make(request)
+                except BaseException as raised:  # noqa: BLE001 - raised where the batch is wanted
+                    error = raised
+            self._made.put((ticket, made, error))
+
+
+class Carried:
+    """A lane of workers that make batches, and a thread of the rank that brings these to its GPU."""
+
+    def __init__(self, workers: Workers, move: Callable[[Any], Any]) -> None:
+        self._workers = workers
+
+        def carry(ticket: int) -> tuple[Any, float]:
+            batch, spent_s = workers.get(ticket)
+            return move(batch), spent_s
+
+        self._thread = Thread(carry)
+
+    def ask(self, request: Request) -> int:
+        return self._thread.ask(self._workers.ask(request))
+
+    def get(self, ticket: int) -> tuple[Any, float]:
+        return self._thread.get(ticket)
+
+    def drop(self) -> None:
+        self._thread.drop()
+        self._workers.drop()
+
+    def close(self) -> None:
+        self._workers.wake()
+        self._thread.close()
+        self._workers.close()
+
+
+class _Asked(NamedTuple):
+    step: int
+    request: Request
+    ticket: int
+
+
+class Feed:
+    """``take`` gives out one step's batch after the other's. ``spent_s``: what making the last one took, whoever did
+    it, when what the step felt of it was less.
+    """
+
+    def __init__(self, loader: Loader, part_of: Callable[[int], Part], seed: int, steps: int) -> None:
+        """``part_of``: this rank's part of a step to come, as things are now. ``seed``: the plan's.
+        ``steps``: in all.
+        """
+        self.spent_s = 0.0
+        self._loader, self._part_of, self._seed, self._steps = loader, part_of, seed, steps
+        self._lane: Lane | None = None
+        self._starting: Workers | None = None
+        self._room = 0
+        self._asked: deque[_Asked] = deque()
+        self._fetched_s, self._between_s = list[float](), list[float]()
+        self._left: float | None = None
+        self._decided = loader.prefetch == 0 or loader.workers == 0
+        if self._decided:
+            return
+        if loader.workers:
+            self._take_workers(Workers(loader.source, loader.workers))
+        elif not loader.source.foreign and loader.device.type == "cuda":
+            self._take_thread()
+        elif loader.source.foreign and not loader.most_workers:
+            self._decided = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for lane in (self._lane, self._starting):
+            if lane is not None:
+                lane.close()
+
+    def take(self, step: int, part: Part) -> Any:
+        """The batch of ``step``, on the device, of which this rank turns out to compute ``part``; None if that is none.
+
+        Raises SampleError for the user's dataset, MemoryError and WorkerLostError for a worker.
+        """
+        if (request := Request.of(part, self._seed)) is None:
+            return None
+        if self._starting is not None:
+            self._take_over(self._starting)
+        if self._lane is None:
+            return self._fetch(request)
+        if not (self._asked and self._asked[0].step == step and self._asked[0].request.same(request)):
+            self._lane.drop()
+            self._asked.clear()
+            self._asked.append(_Asked(step, request, self._lane.ask(request)))
+            self._ask(self._lane, step + 1)
+        first = self._asked.popleft()
+        try:
+            batch, self.spent_s = self._lane.get(first.ticket)
+        except (SampleError, MemoryError, WorkerLostError) as error:
+            if self._loader.workers or not self._loader.source.foreign:
+                raise
+            return self._go_back(request, error)
+        self._ask(self._lane, step + 1)
+        return self._loader.mover.arrived(batch)
+
+    def _ask(self, lane: Lane, step: int) -> None:
+        """For the steps from this one on, as many as there is room for."""
+        ahead = self._asked[-1].step + 1 if self._asked else step
+        while len(self._asked) < self._room and ahead < self._steps:
+            if (request := Request.of(self._part_of(ahead), self._seed)) is None:
+                return
+            self._asked.append(_Asked(ahead, request, lane.ask(request)))
+            ahead += 1
+
+    def _fetch(self, request: Request) -> Any:
+        """Here and now; and look what that costs."""
+        began = time.perf_counter()
+        if self._left is not None:
+            self._between_s.append(began - self._left)
+        batch = self._loader.fetch(request)
+        self._left = time.perf_counter()
+        self.spent_s = self._left - began
+        self._fetched_s.append(self.spent_s)
+        if len(self._fetched_s) == 2 + MEASURED and not self._decided:
+            self._decide(median(self._fetched_s[2:]), median(self._between_s[2:]))
+        if len(self._fetched_s) >= 2 + MEASURED:
+            self._fetched_s, self._between_s = self._fetched_s[:2], self._between_s[:1]
+        return batch
+
+    def _decide(self, fetched_s: float, between_s: float) -> None:
+        """Somebody else fetches if that is worth it; else see again later."""
+        loader = self._loader
+        if fetched_s < max(MIN_FETCH_S, MIN_FETCH_FRACTION * (fetched_s + between_s)):
+            return
+        self._decided = True
+        if not loader.source.foreign:
+            self._take_thread()
+            return
+        count = min(loader.most_workers, max(1, ceil(SPARE * fetched_s / max(between_s, 1e-9))))
+        try:
+            self._starting = Workers(loader.source, count, loader.room_nbytes)
+        except (ValueError, MemoryError, OSError) as error:
+            self._stay(str(error))
+
+    def _take_over(self, workers: Workers) -> None:
+        """Once they are ready; the rank goes on alone if they cannot be."""
+        try:
+            if workers.ready():
+                self._take_workers(workers)
+        except (MemoryError, WorkerLostError) as error:
+            workers.close()
+            self._starting = None
+            self._stay(str(error))
+
+    def _go_back(self, request: Request, error: Exception) -> Any:
+        """Nobody asked for the workers: what they cannot do the rank may, which has all that the script has set up."""
+        assert self._lane is not None
+        self._lane.close()
+        self._lane = None
+        self._asked.clear()
+        batch = self._fetch(request)  # raises where it was not for them
+        self._stay(str(error))
+        return batch
+
+    def _stay(self, why: str) -> None:
+        print(  # noqa: T201
+            "dltrain: no workers, samples are made between steps as before (t.loader(…, workers=0) says so without "
+            f"this line): {why}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _take_thread(self) -> None:
+        loader = self._loader
+
+        def make(request: Request) -> tuple[Any, float]:
+            began = time.perf_counter()
+            batch = loader.mover.ahead(loader.source.make(request))
+            return batch, time.perf_counter() - began
+
+        self._lane, self._room = Thread(make), loader.prefetch or _THREAD_AHEAD
+
+    def _take_workers(self, workers: Workers) -> None:
+        on_gpu = self._loader.device.type == "cuda"
+        self._lane = Carried(workers, self._loader.mover.ahead) if on_gpu else workers
+        self._starting, self._decided = None, True
+        self._room = self._loader.prefetch or 2 * workers.count

@@ -1,0 +1,147 @@
+"""Gets a job's data into the pod: ``python -m dltrain.data.fetch URI --to FILE``, or checks what is there.
+
+The dataset's init container runs it. ``http``, ``https`` and ``s3`` URIs are fetched; ``file`` URIs (the image's, or a
+mounted claim's) are checked where they lie. A URI that ends in SHA256SUMS means all files it lists, relative to it.
+Exit codes: 0; 64 when it cannot succeed as the job is written; 74 when it may, later; 143 when it was stopped. The
+last line says why.
+"""
+
+import argparse
+import errno
+import fcntl
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from dlcontract import DATASET_SUMS
+from dltrain.data.download import SAY_EVERY_S, Download, in_units, say, sha256_of, size_of
+from dltrain.data.remote_sources import Source
+from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXIT_OK, EXIT_STOPPED
+
+_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+_FIELD = "spec.dataset.uri"
+_LOOK_S = 0.5
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m dltrain.data.fetch", description="Fetches and checks a dataset.")
+    parser.add_argument("uri", help="http://, https://, s3:// or file://")
+    parser.add_argument("--to", type=Path, help="the file to make; not for file://")
+    parser.add_argument("--sha256", help="hex digits that the file at the URI must have")
+    parser.add_argument("--room", type=int, help="bytes that all files together may have")
+    options = parser.parse_args(arguments)
+    local = options.uri.startswith("file://")
+    if local == (options.to is not None):
+        parser.error("--to goes with http, https and s3, and with nothing else")
+    try:
+        if local:
+            check(Path(options.uri.removeprefix("file://")), options.sha256)
+        else:
+            fetch(options.uri, options.to, options.sha256, options.room)
+    except BadInputError as error:
+        say(str(error))
+        return EXIT_BAD_INPUT
+    except PermissionError as error:
+        found = f"a claim where uid {os.getuid()} may not write {error.filename}"
+        remedy = "give its root folder the group 65532 and its write permission, or use another claim"
+        say(str(BadInputError("spec.dataset.cacheClaimName", found, "one that it may write to", remedy)))
+        return EXIT_BAD_INPUT
+    except OSError as error:  # TransientError, and a disk that fails
+        say(f"{_FIELD}: {error}")
+        return EXIT_NOT_FETCHED
+    return EXIT_OK
+
+
+def fetch(uri: str, target: Path, sha256: str | None = None, room_nbytes: int | None = None) -> None:
+    """The file at ``uri`` as ``target``, and for SHA256SUMS all that it lists beside it.
+
+    Raises BadInputError or TransientError (see ``download``).
+    """
+    folder = target.parent
+    notes = folder / ".dljob"
+    notes.mkdir(parents=True, exist_ok=True)
+    with _alone(notes / "lock"):
+        source = Source(uri)
+        nbytes = Download(source, target, notes, sha256, room_nbytes).run()
+        if target.name != DATASET_SUMS:
+            return
+        listed = read_sums(target)
+        for name, digest in listed.items():
+            left = None if room_nbytes is None else room_nbytes - nbytes
+            nbytes += Download(source.beside(name), folder / name, notes, digest, left).run()
+        say(f"{len(listed)} files, {in_units(nbytes)}")
+
+
+def check(path: Path, sha256: str | None) -> None:
+    """Holds a file against its checksum, and for SHA256SUMS all that it lists. Raises BadInputError."""
+    if sha256 is not None:
+        _hold(path, sha256, "spec.dataset.sha256")
+    if path.name == DATASET_SUMS:
+        for name, digest in read_sums(path).items():
+            _hold(path.parent / name, digest, _FIELD)
+
+
+def _hold(path: Path, sha256: str, field: str) -> None:
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        found = f"no file {path} that can be read: {error.strerror}"
+        raise BadInputError(_FIELD, found, "a file", "correct the URI, or put the file there") from None
+    if found != sha256:
+        remedy = "correct the checksum, or put the right file there"
+        raise BadInputError(field, f"checksum {found} of {path}", sha256, remedy)
+    say(f"{path}: {in_units(path.stat().st_size)}, sha256 as it should be")
+
+
+def read_sums(path: Path) -> dict[str, str]:
+    """Name to checksum of the files that a SHA256SUMS lists. Raises BadInputError when it is none."""
+    expected = "lines of a checksum, two spaces and a relative path, as sha256sum writes them"
+    listed: dict[str, str] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(_FIELD, f"{path}: {error}", expected, "make it with sha256sum") from None
+    for number, line in enumerate(lines, 1):
+        match = _LINE.fullmatch(line)
+        name = PurePosixPath(match[2]) if match else PurePosixPath()
+        if not match or name.is_absolute() or {"..", ".dljob"} & set(name.parts) or str(name) in (".", DATASET_SUMS):
+            raise BadInputError(_FIELD, f"{line[:200]!r} in line {number} of {path.name}", expected, "correct the file")
+        listed[str(name)] = match[1]
+    if not listed:
+        raise BadInputError(_FIELD, f"nothing in {path.name}", expected, "make it with sha256sum")
+    return listed
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time fetches into a folder: the others wait, and find it there."""
+    with path.open("w") as file:
+        said = time.monotonic() - SAY_EVERY_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() - said >= SAY_EVERY_S:
+                    parts = sum(size_of(part) for part in path.parent.glob("*.part"))
+                    say(f"another pod is fetching ({in_units(parts)} under way): waiting for it")
+                    said = time.monotonic()
+                time.sleep(_LOOK_S)
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+                found = "a claim without file locks"
+                raise BadInputError("spec.dataset.cacheClaimName", found, "one with", "use another claim") from None
+        yield
+
+
+if __name__ == "__main__":
+    # The first process of a container has no default action for signals.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_STOPPED))
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The device of a rank: selection, energy, random generators."""

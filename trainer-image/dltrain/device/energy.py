@@ -1,0 +1,94 @@
+"""Energy that a rank's device uses, where a counter of it can be read; for the run's report.
+
+A GPU counts since its driver was loaded (NVML's total energy, in mJ; Volta and later, whole GPUs only). CPU packages
+count in RAPL: a node's, with all else that runs on it, so that one rank of a pod reads for all; its files are root's
+alone unless the node's administrator opens them (CVE-2020-8694). What cannot be read is told as that, never estimated:
+the plan has an estimate.
+"""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from dltrain.protocol.rank_messages import Energy
+
+POWERCAP = Path("/sys/class/powercap")
+NVML = "libnvidia-ml.so.1"
+
+
+class Meter:
+    """Joules since it was made."""
+
+    def __init__(self, source: Literal["NVML", "RAPL"], read_J: Callable[[], float]) -> None:
+        """``read_J``: a counter that never falls. Raises OSError where it cannot be read."""
+        self._source, self._read_J = source, read_J
+        self._first_J = read_J()
+
+    def used(self) -> Energy | None:
+        """None once the counter cannot be read any more."""
+        try:
+            return Energy(joules=max(0.0, self._read_J() - self._first_J), source=self._source)
+        except (OSError, ValueError):
+            return None
+
+
+def meter(device: torch.device, local_rank: int) -> Meter | None:
+    """The one of this rank's device; None where there is none to read, or another rank of the pod reads it."""
+    try:
+        if device.type == "cuda":
+            if local_rank >= torch.cuda.device_count():
+                return None  # shares a GPU with a rank that reads it
+            return Meter("NVML", _gpu(str(torch.cuda.get_device_properties(device).uuid)))
+        return Meter("RAPL", Packages(POWERCAP)) if local_rank == 0 else None
+    except (OSError, ValueError, AttributeError):  # no library or file, no number in it, a library without the function
+        return None
+
+
+class Packages:
+    """The sum over a node's CPU packages, whose counters begin anew at their range."""
+
+    def __init__(self, powercap: Path) -> None:
+        """Raises OSError where there are none."""
+        self._folders = sorted(
+            folder
+            for folder in powercap.glob("intel-rapl:*")  # AMD's, too
+            if folder.name.count(":") == 1 and (folder / "name").read_text().startswith("package")
+        )
+        if not self._folders:
+            raise FileNotFoundError(f"{powercap}: found no CPU package, expected intel-rapl:0 or more")
+        self._ranges = [int((folder / "max_energy_range_uj").read_text()) for folder in self._folders]
+        self._last = self._read()
+        self._total_uJ = 0
+
+    def __call__(self) -> float:
+        """Joules since the first reading; right as long as no counter goes round twice between two of them."""
+        now = self._read()
+        for new, old, span in zip(now, self._last, self._ranges, strict=True):
+            self._total_uJ += new - old if new >= old else new - old + span
+        self._last = now
+        return self._total_uJ / 1e6
+
+    def _read(self) -> list[int]:
+        return [int((folder / "energy_uj").read_text()) for folder in self._folders]
+
+
+def _gpu(identity: str, library: str = NVML) -> Callable[[], float]:
+    """The counter of the GPU with this UUID. Raises OSError where NVML or the GPU has none."""
+    nvml, handle = ctypes.CDLL(library), ctypes.c_void_p()
+
+    def call(name: str, *arguments: object) -> None:
+        if code := getattr(nvml, name)(*arguments):
+            raise OSError(f"{name}: NVML says {code}")
+
+    call("nvmlInit_v2")
+    call("nvmlDeviceGetHandleByUUID", f"GPU-{identity.removeprefix('GPU-')}".encode(), ctypes.byref(handle))
+
+    def read() -> float:
+        counted_mJ = ctypes.c_ulonglong()
+        call("nvmlDeviceGetTotalEnergyConsumption", handle, ctypes.byref(counted_mJ))
+        return counted_mJ.value / 1e3
+
+    return read

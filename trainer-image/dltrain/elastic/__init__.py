@@ -1,0 +1,1 @@
+"""The ranks that train together, their shares, and what happens when one dies."""

@@ -1,0 +1,1 @@
+"""This machine: cgroup, heap, processes, their output, network interfaces."""

@@ -1,0 +1,81 @@
+"""What the container's cgroup tells of memory and CPUs."""
+
+import os
+from contextlib import suppress
+from math import floor
+from pathlib import Path
+
+from dlcontract import CPUS_VARIABLE
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+def oom_kills(root: Path = ROOT) -> int | None:
+    """Processes of this container that the kernel killed for memory so far; None where it cannot be read.
+
+    cgroup v2: ``memory.events``; v1: ``memory/memory.oom_control``. Both have a line ``oom_kill N``.
+    """
+    for path in (root / "memory.events", root / "memory" / "memory.oom_control"):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        for line in text.splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None
+
+
+def free_nbytes(root: Path = ROOT, meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Memory left below the container's limit and on its machine, without swapping; None where neither can be read."""
+    found = []
+    with suppress(OSError, KeyError):
+        found.append(1024 * _numbers(meminfo)["MemAvailable:"])
+    for folder, limit, used, cached in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with suppress(OSError, ValueError, KeyError):  # ValueError: the limit is "max"
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+            found.append(left + _numbers(folder / "memory.stat")[cached])
+    return min(found, default=None)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Of a file with a name and a number on each line."""
+    words = (line.split() for line in path.read_text().splitlines())
+    return {name: int(number) for name, number, *_ in words if number.isdecimal()}
+
+
+def cpu_quota(root: Path = ROOT) -> float:
+    """CPUs this process may use: the fewer of its affinity and its cgroup's quota (version 2, else 1)."""
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        if (root / "cpu.max").exists():
+            quota, period = (root / "cpu.max").read_text().split()
+        else:
+            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return cores if quota == "max" or int(quota) < 0 else min(cores, int(quota) / int(period))
+    except (OSError, ValueError):
+        return cores
+
+
+def threads(local_size: int) -> int:
+    """Threads for a rank of ``local_size`` ranks that share the quota: more would only be throttled.
+
+    What the pod requested counts, too: of a node shared with others a pod is sure of no more, and threads that
+    wait for each other lose most where one of them is not scheduled. Whoever sets OMP_NUM_THREADS decides.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if asked.isdecimal() and int(asked):
+        return int(asked)
+    return max(1, floor(cpus(local_size)))
+
+
+def cpus(local_size: int) -> float:
+    """CPUs that a rank of ``local_size`` ranks is sure of, whatever it uses them for."""
+    found = cpu_quota()
+    if requested_m := os.environ.get(CPUS_VARIABLE):
+        found = min(found, int(requested_m) / 1000)
+    return found / local_size

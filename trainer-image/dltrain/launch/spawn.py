@@ -1,0 +1,85 @@
+"""Starts ranks: a Python command as a fork of the zygote, any other by executing it."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dltrain.host.processes import Exit, Process, Reaper
+from dltrain.launch.zygote import can_run
+
+
+class Spawner:
+    """Keeps one warm zygote and turns command lines into processes."""
+
+    def __init__(self, reaper: Reaper, run_dir: Path, env: dict[str, str]) -> None:
+        self._reaper = reaper
+        self._path = run_dir / "zygote.sock"
+        self._env = env
+        self._zygote: Process | None = None
+        self._watching: set[asyncio.Task[None]] = set()
+
+    def warm(self) -> None:
+        """See that a zygote runs; its imports go on while the agent does other things."""
+        if self._zygote is not None and not self._zygote.ended.done():
+            return
+        self._path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self._path))
+            listener.listen(128)
+            fd = listener.fileno()
+            argv = (sys.executable, "-m", "dltrain.launch.zygote", str(fd))
+            self._zygote = self._reaper.start(argv, env=self._env, pass_fds=(fd,))
+
+    async def start(self, argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int) -> Process:
+        """Start a command with its output to the descriptor ``output``, which stays open here.
+
+        Raises OSError where the command cannot be started, naming it.
+        """
+        if is_this_python(argv[0], env) and can_run(tuple(argv[1:])):
+            return await self._fork(argv[1:], env, cwd, output)
+        return self._reaper.start(argv, env=env, output=output, cwd=cwd)
+
+    async def _fork(self, argv: Sequence[str], env: dict[str, str], cwd: str, output: int) -> Process:
+        self.warm()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(self._path))
+        order = json.dumps({"argv": list(argv), "env": env, "cwd": cwd}).encode() + b"\n"
+        connection.setblocking(False)
+        sent = socket.send_fds(connection, [order], [output])
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        writer.write(order[sent:])
+        try:
+            first = await reader.readline()
+            if not first:
+                raise ConnectionError("the process that forks ranks ended; see its output above")
+        except BaseException:
+            writer.close()  # also when cancelled: the zygote then kills what it forks
+            raise
+        ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        process = Process(json.loads(first)["pid"], ended)
+
+        async def watch() -> None:
+            last = await reader.readline()
+            writer.close()
+            if not ended.done():
+                ended.set_result(Exit.of(json.loads(last)["status"]) if last else Exit(signal=9))
+
+        task = asyncio.create_task(watch())
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+        return process
+
+
+def is_this_python(command: str, env: dict[str, str]) -> bool:
+    """Whether a command name means the interpreter that runs this agent, with the same packages."""
+    own = Path(sys.executable)
+    if os.sep in command:
+        found = Path(command)
+    else:
+        places = (Path(place) / command for place in env.get("PATH", "").split(os.pathsep) if place)
+        found = next((place for place in places if place.is_file()), own.with_name("nothing"))
+    return found == own or (found.parent == own.parent and found.resolve() == own.resolve())

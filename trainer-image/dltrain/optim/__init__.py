@@ -1,0 +1,1 @@
+"""Optimizers, learning rates, gradient scaler, gradient noise scale."""

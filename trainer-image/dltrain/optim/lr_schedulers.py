@@ -1,0 +1,71 @@
+"""Torch's learning rate schedulers, stepped and kept with the training.
+
+A scheduler counts its calls, which go wrong twice where ranks come and go: a step that is computed again counts twice,
+and a relaunch starts to count anew. So the trainer calls it, once for each step that was done, and checkpoints hold
+its state.
+"""
+
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from dltrain.protocol.errors import MisuseError
+
+_PLAIN = (str, int, float, bool, type(None))
+_LEFT_OUT = object()
+
+
+class Schedules:
+    """The schedulers of a run, in the order in which the script told of them."""
+
+    def __init__(self) -> None:
+        self._registered: list[tuple[LRScheduler, bool]] = []
+        self._saved_states: list[dict[str, Any]] = []
+
+    def load(self, saved: list[dict[str, Any]]) -> None:
+        """What ``state`` was, for the schedulers to come."""
+        self._saved_states = saved
+
+    def add(self, scheduler: LRScheduler, each_epoch: bool) -> None:
+        """One more; it goes on where the run that is resumed left it. Raises MisuseError for what is none."""
+        if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+            raise MisuseError(
+                f"scheduler: found {type(scheduler).__name__}, expected one of torch.optim.lr_scheduler that "
+                "steps by itself: set the learning rate of the optimizer's groups where it depends on more than t.step"
+            )
+        if len(self._registered) < len(self._saved_states):
+            scheduler.load_state_dict(_merged(scheduler.state_dict(), self._saved_states[len(self._registered)]))
+            # Its constructor has moved the rates that the checkpoint had.
+            for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
+        self._registered.append((scheduler, each_epoch))
+
+    def step(self, *, end_of_epoch: bool) -> None:
+        """A step was done."""
+        for scheduler, each_epoch in self._registered:
+            if end_of_epoch or not each_epoch:
+                scheduler.step()
+
+    def state(self) -> list[dict[str, Any]]:
+        """As JSON."""
+        return [_plain(scheduler.state_dict()) for scheduler, _ in self._registered]
+
+
+def _plain(value: Any) -> Any:
+    """What of a state is JSON; the rest (functions, a Counter of milestones) never changes, and the script makes it."""
+    if isinstance(value, dict):
+        saved = {key: _plain(part) for key, part in value.items() if isinstance(key, str)}
+        return {key: part for key, part in saved.items() if part is not _LEFT_OUT}
+    if isinstance(value, list | tuple):
+        parts = [_plain(part) for part in value]
+        return _LEFT_OUT if any(part is _LEFT_OUT for part in parts) else parts
+    return value if isinstance(value, _PLAIN) else _LEFT_OUT
+
+
+def _merged(own: Any, saved: Any) -> Any:
+    """``own`` with what was kept in its place."""
+    if isinstance(own, dict) and isinstance(saved, dict):
+        return {key: _merged(part, saved[key]) if key in saved else part for key, part in own.items()} if saved else own
+    if isinstance(own, list) and isinstance(saved, list) and any(isinstance(part, dict) for part in saved):
+        return [_merged(a, b) for a, b in zip(own, saved, strict=True)]
+    return saved

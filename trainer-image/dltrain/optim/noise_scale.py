@@ -1,0 +1,99 @@
+"""The gradient noise scale: how large a batch still pays.
+
+Ranks see different samples, so their gradients differ by noise alone: at no cost but two norms, they tell the variance
+of one sample's gradient (tr Σ) and the square of the true one (|G|²). φ = tr Σ / |G|² is the batch at which both are
+as large (McCandlish et al. 2018, "simple" noise scale). One rank alone tells nothing.
+
+φ grows while a model trains, often a hundredfold. What a plan needs of a run is how many steps another batch B' would
+have taken. A step of B gets as far as B / (φ + B) of one without noise, so that with h the mean over the run's steps of
+B / (φ_t + B),
+
+    steps(B') / steps(B) = (φ/B' + 1) / (φ/B + 1)    where   φ = B (1/h - 1),
+
+exactly, for every B'; and runs at other batches have the same φ. So this harmonic mean is what a run tells, no median.
+B h = |G|² / E|g|², which lies between 0 and 1 however small |G|² becomes, is estimated by ratios of means over up to 16
+stretches of the run: a ratio of single steps would be biased.
+"""
+
+from math import isfinite, sqrt
+from typing import Any
+
+from dlcontract import MAX_NOISE
+
+MAX_STRIDE = 10
+"""Steps from one of which norms are taken to the next. At every step they made those of a small model on quotas of 0.2
+CPUs a tenth longer."""
+MIN_MEASUREMENTS = 60
+"""Measured steps that a shorter training has nevertheless: more than a profile asks for before it learns of a run."""
+MAX_STRETCHES = 16
+"""Stretches of a run that are told apart; when there are more, neighbours become one."""
+MIN_STEPS = 16
+"""Steps without which nothing is told."""
+
+
+def stride(steps: int) -> int:
+    """Every how many steps to measure in a training of so many."""
+    return max(1, min(MAX_STRIDE, steps // MIN_MEASUREMENTS))
+
+
+def estimates(within: float, together: float, ranks: int, batch: int) -> tuple[float, float]:
+    """(tr Σ, |G|²) by one step's gradients; the second may be negative, for it is a difference.
+
+    ``within``: Σ (b_r / B) ‖g_r‖² over ``ranks`` >= 2 ranks with samples, whose expectation is |G|² + tr Σ ranks / B.
+    ``together``: ‖Σ (b_r / B) g_r‖², expected |G|² + tr Σ / B.
+    """
+    noise = max(0.0, within - together) * batch / (ranks - 1)
+    return noise, together - noise / batch
+
+
+class NoiseScale:
+    """Of one run at one batch; ``state`` goes into checkpoints."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._length = 1
+        """Steps of a full stretch."""
+        self._stretches: list[list[float]] = []
+        """Steps measured, and sums over them of tr Σ and of the square of the batch's gradient."""
+
+    @property
+    def steps(self) -> int:
+        """Steps measured."""
+        return round(sum(stretch[0] for stretch in self._stretches))
+
+    @property
+    def samples(self) -> float | None:
+        """φ in samples; None: not measured. Where the gradient is lost in noise: the least that it can be."""
+        if self.steps < MIN_STEPS:
+            return None
+        means = [(n, 1 - noise / (self._batch * square)) for n, noise, square in self._stretches if square > 0]
+        total = sum(n for n, _ in means)
+        if len(means) < 2 or not total:
+            return None
+        share = sum(n * h for n, h in means) / total
+        error = sqrt(sum(n * (h - share) ** 2 for n, h in means) / total / (len(means) - 1))
+        least = max(share, error)
+        if not least > 0 or error >= 1:
+            return None  # "at least 0" says nothing
+        found = max(0.0, self._batch * (1 / least - 1))
+        return found if found <= MAX_NOISE else None  # the report of a job must not fail for it
+
+    def observe(self, within: float, together: float, ranks: int) -> None:
+        """Take in a step's gradients, as ``estimates`` has them; those that are not finite tell nothing."""
+        if ranks < 2 or not (isfinite(within) and isfinite(together)):
+            return
+        noise, _ = estimates(within, together, ranks, self._batch)
+        if not self._stretches or self._stretches[-1][0] >= self._length:
+            if len(self._stretches) == MAX_STRETCHES:
+                pairs = zip(self._stretches[::2], self._stretches[1::2], strict=True)
+                self._stretches = [[a + b for a, b in zip(*pair, strict=True)] for pair in pairs]
+                self._length *= 2
+            self._stretches.append([0.0, 0.0, 0.0])
+        last = self._stretches[-1]
+        last[0], last[1], last[2] = last[0] + 1, last[1] + noise, last[2] + together
+
+    def state(self) -> list[Any]:
+        return [self._length, self._stretches]
+
+    def load(self, state: list[Any]) -> None:
+        self._length, self._stretches = state[0], [list(stretch) for stretch in state[1]]

@@ -1,0 +1,1 @@
+"""Data, pipeline and tensor parallelism, and the sharded optimizer."""

@@ -1,0 +1,154 @@
+"""Batch normalization over the global batch, for uneven shares. wrap``).
+
+Ioffe and Szegedy 2015, with mean and variance over the samples of all ranks, so that the split of the batch changes
+nothing. torch's own SyncBatchNorm needs GPUs, and takes it that every rank's loss counts the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What a layer needs to know of the ranks. Plain functions, so that a copy of a model shares them."""
+
+    sum: Callable[[Sequence[float]], list[float]]
+    """Element-wise sum over ranks, in double precision; every rank calls it at the same places."""
+    counts: Callable[[], bool]
+    """Whether this rank's samples belong to the batch; a rank left without one computes another's."""
+    weight: Callable[[], float]
+    """Factor of this rank's mean loss in the sum over ranks: b_r / B, or its tokens; only ratios matter."""
+
+
+class SyncBatchNorm(_BatchNorm):
+    """In the place of a BatchNorm: the same parameters and buffers under the same names."""
+
+    def __init__(self, like: _BatchNorm, ranks: "Ranks") -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update({name: value for name, value in vars(like).items() if name != "_forward_impl"})
+        self._ranks = ranks
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
+        if input.dim() < 2:
+            raise ValueError(f"batch norm: found input of {input.dim()} dimensions, expected samples by channels")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """(N, C, …) normalized per channel. Raises ValueError for one value per channel, PeerLostError."""
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
+        if self.track_running_stats and self.running_mean is not None:
+            self._remember(mean, variance * (count / (count - 1)))
+        return cast(Tensor, output)
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, variance: Tensor) -> None:
+        """Move the running statistics, which evaluation uses; they are equal on all ranks."""
+        assert self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None
+        self.num_batches_tracked.add_(1)
+        factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), factor)
+
+
+class _Normalize(torch.autograd.Function):
+    """y = (x - mean) / sqrt(variance + eps) * weight + bias, with statistics of all ranks' samples.
+
+    With g_r the gradient of rank r's mean loss and w_r its weight, the gradient of the whole is w_r g_r, and
+    w_r dx_r = weight / std * (w_r g_r - Σ_s w_s Σ g_s / n - x̂ Σ_s w_s Σ g_s x̂_s / n).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: SyncBatchNorm) -> Any:
+        over = [0, *range(2, x.dim())]
+        here = x.numel() // x.shape[1] if layer._ranks.counts() else 0
+        given, x = x, _wide(x)
+        variance, mean = torch.var_mean(x, over, correction=0)
+        mean, variance = mean.double(), variance.double()
+        # Sums of squares in double precision, made of a variance about the rank's own mean: no digits cancel.
+        sums = torch.cat([mean * here, (variance + mean * mean) * here])
+        *values, count = layer._ranks.sum([*(sums if here else torch.zeros_like(sums)).tolist(), here])
+        if count < 2:
+            raise ValueError(f"batch norm: found {count:g} values per channel in the batch, expected at least 2")
+        mean, square = (torch.tensor(values, dtype=torch.float64, device=x.device) / count).chunk(2)
+        variance = (square - mean * mean).clamp_(min=0)
+        inverse = (variance + layer.eps).rsqrt()
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        normal = (x - mean.to(x.dtype).view(shape)).mul_(inverse.to(x.dtype).view(shape))
+        output = normal if weight is None else normal * weight.view(shape)
+        if bias is not None:
+            output = output + bias.view(shape)
+        # Rounded to 16 bits, what is normalized would bias sums; then it is made again from what was given.
+        ctx.save_for_backward(normal if given is x else given, weight, inverse.to(x.dtype), mean.to(x.dtype))
+        ctx.ranks, ctx.counted, ctx.count, ctx.over, ctx.shape, ctx.has_bias = (
+            layer._ranks,
+            here > 0,
+            count,
+            over,
+            shape,
+            bias is not None,
+        )
+        ctx.mark_non_differentiable(mean, variance)
+        ctx.set_materialize_grads(False)
+        return output.to(given.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, *_: Any) -> Any:
+        normal, weight, inverse, center = ctx.saved_tensors
+        if (narrow := normal.dtype) is not inverse.dtype:
+            normal = (_wide(normal) - center.view(ctx.shape)) * inverse.view(ctx.shape)
+        gradient = torch.zeros_like(normal) if gradient is None else _wide(gradient)
+        own = ctx.ranks.weight() if ctx.counted else 0.0
+        if ctx.counted and not own:
+            raise RuntimeError(
+                "batch norm: found a rank without a token whose samples are part of the statistics, expected tokens on "
+                "every rank: give each rank a larger share"
+            )
+        g, gx = gradient.sum(ctx.over), (gradient * normal).sum(ctx.over)
+        sums = torch.cat([g, gx]).double() * own if own else torch.zeros(2 * len(g), dtype=torch.float64)
+        values = ctx.ranks.sum(sums.tolist())
+        if not own:
+            return torch.zeros_like(gradient, dtype=narrow), None, None, None  # weighted with 0 whatever it is
+        mean, slope = (
+            part.to(gradient).view(ctx.shape)
+            for part in (torch.tensor(values, dtype=torch.float64) / (own * ctx.count)).chunk(2)
+        )
+        scale = inverse if weight is None else inverse * weight
+        dx = (gradient - mean - normal * slope) * scale.view(ctx.shape)
+        return dx.to(narrow), gx if weight is not None else None, g if ctx.has_bias else None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Sums of 16-bit numbers overflow, and autocast hands such over."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def synchronized(model: Model, ranks: Ranks) -> Model:
+    """``model`` with every BatchNorm in it replaced; parameters stay the same objects."""
+    if isinstance(model, _BatchNorm):
+        return cast(Model, SyncBatchNorm(model, ranks))
+    for name, child in model.named_children():
+        setattr(model, name, synchronized(child, ranks))
+    return model
+
+
+def local_layers(model: nn.Module) -> list[str]:
+    """Names of the layers whose statistics would be those of one rank's samples."""
+    return [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+
+
+def unsynchronized(layers: Sequence[str]) -> str:
+    """What to tell of a model whose ``layers`` normalize over the samples of one rank."""
+    return (
+        f"{len(layers)} BatchNorm layers ({layers[0]}, …) see the samples of one rank only: what is learned depends on "
+        "the split of the batch; set spec.model.syncBatchNorm, or wrap(…, sync_batch_norm=True)"
+    )

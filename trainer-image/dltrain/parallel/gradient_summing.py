@@ -1,0 +1,96 @@
+"""From a plan to gradients that are summed: their memory, their strategy, what was measured of it."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlcontract import Plan, Role
+from dltrain.comm.autotuning import Auto, Pick, size_class
+from dltrain.comm.core.collective import Collective
+from dltrain.comm.core.shared_region import Memory
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.comm.selection import AUTO, choose
+from dltrain.parallel.data_parallel import DataParallel
+from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.rank_messages import Chosen, Summing
+from dltrain.protocol.reporter import RankReporter
+
+_BUCKETS, _LEAST_NBYTES = 8, 256 * 2**10
+"""A small model has so many buckets of at least so much, else its one bucket would wait for the end of backward."""
+Known = list[list[Any]]
+"""Size class, strategy and bytes of a segment of every pick, as JSON keeps it in a checkpoint."""
+
+
+def data_parallel(
+    plan: Plan, world: ProcessGroup, parameters: list[torch.nn.Parameter], tail: int, before: DataParallel | None = None
+) -> DataParallel:
+    """Gradients summed as the plan says. ``before``: what served other ranks; what it measured holds on.
+
+    All ranks call it together. Raises PeerLostError, BadInputError.
+    """
+    if plan.compression and any(parameter.is_cuda for parameter in parameters):
+        raise BadInputError("spec.gradientCompression", "gradients on a GPU", "ranks on CPUs", "remove it")
+    memory = Memory(world.comm if plan.measure_collective and world.size > 1 else None)
+    measured = measured_by(before) if before is not None else None
+    picks = measured.picks if measured is not None else None
+
+    def collective(buffers: list[Tensor]) -> Collective:
+        return choose(
+            AUTO if plan.measure_collective else plan.collective,
+            world.comm,
+            buffers,
+            segment_nbytes=plan.segment_nbytes,
+            servers=[rank.rank for rank in plan.ranks if rank.role is Role.SERVER],
+            host=plan.ranks[0].host,
+            region=memory.region,
+            picks=picks,
+            compression=plan.compression,
+            tail=tail,
+        )
+
+    nbytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+    bucket_nbytes = min(plan.bucket_nbytes, max(_LEAST_NBYTES, nbytes // _BUCKETS))
+    return DataParallel(parameters, collective, bucket_nbytes, tail, memory.zeros)
+
+
+def measured_by(parallel: DataParallel) -> Auto | None:
+    """What measured its strategies, if it did; a model in parts has no collective to choose."""
+    collective = getattr(parallel, "collective", None)
+    return collective if isinstance(collective, Auto) else None
+
+
+def known(parallel: DataParallel) -> Known:
+    """What was measured, to go on by it after a restart: other strategies add up in other orders."""
+    if (auto := measured_by(parallel)) is None:
+        return []
+    return [[number, pick.strategy, pick.segment_nbytes] for number, pick in sorted(auto.picks.items())]
+
+
+def known_from_record(sums: Sequence[Summing]) -> Known:
+    """What ``tell`` told, as ``reuse`` takes it."""
+    return [[size_class(each.nbytes), each.strategy, each.segment_nbytes] for each in sums]
+
+
+def reuse(parallel: DataParallel, picks: Known) -> None:
+    """Sum as a run before did, if that can be here; all ranks call it together. Raises PeerLostError."""
+    if (auto := measured_by(parallel)) is not None:
+        auto.reuse({number: Pick(name, segment) for number, name, segment in picks})
+
+
+def tell(parallel: DataParallel, reporter: RankReporter) -> None:
+    """Let the agent and the log know how gradients are summed."""
+    if (auto := measured_by(parallel)) is None:
+        return
+    picks = sorted(auto.picks.items())
+    sums = [
+        Summing(nbytes=4**number, strategy=p.strategy, segment_nbytes=p.segment_nbytes, bandwidth_Bps=p.bandwidth_Bps)
+        for number, p in picks
+    ]
+    reporter.send(Chosen(rank=reporter.rank, sums=tuple(sums)))
+    if reporter.rank == 0:
+        for number, pick in picks:
+            text = f"buckets of {4**number} B and more are summed by {pick}, {pick.bandwidth_Bps / 1e6:.0f} MB/s"
+            print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201

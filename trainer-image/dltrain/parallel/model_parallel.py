@@ -1,0 +1,207 @@
+"""Each rank holds a part of the model and sees every sample: what pipeline and tensor parallel have in common.
+
+Nothing is summed over ranks but the tail's few numbers, and gradients of parameters that several stages hold. The
+script's model is cut in place, its parameters made smaller or emptied, and its optimizer gets the held ones alone.
+
+A checkpoint holds the whole model and the whole optimizer's state, gathered in rank 0's main memory, so that any other
+number of ranks, or strategy, can go on from it.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dltrain.batch.sampling import Part, Sampler
+from dltrain.comm.algorithms.single_rank import Alone
+from dltrain.comm.core.fault_tolerance import translate
+from dltrain.comm.core.waiting import wait_until
+from dltrain.comm.process_group import SLICE_NBYTES, ProcessGroup
+from dltrain.parallel.data_parallel import DataParallel, square_of
+from dltrain.timing.stopwatch import Lap
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A part of a tensor: of dimension ``dim`` the entries ``index``."""
+
+    dim: int
+    index: Tensor
+
+    def of(self, whole: Tensor) -> Tensor:
+        return whole.index_select(self.dim, self.index.to(whole.device))
+
+
+Held = Mapping[str, Cut | None]
+"""Names of parameters, and what of each a rank holds; None: all of it."""
+
+
+class ModelParallel(DataParallel):
+    """The tail, checkpoints and optimizer of a model of which every rank holds a part."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, world: ProcessGroup, held_by: Callable[[int], Held], tail: int
+    ) -> None:
+        """``held_by``: what a rank holds of ``model``, which is cut by it, and so is ``optimizer``.
+
+        Raises ValueError for a model with buffers or with a parameter of two names, and an optimizer with state.
+        """
+        named = dict(model.named_parameters())
+        state = model.state_dict()
+        if set(state) != set(named) or optimizer.state:
+            extra = sorted(set(state) - set(named))
+            raise ValueError(f"found buffers or second names {extra}, or an optimizer with state, expected neither")
+        self._world, self._held_by = world, held_by
+        self.shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+        """Of the whole model."""
+        self._held = held_by(world.rank)
+        before = [held_by(rank) for rank in range(world.rank)]
+        self._reported = {n for n, c in self._held.items() if c is not None or not any(n in held for held in before)}
+        """What this rank speaks for: of what several ranks hold alike, the lowest does."""
+        with torch.no_grad():
+            for name, parameter in named.items():
+                if name not in self._held:
+                    parameter.data = parameter.data.new_empty(0)
+                    parameter.requires_grad_(False)
+                elif (part := self._held[name]) is not None:
+                    parameter.data = part.of(parameter.data)
+        self._own = {name: named[name] for name in self._held}
+        names = {parameter: name for name, parameter in named.items()}
+        self._groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+        self._members = [name for group in self._groups for name in group]
+        for group, members in zip(optimizer.param_groups, self._groups, strict=True):
+            group["params"] = [self._own[name] for name in members if name in self._own]
+        super().__init__(self._own.values(), Alone, 2**62, tail)
+        self.retire()  # backward comes once for each micro-batch, and there is nothing to sum when it is done
+
+    # What a step needs.
+
+    def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
+        return sampler.part(step, [1], 0)
+
+    def replicated(self, model: nn.Module) -> list[Tensor]:
+        return []
+
+    def finish(self) -> list[float]:
+        """The summed tail; gradients of what is held are complete afterwards. Raises PeerLostError."""
+        assert self._open, "begin comes before finish"
+        began = time.perf_counter()
+        self._open = False
+        for index in range(len(self.buffer.parameters)):
+            self.buffer.adopt(index)
+        self.complete_gradients()
+        shared = self._world.sum(self.buffer.tail.tolist())
+        self.exposed_s = time.perf_counter() - began + self.waited.wall_s
+        gradients = [own.grad for name, own in self._own.items() if name in self._reported and own.grad is not None]
+        self.square = square_of(gradients)
+        return shared
+
+    def complete_gradients(self) -> None:
+        """Add what other ranks have of the gradients of what is held here. Raises PeerLostError."""
+
+    def _wait(self, seconds: float) -> None:
+        """Take note of time spent on other ranks."""
+        self.waited += Lap(seconds)
+
+    def gradient_norm(self) -> float:
+        """Of what this rank speaks for."""
+        return float(self.square**0.5)
+
+    # Checkpoints.
+
+    def shape_of(self, model: nn.Module) -> dict[str, Tensor]:
+        return self.shapes
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """The whole model's, on rank 0; nothing elsewhere. Raises PeerLostError."""
+        whole = self._gathered({name: self._own[name].data for name in self._reported}, lambda name: name)
+        return {name: whole[name] for name in self.shapes if name in whole}
+
+    def load_weights(self, model: nn.Module, whole: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, own in self._own.items():
+                part = self._held[name]
+                own.data.copy_(whole[name] if part is None else part.of(whole[name]))
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What a whole optimizer's ``state_dict()`` would be, on rank 0; without state elsewhere. Raises
+        PeerLostError.
+        """
+        mine = {
+            f"{self._members.index(name)}.{key}": value
+            for name in self._reported
+            for key, value in optimizer.state.get(self._own[name], {}).items()
+            if isinstance(value, Tensor)
+        }
+        states: dict[int, dict[str, Any]] = {}
+        for entry, tensor in self._gathered(mine, lambda entry: self._members[int(entry.split(".")[0])]).items():
+            index, _, key = entry.partition(".")
+            states.setdefault(int(index), {})[key] = tensor
+        groups = optimizer.state_dict()["param_groups"]
+        at = iter(range(len(self._members)))
+        for group, members in zip(groups, self._groups, strict=True):
+            group["params"] = [next(at) for _ in members]
+        return {"state": states, "param_groups": groups}
+
+    def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
+        """Take from a whole state what belongs to what is held."""
+        local = {name: i for i, name in enumerate(name for name in self._members if name in self._own)}
+        states: dict[int, dict[str, Any]] = {}
+        for index, state in whole["state"].items():
+            if (name := self._members[index]) in local:
+                part, shape = self._held[name], self.shapes[name].shape
+                states[local[name]] = {
+                    key: part.of(value) if part and isinstance(value, Tensor) and value.shape == shape else value
+                    for key, value in state.items()
+                }
+        groups = [
+            group | {"params": [local[name] for name in members if name in local]}
+            for group, members in zip(whole["param_groups"], self._groups, strict=True)
+        ]
+        optimizer.load_state_dict({"state": states, "param_groups": groups})
+
+    def _gathered(self, mine: dict[str, Tensor], name_of: Callable[[str], str]) -> dict[str, Tensor]:
+        """All ranks' tensors, put together, on rank 0. ``name_of``: the parameter that an entry belongs to."""
+        from safetensors.torch import load, save
+
+        whole: dict[str, Tensor] = {}
+        content = save({entry: tensor.detach().cpu().contiguous() for entry, tensor in mine.items()})
+        for rank, part in enumerate(collect(self._world, content)):
+            held = self._held_by(rank)
+            for entry, tensor in load(part).items():
+                shape, part_of = self.shapes[name_of(entry)].shape, held[name_of(entry)]
+                if part_of is None or tensor.dim() != len(shape):  # also what is one number for a whole parameter
+                    whole[entry] = tensor
+                else:
+                    there = whole.setdefault(entry, torch.empty(shape, dtype=tensor.dtype))
+                    there.index_copy_(part_of.dim, part_of.index, tensor)
+        return whole
+
+
+def collect(world: ProcessGroup, content: bytes) -> list[bytes]:
+    """Every rank's bytes in their order, on rank 0; nothing elsewhere. Raises PeerLostError."""
+    counts = [int(row[0]) for row in world.gather([len(content)])]
+    if world.rank:
+        _transfer(np.frombuffer(content, np.uint8), lambda part: world.comm.Isend(part, 0))
+        return []
+    found = [content]
+    for rank in range(1, world.size):
+        room = np.empty(counts[rank], np.uint8)
+        _transfer(room, lambda part, rank=rank: world.comm.Irecv(part, rank))  # type: ignore[misc]
+        found.append(room.tobytes())
+    return found
+
+
+def _transfer(array: Any, begin: Callable[[Any], Any]) -> None:
+    from mpi4py import MPI
+
+    try:
+        for start in range(0, len(array), SLICE_NBYTES):
+            wait_until(begin(array[start : start + SLICE_NBYTES]).Test)
+    except MPI.Exception as error:
+        raise translate(error) from error

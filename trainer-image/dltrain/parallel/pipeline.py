@@ -1,0 +1,197 @@
+"""Pipeline parallel: rank s holds the s-th stage of the model; micro-batches pass from stage to stage.
+
+Activations go to the next rank and their gradients back, in messages between neighbours through main memory (also from
+GPUs: the image's MPI does not read theirs), in segments that need no handshake and leave while the sender computes.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dlcontract import Plan
+from dltrain.comm.algorithms.mpi_allreduce import MpiAllreduce
+from dltrain.comm.core.collective import host_array
+from dltrain.comm.core.fault_tolerance import duplicate, revoke, translate
+from dltrain.comm.core.waiting import complete, wait_until
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.models.layers import layers_of
+from dltrain.parallel.model_parallel import Held, ModelParallel
+from dltrain.parallel.pipeline_stages import costs, cut, sizes, turns
+from dltrain.protocol.errors import BadInputError
+
+LossOf = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) of some samples to the mean of their loss."""
+
+
+class Neighbours:
+    """Tensors to and from the ranks before and behind this one, in main memory."""
+
+    def __init__(self, comm: Any, segment_nbytes: int, waited: Callable[[float], None]) -> None:
+        """``comm``: its own. ``waited``: is told the seconds of each wait."""
+        self.comm, self._segment_nbytes, self._waited = comm, segment_nbytes, waited
+        self._sending: list[tuple[Any, Tensor]] = []
+
+    def send(self, tensor: Tensor, peer: int) -> None:
+        """Begin to; it must not be changed any more."""
+        from mpi4py import MPI
+
+        host = tensor.detach().cpu().contiguous()
+        try:
+            for part in self._parts(host):
+                self._sending.append((self.comm.Isend(part, peer), host))
+        except MPI.Exception as error:
+            raise translate(error) from error
+        self.progress()
+
+    def receive(self, tensor: Tensor, peer: int) -> None:
+        """Fill a tensor in main memory."""
+        from mpi4py import MPI
+
+        began = time.perf_counter()
+        try:
+            requests = [self.comm.Irecv(part, peer) for part in self._parts(tensor)]
+            wait_until(lambda: complete(requests))
+        except MPI.Exception as error:
+            raise translate(error) from error
+        self._waited(time.perf_counter() - began)
+
+    def progress(self) -> None:
+        """Drive what is being sent: MPI does so only inside calls."""
+        from mpi4py import MPI
+
+        try:
+            while self._sending and self._sending[0][0].Test():
+                del self._sending[0]
+        except MPI.Exception as error:
+            raise translate(error) from error
+
+    def settle(self) -> None:
+        """Until all that was sent is gone."""
+
+        def gone() -> bool:
+            self.progress()
+            return not self._sending
+
+        began = time.perf_counter()
+        wait_until(gone)
+        self._waited(time.perf_counter() - began)
+
+    def _parts(self, tensor: Tensor) -> list[Any]:
+        flat, longest = host_array(tensor.reshape(-1)), max(1, self._segment_nbytes // tensor.itemsize)
+        return [flat[begin : begin + longest] for begin in range(0, len(flat), longest)]
+
+
+class Pipeline(ModelParallel):
+    """One stage. ``run`` does forward and backward of a batch on all of them together."""
+
+    def __init__(
+        self, plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, sample: Tensor, tail: int
+    ):
+        """``sample``: the input of a batch of one, by which stages are cut. Raises BadInputError when there are more
+        stages than layers with parameters.
+        """
+        try:
+            known = costs(model, sample)
+            self.begins = cut(known, world.size)
+        except ValueError as error:
+            raise BadInputError("spec.parallelism.stages", str(world.size), str(error), "use fewer") from None
+        layers = layers_of(model)
+        ends = [*self.begins[1:], len(layers)]
+        names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+
+        def held_by(stage: int) -> Held:
+            part = layers[self.begins[stage] : ends[stage]]
+            return {names[parameter]: None for layer in part for parameter in layer.parameters}
+
+        self._dtype, self._device = next(model.parameters()).dtype, sample.device
+        super().__init__(model, optimizer, world, held_by, tail)
+        self.stage, self.stages, self.micro_batches = world.rank, world.size, plan.micro_batches
+        self._layers = layers[self.begins[self.stage] : ends[self.stage]]
+        self._shape_in = known[self.begins[self.stage] - 1].output if self.stage else ()
+        self._neighbours = Neighbours(duplicate(world.comm), plan.segment_nbytes, self._wait)
+        self._tied = self._ties(held_by)
+
+    def _ties(self, held_by: Callable[[int], Held]) -> list[tuple[nn.Parameter, MpiAllreduce]]:
+        """Of each parameter that several stages hold: its gradients in main memory, and how they are summed."""
+        found = []
+        held = [held_by(stage) for stage in range(self.stages)]
+        for name in self.shapes:
+            holders = [stage for stage in range(self.stages) if name in held[stage]]
+            if len(holders) > 1:
+                comm = self._world.comm.Split(int(self.stage in holders), self.stage)
+                if self.stage in holders:
+                    room = torch.empty(self._own[name].numel(), dtype=self._dtype)
+                    found.append((self._own[name], MpiAllreduce(comm, [room])))
+        return found
+
+    def run(self, x: Tensor, y: Tensor, loss_of: LossOf) -> Tensor | None:
+        """Forward and backward of a batch, in micro-batches. Its mean loss on the last stage, None on the others.
+
+        ``x`` matters on the first stage, ``y`` on the last. Raises PeerLostError.
+        """
+        parts = sizes(len(y), self.micro_batches)
+        xs, ys = torch.split(x, list(parts)), torch.split(y, list(parts))
+        ins: dict[int, Tensor] = {}
+        outs: dict[int, Tensor] = {}
+        total: Tensor | None = None
+        for kind, i in turns(self.stage, self.stages, len(parts)):
+            if kind == "forward":
+                ins[i] = self._input(xs[i])
+                outs[i] = self._forward(ins[i])
+                if self.stage < self.stages - 1:
+                    self._neighbours.send(outs[i], self.stage + 1)
+                    continue
+                outs[i] = loss_of(outs[i], ys[i]) * (parts[i] / len(y))
+                total = outs[i].detach() + (total if total is not None else 0)
+                continue
+            out, begin = outs.pop(i), ins.pop(i)
+            if self.stage < self.stages - 1:
+                gradient = torch.empty(out.shape, dtype=out.dtype)
+                self._neighbours.receive(gradient, self.stage + 1)
+                torch.autograd.backward(out, gradient.to(self._device))
+            else:
+                torch.autograd.backward(out)
+            if self.stage:
+                assert begin.grad is not None, "it required one"
+                self._neighbours.send(begin.grad, self.stage - 1)
+        self._neighbours.settle()
+        return total
+
+    def predict(self, model: nn.Module, x: Tensor) -> Tensor | None:
+        """The model's outputs, on the last stage. Raises PeerLostError."""
+        out = self._forward(self._input(x).detach())
+        if self.stage == self.stages - 1:
+            return out
+        self._neighbours.send(out, self.stage + 1)
+        self._neighbours.settle()
+        return None
+
+    def _input(self, x: Tensor) -> Tensor:
+        """Of this stage, for as many samples as ``x`` has."""
+        if not self.stage:
+            return x
+        room = torch.empty((len(x), *self._shape_in), dtype=self._dtype)
+        self._neighbours.receive(room, self.stage - 1)
+        return room.to(self._device).requires_grad_()
+
+    def _forward(self, x: Tensor) -> Tensor:
+        for layer in self._layers:
+            x = layer.run(x)
+            self._neighbours.progress()
+        return x
+
+    def complete_gradients(self) -> None:
+        for parameter, tie in self._tied:
+            assert parameter.grad is not None
+            tie.buffers[0].copy_(parameter.grad.reshape(-1))
+            tie.allreduce(0)
+            parameter.grad.copy_(tie.buffers[0].view(parameter.shape))
+
+    def abandon(self) -> None:
+        revoke(self._neighbours.comm)
+        for _, tie in self._tied:
+            tie.abandon()

@@ -1,0 +1,229 @@
+"""Optimizer parallel: each rank updates, and keeps optimizer state for, its part of the parameters.
+
+Gradients are summed to the owners of their parts (reduce-scatter), owners update, and the new parameters go to
+everyone (all-gather): as much is sent as with one all-reduce, and optimizer state takes 1/n of the memory (Rajbhandari
+et al. 2020, stage 1). For optimizers that treat every number by itself the result is that of replicated ones.
+
+Parameters become views of one buffer laid out as the gradients'; the script's optimizer gets the owned parts of it in
+their place, so that its learning rates, groups and hyperparameters are used as they are.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+from dlcontract import Plan
+from dltrain.comm.algorithms.reduce_scatter import Scattered, gatherer, owned
+from dltrain.comm.core.collective import Collective
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.parallel.data_parallel import DataParallel, square_of
+from dltrain.parallel.optimizer_checks import check_late
+from dltrain.protocol.errors import BadInputError
+
+ELEMENTWISE = (SGD, Adam, AdamW, RMSprop)
+_STATE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg")
+"""What these keep for every number of a parameter; beside it there is at most ``step``."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of one parameter that this rank owns."""
+
+    parameter: nn.Parameter
+    """1-D, a view of the buffer of parameters."""
+    start: int
+    stop: int
+    """Elements of the whole parameter."""
+    gradient: Tensor
+
+
+class OptimizerParallel(DataParallel):
+    """``DataParallel`` for one optimizer, whose parameters it replaces by this rank's shards."""
+
+    in_parts = True
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        optimizer: Optimizer,
+        world: ProcessGroup,
+        collective: Callable[[list[Tensor]], Collective],
+        gather: Callable[[list[Tensor]], Collective],
+        bucket_nbytes: int,
+        tail: int,
+    ) -> None:
+        """``collective`` sums to owners, ``gather`` spreads from them. Raises BadInputError for an optimizer whose
+        update of a number depends on others, ValueError for one that has state already.
+        """
+        _check(optimizer)
+        super().__init__(parameters, collective, bucket_nbytes, tail)
+        self._world = world
+        values = torch.empty_like(self.buffer.gradient)
+        self._shards: dict[nn.Parameter, Shard] = {}
+        offset = 0
+        with torch.no_grad():
+            for bucket in self.buffer.buckets:
+                begin, end = (bucket.start + e for e in owned(world.rank, world.size, bucket.stop - bucket.start))
+                for parameter in (self.buffer.parameters[i] for i in bucket.parameters):
+                    stop = offset + parameter.numel()
+                    values[offset:stop] = parameter.reshape(-1)
+                    parameter.data = values[offset:stop].view(parameter.shape)
+                    a, b = max(begin, offset), min(end, stop)
+                    if a < b:
+                        part, gradient = nn.Parameter(values[a:b]), self.buffer.gradient[a:b]
+                        self._shards[parameter] = Shard(part, a - offset, b - offset, gradient)
+                    offset = stop
+        self._spread = gather([values[b.start : b.stop] for b in self.buffer.buckets])
+        self._collect = gather([self.buffer.gradient[b.start : b.stop] for b in self.buffer.buckets])
+        self._optimizer = optimizer
+        self._groups: list[list[nn.Parameter]] = []
+        self._divide_groups()
+
+    def stands_in(self, parameter: nn.Parameter) -> bool:
+        return any(parameter is shard.parameter for shard in self._shards.values())
+
+    def _divide_groups(self) -> None:
+        """Give the optimizer this rank's shards in the place of whole parameters, in groups that are new to it."""
+        for group in self._optimizer.param_groups[len(self._groups) :]:
+            members = list(group["params"])
+            known = {*self.buffer.parameters, *self._frozen}
+            check_late([parameter for parameter in members if parameter not in known])
+            self._groups.append(members)
+            group["params"] = [self._shards[p].parameter for p in members if p in self._shards]
+
+    def finish(self) -> list[float]:
+        """As ``DataParallel``; the gradient's sum is there in this rank's shards only. A frozen parameter has none; one
+        without a part in the loss gets zero, so that all of a shard's neighbours count their steps alike.
+        """
+        self._divide_groups()
+        shared = super().finish()
+        for whole, shard in self._shards.items():
+            shard.parameter.grad = shard.gradient if whole.requires_grad else None
+        self.square = self._square_of_parts()
+        return shared
+
+    def _square_of_parts(self) -> float:
+        return square_of(shard.gradient for shard in self._shards.values())
+
+    def _norm_of_all(self) -> float:
+        return sqrt(self._world.sum([self._square_of_parts()])[0])
+
+    def unscaled(self, scale: float, left: float) -> None:
+        super().unscaled(scale, left)
+        self.square = self.square / scale**2 if self.square < inf else 0.0
+
+    def on_any(self, found: bool) -> bool:
+        return self._world.sum([float(found)])[0] > 0
+
+    def spread(self) -> None:
+        """Send the updated shards to everyone. Raises PeerLostError."""
+        began = time.perf_counter()
+        _run(self._spread)
+        self.exposed_s += time.perf_counter() - began
+
+    def gradient_norm(self) -> float:
+        """Of this rank's shards only; not finite if the gradient is not there."""
+        return sqrt(self.square) if self.square < inf else self.square
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What a replicated optimizer's ``state_dict()`` would be, so that any world size can go on with it.
+
+        The gradient buffer, which is free between two steps, takes one kind of state after the other. Raises
+        PeerLostError.
+        """
+        own = {p: optimizer.state.get(s.parameter, {}) for p, s in self._shards.items()}
+        present = [key for state in own.values() for key, value in state.items() if value is not None]
+        counted = [float(own.get(p, {}).get("step", -1)) for p in self.buffer.parameters]  # fewer where it was frozen
+        rows = self._world.gather([float(key in present) for key in _STATE] + counted)
+        agreed = [max(column) for column in zip(*rows, strict=True)]
+        indices = {p: i for i, p in enumerate(p for members in self._groups for p in members)}
+        trained = [p for p in self.buffer.parameters if p in indices]
+        states: dict[int, dict[str, Any]] = {indices[p]: {} for p in trained}
+        for key in (key for key, there in zip(_STATE, agreed, strict=False) if there):
+            self.buffer.flat.zero_()
+            for parameter, shard in self._shards.items():
+                if (value := own[parameter].get(key)) is not None:
+                    shard.gradient.copy_(value)
+            _run(self._collect)
+            for parameter, view in zip(self.buffer.parameters, self.buffer.views, strict=True):
+                if parameter in indices:
+                    states[indices[parameter]][key] = view.to("cpu", copy=True)
+        steps = dict(zip(self.buffer.parameters, agreed[len(_STATE) :], strict=True))
+        if max(steps.values(), default=-1) >= 0:
+            states = {
+                indices[p]: states[indices[p]] | {"step": torch.tensor(steps[p])} for p in trained if steps[p] >= 0
+            }
+        groups = optimizer.state_dict()["param_groups"]
+        for group, members in zip(groups, self._groups, strict=True):
+            group["params"] = [indices[p] for p in members]
+        return {"state": states, "param_groups": groups}
+
+    def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
+        """Take this rank's shards of a replicated optimizer's state."""
+        members = [p for ps in self._groups for p in ps]
+        mine = [p for ps in self._groups for p in ps if p in self._shards]
+        local = {p: i for i, p in enumerate(mine)}
+        states: dict[int, dict[str, Any]] = {}
+        for index, state in whole["state"].items():
+            if (parameter := members[index]) in local:
+                shard = self._shards[parameter]
+                states[local[parameter]] = {
+                    key: value.reshape(-1)[shard.start : shard.stop] if key in _STATE and value is not None else value
+                    for key, value in state.items()
+                }
+        groups = [
+            group | {"params": [local[p] for p in ps if p in local]}
+            for group, ps in zip(whole["param_groups"], self._groups, strict=True)
+        ]
+        optimizer.load_state_dict({"state": states, "param_groups": groups})
+
+    def abandon(self) -> None:
+        for collective in (self.collective, self._spread, self._collect):
+            collective.abandon()
+
+    def close(self) -> None:
+        self._spread.close()
+        self._collect.close()
+        super().close()
+
+
+def optimizer_parallel(
+    plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int
+) -> OptimizerParallel:
+    """As the plan says, over a world of several ranks."""
+    host = plan.ranks[0].host
+
+    def collective(buffers: list[Tensor]) -> Collective:
+        name = "Torch" if buffers[0].is_cuda else plan.collective
+        return Scattered(world.comm.Dup(), buffers, tail, name, plan.segment_nbytes, host)
+
+    def gather(buffers: list[Tensor]) -> Collective:
+        name = "Torch" if buffers[0].is_cuda else plan.collective
+        return gatherer(world.comm.Dup(), buffers, name, plan.segment_nbytes, host)
+
+    return OptimizerParallel(model.parameters(), optimizer, world, collective, gather, plan.bucket_nbytes, tail)
+
+
+def _check(optimizer: Optimizer) -> None:
+    if not isinstance(optimizer, ELEMENTWISE):
+        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        raise BadInputError(
+            "spec.parallelism.strategy",
+            f"Optimizer with {type(optimizer).__name__}",
+            f"one that treats every number by itself ({names})",
+            "choose one of them, or strategy Data",
+        )
+    if optimizer.state:
+        raise ValueError("optimizer: found one with state, expected a new one: wrap() loads it from the checkpoint")
+
+
+def _run(collective: Collective) -> None:
+    works = [collective.start(index) for index in range(len(collective.buffers))]
+    for work in works:
+        work.wait()

@@ -1,0 +1,159 @@
+"""Tensor parallel: each pair of linear layers is cut through, every rank computes its units of it.
+
+The first layer of a pair is cut by its outputs (columns of the matrix as papers write it), the second by its inputs, so
+that between the two nothing is exchanged: one sum over ranks behind the second in the forward pass, and one before the
+first in the backward pass (Shoeybi et al. 2019, section 3). Attention is cut by heads. All else is on every rank.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.optim import Optimizer
+
+from dlcontract import Plan
+from dltrain.batch.shares import apportion
+from dltrain.comm.core.collective import Collective
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.comm.selection import choose
+from dltrain.models.layers import Pair, pairs_of
+from dltrain.parallel.model_parallel import Cut, Held, ModelParallel
+from dltrain.protocol.errors import BadInputError
+
+
+class Summing:
+    """Sums activations over ranks by the plan's collective, with a buffer for each size there is."""
+
+    def __init__(self, plan: Plan, world: ProcessGroup, took: Callable[[float], None]) -> None:
+        """``took``: is told the seconds of each sum."""
+        self._plan, self._world, self._took = plan, world, took
+        self._by_size: dict[tuple[int, torch.dtype], Collective] = {}
+
+    def __call__(self, part: Tensor) -> Tensor:
+        """A new tensor, equal to the bit on all ranks. Raises PeerLostError."""
+        began = time.perf_counter()
+        key = (part.numel(), part.dtype)
+        if key not in self._by_size:
+            room = torch.empty(part.numel(), dtype=part.dtype, device=part.device)
+            plan = self._plan
+            self._by_size[key] = choose(
+                plan.collective, self._world.comm, [room], segment_nbytes=plan.segment_nbytes, host=plan.ranks[0].host
+            )
+        collective = self._by_size[key]
+        (room,) = collective.buffers
+        room.copy_(part.reshape(-1))
+        collective.allreduce(0)
+        total = room.clone().view(part.shape)
+        self._took(time.perf_counter() - began)
+        return total
+
+    def abandon(self) -> None:
+        for collective in self._by_size.values():
+            collective.abandon()
+
+    def close(self) -> None:
+        for collective in self._by_size.values():
+            collective.close()
+
+
+class _Enter(torch.autograd.Function):
+    """Before a pair: the same going forward; going back, the sum of what each rank's units say."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, summing: Summing) -> Tensor:
+        ctx.summing = summing
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.summing(gradients[0]), None
+
+
+class _Leave(torch.autograd.Function):
+    """Behind a pair: the sum of what each rank's units make; the same going back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, summing: Summing) -> Tensor:
+        return summing(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def units_of(pair: Pair, rank: int, ranks: int) -> range:
+    """The units that a rank computes."""
+    counts = apportion(pair.units, [1] * ranks)
+    return range(sum(counts[:rank]), sum(counts[: rank + 1]))
+
+
+def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> Held:
+    """What ``rank`` holds of the whole ``model``: its units of each pair, and all that is in none."""
+    held: dict[str, Cut | None] = {name: None for name, _ in model.named_parameters()}
+    for pair in pairs:
+        units, width = units_of(pair, rank, ranks), _linear(model, pair.second).in_features // pair.units
+        columns = torch.arange(units.start * width, units.stop * width)
+        rows = torch.cat([block * pair.units * width + columns for block in range(pair.blocks)])
+        held[f"{pair.first}.weight"] = Cut(0, rows)
+        if f"{pair.first}.bias" in held:
+            held[f"{pair.first}.bias"] = Cut(0, rows)
+        held[f"{pair.second}.weight"] = Cut(1, columns)
+    return held
+
+
+class TensorParallel(ModelParallel):
+    """This rank's units of every pair, and all else."""
+
+    def __init__(self, plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int) -> None:
+        """Cuts the model. Raises BadInputError when it has no pair, or more ranks than a pair has units."""
+        pairs = pairs_of(model)
+        units = min((pair.units for pair in pairs), default=0)
+        if units < world.size:
+            raise BadInputError(
+                "spec.parallelism.strategy",
+                f"Tensor on {world.size} ranks, with a model of which {units} can share a pair of linear layers"
+                if pairs
+                else "Tensor, with a model without a pair of linear layers",
+                f"a pair with a unit for each of {world.size} ranks",
+                "choose another strategy, or fewer nodes" if pairs else "choose another model or strategy",
+            )
+        whole = {rank: cuts_of(model, pairs, rank, world.size) for rank in range(world.size)}
+        super().__init__(model, optimizer, world, lambda rank: whole[rank], tail)
+        self._summing = Summing(plan, world, self._wait)
+        for pair in pairs:
+            _summed(_linear(model, pair.first), _linear(model, pair.second), self._summing)
+
+    def replicated(self, model: nn.Module) -> list[Tensor]:
+        return [own for name, own in self._own.items() if self._held[name] is None]
+
+    def abandon(self) -> None:
+        self._summing.abandon()
+
+    def close(self) -> None:
+        self._summing.close()
+        super().close()
+
+
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    found = model.get_submodule(name)
+    assert isinstance(found, nn.Linear), "pairs are of linear layers"
+    return found
+
+
+def _summed(first: nn.Linear, second: nn.Linear, summing: Summing) -> None:
+    """Let the pair exchange what its units need of each other."""
+    first.register_forward_pre_hook(lambda _, args: (_Enter.apply(args[0], summing),))  # type: ignore[no-untyped-call]
+    second.forward = _row(second, summing)  # type: ignore[method-assign, assignment]
+
+
+def _row(layer: nn.Linear, summing: Summing) -> Callable[[Tensor], Tensor]:
+    """Its forward pass: the bias comes once, behind the sum."""
+
+    def forward(x: Tensor) -> Tensor:
+        total: Tensor = _Leave.apply(linear(x, layer.weight), summing)  # type: ignore[no-untyped-call]
+        return total if layer.bias is None else total + layer.bias
+
+    return forward

@@ -1,0 +1,124 @@
+"""News of a rank to its pod's agent, and the agent's wish to stop.
+
+Without an agent (a laptop) rank 0's news become lines on standard error.
+"""
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Literal
+
+from pydantic import ValidationError
+
+from dltrain.protocol.rank_messages import (
+    SOCKET_ENV,
+    WHERE,
+    Busy,
+    Checkpointed,
+    Chosen,
+    Compared,
+    Evaluated,
+    Failed,
+    Finished,
+    Hello,
+    Mark,
+    News,
+    Probed,
+    Resharded,
+    Shrunk,
+    Step,
+    Stop,
+)
+
+
+class RankReporter:
+    """The connection to the agent, if there is one. ``stop``: set once this rank was asked to stop."""
+
+    def __init__(self, path: str | None) -> None:
+        """``path``: the agent's socket. Raises OSError when it is given and nobody listens."""
+        self.stop = threading.Event()
+        self.rank = 0
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+        if path:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.connect(path)
+            threading.Thread(target=self._listen, args=(self._socket,), daemon=True, name="agent").start()
+
+    @classmethod
+    def open(cls) -> "RankReporter":
+        """By the environment. SIGTERM becomes the wish to stop; an agent may ask where a rank is that hangs."""
+        reporter = cls(os.environ.get(SOCKET_ENV))
+        if reporter._socket is not None and signal.getsignal(WHERE) == signal.SIG_DFL:
+            faulthandler.register(WHERE)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, reporter._terminate)
+        return reporter
+
+    @property
+    def heard(self) -> bool:
+        """Whether an agent listens."""
+        return self._socket is not None
+
+    def send(self, news: News) -> None:
+        """Tell the agent. A lost agent is no reason to stop training: the pod's end will tell."""
+        if self._socket is None:
+            if self.rank == 0 and (line := describe(news)):
+                print(line, file=sys.stderr, flush=True)  # noqa: T201
+            return
+        try:
+            with self._lock:
+                self._socket.sendall(news.model_dump_json().encode() + b"\n")
+        except OSError:
+            self.close()
+
+    def mark(self, what: Literal["imported", "rendezvous", "first_step"]) -> None:
+        self.send(Mark(rank=self.rank, what=what, unix_s=time.time()))
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self.stop.set()
+
+    def _listen(self, connection: socket.socket) -> None:
+        try:
+            with connection.makefile("rb") as lines:
+                for line in lines:
+                    try:
+                        Stop.model_validate_json(line)
+                    except ValidationError:
+                        continue  # a newer agent's message
+                    self.stop.set()
+        except (OSError, ValueError):
+            return  # closed
+
+
+def describe(news: News) -> str:
+    """A line for people; empty for what only an agent needs."""
+    match news:
+        case Step():
+            loss = f" loss {news.loss:.4f}" if news.loss is not None else ""
+            speed = f"{1e3 * news.step_s:.1f} ms/step, {news.samples_per_s:.0f} samples/s"
+            return f"dltrain: step {news.step}/{news.steps} epoch {news.epoch}{loss}, {speed}"
+        case Evaluated():
+            return f"dltrain: step {news.step} accuracy {news.accuracy:.4f}"
+        case Checkpointed():
+            next_one = f", the next one {news.interval_s:.0f} s later" if news.interval_s is not None else ""
+            return f"dltrain: checkpoint {news.mark.path} in {news.duration_s:.2f} s{next_one}"
+        case Resharded():
+            return f"dltrain: shares {news.shares} from step {news.step}: {news.reason}"
+        case Shrunk():
+            return f"dltrain: ranks {news.alive} go on from step {news.step} after {1e3 * news.shrink_s:.0f} ms"
+        case Finished():
+            accuracy = f", accuracy {news.outcome.accuracy:.4f}" if news.outcome.accuracy is not None else ""
+            return f"dltrain: finished {news.outcome.steps} steps in {news.outcome.seconds:.1f} s{accuracy}"
+        case Hello() | Mark() | Probed() | Chosen() | Busy() | Compared() | Failed():
+            return ""  # who fails says it on every rank, agent or not

@@ -1,0 +1,206 @@
+"""What the coordinator knows of its job's progress, and the report made of it. No I/O, no clock of its own."""
+
+from collections import Counter
+
+from dlcontract import (
+    CheckpointMark,
+    Failure,
+    Mismatch,
+    Outcome,
+    Plan,
+    ProbePoint,
+    RankMeasure,
+    Report,
+    RunPhase,
+    StartupMarks,
+)
+from dltrain.protocol.rank_messages import (
+    Busy,
+    Checkpointed,
+    Evaluated,
+    Finished,
+    Hello,
+    Mark,
+    News,
+    Probed,
+    Resharded,
+    Shrunk,
+    Step,
+)
+
+HANG_MIN_S = 5.0
+HANG_STEPS = 10.0
+START_DEADLINE_S = 900.0
+"""From a rank's first word to its first step: a large dataset may be read in between."""
+
+
+class Ledger:
+    """News of the ranks, accumulated; ``report`` shows them. Counters go on over relaunches and coordinators."""
+
+    def __init__(self, plan: Plan, previous: Report | None) -> None:
+        self.plan = self._placed = plan
+        self.term = plan.term
+        self.phase = RunPhase.WAITING
+        self.restarts: dict[str, int] = {}
+        self.failures = 0
+        self.failure: Failure | None = None
+        self.outcome: Outcome | None = None
+        self.startup = StartupMarks()
+        self._before: Report | None = None
+        self._step: Step | None = None
+        self._evaluated: Evaluated | None = None
+        self._checkpoint: CheckpointMark | None = None
+        self._measures: dict[int, RankMeasure] = {}
+        self._found: dict[int, str] = {}
+        self._probes: dict[tuple[str, int], ProbePoint] = {}
+        self._link: tuple[float | None, float | None] = (None, None)
+        self._world_size = 0
+        self.leader = 0
+        """The rank that speaks for the job: the lowest one left."""
+        self._deadlines: dict[int, tuple[float, float]] = {}
+        if previous is not None and previous.uid == plan.uid:
+            self._resume(previous)
+
+    def _resume(self, previous: Report) -> None:
+        self._before = previous
+        self.restarts = dict(previous.restarts)
+        self.failures = previous.failures
+        self.failure = previous.failure
+        self.outcome = previous.outcome
+        self.startup = previous.startup
+        self._checkpoint = previous.last_checkpoint
+        self._probes = {(point.device, point.batch): point for point in previous.probes}
+        self._link = (previous.link_latency_s, previous.link_bandwidth_Bps)
+
+    def begin_world(self, plan: Plan) -> None:
+        """The ranks of ``plan`` start anew: what was said of running ones is void."""
+        self._placed = plan
+        self._deadlines.clear()
+        self._measures.clear()
+        self._found.clear()
+        self._world_size = 0
+        self.leader = 0
+
+    def mark_start(self, **marks: float) -> None:
+        """Set marks of the start, as long as the first step was not made."""
+        if self.startup.first_step_unix_s is None:
+            self.startup = self.startup.model_copy(update=marks)
+
+    def hear(self, news: News, now_s: float) -> bool:
+        """Take in one piece of news; ``now_s`` is any monotonic clock. Returns whether it is worth a report at once."""
+        transition = False
+        limit_s = self._deadlines.get(news.rank, (0.0, START_DEADLINE_S))[1]
+        match news:
+            case Hello():
+                self._found[news.rank] = news.device
+                limit_s = START_DEADLINE_S
+                transition = any(m.rank == news.rank for m in self.mismatches())
+            case Mark():
+                transition = self._marked(news)
+            case Step():
+                limit_s = max(HANG_MIN_S, HANG_STEPS * (news.step_s if news.typical_s is None else news.typical_s))
+                self._measures[news.rank] = news.measure
+                if news.rank == self.leader:
+                    transition = self._world_size == 0  # the first one after a launch
+                    self._world_size = news.world_size
+                    self._step = news
+            case Busy():
+                limit_s = max(limit_s, HANG_MIN_S + news.limit_s)
+            case Evaluated():
+                self._evaluated = news
+            case Checkpointed():
+                self._checkpoint = news.mark
+                transition = True
+            case Probed():
+                self._probed(news)
+            case Resharded():
+                transition = True
+            case Shrunk():
+                transition = self._world_size != len(news.alive)
+                self.leader, self._world_size = min(news.alive), len(news.alive)
+                self._measures = {n: measure for n, measure in self._measures.items() if n in news.alive}
+            case Finished():
+                self.outcome = news.outcome
+        self._deadlines[news.rank] = (now_s, limit_s)
+        return transition
+
+    def count(self, cause: str) -> None:
+        """A relaunch, or a loss that the others go on without."""
+        self.restarts = dict(Counter(self.restarts) + Counter([cause]))
+
+    def forget_rank(self, number: int) -> None:
+        """A rank ended: nothing more is expected of it."""
+        self._deadlines.pop(number, None)
+
+    def silent_rank(self, now_s: float) -> tuple[int, float] | None:
+        """The rank that is overdue for longest and for how many seconds it was silent; None if none is."""
+        overdue = [(now_s - heard_s - limit_s, n, now_s - heard_s) for n, (heard_s, limit_s) in self._deadlines.items()]
+        worst = max(overdue, default=None)
+        return None if worst is None or worst[0] <= 0 else (worst[1], worst[2])
+
+    def gain_s(self, missing: int, ranks: int) -> float:
+        """Time that the job ends earlier if ``missing`` of its ``ranks`` came back now, at no cost."""
+        step = self._step
+        return (step.steps - step.step) * step.step_s * missing / ranks if step is not None else 0.0
+
+    def mismatches(self) -> tuple[Mismatch, ...]:
+        """Ranks that found another device than planned; those that told none do not count."""
+        return tuple(
+            Mismatch(rank=n, planned=self._placed.ranks[n].device[:63], found=found[:63])
+            for n, found in sorted(self._found.items())
+            if found and n < len(self._placed.ranks) and found != self._placed.ranks[n].device
+        )
+
+    def report(self, unix_s: float) -> Report:
+        """Everything, as the operator reads it."""
+        step, evaluated, before = self._step or self._before, self._evaluated, self._before
+        accuracy = before.accuracy if before else None
+        if evaluated or self.outcome:
+            accuracy = self.outcome.accuracy if self.outcome else evaluated.accuracy if evaluated else None
+        return Report(
+            uid=self.plan.uid,
+            plan_number=self.plan.number,
+            plan_digest=self.plan.digest(),
+            term=self.term,
+            phase=self.phase,
+            unix_s=unix_s,
+            step=step.step if step else 0,
+            steps=step.steps if step else self.plan.steps or 0,
+            epoch=step.epoch if step else None,
+            loss=step.loss if step else None,
+            accuracy=accuracy,
+            step_s=step.step_s if step else None,
+            samples_per_s=step.samples_per_s if step else None,
+            world_size=self._world_size,
+            ranks=tuple(self._measures[n] for n in sorted(self._measures))[:4096],
+            restarts=self.restarts,
+            failures=self.failures,
+            failure=self.failure,
+            last_checkpoint=self._checkpoint,
+            startup=self.startup,
+            outcome=self.outcome,
+            mismatches=self.mismatches()[:4096],
+            probes=tuple(self._probes.values())[:1024],
+            link_latency_s=self._link[0],
+            link_bandwidth_Bps=self._link[1],
+            noise=step.noise if step else None,
+        )
+
+    def _marked(self, mark: Mark) -> bool:
+        name = f"{mark.what}_unix_s"
+        latest = max(mark.unix_s, getattr(self.startup, name) or 0.0)
+        if mark.what == "first_step":
+            if mark.rank != 0 or self.startup.first_step_unix_s is not None:
+                return False
+            latest = mark.unix_s
+        self.mark_start(**{name: latest})
+        return mark.what == "first_step"
+
+    def _probed(self, probed: Probed) -> None:
+        if all(mismatch.rank != probed.rank for mismatch in self.mismatches()):
+            self._probes |= {(point.device, point.batch): point for point in probed.points}
+        latency_s, bandwidth_Bps = self._link
+        self._link = (
+            probed.link_latency_s if probed.link_latency_s is not None else latency_s,
+            probed.link_bandwidth_Bps if probed.link_bandwidth_Bps is not None else bandwidth_Bps,
+        )

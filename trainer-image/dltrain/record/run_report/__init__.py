@@ -1,0 +1,1 @@
+"""The report of a run, as JSON and as a page with plots, beside the checkpoints."""

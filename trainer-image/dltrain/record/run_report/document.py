@@ -1,0 +1,182 @@
+"""What ``report.json`` holds: one run from its first launch to its end, over relaunches, pods and plans.
+
+Bounded whatever the run's length: series are means over more and more steps, lists of events are thinned. Docs:
+``docs/run-report.md``.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field
+
+from dlcontract import Failure, Outcome, Record, RunPhase
+from dltrain.protocol.rank_messages import Summing
+
+SCHEMA = 1
+
+
+class Point(Record):
+    """Means over ``steps`` steps up to ``step``."""
+
+    step: int
+    steps: Annotated[int, Field(ge=1)]
+    unix_s: float
+    """At the last of them."""
+    loss: float | None = None
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    step_s: float
+    predicted_s: Annotated[float | None, Field(description="What the plan in force expected of a step.")] = None
+    samples_per_s: float
+    compute_s: Annotated[float, Field(description="Forward, backward and update, mean over ranks; so are the next.")]
+    comm_s: float
+    wait_s: float
+    data_s: float
+    world_size: int
+    noise_samples: Annotated[float | None, Field(description="Gradient noise scale of the run up to here.")] = None
+
+
+class Evaluation(Record):
+    step: int
+    unix_s: float
+    accuracy: float
+    loss: float | None = None
+
+
+class PlanEntry(Record):
+    """A plan and when it took effect."""
+
+    number: int
+    digest: str
+    unix_s: float
+    step: int
+    ranks: int
+    collective: str
+    predicted_step_s: float | None = None
+    predicted_total_s: float | None = None
+
+
+class Split(Record):
+    """The shares of the global batch from ``step`` on, by place: a pod's name, ``/``, the rank's number in it."""
+
+    step: int
+    unix_s: float
+    shares: dict[str, int]
+    reason: str
+
+
+class AttemptRecord(Record):
+    """Ranks that trained from ``unix_s`` on; 0 from when the job was stopped or a relaunch began."""
+
+    step: int
+    unix_s: float
+    size: int
+
+
+class Fault(Record):
+    step: int
+    unix_s: float
+    failure: Failure
+    resumed_unix_s: Annotated[float | None, Field(description="When the next step was told.")] = None
+
+
+class Checkpoint(Record):
+    step: int
+    unix_s: float
+    duration_s: Annotated[float, Field(description="Writing in the background; training went on.")]
+    nbytes: int
+
+
+class RankTotal(Record):
+    """Where a rank's time went, over all launches; estimated from means over its last 50 steps at each news."""
+
+    place: str
+    device: str = ""
+    steps: int = 0
+    compute_s: float = 0.0
+    comm_s: float = 0.0
+    wait_s: float = 0.0
+    data_s: float = 0.0
+    energy_J: Annotated[float | None, Field(description="None: no counter was read, or another rank's has it.")] = None
+
+
+class Totals(Record):
+    """Counted over the whole run; the lists beside it may have been thinned."""
+
+    training_s: Annotated[float, Field(description="In steps.")] = 0.0
+    down_s: Annotated[float, Field(description="From each fault to the next step.")] = 0.0
+    steps_repeated: Annotated[int, Field(description="Done again after a relaunch.")] = 0
+    faults: dict[str, int] = {}
+    checkpoints: int = 0
+    checkpoint_s: float = 0.0
+    checkpoint_nbytes: int = 0
+    splits: int = 0
+    skipped_updates: Annotated[int | None, Field(description="By the script's GradScaler; None: it has none.")] = None
+    energy_J: Annotated[float | None, Field(description="None: no counter could be read.")] = None
+    energy_sources: tuple[str, ...] = ()
+
+
+class Document(Record):
+    """The whole report."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    job: str
+    namespace: str
+    uid: str
+    model: str
+    dataset: str
+    global_batch: int
+    seed: int
+    term: int
+    phase: RunPhase
+    started_unix_s: float
+    updated_unix_s: float
+    step: int = 0
+    steps: int = 0
+    epoch: int | None = None
+    outcome: Outcome | None = None
+    totals: Totals = Totals()
+    least_steps: Annotated[int, Field(ge=1, description="A point stands for so many steps, or more.")] = 1
+    points: tuple[Point, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    plans: tuple[PlanEntry, ...] = ()
+    splits: tuple[Split, ...] = ()
+    sums: Annotated[tuple[Summing, ...], Field(description="How gradients were summed, as measured at the start.")] = ()
+    worlds: tuple[AttemptRecord, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    ranks: tuple[RankTotal, ...] = ()
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+    def to_json(self) -> str:
+        return self.model_dump_json(by_alias=True, indent=1)
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """Raises ValueError naming the field when it is none."""
+        return cls.model_validate_json(text)
+
+    @property
+    def prediction_error(self) -> float | None:
+        """(predicted - measured) / measured step time, over the steps that a prediction was made for."""
+        points = [(p.predicted_s, p.step_s, p.steps) for p in self.points if p.predicted_s]
+        measured = sum(step_s * steps for _, step_s, steps in points)
+        return sum((predicted - step_s) * steps for predicted, step_s, steps in points) / measured if measured else None
+
+
+MEANS = (
+    "loss", "learning_rate", "gradient_norm", "step_s", "predicted_s", "samples_per_s", "compute_s", "comm_s", "wait_s",
+    "data_s",
+)  # fmt: skip
+
+
+def merged(first: Point, second: Point) -> Point:
+    """One point for the steps of both, ``second`` the later."""
+    steps = first.steps + second.steps
+    means: dict[str, Any] = {}
+    for name in MEANS:
+        a, b = getattr(first, name), getattr(second, name)
+        means[name] = (a * first.steps + b * second.steps) / steps if a is not None and b is not None else (
+            b if b is not None else a
+        )  # fmt: skip
+    return second.model_copy(update=means | {"steps": steps})

@@ -1,0 +1,301 @@
+"""From the news of a run to its report: accumulation in bounded memory, without a clock or I/O.
+
+Steps that are done again after a relaunch replace those before: series are over the training as it stands.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from dlcontract import Failure, Outcome, Plan, Rank, RankMeasure, RunPhase
+from dltrain.protocol.rank_messages import Checkpointed, Chosen, Evaluated, News, Resharded, Shrunk, Step
+from dltrain.record.run_report.document import (
+    AttemptRecord,
+    Checkpoint,
+    Document,
+    Evaluation,
+    Fault,
+    PlanEntry,
+    Point,
+    RankTotal,
+    Split,
+    merged,
+)
+
+CAPACITY = 512
+"""Points of a series and entries of a list, at most."""
+SHARES = 20_000
+"""Shares in all splits together, at most."""
+E = TypeVar("E")
+
+
+def place(rank: Rank) -> str:
+    """Where a rank runs. Ranks are numbered anew when pods are lost; this stays."""
+    return f"{rank.pod}/{rank.local_rank}"
+
+
+def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
+    """At most ``capacity``: all, or the first and the last and every other one between."""
+    kept = list(entries)
+    while len(kept) > max(2, capacity):
+        kept = [*kept[:-1:2], kept[-1]]
+    return kept
+
+
+class History:
+    """One run. ``previous``: what an earlier coordinator of it had written."""
+
+    def __init__(self, plan: Plan, unix_s: float, previous: Document | None = None) -> None:
+        self._plan = self._placed = plan
+        self._document = previous or Document(
+            job=plan.job,
+            namespace=plan.namespace,
+            uid=plan.uid,
+            model=plan.model.name or " ".join(plan.model.command),
+            dataset=plan.dataset.name or plan.dataset.path or "",
+            global_batch=plan.global_batch,
+            seed=plan.seed,
+            term=plan.term,
+            phase=RunPhase.WAITING,
+            started_unix_s=unix_s,
+            updated_unix_s=unix_s,
+        )
+        before = self._document
+        self._points, self._least = list(before.points), before.least_steps
+        self._evaluations, self._checkpoints = list(before.evaluations), list(before.checkpoints)
+        self._plans, self._splits, self._worlds = list(before.plans), list(before.splits), list(before.worlds)
+        self._faults, self._sums = list(before.faults), before.sums
+        self._totals = before.totals
+        self._ranks = {total.place: total for total in before.ranks}
+        self._measures: dict[int, RankMeasure] = {}
+        self._last_steps: dict[int, int] = {}
+        """Step of each rank's last news in this world."""
+        self._used_J: dict[int, float] = {}
+        """Energy by each rank's last news in this world."""
+        self._down_since: float | None = next((f.unix_s for f in self._faults if f.resumed_unix_s is None), None)
+        self._split_known = False
+        self._launched_at = 0
+        """Steps that were done when the ranks were launched."""
+        self.step, self._steps, self._epoch = before.step, before.steps, before.epoch
+
+    @property
+    def faults(self) -> int:
+        """So far."""
+        return sum(self._totals.faults.values())
+
+    @property
+    def lost(self) -> int:
+        """Faults so far before which nothing could be saved: all but pods that were told to stop."""
+        return self.faults - self._totals.faults.get("PodStopped", 0)
+
+    @property
+    def trained_s(self) -> float:
+        """In steps, so far."""
+        return self._totals.training_s
+
+    def begin_world(self, whole: Plan, placed: Plan, unix_s: float) -> None:
+        """Ranks are launched: of ``whole``, on the pods that there are."""
+        self._plan, self._placed = whole, placed
+        self._measures, self._last_steps, self._used_J, self._split_known = {}, {}, {}, False
+        expected, digest = whole.expected, whole.digest()
+        if not self._plans or (self._plans[-1].number, self._plans[-1].digest) != (whole.number, digest):
+            entry = PlanEntry(
+                number=whole.number,
+                digest=digest,
+                unix_s=unix_s,
+                step=self.step,
+                ranks=len(whole.ranks),
+                collective=whole.collective,
+                predicted_step_s=expected.step_s or None,
+                predicted_total_s=expected.total_s or None,
+            )
+            self._plans = thinned([*self._plans, entry])
+
+    def hear(self, news: News, leader: int, unix_s: float) -> None:
+        """News of a rank; ``leader`` is the one that speaks for the job."""
+        match news:
+            case Step():
+                self._stepped(news, leader, unix_s)
+            case Evaluated() if news.rank == leader:
+                entry = Evaluation(step=news.step, unix_s=unix_s, accuracy=news.accuracy, loss=news.loss)
+                self._evaluations = thinned([*self._evaluations, entry])
+            case Chosen() if news.rank == leader and not self._sums:
+                self._sums = news.sums
+            case Checkpointed():
+                self._saved(news)
+            case Resharded() if news.rank == leader and len(news.shares) == len(self._placed.ranks):
+                self._split(dict(enumerate(news.shares)), news.step, unix_s, news.reason)
+            case Shrunk():
+                self._measures = {rank: measure for rank, measure in self._measures.items() if rank in news.alive}
+
+    def fault(self, failure: Failure, unix_s: float) -> None:
+        """Something went wrong; training may be down from now on."""
+        fault = Fault(step=self.step, unix_s=unix_s, failure=failure)
+        self._faults = thinned([*self._faults, fault])
+        counts = Counter(self._totals.faults) + Counter([failure.reason])
+        self._totals = self._totals.model_copy(update={"faults": dict(counts)})
+        if self._down_since is None:
+            self._down_since = unix_s
+
+    def halted(self, unix_s: float) -> None:
+        """No rank trains from now on, until the next step is told."""
+        self._sized(0, unix_s)
+
+    def document(self, phase: RunPhase, term: int, unix_s: float, outcome: Outcome | None = None) -> Document:
+        """The report as of now."""
+        return self._document.model_copy(
+            update={
+                "phase": phase,
+                "term": term,
+                "updated_unix_s": unix_s,
+                "step": self.step,
+                "steps": self._steps,
+                "epoch": self._epoch,
+                "outcome": outcome,
+                "totals": self._totals,
+                "least_steps": self._least,
+                "points": tuple(self._points),
+                "evaluations": tuple(self._evaluations),
+                "plans": tuple(self._plans),
+                "splits": tuple(self._splits),
+                "sums": self._sums,
+                "worlds": tuple(self._worlds),
+                "faults": tuple(self._faults),
+                "checkpoints": tuple(self._checkpoints),
+                "ranks": tuple(self._ranks[name] for name in sorted(self._ranks)),
+            }
+        )
+
+    def _stepped(self, news: Step, leader: int, unix_s: float) -> None:
+        before = self._last_steps.get(news.rank)
+        steps = 1 if before is None else news.step - before  # the first step after a launch is told at once
+        if steps < 1 or news.rank >= len(self._placed.ranks):
+            return
+        if not self._last_steps:
+            self._launched_at = news.step - 1
+        self._last_steps[news.rank] = news.step
+        self._measures[news.rank] = news.measure
+        self._count(self._placed.ranks[news.rank], news.measure, steps)
+        self._use(news)
+        if not self._split_known and len(self._measures) == len(self._placed.ranks):
+            self._split({n: m.share for n, m in self._measures.items()}, self._launched_at, unix_s, "launched")
+        if news.rank != leader:
+            return
+        if before is None:
+            self._go_back(news.step - 1)
+        self._resumed(unix_s)
+        self._sized(news.world_size, unix_s)
+        self.step, self._steps, self._epoch = news.step, news.steps, news.epoch
+        measures = self._measures.values()
+        mean = {
+            name: sum(getattr(measure, name) for measure in measures) / len(measures)
+            for name in ("compute_s", "comm_s", "wait_s", "data_s")
+        }
+        self._add(
+            Point(
+                step=news.step,
+                steps=steps,
+                unix_s=unix_s,
+                loss=news.loss,
+                learning_rate=news.learning_rate,
+                gradient_norm=news.gradient_norm,
+                step_s=news.step_s,
+                predicted_s=self._plan.expected.step_s or None,
+                samples_per_s=news.samples_per_s,
+                world_size=news.world_size,
+                noise_samples=news.noise.samples if news.noise else None,
+                **mean,
+            )
+        )
+        training_s = self._totals.training_s + steps * news.step_s
+        self._totals = self._totals.model_copy(
+            update={"training_s": training_s, "skipped_updates": news.skipped_updates}
+        )
+
+    def _count(self, rank: Rank, measure: RankMeasure, steps: int) -> None:
+        name = place(rank)
+        old = self._ranks.get(name) or RankTotal(place=name)
+        parts = {
+            part: getattr(old, part) + steps * getattr(measure, part)
+            for part in ("compute_s", "comm_s", "wait_s", "data_s")
+        }
+        self._ranks[name] = old.model_copy(
+            update=parts | {"device": measure.device or rank.device, "steps": old.steps + steps}
+        )
+
+    def _use(self, news: Step) -> None:
+        """Energy since the rank's last news; steps that are done again have used theirs."""
+        if news.energy is None:
+            return
+        more_J = max(0.0, news.energy.joules - self._used_J.get(news.rank, 0.0))
+        self._used_J[news.rank] = news.energy.joules
+        name, totals = place(self._placed.ranks[news.rank]), self._totals
+        old = self._ranks[name]
+        self._ranks[name] = old.model_copy(update={"energy_J": (old.energy_J or 0.0) + more_J})
+        sources = tuple(sorted({*totals.energy_sources, news.energy.source}))
+        self._totals = totals.model_copy(
+            update={"energy_J": (totals.energy_J or 0.0) + more_J, "energy_sources": sources}
+        )
+
+    def _add(self, point: Point) -> None:
+        if self._points and self._points[-1].steps + point.steps <= self._least:
+            self._points[-1] = merged(self._points[-1], point)
+        else:
+            self._points.append(point)
+        if len(self._points) <= CAPACITY:
+            return
+        self._least = max(2 * self._least, 2 * sum(point.steps for point in self._points) // CAPACITY)
+        fewer: list[Point] = []
+        for each in self._points:
+            if fewer and fewer[-1].steps + each.steps <= self._least:
+                fewer[-1] = merged(fewer[-1], each)
+            else:
+                fewer.append(each)
+        self._points = fewer
+
+    def _go_back(self, step: int) -> None:
+        """Training goes on from ``step``; what was known of later ones is void."""
+        if step < self.step:
+            repeated = self._totals.steps_repeated + self.step - step
+            self._totals = self._totals.model_copy(update={"steps_repeated": repeated})
+        self._points = [point for point in self._points if point.step <= step]
+        self._evaluations = [entry for entry in self._evaluations if entry.step <= step]
+
+    def _resumed(self, unix_s: float) -> None:
+        if self._down_since is None:
+            return
+        self._faults = [
+            fault if fault.resumed_unix_s is not None else fault.model_copy(update={"resumed_unix_s": unix_s})
+            for fault in self._faults
+        ]
+        down_s = self._totals.down_s + max(0.0, unix_s - self._down_since)
+        self._totals = self._totals.model_copy(update={"down_s": down_s})
+        self._down_since = None
+
+    def _sized(self, size: int, unix_s: float) -> None:
+        if (self._worlds[-1].size if self._worlds else 0) != size:
+            self._worlds = thinned([*self._worlds, AttemptRecord(step=self.step, unix_s=unix_s, size=size)])
+
+    def _split(self, shares: Mapping[int, int], step: int, unix_s: float, reason: str) -> None:
+        if sum(shares.values()) != self._plan.global_batch:
+            return  # of different moments
+        self._split_known = True
+        by_place = {place(self._placed.ranks[rank]): share for rank, share in sorted(shares.items())}
+        if self._splits and self._splits[-1].shares == by_place and self._splits[-1].step <= step:
+            return
+        capacity = max(16, min(CAPACITY, SHARES // len(by_place)))
+        entry = Split(step=step, unix_s=unix_s, shares=by_place, reason=reason)
+        self._splits = thinned([*self._splits, entry], capacity)
+        self._totals = self._totals.model_copy(update={"splits": self._totals.splits + 1})
+
+    def _saved(self, news: Checkpointed) -> None:
+        entry = Checkpoint(step=news.mark.step, unix_s=news.mark.unix_s, duration_s=news.duration_s, nbytes=news.nbytes)
+        self._checkpoints = thinned([*self._checkpoints, entry])
+        totals = self._totals
+        self._totals = totals.model_copy(
+            update={
+                "checkpoints": totals.checkpoints + 1,
+                "checkpoint_s": totals.checkpoint_s + news.duration_s,
+                "checkpoint_nbytes": totals.checkpoint_nbytes + news.nbytes,
+            }
+        )

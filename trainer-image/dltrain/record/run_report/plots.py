@@ -1,0 +1,172 @@
+"""Plots as SVG elements for a page: lines over steps or time, and stacked bars.
+
+Colours come from the page's style (classes ``c0`` to ``c7``), so that light and dark both read well.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import floor, log10
+
+WIDTH, HEIGHT = 640, 280
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 40
+COLOURS = 8
+
+
+@dataclass(frozen=True)
+class Curve:
+    """``points``: (x, y), by rising x. ``steps``: holds its value until the next point."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    dashed: bool = False
+    steps: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A vertical line where something happened."""
+
+    x: float
+    text: str
+
+
+def clean(text: str) -> str:
+    """``text`` for HTML that is XML, too: escaped, without the control characters that XML has no name for."""
+    return escape("".join(c for c in text if c in "\n\t" or c.isprintable() or c == "\N{NO-BREAK SPACE}"))
+
+
+def number(value: float) -> str:
+    """Short: 4 digits, thousands with a thin space."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return f"{value:.4g}"
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers from ``low`` to ``high``, about ``count`` of them."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / count
+    unit = 10.0 ** floor(log10(rough))
+    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= 0.7 * rough)
+    first = -floor(-low / step + 1e-9)
+    found, index = list[float](), first
+    while index * step <= high + 1e-9 * step:
+        found.append(round(index * step, 12))
+        index += 1
+    return found
+
+
+def _extent(low: float, high: float, margin: float) -> tuple[float, float]:
+    """An axis that holds both ends, with a part of its length to spare; never without length."""
+    length = high - low
+    if length <= 1e-9 * max(abs(low), abs(high), 1e-30):
+        length = max(abs(high), 1e-9)
+        return low - length / 10, high + length / 10
+    return low - margin * length if low else 0.0, high + margin * length
+
+
+def lines(
+    title: str, x_label: str, y_label: str, curves: Sequence[Curve], marks: Sequence[Mark] = (), *, zero: bool = False
+) -> str:
+    """A figure; empty where no curve has a point. ``zero``: y begins at 0."""
+    curves = [curve for curve in curves if curve.points]
+    if not curves:
+        return ""
+    xs = [x for curve in curves for x, _ in curve.points]
+    ys = [y for curve in curves for _, y in curve.points]
+    x0, x1 = _extent(min(xs), max(xs), 0.0)
+    y0, y1 = _extent(min(0.0, *ys) if zero else min(ys), max(ys), 0.05)
+
+    def at_x(x: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (x - x0) / (x1 - x0)
+
+    def at_y(y: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - y0) / (y1 - y0)
+
+    parts = [
+        _frame(title, [(at_x(x), x) for x in ticks(x0, x1)], [(at_y(y), y) for y in ticks(y0, y1)], x_label, y_label)
+    ]
+    for mark in marks:
+        if x0 <= mark.x <= x1:
+            parts.append(
+                f'<line class="mark" x1="{at_x(mark.x):.1f}" x2="{at_x(mark.x):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}">'
+                f"<title>{clean(mark.text)}</title></line>"
+            )
+    for index, curve in enumerate(curves):
+        dashes = ' stroke-dasharray="6 4"' if curve.dashed else ""
+        colour = f"c{index % COLOURS}"
+        points = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in _held(curve))
+        parts.append(
+            f'<polyline class="line {colour}" points="{points}"{dashes}><title>{clean(curve.name)}</title></polyline>'
+        )
+        if len(curve.points) <= 40 and not curve.steps and not curve.dashed:
+            parts += [
+                f'<circle class="dot {colour}" cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="2.5">'
+                f"<title>{number(x)}: {number(y)}</title></circle>"
+                for x, y in curve.points
+            ]
+    return _figure(title, "".join(parts), HEIGHT, [curve.name for curve in curves])
+
+
+def bars(title: str, x_label: str, parts: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """A stacked bar a row, of as many values as there are ``parts``; empty without rows."""
+    longest = max((sum(values) for _, values in rows), default=0.0)
+    if not longest:
+        return ""
+    height, left = 24 * len(rows) + 44, 150
+    scale = (WIDTH - left - RIGHT) / longest
+    drawn = []
+    for row, (label, values) in enumerate(rows):
+        y, x = 24 * row + 4, float(left)
+        drawn.append(f'<text x="{left - 6}" y="{y + 13}" text-anchor="end">{clean(label[-24:])}</text>')
+        for index, value in enumerate(values):
+            drawn.append(
+                f'<rect class="bar c{index % COLOURS}" x="{x:.1f}" y="{y}" width="{value * scale:.1f}" height="18">'
+                f"<title>{clean(label)}, {clean(parts[index])}: {number(value)}</title></rect>"
+            )
+            x += value * scale
+    for value in ticks(0, longest):
+        drawn.append(
+            f'<text x="{left + value * scale:.1f}" y="{height - 24}" text-anchor="middle">{number(value)}</text>'
+        )
+    drawn.append(f'<text x="{(left + WIDTH) / 2:.0f}" y="{height - 6}" text-anchor="middle">{clean(x_label)}</text>')
+    return _figure(title, "".join(drawn), height, parts)
+
+
+def _held(curve: Curve) -> list[tuple[float, float]]:
+    if not curve.steps:
+        return list(curve.points)
+    held = [curve.points[0]]
+    for x, y in curve.points[1:]:
+        held += [(x, held[-1][1]), (x, y)]
+    return held
+
+
+def _frame(
+    title: str, xs: Sequence[tuple[float, float]], ys: Sequence[tuple[float, float]], x_label: str, y_label: str
+) -> str:
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    parts = []
+    for at, value in ys:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{number(value)}</text>')
+    for at, value in xs:
+        parts.append(f'<text x="{at:.1f}" y="{bottom + 16}" text-anchor="middle">{number(value)}</text>')
+    parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
+    parts.append(f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{clean(x_label)}</text>')
+    middle = (TOP + bottom) / 2
+    parts.append(
+        f'<text transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle">{clean(y_label)}</text>'
+    )
+    return "".join(parts)
+
+
+def _figure(title: str, drawn: str, height: int, names: Sequence[str]) -> str:
+    keys = "".join(f'<span><i class="key c{i % COLOURS}"></i>{clean(name)}</span>' for i, name in enumerate(names))
+    legend = f'<div class="legend">{keys}</div>' if len(names) > 1 else ""
+    return (
+        f"<figure><figcaption>{clean(title)}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{clean(title)}">{drawn}</svg>{legend}</figure>'
+    )

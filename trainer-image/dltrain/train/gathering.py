@@ -1,0 +1,117 @@
+"""What a loss or a layer needs of the whole batch, not of this rank's samples alone.
+
+A contrastive loss compares each sample with all others. Every rank gets all rows, in the order in which one process
+would have them, and computes a loss L_r from them: that of the batch, the same on all ranks, or of its own samples
+against all. Rank r's gradients count w_r (its part of the batch) in the sum over ranks. What reaches the rows of rank s
+is therefore Σ_r w_r dL_r/d(rows of s), divided by the w_s that its gradients are multiplied by later.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.elastic.team import Team
+from dltrain.protocol.errors import MisuseError
+from dltrain.train.step import Step
+
+
+@dataclass(frozen=True)
+class Among:
+    """The ranks, and what this one's samples count."""
+
+    together: Callable[[Callable[[ProcessGroup], Any]], Any]
+    """Do with the ranks that compute what all of them do at once."""
+    weight: Callable[[], float]
+    """Of this rank's loss in the sum over ranks, when it is asked; only ratios matter."""
+    counts: bool
+    """Whether this rank's samples are part of the batch; one left without any computes another's."""
+    lost: Callable[[], int | None]
+    """Once the step was given up, as ranks were lost: how many rows it is to go on with. Its results do not count."""
+
+
+def among(team: Team, step: Step, number: int) -> Among:
+    """In the step under way; between steps all ranks count alike. ``number``: steps done."""
+
+    def together(operation: Callable[[ProcessGroup], Any]) -> Any:
+        return team.together(number, lambda: operation(team.among_workers))
+
+    def lost() -> int | None:
+        return step.samples if step.open and step.given_up else None
+
+    return Among(together, lambda: step.weight if step.open else 1.0, not step.open or step.weight_by_samples > 0, lost)
+
+
+def gathered(rows: Tensor, among: Among) -> Tensor:
+    """(n, …) of each rank to (N, …), in the order of the ranks. Raises MisuseError for one number, PeerLostError."""
+    if not rows.dim():
+        raise MisuseError("t.gather: found one number, expected a row for each sample: t.sum or t.mean add numbers up")
+    if among.lost() is None:
+        every = cast(Tensor, _Gather.apply(rows, among))  # type: ignore[no-untyped-call]
+    if (count := among.lost()) is not None:  # as many as before the loss, and none of those that are left waits
+        return rows[torch.arange(count, device=rows.device) % len(rows)]
+    return every
+
+
+def averaged(value: Tensor, among: Among) -> Tensor:
+    """The mean of ``value`` over ranks by their weights, in its dtype (integers: float32). Raises PeerLostError."""
+    weight = among.weight() if among.counts else 0.0
+    content = value.detach().to("cpu", torch.float64)
+    weighed = content * weight if weight else torch.zeros_like(content)  # a mean over nothing may be NaN
+    total = _sum(torch.cat([weighed.reshape(-1), torch.tensor([weight], dtype=torch.float64)]), among)
+    mean = (total[:-1] / total[-1]).reshape(value.shape)
+    return mean.to(value.device, value.dtype if value.is_floating_point() else torch.float32)
+
+
+def _sum(values: Tensor, among: Among) -> Tensor:
+    array = values.numpy()
+    return torch.from_numpy(among.together(lambda world: world.add(array)))
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    content: bytes = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return content
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, among: Among) -> Tensor:
+        content = (rows if among.counts else rows[:0]).detach().to("cpu")
+        data = _bytes(content)
+        parts, rank = among.together(lambda world: (world.collect(data), world.rank))
+        every = [
+            torch.frombuffer(bytearray(part), dtype=rows.dtype).reshape(-1, *rows.shape[1:]) for part in parts if part
+        ]
+        nbytes = sum(map(len, parts[:rank]))
+        row_nbytes = rows[:1].nbytes or 1
+        ctx.among, ctx.shape = among, rows.shape
+        ctx.own = slice(nbytes // row_nbytes, (nbytes + len(data)) // row_nbytes)
+        return torch.cat(every or [content]).to(rows.device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        among = ctx.among
+        if among.lost() is not None:
+            return gradient.new_zeros(ctx.shape), None
+        weight = among.weight() if among.counts else 0.0
+        content = gradient.detach().to("cpu", torch.float64).contiguous()
+        total = _sum((content * weight if weight else torch.zeros_like(content)).reshape(-1), among)
+        if not among.counts:
+            return gradient.new_zeros(ctx.shape), None
+        if not weight:
+            raise MisuseError("t.gather: found t.weigh(0) in the same step, expected each rank's samples to count")
+        return (total.reshape(gradient.shape)[ctx.own] / weight).to(gradient), None
+
+
+def unlike_buffers(model: nn.Module, among: Among) -> list[str]:
+    """Names of the buffers that differ between ranks, less those of BatchNorm layers, of which ``wrap`` tells."""
+    known = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)}
+    buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
+    sums = [crc32(_bytes(buffer)) for buffer in buffers.values()]
+    rows = among.together(lambda world: world.gather(sums)) if sums else [[]]
+    return [name for name, column in zip(buffers, zip(*rows, strict=True), strict=True) if len(set(column)) > 1]

@@ -1,0 +1,75 @@
+"""``dltrain.init`` for user scripts: a session that ends with the interpreter. init``."""
+
+import atexit
+import signal
+import sys
+from functools import partial
+from types import TracebackType
+
+import torch
+
+from dltrain.device import randomness
+from dltrain.protocol.errors import MisuseError
+from dltrain.protocol.reporter import RankReporter
+from dltrain.train import session
+from dltrain.train.trainer import Trainer
+
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+class _Script:
+    """How this process ends: well at exit, or by the exception that nobody caught."""
+
+    made = False
+
+    def __init__(self, reporter: RankReporter) -> None:
+        self.reporter = reporter
+        self.trainer: Trainer | None = None
+        sys.excepthook = self._uncaught
+        atexit.register(self._at_exit)
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if kind is KeyboardInterrupt:
+            trainer = self.trainer
+            at = f" at step {trainer.step} of {trainer.total_steps}" if trainer is not None and trainer.step else ""
+            print(f"dltrain: interrupted{at}", file=sys.stderr, flush=True)  # noqa: T201
+            code = _INTERRUPTED
+        else:
+            code = session.fail(error, self.reporter)
+        if self.trainer is not None:
+            self.trainer.abandon()
+        session.leave(code)
+
+    def _at_exit(self) -> None:
+        trainer = self.trainer
+        if trainer is None:
+            return
+        if trainer.stopped:
+            session.end(trainer)
+        elif trainer.complete:
+            session.finish(trainer)
+        else:
+            # sys.exit in the middle: the other ranks must not wait for this one, and its exit code stays.
+            if trainer.step:
+                text = f"the script ends after step {trainer.step} of {trainer.total_steps}, without t.finish()"
+                print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
+            trainer.abandon()
+
+
+def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None) -> Trainer:
+    """See ``dltrain.init``. An exception here ends the process, as one anywhere in the script does.
+
+    Raises MisuseError when it was called before.
+    """
+    if _Script.made:
+        raise MisuseError("dltrain.init: found a second call, expected one in a process")
+    _Script.made = True
+    script = _Script(RankReporter.open())
+    make_plan = partial(
+        session.local_plan, batch=batch, epochs=epochs, seed=seed, collective=collective, checkpoints=checkpoints
+    )
+    trainer = session.start(script.reporter, make_plan)
+    script.trainer = trainer
+    torch.manual_seed(trainer.plan.seed)
+    randomness.seed(trainer.plan.seed, everywhere=True)  # a split by numpy or random, too, is the same on all ranks
+    return trainer

@@ -1,0 +1,180 @@
+"""From the environment to a ``Trainer``; from whatever happens to news and an exit code."""
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from pydantic import ValidationError
+
+from dlcontract import DATASET_VARIABLE, MEASURABLE, CheckpointRef, DatasetRef, ModelRef, OptimizerRef, Plan, Rank
+from dltrain.batch.shares import apportion
+from dltrain.comm.process_group import ProcessGroup
+from dltrain.comm.selection import AUTO
+from dltrain.device import rank_device as devices
+from dltrain.host import heap
+from dltrain.host.cgroup import threads
+from dltrain.protocol.errors import BadInputError, MisuseError, failure
+from dltrain.protocol.rank_messages import EXIT_OK, PLAN_ENV, Failed, Finished, Hello
+from dltrain.protocol.reporter import RankReporter
+from dltrain.train.trainer import Trainer
+
+ECHO_S = 3.0
+"""What is wrong on one rank mostly is on all: without an agent the others leave it to rank 0, whose end makes mpirun
+end them, and say it themselves where rank 0 did not."""
+
+
+def read_plan() -> Plan | None:
+    """The agent's plan, None when this process runs without one. Raises BadInputError when it cannot be read."""
+    path = os.environ.get(PLAN_ENV)
+    if not path:
+        return None
+    try:
+        return Plan.parse(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        found = f"{path}: {error}"
+        raise BadInputError(f"${PLAN_ENV}", found, "a plan of schema 1", "start it under dljob-agent") from None
+
+
+def local_plan(
+    world_size: int,
+    *,
+    batch: int,
+    epochs: int,
+    seed: int,
+    collective: str,
+    checkpoints: str | None,
+    model: ModelRef | None = None,
+    dataset: DatasetRef | None = None,
+    optimizer: OptimizerRef | None = None,
+) -> Plan:
+    """A plan for a run without an operator: equal ranks on this machine. ``model``: default: this very script."""
+    if not isinstance(batch, int) or batch < world_size:
+        raise BadInputError(
+            "batch", str(batch), f"a whole number, at least {world_size}: a sample for each rank", "raise it"
+        )
+    if collective not in (names := (AUTO, *MEASURABLE, "Torch")):
+        raise BadInputError("collective", repr(collective), ", ".join(names), "choose one of them")
+    shares = apportion(batch, [1] * world_size)
+    gpu = torch.cuda.is_available()
+    device = torch.cuda.get_device_name().replace(" ", "-") if gpu else "cpu"
+    host = socket.gethostname()
+    return Plan(
+        job=Path(sys.argv[0]).stem or "script",
+        namespace="local",
+        uid="local",
+        number=1,
+        ranks=tuple(
+            Rank(rank=r, pod=host, host="127.0.0.1", group="local", device=device, local_rank=r, gpu=gpu, share=share)
+            for r, share in enumerate(shares)
+        ),
+        global_batch=batch,
+        collective="Ring" if collective == AUTO else collective,
+        measure_collective=collective == AUTO and world_size > 1,
+        model=model or ModelRef(command=tuple(sys.argv)),
+        dataset=dataset or DatasetRef(path=os.environ.get(DATASET_VARIABLE)),
+        optimizer=optimizer or OptimizerRef(),
+        epochs=epochs,
+        seed=seed,
+        checkpoint=CheckpointRef(enabled=checkpoints is not None, directory=checkpoints or ".", choose_interval=True),
+        rebalance=False,
+    )
+
+
+def _named(error: ValidationError) -> BadInputError:
+    """What is wrong with an argument of a run without a manifest."""
+    first = error.errors()[0]
+    expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return BadInputError(".".join(map(str, first["loc"])) or "plan", repr(first["input"]), expected, "correct it")
+
+
+def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None) -> Trainer:
+    """Join the world and say hello. ``make_plan``: from the world's size, where no agent gives a plan.
+
+    Raises BadInputError when there is no plan, or the world is not the plan's.
+    """
+    plan = read_plan()
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+    reporter.rank = rank
+    if plan is None and make_plan is None:
+        raise BadInputError(f"${PLAN_ENV}", "nothing", "the path of a plan", "start it under dljob-agent")
+    size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+    if plan is None:
+        assert make_plan is not None, "checked above"
+        try:
+            plan = make_plan(size)
+        except ValidationError as error:
+            raise _named(error) from None
+    if rank >= len(plan.ranks):
+        raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start as many as planned")
+    heap.keep()
+    device, name = devices.find_device(plan.ranks[rank])
+    reporter.send(Hello(rank=rank, pid=os.getpid(), device=name))
+    reporter.mark("imported")
+    world = ProcessGroup.start()
+    world.expect(len(plan.ranks))
+    devices.check(world, plan, device)
+    torch.set_num_threads(threads(world.local_size))
+    reporter.mark("rendezvous")
+    return Trainer(plan, world, reporter, device, name)
+
+
+def finish(trainer: Trainer) -> None:
+    """The end of a run that went well."""
+    trainer.close()
+    trainer.reporter.send(Finished(rank=trainer.rank, outcome=trainer.outcome()))
+    end(trainer)
+
+
+def end(trainer: Trainer) -> None:
+    """Leave the world together with all ranks, without a word."""
+    trainer.close()
+    trainer.world.close()
+    trainer.reporter.close()
+
+
+def fail(error: BaseException, reporter: RankReporter) -> int:
+    """Tell the agent and the log why this rank ends; returns the exit code."""
+    news = failure(error, reporter.rank, socket.gethostname())
+    reporter.send(Failed(rank=reporter.rank, failure=news))
+    if news.log_tail:
+        traceback.print_exception(error)
+    else:
+        if not reporter.heard and reporter.rank and isinstance(error, BadInputError | MisuseError):
+            time.sleep(ECHO_S)
+        print(f"dltrain: {news.reason}: {news.message}", file=sys.stderr, flush=True)  # noqa: T201
+    reporter.close()
+    assert news.exit_code is not None, "failure() sets it"
+    return news.exit_code
+
+
+def run(body: Callable[[Trainer], None], make_plan: Callable[[int], Plan] | None = None) -> int:
+    """Start, run ``body``, end; returns the exit code, with which the process must exit next. See ``start``."""
+    reporter = RankReporter.open()
+    trainer: Trainer | None = None
+    try:
+        trainer = start(reporter, make_plan)
+        body(trainer)
+        finish(trainer)
+        return EXIT_OK
+    except SystemExit as exit_:
+        if trainer is not None and trainer.stopped:
+            end(trainer)
+        return exit_.code if isinstance(exit_.code, int) else 1
+    except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to reach the user
+        code = fail(error, reporter)
+        if trainer is not None:
+            trainer.abandon()
+        return code
+
+
+def leave(code: int) -> NoReturn:
+    """End the process now: no destructor may wait for a rank that is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
