@@ -107,7 +107,7 @@ def test_of_a_long_ladder_as_good_a_batch_is_found_as_by_planning_all(
 ) -> None:
     asked = replace(OPEN, global_batch=1024, batches=replace(WIDE, least=128, most=20_000), nodes_min=1)
     quick = chosen(noise, asked)
-    monkeypatch.setattr(batch, "FEW", MAX_RUNGS)
+    monkeypatch.setattr(batch, "MAX_RUNGS_PLANNED_AT_ONCE", MAX_RUNGS)
     whole = chosen(noise, asked)
     assert len(quick.options) < len(whole.options) == MAX_RUNGS
     assert (quick.chosen, quick.steps) == (whole.chosen, whole.steps)

@@ -14,7 +14,8 @@ from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.options import Option, options, ranks_per_node_choices, workload_of
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.plan import collectives, ordered
-from dljob.planner.search.enumeration import Search, grid, objective
+from dljob.planner.search import objective
+from dljob.planner.search.enumeration import Search, grid
 from dljob.planner.search.screen import Screen
 from dljob.planner.types import Choice
 from support.planner_questions import DIGITS, RESNET, decided
