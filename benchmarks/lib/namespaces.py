@@ -1,6 +1,6 @@
 """Machines made of network namespaces, each behind a link of a given rate, and mpirun over them. Needs root.
 
- Each machine has a namespace and a host name of its own (``m0``, ``m1``, …),
+Each machine has a namespace and a host name of its own (``m0``, ``m1``, …),
 so that Open MPI and our own code take them for different ones, and one interface on a switch that all share. Rates
 hold both ways: a token bucket shapes what leaves the machine, and another what the switch sends it.
 """

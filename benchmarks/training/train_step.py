@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.lib import namespaces
 from benchmarks.lib.figures import machine, most, ratio
 from benchmarks.lib.local_ranks import PYTHONPATH
-from train_step_ranks import ALONE, DDP, MODELS, OURS
+from benchmarks.training.train_step_ranks import ALONE, DDP, MODELS, OURS
 
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 RANKS = 2

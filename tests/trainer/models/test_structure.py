@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 FIELDS = {"layers": 3, "filters": 16, "dense": 256, "pixels": 32, "batch": 32}
 MEASURE = f"""
 import torch
-from proof.structures import Structure, measured, of_structure, prepare
+from benchmarks.perfmodel.structures import Structure, measured, of_structure, prepare
 torch.set_num_threads(1)
 prepare()
 found = [measured(lambda: of_structure(Structure(**{FIELDS}))) for _ in range(3)]

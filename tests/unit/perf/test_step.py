@@ -18,7 +18,6 @@ from dljob.perf.step import communication, input_data, synchronization
 from dljob.perf.step.communication import Collective, Link, allreduce_s
 from dljob.perf.step.compute import at_least, calibrated, catalogue_curve, host_overhead_s, scatter
 from dljob.perf.step.step import BACKWARD_PART, exposed_s, step
-from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.workload import Workload, builtin, hinted
 
@@ -377,42 +376,3 @@ class TestEnergy:
     def test_cost(self) -> None:
         d = catalogue.gpu_or_assumed("t4")
         assert energy.cost_usd(d, 7200, 3) == pytest.approx(6 * d.usd_per_h)
-
-
-class TestWorkload:
-    def test_hints_are_kept(self) -> None:
-        w = hinted(1_000_001, 3e9, 5e6, 1e5, "Adam")
-        assert w.parameters == 1_000_001
-        assert w.flops_per_sample == pytest.approx(3e9)
-        assert w.activation_nbytes == 5e6
-        assert w.optimizer_slots == 2
-
-    @pytest.mark.parametrize(
-        ("model", "dataset", "message"),
-        [
-            ("vgg", None, "model 'vgg': expected one of mlp"),
-            ("mlp", "mnist", "dataset 'mnist': expected one of digits"),
-            ("digits-cnn", "iris", "model digits-cnn does not fit dataset iris"),
-            ("mlp", "synthetic-tokens", "found tokens, expected images or tables"),
-            ("gpt-mini", "digits", "does not fit dataset digits"),
-            ("lenet", "digits", "does not fit dataset digits"),
-            ("resnet18", "wine", "does not fit dataset wine"),
-        ],
-    )
-    def test_what_does_not_fit_is_named(self, model: str, dataset: str | None, message: str) -> None:
-        with pytest.raises(ValueError, match="expected") as error:
-            builtin(model, dataset)
-        assert message in str(error.value)
-
-    def test_wrong_hints(self) -> None:
-        with pytest.raises(ValueError, match="hints: found parameters 0"):
-            hinted(0, 1.0, 0.0)
-
-    def test_published_sizes(self) -> None:
-        """Parameters of the paper's ResNets on ImageNet (11.7 and 25.6 million), and their multiply-adds (1.8 and 4.1e9)."""
-        imagenet = replace(DATASETS["synthetic-images"], shape=(3, 224, 224), classes=1000)
-        for name, parameters, multiply_adds in (("resnet18", 11_689_512, 1.82e9), ("resnet50", 25_557_032, 4.1e9)):
-            layers = MODELS[name][0](imagenet).layers
-            assert sum(layer.parameters for layer in layers) == parameters
-            forward = sum(layer.forward_FLOPs for layer in layers if layer.kind in ("conv", "linear"))
-            assert forward == pytest.approx(2 * multiply_adds, rel=0.01)

@@ -1,6 +1,6 @@
 """The datasets that the trainer image carries: sizes alone, so that epochs become steps without reading them.
 
- A trainer test holds the figures against the
+A trainer test holds the figures against the
 real data.
 """
 
