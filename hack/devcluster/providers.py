@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from devcluster import kindtool
 from devcluster.embedded import provider as embedded
 from devcluster.errors import ClusterError
 from devcluster.existing import Existing
 from devcluster.images.builders import docker_works
-from devcluster.kind import Kind
+from devcluster.kind import tool as kindtool
+from devcluster.kind.provider import Kind
 from devcluster.paths import cluster_dir
 from devcluster.progress import Progress
 from devcluster.provider import Provider

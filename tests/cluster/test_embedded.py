@@ -160,7 +160,8 @@ def test_status_and_kubeconfig(cluster: Cluster) -> None:
     release = f"v{default_release()}"
     assert json.loads(cluster.kubectl("version", "--output=json"))["serverVersion"]["gitVersion"] == release
     assert {node["status"]["nodeInfo"]["kubeletVersion"] for node in cluster.get("nodes")["items"]} == {release}
-    assert cluster.hack("kubectl", "--", "version", "--output=json").count(release) == 2  # client and server
+    words = [str(cluster.root / "hack" / "cluster"), "kubectl", "--name", NAME, "--", "version", "--output=json"]
+    assert run(*words).count(f'"{release}"') == 2  # client and server
     assert cluster.hack("kubeconfig").strip() == status["kubeconfig"]
     config = json.loads(cluster.hack("kubeconfig", "--raw"))
     # Clients must never call an address that belongs to nobody here once the cluster is gone.

@@ -14,7 +14,7 @@ from devcluster.errors import ClusterError
 from devcluster.images import lock, torch_build
 from devcluster.images.builders import without_mounts
 from devcluster.images.inputs import IMAGES, digest, files, reference
-from devcluster.ocilayout import Layout
+from devcluster.images.oci_layout import Layout
 from requirements import requirements
 
 TRAINER = IMAGES["trainer"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from devcluster.errors import ClusterError
-from devcluster.kind import VOLUMES, Kind, cluster_config, storage_objects
+from devcluster.images.oci_layout import Layout
+from devcluster.kind.provider import VOLUMES, Kind, cluster_config, storage_objects
 from devcluster.model import ClusterSpec, parse_cluster
-from devcluster.ocilayout import Layout
 from devcluster.progress import Progress
 
 # Records its name, arguments and input as a JSON line; answers with what a file named after its first words holds.

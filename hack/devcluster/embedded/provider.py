@@ -14,11 +14,11 @@ from devcluster.embedded.api import Api, ApiError
 from devcluster.embedded.processes import boot_id, end, wait_until
 from devcluster.embedded.state import Record, State, this_boot
 from devcluster.errors import ClusterError
+from devcluster.images.oci_layout import Layout
 from devcluster.kubernetes.provide import Kubernetes, client, provide
 from devcluster.kubernetes.release import Release, parse_release
 from devcluster.locks import locked
 from devcluster.model import ClusterSpec, NodeSpec
-from devcluster.ocilayout import Layout
 from devcluster.paths import cache_root, cluster_dir
 from devcluster.progress import Progress
 from devcluster.shell import find

@@ -18,8 +18,8 @@ from pathlib import Path
 from devcluster.embedded import packages
 from devcluster.embedded.processes import Registry, wait_until
 from devcluster.errors import ClusterError
+from devcluster.images.oci_layout import Layout
 from devcluster.locks import locked
-from devcluster.ocilayout import Layout
 from devcluster.paths import cache_root
 from devcluster.progress import Progress
 from devcluster.shell import run

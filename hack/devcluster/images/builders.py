@@ -16,8 +16,8 @@ from devcluster.errors import ClusterError
 from devcluster.images import pip_config
 from devcluster.images.base import debian_base
 from devcluster.images.inputs import Image
+from devcluster.images.oci_layout import Layout
 from devcluster.locks import locked
-from devcluster.ocilayout import Layout
 from devcluster.paths import REPOSITORY, cache_root
 from devcluster.progress import Progress
 from devcluster.shell import have, run

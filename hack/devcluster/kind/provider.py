@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from devcluster import kindtool
 from devcluster.errors import ClusterError
+from devcluster.images.oci_layout import Layout
+from devcluster.kind import tool as kindtool
 from devcluster.locks import locked
 from devcluster.model import GPU_RESOURCE, ClusterSpec, NodeSpec
-from devcluster.ocilayout import Layout
 from devcluster.paths import cluster_dir
 from devcluster.progress import Progress
 from devcluster.shell import find, have, run
