@@ -78,7 +78,7 @@ def _rows(schema: Schema, path: str) -> Iterator[str]:
 
 
 def reference() -> str:
-    """docs/reference.md: every field of every kind, from the definitions."""
+    """docs/reference/api.md: every field of every kind, from the definitions."""
     lines = [f"<!-- {NOTE}. -->", "# Reference of the API", ""]
     lines += ["Every field with type, default and limits; `kubectl explain dljob.spec --recursive` shows the same."]
     lines += ["[spec.md](spec.md) explains the spec by example.", ""]
@@ -116,7 +116,7 @@ _RBAC_PARTS = {
 
 
 def rbac() -> str:
-    """docs/rbac.md: the operator's rights with the reason for each, from the file of which the chart makes roles."""
+    """docs/reference/permissions.md: the operator's rights with the reason for each, from the file of which the chart makes roles."""
     table = yaml.safe_load((ROOT / RBAC).read_text())
     lines = [f"<!-- made by hack/generate from {RBAC}; change that, then run it again. -->", "# Rights", ""]
     lines += [
@@ -137,7 +137,7 @@ def rbac() -> str:
 
 
 def metrics() -> str:
-    """docs/metrics.md: every metric with its help, from the registries themselves."""
+    """docs/reference/metrics.md: every metric with its help, from the registries themselves."""
     lines = [
         "<!-- made by hack/generate from operator/dljob/controller/metrics.py and "
         "trainer-image/dltrain/agent/metrics.py. -->"
@@ -152,9 +152,9 @@ def metrics() -> str:
 def outputs() -> dict[str, str]:
     """Path from the repository's root → text, for every generated file."""
     files = {
-        "docs/reference.md": reference(),
-        "docs/rbac.md": rbac(),
-        "docs/metrics.md": metrics(),
+        "docs/reference/api.md": reference(),
+        "docs/reference/permissions.md": rbac(),
+        "docs/reference/metrics.md": metrics(),
         DASHBOARD: dashboard.dashboard(),
     }
     for definition in crd.definitions():

@@ -20,6 +20,7 @@ from devcluster.errors import ClusterError
 
 MARKER = "DLJOB_CLUSTER_STATE"
 _POLL_S = 0.02
+_EXEC_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,8 @@ class Registry:
                 cwd="/",
             )
         process.returncode = 0  # it is meant to outlive this command: no warning when the object goes
+        # Popen returns in the middle of execve, a moment before the kernel shows the new environment.
+        wait_until(lambda: self._carries_marker(process.pid) or identify(process.pid) is None, _EXEC_LIMIT_S)
         identity = identify(process.pid)
         if identity is None:
             raise ClusterError(f"{name} ended at once: see {log}")
@@ -159,14 +162,16 @@ class Registry:
 
     def strays(self) -> Iterator[Identity]:
         """Every live process that carries this cluster's marker, recorded or not."""
-        wanted = f"{MARKER}={self._marker}".encode()
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
-            try:
-                environment = (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            identity = identify(int(entry.name)) if wanted in environment else None
+            identity = identify(int(entry.name)) if self._carries_marker(int(entry.name)) else None
             if identity:
                 yield identity
+
+    def _carries_marker(self, pid: int) -> bool:
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return f"{MARKER}={self._marker}".encode() in environment
