@@ -81,7 +81,7 @@ def reference() -> str:
     """docs/reference/api.md: every field of every kind, from the definitions."""
     lines = [f"<!-- {NOTE}. -->", "# Reference of the API", ""]
     lines += ["Every field with type, default and limits; `kubectl explain dljob.spec --recursive` shows the same."]
-    lines += ["[spec.md](spec.md) explains the spec by example.", ""]
+    lines += ["[The spec by example](../how-to/spec-by-example.md) shows how to write one.", ""]
     for definition in crd.definitions():
         version = definition["spec"]["versions"][0]
         root = version["schema"]["openAPIV3Schema"]
@@ -142,7 +142,7 @@ def metrics() -> str:
         "<!-- made by hack/generate from operator/dljob/controller/metrics.py and "
         "trainer-image/dltrain/agent/metrics.py. -->"
     ]
-    lines += ["# Metrics", "", "[monitoring.md](monitoring.md) says how to scrape them, and what to look at first."]
+    lines += ["# Metrics", "", "[Monitoring](../how-to/monitoring.md) says how to scrape them, and what to look at first."]
     for title, listed in (("The operator", metriclist.operator()), ("Each trainer pod", metriclist.trainer())):
         lines += ["", f"## {title}", "", "| Metric | Type | Meaning |", "|---|---|---|"]
         lines += [f"| `{metric.name}` | {metric.type} | {metric.help} |" for metric in listed]

@@ -80,7 +80,7 @@ def test_unknown_fields_are_pruned_when_nobody_asks_for_strictness(server: Serve
 def test_scale_is_the_most_nodes(server: Server) -> None:
     server.create(job("scaled", spec_of({"nodes": {"min": 2}})))
     scale = f"{server.jobs}/scaled/scale"
-    assert server.call("GET", scale).code == 500, "as docs/spec.md says: there is no number to read"
+    assert server.call("GET", scale).code == 500, "as docs/how-to/spec-by-example.md says: there is no number to read"
     answer = server.call("PATCH", scale, {"spec": {"replicas": 4}}, "merge-patch+json")
     assert (answer.code, answer.body["spec"]["replicas"]) == (200, 4)
     assert server.call("GET", f"{server.jobs}/scaled").body["spec"]["nodes"] == {"min": 2, "max": 4}

@@ -83,13 +83,13 @@ def test_a_script_that_ends_early_says_so(tmp_path: Path) -> None:
         "    model(x).mean().backward()\n    opt.step()\n    raise SystemExit(3)\n"
     )
     early = run([sys.executable, str(script)])
-    assert early.code == 3 and "dltrain: the script ends after step 1 of 8, without t.finish()" in early.output
+    assert early.code == 3 and "dltrain: the script exits after step 1 of 8 without t.finish()" in early.output
     script.write_text("import dltrain\ndltrain.init()\ndltrain.init()\n")
     twice = run([sys.executable, str(script)])
     assert twice.code == EXIT_BAD_INPUT
     assert (
         twice.output
-        == "dltrain: BadInput: train.py, line 3: dltrain.init: found a second call, expected one in a process\n"
+        == "dltrain: BadInput: train.py, line 3: dltrain.init: found a second call; expected one call per process\n"
     )
 
 
@@ -105,7 +105,7 @@ def test_an_interrupted_script_says_so_and_all_starts_draw_the_same(tmp_path: Pa
 
 
 def test_the_page_on_own_programs_validates_as_it_says(tmp_path: Path) -> None:
-    page = (ROOT / "docs/own-programs.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/your-own-script.md").read_text(encoding="utf-8")
     found = re.search(r"^### Validation.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert found is not None
     script = tmp_path / "train.py"

@@ -22,7 +22,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "efficiency, energy and cost, the bottleneck, and what was ruled out. Runs nothing. Exits with 1 when no plan "
         "is possible, with 2 for bad input.",
         epilog="cluster.yaml holds nodes: [{name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, cpu: 64, "
-        "memory: 512Gi, bandwidth: 12.5G}, …]; see docs/planning.md.",
+        "memory: 512Gi, bandwidth: 12.5G}, …]; see docs/explanation/planning.md.",
     )
     command.add_argument("file", metavar="JOB.yaml", help="manifest with one DLJob or more; - for standard input")
     command.add_argument("--cluster", metavar="FILE", help="plan for the cluster in this file, not the current one")

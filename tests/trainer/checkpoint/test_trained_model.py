@@ -1,4 +1,4 @@
-"""docs/trained-model.md: what it does with a job's last checkpoint works on a real one."""
+"""docs/how-to/use-the-trained-model.md: what it does with a job's last checkpoint works on a real one."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ from support.trainer.ranks import ROOT
 
 def test_the_page_loads_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the model is as accurate as the run said."""
-    page = (ROOT / "docs/trained-model.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/use-the-trained-model.md").read_text(encoding="utf-8")
     own, averaged, built_in = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     with Listener(tmp_path) as listener:
         monkeypatch.setenv(rank_messages.PLAN_ENV, write(make_plan(checkpoint=saving(tmp_path / "volume")), tmp_path))

@@ -70,7 +70,7 @@ class TestPlan:
         assert 0 < by_nodes[2]["efficiency"] <= 1 and by_nodes[1]["samplesPerSecond"] > 0
 
     def test_the_json_has_the_documented_keys(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        page = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/explanation/planning.md").read_text(encoding="utf-8")
         table = page[page.index("### As JSON") : page.index("## Steer")]
         documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
         for cluster, code in (("cluster.yaml", 0), ("none.yaml", 1)):

@@ -1,4 +1,4 @@
-"""docs/planning.md: its cluster file, its command and what that prints are real."""
+"""docs/explanation/planning.md: its cluster file, its command and what that prints are real."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import yaml
 from dljob.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/explanation/planning.md").read_text(encoding="utf-8")
 
 
 def test_the_page_shows_what_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Every reason that a condition can give has its remedy in docs/troubleshooting.md, and none there is invented."""
+"""Every reason that a condition can give has its remedy in docs/how-to/troubleshooting.md, and none there is invented."""
 
 import ast
 import re
@@ -43,7 +43,7 @@ def in_code() -> set[str]:
 
 
 def documented() -> set[str]:
-    words: list[str] = re.findall(r"`([A-Z]\w+)`", (ROOT / "docs/troubleshooting.md").read_text())
+    words: list[str] = re.findall(r"`([A-Z]\w+)`", (ROOT / "docs/how-to/troubleshooting.md").read_text())
     return {word for word in words if _REASON.fullmatch(word)} - {"WaitForFirstConsumer"}
 
 

@@ -77,7 +77,7 @@ def gpu_missing_reason() -> str:
         said = str(error).splitlines()[0]
     else:
         said = "the driver shows none"
-    return f"{said} (torch {torch.__version__}); see docs/gpus.md"
+    return f"{said} (torch {torch.__version__}); see docs/how-to/gpus.md"
 
 
 def finish(device: torch.device) -> None:

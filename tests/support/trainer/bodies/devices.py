@@ -19,7 +19,7 @@ def main() -> None:
         devices.check(world, plan, mine)
     except DeviceMissingError as error:
         assert str(error).startswith("found no GPU on rank 1 (pod digits-cpu-1) of 2, expected one on each"), error
-        assert ("see docs/gpus.md" in str(error)) is bool(world.rank), "only who lacks it knows why"
+        assert ("see docs/how-to/gpus.md" in str(error)) is bool(world.rank), "only who lacks it knows why"
     else:
         raise AssertionError("rank 1 has no GPU")
     devices.check(world, plan, torch.device("cpu"))  # alike, if slow

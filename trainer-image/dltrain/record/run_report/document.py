@@ -1,7 +1,7 @@
 """What ``report.json`` holds: one run from its first launch to its end, over relaunches, pods and plans.
 
 Bounded whatever the run's length: series are means over more and more steps, lists of events are thinned. Docs:
-``docs/run-report.md``.
+``docs/reference/run-report.md``.
 """
 
 from typing import Annotated, Any, Literal, Self
