@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from devcluster.embedded import cgroups, processes
+from devcluster.embedded import processes
+from devcluster.embedded.nodes import cgroups
 from devcluster.embedded.state import State
 from devcluster.kubernetes.release import default_release
 from devcluster.paths import cluster_dir

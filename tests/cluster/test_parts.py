@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from devcluster.embedded import cgroups, dns, gpus, storage
-from devcluster.embedded.pki import Authority
+from devcluster.embedded.control_plane.pki import Authority
+from devcluster.embedded.nodes import cgroups
+from devcluster.embedded.services import dns, gpus, storage
 from devcluster.embedded.state import SLOTS, Ranges
 
 HEADLESS = {"metadata": {"name": "web", "namespace": "a"}, "spec": {"clusterIP": "None"}}

@@ -9,9 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from devcluster.embedded import cgroups, controlplane, dns, network, nodes, packages, seed, services, storage
-from devcluster.embedded.api import Api, ApiError
+from devcluster.embedded import network, packages
+from devcluster.embedded.control_plane import commands as controlplane
+from devcluster.embedded.nodes import cgroups, nodes
+from devcluster.embedded.nodes import image_seed as seed
 from devcluster.embedded.processes import boot_id, end, wait_until
+from devcluster.embedded.services import dns, storage
+from devcluster.embedded.services import main as services
+from devcluster.embedded.services.api import Api, ApiError
 from devcluster.embedded.state import Record, State, this_boot
 from devcluster.errors import ClusterError
 from devcluster.images.oci_layout import Layout
@@ -190,7 +195,7 @@ class Embedded:
                 self._state.processes.start(name, command, self._state.logs / f"{name}.log")
 
     def _start_services(self) -> None:
-        command = controlplane.python_module("services", str(self._state.folder), self._state.name)
+        command = controlplane.python_module("services.main", str(self._state.folder), self._state.name)
         self._state.processes.start("services", command, self._state.logs / "services.log")
 
     def _start_missing(self, record: Record) -> None:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from devcluster.embedded.pki import Authority
+from devcluster.embedded.control_plane.pki import Authority
 from devcluster.embedded.state import Ports, Ranges, Record, State
 from devcluster.errors import ClusterError
 
@@ -77,7 +77,7 @@ def gates(record: Record) -> list[str]:
 
 def python_module(name: str, *arguments: str) -> list[str]:
     """Command line of a module beside this one, under the same Python."""
-    hack = Path(__file__).resolve().parents[2]
+    hack = Path(__file__).resolve().parents[3]
     start = f"import sys, runpy; sys.path.insert(0, {str(hack)!r}); sys.argv[1:] = {list(arguments)!r}; "
     return [sys.executable, "-c", start + f"runpy.run_module('devcluster.embedded.{name}', run_name='__main__')"]
 
@@ -87,7 +87,7 @@ def commands(state: State, record: Record) -> dict[str, list[str]]:
     binaries, pki, ports, ranges = Path(record.binaries), state.pki, record.ports, record.ranges
     etcd, peer = f"http://127.0.0.1:{ports.etcd}", f"http://127.0.0.1:{ports.etcd_peer}"
     return {
-        "relay": python_module("relay", "127.0.0.1", str(ports.api), ranges.control_plane, str(API_PORT)),
+        "relay": python_module("control_plane.relay", "127.0.0.1", str(ports.api), ranges.control_plane, str(API_PORT)),
         "etcd": [
             "etcd",
             f"--data-dir={state.folder / 'etcd'}",

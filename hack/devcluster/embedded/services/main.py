@@ -6,9 +6,9 @@ import sys
 import threading
 from pathlib import Path
 
-from devcluster.embedded import dns, gpus, storage
-from devcluster.embedded.api import Api, Object
-from devcluster.embedded.controlplane import API_PORT
+from devcluster.embedded.control_plane.commands import API_PORT
+from devcluster.embedded.services import dns, gpus, storage
+from devcluster.embedded.services.api import Api, Object
 from devcluster.embedded.state import State
 
 USER = "dljob:services"

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from devcluster.embedded.api import Api, ApiError, Object
+from devcluster.embedded.services.api import Api, ApiError, Object
 
 _RETRY_S = 0.3
 

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from devcluster.embedded import cgroups
-from devcluster.embedded.api import Object
-from devcluster.embedded.controlplane import API_PORT, gates, python_module
+from devcluster.embedded.control_plane.commands import API_PORT, gates, python_module
+from devcluster.embedded.nodes import cgroups
+from devcluster.embedded.nodes.image_seed import PAUSE_IMAGE, plant
 from devcluster.embedded.processes import Identity, children, end, identify, wait_until
-from devcluster.embedded.seed import PAUSE_IMAGE, plant
+from devcluster.embedded.services.api import Object
 from devcluster.embedded.state import Record, State
 from devcluster.errors import ClusterError
 from devcluster.kubernetes.release import Release, parse_release
@@ -74,7 +74,7 @@ def start(state: State, record: Record, node: NodeSpec) -> None:
     command = [
         *("nsenter", f"--net=/run/netns/{state.netns(node)}"),
         *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--propagation", "private"),
-        *python_module("nodeinit", str(folder / "node.json")),
+        *python_module("nodes.init", str(folder / "node.json")),
     ]
     state.processes.start(process_name(node), command, state.logs / f"{node.name}-init.log")
 

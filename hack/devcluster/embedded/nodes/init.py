@@ -1,6 +1,6 @@
 """PID 1 of a node's namespaces: arranges its mounts, then starts and restarts its daemons and reaps orphans.
 
-A process of its own, started by `nodes.py` with one argument, the path of the node's JSON. As it is the first
+A process of its own, started by `nodes.nodes` with one argument, the path of the node's JSON. As it is the first
 process of a PID namespace, the kernel ends everything in the node together with it: daemons, shims, containers.
 """
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from devcluster.embedded.api import Api, Object
-from devcluster.embedded.watching import Mirror, Reconciler
+from devcluster.embedded.services.api import Api, Object
+from devcluster.embedded.services.watching import Mirror, Reconciler
 from devcluster.model import GPU_RESOURCE, ClusterSpec
 
 

@@ -9,8 +9,8 @@ import shutil
 import time
 from pathlib import Path
 
-from devcluster.embedded.api import Api, ApiError, Object
-from devcluster.embedded.watching import Mirror, Reconciler
+from devcluster.embedded.services.api import Api, ApiError, Object
+from devcluster.embedded.services.watching import Mirror, Reconciler
 
 CLASS = "dljob-shared"
 PROVISIONER = "dljob.dev/shared-folder"

@@ -6,10 +6,10 @@ import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from devcluster.embedded.api import Api, Object
 from devcluster.embedded.processes import send
+from devcluster.embedded.services.api import Api, Object
+from devcluster.embedded.services.watching import Mirror, Reconciler
 from devcluster.embedded.state import State
-from devcluster.embedded.watching import Mirror, Reconciler
 
 DOMAIN = "cluster.local"
 PROCESS = "dnsmasq"
