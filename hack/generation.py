@@ -1,6 +1,6 @@
-"""What is generated, and whether it is fresh. Users: hack/generate, tests/unit/api/test_crd.py.
+"""Write the generated files, and check that they are fresh.
 
-The definitions and the reference come from the API types, the page of rights from the chart's table.
+The CRDs and the API reference come from the API types, the page of permissions from the chart's table.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from dljob.api import crd
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "made by hack/generate from operator/dljob/api; change that, then run it again"
 CHART_CRDS = "charts/dljob/files/crds"
-"""The chart's templates read the definitions from here, so that values can switch and keep them."""
+"""The chart's templates read the CRDs from here, so that values can leave them out or keep them."""
 
 DASHBOARD = "charts/dljob/files/dashboard.json"
 RBAC = "charts/dljob/files/rbac.yaml"
@@ -78,9 +78,10 @@ def _rows(schema: Schema, path: str) -> Iterator[str]:
 
 
 def reference() -> str:
-    """docs/reference/api.md: every field of every kind, from the definitions."""
-    lines = [f"<!-- {NOTE}. -->", "# Reference of the API", ""]
-    lines += ["Every field with type, default and limits; `kubectl explain dljob.spec --recursive` shows the same."]
+    """Return docs/reference/api.md: every field of every kind, from the CRDs."""
+    lines = [f"<!-- {NOTE}. -->", "# API reference", ""]
+    lines += ["This page is for authors of manifests and tools. It lists every field with type, default and limits;"]
+    lines += ["`kubectl explain dljob.spec --recursive` shows the same."]
     lines += ["[The spec by example](../how-to/spec-by-example.md) shows how to write one.", ""]
     for definition in crd.definitions():
         version = definition["spec"]["versions"][0]
@@ -102,29 +103,29 @@ def reference() -> str:
 
 
 _RBAC_PARTS = {
-    "cluster": ("On the whole cluster", "A ClusterRole, always: nodes and profiles belong to no namespace."),
+    "cluster": ("Cluster-wide", "A ClusterRole, in every installation: nodes and profiles belong to no namespace."),
     "jobs": (
-        "Where its jobs are",
-        "On the whole cluster, or, with `watchNamespaces` or `singleNamespaceInstall`, by a Role in each of them.",
+        "In the namespaces of jobs",
+        "A ClusterRole, or with `watchNamespaces` or `singleNamespaceInstall` a Role in each of these namespaces.",
     ),
-    "self": ("In its own namespace", "A Role in the release's namespace."),
+    "self": ("In the operator's namespace", "A Role in the release's namespace."),
     "trainer": (
-        "What it gives to a job's pods",
-        "A Role per job, bound to the job's own ServiceAccount and limited to the names of two ConfigMaps.",
+        "Granted to the pods of a job",
+        "A Role for each job, bound to the job's own ServiceAccount and limited to two ConfigMaps by name.",
     ),
 }
 
 
 def rbac() -> str:
-    """docs/reference/permissions.md: the operator's rights with the reason for each, from the file of which the chart makes roles."""
+    """Return docs/reference/permissions.md: the operator's permissions with reasons, from the chart's table."""
     table = yaml.safe_load((ROOT / RBAC).read_text())
-    lines = [f"<!-- made by hack/generate from {RBAC}; change that, then run it again. -->", "# Rights", ""]
+    lines = [f"<!-- made by hack/generate from {RBAC}; change that, then run it again. -->", "# Permissions", ""]
     lines += [
-        "What the operator may do, and why. The chart makes its roles of the same table; nothing is a wildcard.",
+        "This page is for cluster administrators. It lists every permission of the operator with its reason. The chart",
+        "creates its roles from the same table, and no rule has a wildcard.",
         "",
-    ]
-    lines += [
-        "What a job owns is removed by Kubernetes' garbage collector (owner references), which takes no right here."
+        "Kubernetes' garbage collector deletes the objects of a deleted job (owner references), so the operator needs no",
+        "permission for that.",
     ]
     for part, (title, text) in _RBAC_PARTS.items():
         lines += ["", f"## {title}", "", text, "", "| API group | Resources | Verbs | Reason |", "|---|---|---|---|"]
@@ -137,12 +138,14 @@ def rbac() -> str:
 
 
 def metrics() -> str:
-    """docs/reference/metrics.md: every metric with its help, from the registries themselves."""
+    """Return docs/reference/metrics.md: every metric with its help, from the registries themselves."""
     lines = [
         "<!-- made by hack/generate from operator/dljob/controller/metrics.py and "
         "trainer-image/dltrain/agent/metrics.py. -->"
     ]
-    lines += ["# Metrics", "", "[Monitoring](../how-to/monitoring.md) says how to scrape them, and what to look at first."]
+    lines += ["# Metrics", ""]
+    lines += ["This page is for operators of clusters. It lists every metric of the operator and of trainer pods."]
+    lines += ["[Monitoring](../how-to/monitoring.md) says how to scrape them and which to watch first."]
     for title, listed in (("The operator", metriclist.operator()), ("Each trainer pod", metriclist.trainer())):
         lines += ["", f"## {title}", "", "| Metric | Type | Meaning |", "|---|---|---|"]
         lines += [f"| `{metric.name}` | {metric.type} | {metric.help} |" for metric in listed]
@@ -150,7 +153,7 @@ def metrics() -> str:
 
 
 def outputs() -> dict[str, str]:
-    """Path from the repository's root → text, for every generated file."""
+    """Return the text of every generated file by its path from the repository's root."""
     files = {
         "docs/reference/api.md": reference(),
         "docs/reference/permissions.md": rbac(),
@@ -165,7 +168,7 @@ def outputs() -> dict[str, str]:
 
 
 def stale() -> list[str]:
-    """Paths and diffs of the files that are not what they should be; also files that nothing generates."""
+    """Return the diffs of stale files, and a line for each file that nothing generates."""
     wanted = outputs()
     found = []
     for path, text in wanted.items():

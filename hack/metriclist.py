@@ -1,4 +1,4 @@
-"""Every metric that the code exports, asked of the real registries. Users: ``generation``, tests/chart."""
+"""List every metric that the code exports, from the real registries."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"),
 
 @dataclass(frozen=True)
 class Exported:
-    """A metric family: its name as it is queried (a counter's ends in _total), and its help."""
+    """A metric family: its name in queries (a counter's ends in _total), its type and its help."""
 
     name: str
     type: str
@@ -25,7 +25,7 @@ class Exported:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """Names that a query may use."""
+        """Return the names that a query may use."""
         stem = self.name.removesuffix("_total") if self.type == "counter" else self.name
         return tuple(stem + suffix for suffix in _SUFFIXES[self.type])
 
@@ -40,7 +40,7 @@ def operator() -> list[Exported]:
 
 
 def trainer() -> list[Exported]:
-    """Of a pod that coordinates a job, before its ranks have said anything."""
+    """Return the metrics of a coordinating pod before its ranks have reported anything."""
     rank = Rank(rank=0, pod="a-0", host="a-0.a", group="cpu", device="cpu", share=1)
     plan = Plan(
         job="a", namespace="a", uid="a", number=1, ranks=(rank,), global_batch=1, steps=1,
@@ -48,6 +48,6 @@ def trainer() -> list[Exported]:
     )  # fmt: skip
     member, ledger = Member("a-0", "a"), Ledger(plan, None)
     member.plan = plan
-    local = LocalRanks.__new__(LocalRanks)  # made in full it would take over this process's children
+    local = LocalRanks.__new__(LocalRanks)  # the constructor would take over this process's children
     local.running, local.last_ranks = {}, {}
     return _listed(TrainerCollector(member, local, lambda: ledger).collect(), "dljob_trainer_")
