@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Chance does not decide what lands: hack/test draws the same examples in every run, hack/test explore draws new ones.
+# Chance does not decide what lands: hack/test draws the same examples in every run, hack/test explore draws new ones
+# and more of them. A counterexample is printed as "Falsifying example"; pin it with @example and mend the code.
+EXPLORE = os.environ.get("DLJOB_HYPOTHESIS") == "explore"
+EXPLORE_FACTOR = 10
 _SLOW = (HealthCheck.too_slow,)  # depends on the machine's load, not on the code
 settings.register_profile("pinned", derandomize=True, deadline=None, database=None, suppress_health_check=_SLOW)
-settings.register_profile(
-    "explore", max_examples=1000, deadline=None, database=None, print_blob=True, suppress_health_check=_SLOW
-)
-settings.load_profile(os.environ.get("DLJOB_HYPOTHESIS", "pinned"))
+settings.register_profile("explore", deadline=None, database=None, print_blob=True, suppress_health_check=_SLOW)
+settings.load_profile("explore" if EXPLORE else "pinned")
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,3 +35,14 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped under hack/test, where nothing may be skipped: {report.longrepr}"
     return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under hack/test explore, give each property test ten times its own number of examples."""
+    for item in items if EXPLORE else ():
+        function = getattr(item, "obj", None)
+        function = getattr(function, "__func__", function)
+        if hasattr(function, "hypothesis"):
+            own = getattr(function, "_hypothesis_internal_use_settings", settings.default)
+            more = settings(own, max_examples=own.max_examples * EXPLORE_FACTOR, deadline=None)
+            function._hypothesis_internal_use_settings = more  # type: ignore[union-attr]
