@@ -1,4 +1,4 @@
-"""dltrain: data-parallel training over MPI in five lines of your own PyTorch script.
+"""dltrain: data-parallel training over MPI with five lines in your own PyTorch script.
 
     t = dltrain.init()
     model, opt = t.wrap(model, opt)
@@ -7,7 +7,7 @@
         loss = loss_function(model(x), y); loss.backward(); opt.step()
 
 The same script runs with plain ``python``, with ``mpirun -n 2``, and in a DLJob (spec.trainer.command). Importing this
-module is light; torch and MPI come with ``init``.
+module is cheap: ``init`` imports torch and starts MPI.
 """
 
 from typing import TYPE_CHECKING
@@ -28,14 +28,16 @@ def init(
     collective: str = "Auto",
     checkpoints: str | None = None,
 ) -> "Trainer":
-    """Join the other ranks of this run; call it once, before the model is made.
+    """Join the other ranks of this run. Call it once, before the script creates its model.
 
-    The arguments are for runs without a manifest; in a DLJob the plan decides instead of them. ``batch``: samples of a
-    step over all ranks. ``seed``: also of torch's, numpy's and Python's generators, so that all ranks make the same
-    model and split data alike. ``collective``: Ring, MPI, Tree, Butterfly, HalvingDoubling or Torch; Auto measures them
-    at the start. ``checkpoints``: a directory to save to and continue from.
+    The arguments apply to runs without a manifest. In a DLJob, the plan overrides them.
 
-    When the script ends, its ranks end together; an exception becomes the reason in the job's status.
+    ``batch``: global batch size, in samples. ``seed``: seeds the data order and the random generators of torch, numpy
+    and Python, so that all ranks create the same model and split the data in the same way. ``collective``: Ring, MPI,
+    Tree, Butterfly, HalvingDoubling or Torch; Auto measures them at the start and uses the fastest. ``checkpoints``: a
+    directory to save checkpoints to and to resume from.
+
+    When the script ends, all its ranks end together. An exception becomes the reason in the job's status.
     """
     from dltrain.train.script import init_script
 

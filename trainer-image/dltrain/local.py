@@ -1,9 +1,11 @@
-"""What a DLJob runs, on this machine: ``python -m dltrain.local``, alone or under ``mpirun -n 2``, without a cluster.
+"""Run the training of a DLJob on this machine, without a cluster: ``python -m dltrain.local``.
+
+``mpirun -n 2 python -m dltrain.local`` runs it with two ranks.
 
     python -m dltrain.local --model gpt-mini --dataset python-source      a built-in model
-    python -m dltrain.local train.py --augment                            a script for torchrun, as it is
+    python -m dltrain.local train.py --augment                            an unchanged script for torchrun
 
-Scripts with ``dltrain.init`` need nothing in front of them.
+Scripts that call ``dltrain.init`` do not need this command.
 """
 
 import argparse
@@ -17,26 +19,28 @@ from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT
 
 MASTER_PORT = 29500
-"""torchrun's own choice."""
+"""The default of torchrun."""
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code once a script has ended; with a built-in model the process ends here."""
-    parser = argparse.ArgumentParser(prog="python -m dltrain.local", description="A DLJob's training, without cluster.")
-    parser.add_argument("script", nargs="?", help="a Python script that torchrun could run")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    parser.add_argument("--model", help="a built-in model, as spec.model.name")
+    """Run the script and return its exit code. With a built-in model, exit the process instead of returning."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dltrain.local", description="Run the training of a DLJob without a cluster."
+    )
+    parser.add_argument("script", nargs="?", help="a Python script written for torchrun")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+    parser.add_argument("--model", help="a built-in model, as in spec.model.name")
     parser.add_argument("--dataset", default=None, help="a built-in dataset, or a path; default: digits")
-    parser.add_argument("--batch", type=int, default=64, help="samples of a step over all ranks; default: 64")
-    parser.add_argument("--epochs", type=int, default=10, help="default: 10")
+    parser.add_argument("--batch", type=int, default=64, help="global batch size; default: 64")
+    parser.add_argument("--epochs", type=int, default=10, help="passes over the dataset; default: 10")
     parser.add_argument("--optimizer", choices=("SGD", "Adam", "AdamW"), default="SGD", help="default: SGD")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="default: 0.05")
-    parser.add_argument("--collective", default="Auto", help="as spec.collective; default: Auto, the fastest measured")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoints", help="a folder to save to, and to continue from")
+    parser.add_argument("--collective", default="Auto", help="as spec.collective; default: Auto, the fastest")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--checkpoints", help="a folder to save checkpoints to and to resume from")
     given = parser.parse_args(arguments)
     if (given.script is None) == (given.model is None):
-        parser.error("found both or neither of --model and a script, expected one of them")
+        parser.error("found both or neither of --model and a script, expected exactly one of them")
     if given.script is None:
         _built_in(given)
     try:
@@ -76,9 +80,9 @@ def _built_in(given: argparse.Namespace) -> NoReturn:
 
 
 def torchrun_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """What torchrun tells a script, from what mpirun tells its ranks; what is set already stays.
+    """Return the environment variables of torchrun, derived from those of mpirun. Values in ``env`` take precedence.
 
-    Raises BadInputError when mpirun spans machines and nobody says where rank 0 listens.
+    Raise BadInputError if mpirun spans several machines and ``MASTER_ADDR``, the address of rank 0, is not set.
     """
     size, here = env.get("OMPI_COMM_WORLD_SIZE", "1"), env.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
     if size != here and "MASTER_ADDR" not in env:

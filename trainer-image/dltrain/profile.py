@@ -1,7 +1,8 @@
-"""What a PyTorch model costs, without running it: ``python -m dltrain.profile MODULE:FACTORY --input SHAPE``.
+"""Count the operations and memory of a PyTorch model: ``python -m dltrain.profile MODULE:FACTORY --input SHAPE``.
 
-Prints ``spec.model.hints`` for a model of your own. The model is built and run forward and backward on PyTorch's meta
-device, where tensors have shapes and no values: GPT-2 XL takes seconds and no memory. Nothing is trained.
+The command prints ``spec.model.hints`` for a custom model. It builds the model and runs one forward and backward pass
+on PyTorch's meta device, where tensors have shapes but no values. GPT-2 XL takes seconds and no memory. Nothing is
+trained.
 """
 
 import argparse
@@ -19,19 +20,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 BATCHES = (2, 4)
-"""Two, so that what does not depend on the batch drops out of the difference; none of 1, which batch norms refuse."""
+"""Two batch sizes: their difference cancels costs that do not depend on the batch. Batch normalization rejects 1."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """One tensor that the model takes: ``shape`` of one sample."""
+    """One input tensor of the model. ``shape``: of one sample, without the batch dimension."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
 
     @classmethod
     def parse(cls, text: str) -> "Input":
-        """``3,224,224`` or ``512:int64``. Raises ValueError when it is neither."""
+        """Parse text such as ``3,224,224`` or ``512:int64``. Raise ValueError if it has another form."""
         sizes, _, name = text.partition(":")
         dtype = getattr(torch, name or "float32", None)
         if not isinstance(dtype, torch.dtype):
@@ -51,30 +52,31 @@ class Input:
 
 @dataclass(frozen=True)
 class Profile:
-    """Costs of one sample, but for ``parameters`` (trainable ones)."""
+    """The costs of one sample, and the number of trainable ``parameters`` of the model."""
 
     parameters: int
     forward_FLOPs: float
     backward_FLOPs: float
     activation_nbytes: float
-    """Kept for the backward pass, the sample itself included; each storage once."""
+    """Saved for the backward pass, including the sample itself. Each storage counts once."""
     sample_nbytes: int
 
     def hints(self) -> str:
-        """As a part of a DLJob's manifest."""
+        """Return the hints as YAML for a DLJob's manifest."""
         return (
             f"model:\n  hints:\n    parameters: {self.parameters}\n"
             f"    flopsPerSample: {self.forward_FLOPs + self.backward_FLOPs:.0f}"
             f"  # forward {self.forward_FLOPs:.4g}, backward {self.backward_FLOPs:.4g}\n"
             f"    activationBytesPerSample: {self.activation_nbytes:.0f}\n"
-            f"# dataset.sampleBytes: {self.sample_nbytes} if samples are stored as the model takes them\n"
+            f"# dataset.sampleBytes: {self.sample_nbytes} if samples are stored like the model's input\n"
         )
 
 
 class _Fused(TorchFunctionMode):
-    """Attention by a fused kernel, as GPUs do it, which keeps no scores; the meta device takes the plain formula.
+    """Replace attention by the fused kernel of GPUs, which does not save the scores.
 
-    With a mask it does: then what is kept is more than a GPU would keep.
+    On the meta device, PyTorch would use the unfused formula. With a mask it still does, so the result then counts
+    more activation bytes than a GPU would save.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,7 +98,7 @@ class _Fused(TorchFunctionMode):
 
 
 def _differentiable(output: Any) -> list[Tensor]:
-    """The real tensors in what a model returned, in tuples, mappings and the like, that have a gradient."""
+    """Return the tensors in a model's output that require a gradient. Search nested lists, tuples and dictionaries."""
     if isinstance(output, Tensor):
         return [output] if output.requires_grad else []
     if isinstance(output, dict):
@@ -107,52 +109,52 @@ def _differentiable(output: Any) -> list[Tensor]:
 
 
 def _pass(model: nn.Module, inputs: Sequence[Input], batch: int) -> tuple[float, float, float]:
-    """Forward operations, backward operations and bytes kept of one forward and backward pass."""
+    """Run one forward and backward pass. Return (forward FLOPs, backward FLOPs, bytes saved for backward)."""
     samples = [torch.empty((batch, *i.shape), dtype=i.dtype, device="meta") for i in inputs]
     own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
-    kept: dict[int, Any] = {}
+    saved: dict[int, Any] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            kept[storage._cdata] = storage  # held, so that its address is not another's
+            saved[storage._cdata] = storage  # A reference keeps the address from being reused.
         return tensor
 
-    with FlopCounterMode(display=False) as forward, saved_tensors_hooks(keep, lambda tensor: tensor), _Fused():
+    with FlopCounterMode(display=False) as forward, saved_tensors_hooks(save, lambda tensor: tensor), _Fused():
         outputs = _differentiable(model(*samples))
     if not outputs:
-        raise ValueError("found no output with a gradient, expected a tensor or several: return logits or the loss")
+        raise ValueError("found no output with a gradient, expected at least one tensor. Return the logits or the loss")
     with FlopCounterMode(display=False) as backward:
         torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
-    nbytes = sum(storage.nbytes() for storage in kept.values())
+    nbytes = sum(storage.nbytes() for storage in saved.values())
     return forward.get_total_flops(), backward.get_total_flops(), nbytes
 
 
 def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
-    """What ``model`` (on any device; it ends on the meta device) costs on samples of ``inputs``, in training mode.
+    """Return the costs of ``model`` in training mode on samples of ``inputs``. Moves the model to the meta device.
 
-    Operations are those of matrix products, convolutions and attention, a multiply-add as two. Raises ValueError when
-    the model does not take such inputs, returns nothing with a gradient, has no trainable parameter, or does what
-    needs values.
+    FLOPs are those of matrix products, convolutions and attention; a multiply-add counts as two. Raise ValueError if
+    the model fails on such inputs, returns no tensor with a gradient, has no trainable parameter, or computes
+    something that depends on tensor values.
     """
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not parameters:
-        raise ValueError("found no trainable parameter, expected some: there is nothing to train")
+        raise ValueError("found no trainable parameter, expected at least one: there is nothing to train")
     model = model.to("meta").train()
     try:
-        with torch.device("meta"):  # for what forward() makes
+        with torch.device("meta"):  # for tensors that forward() creates
             low, high = (_pass(model, inputs, batch) for batch in BATCHES)
     except (RuntimeError, TypeError, LookupError, AttributeError, AssertionError) as error:
         if isinstance(error, NotImplementedError) or "meta tensors" in str(error):
             raise ValueError(
-                f"the model does what needs values, which the meta device has not ({_line(error)}): take that out of "
-                "forward(), or write as hints its parameters and 6 x parameters operations"
+                f"the model needs tensor values, which the meta device does not have ({_line(error)}). Remove that "
+                "from forward(), or write the hints by hand: the number of parameters, and 6 x parameters as FLOPs"
             ) from error
         shapes = ", ".join(f"(batch, {', '.join(map(str, i.shape))}) of {i.dtype}" for i in inputs)
-        raise ValueError(f"the model fails on {shapes}: {_line(error)}; give each of its inputs by --input") from error
+        raise ValueError(f"the model fails on {shapes}: {_line(error)}. Give --input for each input") from error
     samples = BATCHES[1] - BATCHES[0]
-    forward, backward, kept = ((b - a) / samples for a, b in zip(low, high, strict=True))
-    return Profile(parameters, forward, backward, kept, sum(i.nbytes for i in inputs))
+    forward, backward, saved = ((b - a) / samples for a, b in zip(low, high, strict=True))
+    return Profile(parameters, forward, backward, saved, sum(i.nbytes for i in inputs))
 
 
 def _line(error: BaseException) -> str:
@@ -160,14 +162,14 @@ def _line(error: BaseException) -> str:
 
 
 def load(name: str) -> nn.Module:
-    """What the factory ``MODULE:FUNCTION`` makes, on the meta device. Raises ValueError when it makes no model."""
+    """Return the model that the factory ``MODULE:FUNCTION`` creates. Raise ValueError if it does not create one."""
     module, colon, function = name.partition(":")
     if not (module and colon and function):
         raise ValueError(f"found {name!r}, expected MODULE:FACTORY, such as train:make_model")
     try:
         factory = resolve_name(name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import {name}: {_line(error)}; run it where `import {module}` works") from error
+        raise ValueError(f"cannot import {name}: {_line(error)}. Run it where `import {module}` works") from error
     if isinstance(factory, nn.Module):
         return factory
     if not callable(factory):
@@ -185,8 +187,8 @@ def load(name: str) -> nn.Module:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dltrain.profile",
-        description="Print spec.model.hints for a PyTorch model: parameters, operations and activation bytes of one "
-        "sample, found on the meta device, without data, GPU or training.",
+        description="Print spec.model.hints for a PyTorch model: parameters, FLOPs and activation bytes of one "
+        "sample, counted on the meta device, without data, GPU or training.",
         epilog="Example: python -m dltrain.profile train:make_model --input 3,224,224",
     )
     parser.add_argument("model", metavar="MODULE:FACTORY", help="a function without arguments that returns the model")

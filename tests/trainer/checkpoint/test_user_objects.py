@@ -153,4 +153,4 @@ def test_a_script_and_its_scaler_resume_to_the_bit(ranks: int, tmp_path: Path) -
 @pytest.mark.mpi
 def test_a_killed_rank_leaves_what_is_kept_as_in_one_process(tmp_path: Path) -> None:
     ended = run(command(3, BODIES / "user_objects.py", "3", tmp_path, "kill", ulfm=True))
-    assert "ranks (0, 2) go on from step 13" in ended.output and "killed: off by" in ended.output, ended.output
+    assert "ranks (0, 2) continue from step 13" in ended.output and "killed: off by" in ended.output, ended.output

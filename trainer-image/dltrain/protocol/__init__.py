@@ -1,1 +1,1 @@
-"""What ranks and agents say to each other, the layout of the volume, and how a run ends early."""
+"""The messages between ranks and agents, the layout of the volume, and the errors that end a run."""

@@ -1,8 +1,8 @@
-"""What the coordinator and the members of a job say to each other: JSON lines over mTLS.
+"""Messages between the coordinator and the members of a job: JSON lines over mutual TLS.
 
-The coordinator (the agent of the plan's first pod, as a rule) connects to every pod of the plan, its own too. A member
-greets with ``Welcome`` and obeys the holder of the highest term; all about a run of the ranks carries the ``world``
-it belongs to, so that news of an ended world cannot be taken for news of the present one.
+The coordinator is usually the agent of the plan's first pod. It connects to every pod of the plan, including its own.
+A member sends ``Welcome`` first and obeys the coordinator with the highest term. Messages about ranks carry ``world``,
+the name of their attempt, so that messages of an earlier attempt are ignored.
 """
 
 import asyncio
@@ -16,15 +16,16 @@ from dltrain.protocol.rank_messages import News
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0
-"""A side that hears nothing for so long gives the other one up."""
+"""A side that receives nothing for this time treats the connection as lost."""
 MAX_LINE = 4 * 2**20
-"""A plan of some thousand ranks fits."""
+"""Enough for a plan with several thousand ranks."""
 
 
 class Welcome(Record):
-    """Member, first of all: who it is, the highest term it has seen (0: none) and whose (a coordinator's boot).
+    """The first message of a member.
 
-    ``led``: whether that coordinator is connected to it.
+    ``term``: the highest term it has seen (0: none). ``obeys``: the ``boot`` of the coordinator with that term.
+    ``led``: True if that coordinator is connected to the member.
     """
 
     type: Literal["welcome"] = "welcome"
@@ -35,7 +36,7 @@ class Welcome(Record):
 
 
 class Assign(Record):
-    """Coordinator: the plan from now on; ``boot`` tells its incarnations apart. Answered by Assigned or Refused."""
+    """The coordinator sends the plan. Answered by Assigned or Refused. ``boot``: unique per coordinator."""
 
     type: Literal["assign"] = "assign"
     coordinator: str
@@ -57,10 +58,10 @@ class Refused(Record):
 
 
 class Prepare(Record):
-    """Coordinator: a new world begins; end what is left of any other. Answered by Prepared.
+    """The coordinator starts an attempt. Members end the processes of earlier attempts and answer Prepared.
 
-    ``pods``: those of the plan that it is made of, where others are lost; empty: all. ``faults`` of the run before it,
-    and the time that it had trained: by them ranks choose the interval of their checkpoints.
+    ``pods``: the pods of the plan that take part; empty: all. ``faults``, ``trained_s``: the faults of the run and its
+    training time so far, from which ranks choose the checkpoint interval.
     """
 
     type: Literal["prepare"] = "prepare"
@@ -76,7 +77,7 @@ class Prepared(Record):
 
 
 class StartDaemon(Record):
-    """Coordinator: run Open MPI's daemon with these arguments."""
+    """The coordinator asks for the Open MPI daemon with these arguments."""
 
     type: Literal["start_daemon"] = "start_daemon"
     world: str
@@ -91,24 +92,24 @@ class DaemonEnded(Record):
 
 
 class StartRanks(Record):
-    """Coordinator: start this pod's ranks directly, without MPI."""
+    """The coordinator asks a member to start the ranks of its pod directly, without MPI."""
 
     type: Literal["start_ranks"] = "start_ranks"
     world: str
 
 
 class StopRanks(Record):
-    """Coordinator: ranks checkpoint at the next step boundary and end."""
+    """The coordinator asks all ranks to checkpoint at the next step boundary and to exit."""
 
     type: Literal["stop_ranks"] = "stop_ranks"
     world: str
     grace_s: float
     progressed: bool = False
-    """Whether any rank has told of a step since the launch: then each of them is needed for the checkpoint."""
+    """True if any rank has reported a step in this attempt. Then the checkpoint needs every rank."""
 
 
 class EndWorld(Record):
-    """Coordinator: kill whatever runs of this world. Answered by Prepared's counterpart, WorldEnded."""
+    """The coordinator asks a member to kill the processes of this attempt. The member answers WorldEnded."""
 
     type: Literal["end_world"] = "end_world"
     world: str
@@ -120,7 +121,7 @@ class WorldEnded(Record):
 
 
 class PhaseNow(Record):
-    """Coordinator: the job's phase, for readiness and metrics."""
+    """The coordinator sends the job's phase, for readiness and metrics."""
 
     type: Literal["phase_now"] = "phase_now"
     phase: RunPhase
@@ -140,7 +141,7 @@ class RankNews(Record):
 
 
 class RankStopped(Record):
-    """Its process has stood still for so long: stopped by a signal, whatever it was doing, so that it cannot say so."""
+    """A signal such as SIGSTOP has stopped the process of a rank for ``stopped_s``."""
 
     type: Literal["rank_stopped"] = "rank_stopped"
     world: str
@@ -149,7 +150,7 @@ class RankStopped(Record):
 
 
 class Explain(Record):
-    """Coordinator: a rank hangs; let every rank of this pod write down where it is. Answered by RankLogs."""
+    """The coordinator asks for the stacks of all ranks because one hangs. Answered by a RankLog per rank."""
 
     type: Literal["explain"] = "explain"
     world: str
@@ -165,7 +166,7 @@ class RankLog(Record):
 
 
 class RankEnded(Record):
-    """Member: a rank's process is gone; exactly one of exit code and signal is set."""
+    """A member reports that a rank's process ended. Exactly one of ``exit_code`` and ``signal`` is set."""
 
     type: Literal["rank_ended"] = "rank_ended"
     world: str
@@ -177,7 +178,7 @@ class RankEnded(Record):
 
 
 class Leaving(Record):
-    """Member: this pod was told to stop."""
+    """A member reports that its pod received SIGTERM."""
 
     type: Literal["leaving"] = "leaving"
 
@@ -196,29 +197,29 @@ _adapter: TypeAdapter[Line] = TypeAdapter(Line)
 
 
 class Channel:
-    """One connection between two agents. A context manager; ``receive`` gives None when it is over or silent."""
+    """One connection between two agents. ``receive`` returns None once it is closed or silent for too long."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self.why = "the connection ended"
-        """Once ``receive`` gave None: how it ended."""
+        """The cause of the end, once ``receive`` has returned None."""
         self._beating = asyncio.create_task(self._beat())
 
     def send(self, line: Line) -> None:
-        """Queue a line; nothing happens on a connection that is over (``receive`` tells)."""
+        """Queue a line. Do nothing if the connection has ended; ``receive`` reports the end."""
         if not self._writer.is_closing():
             self._writer.write(line.model_dump_json().encode() + b"\n")
 
     async def receive(self) -> Line | None:
-        """The next line that is not a heartbeat. Raises ValueError on one that is not of the protocol."""
+        """Return the next line that is not a heartbeat. Raise ValueError if a line is not of this protocol."""
         while True:
             try:
                 async with asyncio.timeout(SILENCE_S):
                     text = await self._reader.readline()
             except TimeoutError:
                 self.why = f"silent for {SILENCE_S:.0f} s"
-                self._writer.transport.abort()  # nobody is there to close it with
+                self._writer.transport.abort()  # The peer is silent, so a regular close could block.
                 return None
             except OSError as error:
                 self.why = str(error)
@@ -230,7 +231,7 @@ class Channel:
                 return line
 
     async def flush(self) -> None:
-        """Wait until what was sent has left, at most ``SILENCE_S``."""
+        """Wait until the queued lines were sent, at most ``SILENCE_S``."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(SILENCE_S):
                 await self._writer.drain()

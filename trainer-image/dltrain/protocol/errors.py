@@ -1,4 +1,4 @@
-"""How a run ends early: the exceptions, and what each says to the agent and to the shell."""
+"""The exceptions that end a run, with the failure reason and the exit code of each."""
 
 import re
 import traceback
@@ -15,47 +15,48 @@ from dltrain.protocol.rank_messages import (
 
 
 class PeerLostError(RuntimeError):
-    """A rank died or was cut off; the operation did not finish anywhere that matters.
+    """A rank died or was disconnected, so a collective operation failed.
 
-    Buffers hold garbage afterwards; parameters do not, since a step commits only after its collective.
+    Communication buffers are invalid afterwards. Parameters stay valid, because a step updates them only after its
+    collective has succeeded.
     """
 
 
 class FencedError(PeerLostError):
-    """A run under a higher term has begun: this one may not commit anything more."""
+    """A run with a higher term has started, so this run must not write anything more."""
 
 
 class BadInputError(ValueError):
-    """The job as written cannot succeed; names the field of the DLJob, what it holds and what to do."""
+    """The job cannot succeed as written. The message names the field, the value found, the expectation and a remedy."""
 
     def __init__(self, field: str, found: str, expected: str, remedy: str) -> None:
         super().__init__(f"{field}: found {found}, expected {expected}: {remedy}")
 
 
 class MisuseError(ValueError):
-    """A script calls what dltrain gives it in a way that cannot work, whenever it is tried again."""
+    """A script uses the dltrain API incorrectly. A restart would fail in the same way."""
 
 
 class CheckpointError(OSError):
-    """The volume did not take a checkpoint: full, gone, or read-only by now."""
+    """Writing a checkpoint failed: the volume is full, missing or read-only."""
 
     def __init__(self, directory: object, error: OSError) -> None:
         super().__init__(
-            f"spec.checkpoint.volume: found {directory}: {error.strerror or error}, expected room for one checkpoint "
-            "more than checkpoint.keep: enlarge the volume, or keep fewer; what was saved before is untouched"
+            f"spec.checkpoint.volume: found {directory}: {error.strerror or error}, expected room for one more "
+            "checkpoint than checkpoint.keep: enlarge the volume or lower checkpoint.keep; saved checkpoints are intact"
         )
 
 
 class SampleError(RuntimeError):
-    """The user's dataset or collate_fn failed; says for which sample. Its cause is what they raised."""
+    """The user's dataset or collate_fn failed. The message names the sample; ``__cause__`` is its exception."""
 
 
 class DeviceMissingError(RuntimeError):
-    """Some ranks have the GPU that they were promised, and others have not."""
+    """Some ranks found their planned GPU and others did not."""
 
 
 class WorkerLostError(RuntimeError):
-    """A process that makes batches ended."""
+    """A data-loading worker process ended unexpectedly."""
 
 
 class DivergedError(ArithmeticError):
@@ -63,7 +64,7 @@ class DivergedError(ArithmeticError):
 
 
 class ParametersDivergedError(ArithmeticError):
-    """Ranks hold different parameters, which they must not."""
+    """Ranks that must hold equal parameters hold different ones."""
 
 
 _REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
@@ -79,7 +80,7 @@ _REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
 )
 
 
-_KNOWN = (
+_SELF_EXPLANATORY = (
     BadInputError,
     CheckpointError,
     DeviceMissingError,
@@ -88,8 +89,8 @@ _KNOWN = (
     ParametersDivergedError,
     PeerLostError,
 )
-"""Say all that there is to say, without a traceback."""
-_REASONS_BY_WORDS: tuple[tuple[re.Pattern[str], str], ...] = (
+"""Their messages are sufficient without a traceback."""
+_REASONS_BY_MESSAGE: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(
             r"uncorrectable (ECC|NVLink)|hardware stack error|hardware error|fallen off the bus|(GPU|device) is lost"
@@ -99,29 +100,30 @@ _REASONS_BY_WORDS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory"), "OutOfMemory"),
 )
-"""Of a RuntimeError, for which torch mostly has no better class: CUDA's words (of cudaGetErrorString) where the device
-is to blame and no program; and those of torch, NCCL, cuBLAS and cuDNN where a device's or the machine's memory ends."""
+"""Reasons by the message of a RuntimeError, because torch has no specific class for most errors. First: messages of
+CUDA (cudaGetErrorString) that indicate a hardware fault. Second: messages of torch, NCCL, cuBLAS and cuDNN when the
+memory of the device or the machine is exhausted."""
 _OURS = str(Path(__file__).parents[1])
 
 
 def _line(error: BaseException) -> str:
-    """The line of the script that called dltrain: ``train.py, line 12: ``."""
+    """Return the place in the script that called dltrain, such as ``train.py, line 12: ``."""
     script = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_OURS, "<"))]
     return f"{Path(script[-1].filename).name}, line {script[-1].lineno}: " if script else ""
 
 
 def failure(error: BaseException, rank: int, host: str) -> Failure:
-    """What to tell the agent of an exception that ends this rank; ``exit_code`` is the code to exit with."""
+    """Return the failure to report for an exception that ends this rank. Exit with its ``exit_code``."""
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
     if reason == reasons.TRAINING_ERROR and isinstance(error, RuntimeError):
-        reason = next((better for words, better in _REASONS_BY_WORDS if words.search(str(error))), reason)
+        reason = next((better for pattern, better in _REASONS_BY_MESSAGE if pattern.search(str(error))), reason)
     last = traceback.format_exception_only(error)[-1].strip()
-    known = isinstance(error, _KNOWN)
-    tail = "" if known else "".join(traceback.format_exception(error))[-MAX_LOG_TAIL:]
+    self_explanatory = isinstance(error, _SELF_EXPLANATORY)
+    tail = "" if self_explanatory else "".join(traceback.format_exception(error))[-MAX_LOG_TAIL:]
     where = _line(error) if isinstance(error, MisuseError) else ""
     return Failure(
         reason=reason,
-        message=(f"{where}{error}" if known else last)[:8192],
+        message=(f"{where}{error}" if self_explanatory else last)[:8192],
         rank=rank,
         host=host,
         exit_code=code,

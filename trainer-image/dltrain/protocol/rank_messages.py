@@ -1,8 +1,8 @@
-"""What ranks and their pod's agent say to each other: JSON lines over a Unix socket.
+"""Messages between the ranks and the agent of one pod: JSON lines over a Unix socket.
 
-The agent listens at ``$DLTRAIN_SOCKET`` and has written the plan to ``$DLTRAIN_PLAN``. A rank connects as soon
-as its interpreter runs, says ``Hello`` and then news as they come; silence beyond the step deadline means
-that it hangs.
+The agent listens at ``$DLTRAIN_SOCKET`` and writes the plan to ``$DLTRAIN_PLAN``. A rank connects when its
+interpreter starts, sends ``Hello``, and then progress updates. A rank that sends nothing until its deadline is treated
+as hung.
 """
 
 import signal
@@ -16,35 +16,35 @@ from dlcontract import CheckpointMark, Failure, Noise, Outcome, ProbePoint, Rank
 SOCKET_ENV = "DLTRAIN_SOCKET"
 PLAN_ENV = "DLTRAIN_PLAN"
 MEMORY_ENV = "DLTRAIN_MEMORY"
-"""A folder of the pod, for training state that a relaunch starts from."""
+"""A directory of the pod for the training state that a restart resumes from."""
 
 WHERE = signal.SIGUSR2
-"""Agent to a rank that hangs: write down where each thread is."""
+"""The signal that an agent sends to a hung rank. The rank writes the stack of each thread to its log."""
 
 EXIT_OK = 0
 EXIT_USER_ERROR = 1
-"""Exception in training code."""
+"""The training code raised an exception."""
 EXIT_NOT_FETCHED = 74
-"""The dataset could not be fetched for now: network, server or a full disk; the kubelet tries again."""
+"""The dataset could not be fetched because of the network, the server or a full disk. The kubelet retries."""
 EXIT_PEER_LOST = 75
-"""Another rank died; relaunch."""
+"""Another rank died. Restart."""
 EXIT_DIVERGED = 76
-"""Loss is NaN or infinite."""
+"""The loss is NaN or infinite."""
 EXIT_PARAMETERS_DIVERGED = 77
-"""Ranks hold different parameters; relaunch from the last checkpoint, whose parameters all of them held."""
+"""Ranks hold different parameters. Restart from the last checkpoint, which was written when they agreed."""
 EXIT_STOPPED = 143
-"""Asked to stop; the last checkpoint is durable."""
+"""The rank was asked to stop, and its last checkpoint is durable."""
 
 
 class Hello(Record):
     type: Literal["hello"] = "hello"
     rank: Annotated[int, Field(ge=0)]
     pid: int
-    device: Annotated[str, Field(description="The real device found, in the plan's words where it matches.")] = ""
+    device: Annotated[str, Field(description="The device found, with the plan's name if it matches.")] = ""
 
 
 class Mark(Record):
-    """A point of the start was reached."""
+    """A rank reached a milestone of its start."""
 
     type: Literal["mark"] = "mark"
     rank: int
@@ -61,16 +61,16 @@ class Probed(Record):
 
 
 class Summing(Record):
-    """How buffers of one size are summed: those of ``nbytes`` and more, up to the next one's."""
+    """The all-reduce algorithm for buffers of at least ``nbytes``, up to the next entry's ``nbytes``."""
 
     nbytes: Annotated[int, Field(ge=0)]
     strategy: str
-    segment_nbytes: Annotated[int, Field(ge=0, description="0: not cut.")] = 0
+    segment_nbytes: Annotated[int, Field(ge=0, description="0: not segmented.")] = 0
     bandwidth_Bps: Annotated[float, Field(ge=0, description="Bytes of the buffer per second.")] = 0.0
 
 
 class Chosen(Record):
-    """Strategies were measured at the start, and these are the fastest."""
+    """The all-reduce algorithms that were fastest in the measurement at the start."""
 
     type: Literal["chosen"] = "chosen"
     rank: int
@@ -78,14 +78,14 @@ class Chosen(Record):
 
 
 class Energy(Record):
-    """What a rank's device has used since the rank began."""
+    """The energy that a rank's device has used since the rank started."""
 
     joules: Annotated[float, Field(ge=0)]
     source: Literal["NVML", "RAPL"]
 
 
 class Step(Record):
-    """After a step, at most a few a second: where this rank is. Rank 0's is the job's."""
+    """A rank's progress update after a step, at most a few per second. That of rank 0 represents the job."""
 
     type: Literal["step"] = "step"
     rank: int
@@ -96,22 +96,20 @@ class Step(Record):
     learning_rate: float | None = None
     gradient_norm: float | None = None
     step_s: float
-    typical_s: Annotated[float | None, Field(ge=0, description="Median, where step_s is the mean.")] = None
+    typical_s: Annotated[float | None, Field(ge=0, description="Median of the step time; step_s is the mean.")] = None
     samples_per_s: float
     world_size: int
     measure: RankMeasure
-    gradient_nbytes: Annotated[int, Field(ge=0, description="Summed over ranks in each step; 0: not told.")] = 0
-    staleness: Annotated[float | None, Field(description="Mean of the last updates'; None in lockstep.")] = None
-    ahead: Annotated[float | None, Field(description="Steps done more than the slowest worker; None in lockstep.")] = (
-        None
-    )
+    gradient_nbytes: Annotated[int, Field(ge=0, description="Reduced over ranks in each step; 0: unknown.")] = 0
+    staleness: Annotated[float | None, Field(description="Mean of the last updates; None: synchronous.")] = None
+    ahead: Annotated[float | None, Field(description="Steps ahead of the slowest worker; None: synchronous.")] = None
     noise: Noise | None = None
     loss_scale: Annotated[float | None, Field(description="Of the script's GradScaler; None: it has none.")] = None
-    skipped_updates: Annotated[int | None, Field(ge=0, description="By the GradScaler, in the run so far.")] = None
-    energy: Annotated[Energy | None, Field(description="None: no counter can be read, or another rank reads it.")] = (
+    skipped_updates: Annotated[int | None, Field(ge=0, description="Skipped by the GradScaler in this run.")] = None
+    energy: Annotated[Energy | None, Field(description="None: no counter is readable, or another rank reads it.")] = (
         None
     )
-    gpu_memory_nbytes: Annotated[int | None, Field(description="The most that tensors took; None on a CPU.")] = None
+    gpu_memory_nbytes: Annotated[int | None, Field(description="Peak memory of tensors; None on a CPU.")] = None
 
 
 class Evaluated(Record):
@@ -123,7 +121,7 @@ class Evaluated(Record):
 
 
 class Compared(Record):
-    """Parameters were compared over all ranks, after this step."""
+    """The result of comparing the parameters of all ranks after this step."""
 
     type: Literal["compared"] = "compared"
     rank: int
@@ -137,12 +135,12 @@ class Checkpointed(Record):
     mark: CheckpointMark
     duration_s: float
     nbytes: int
-    cost_s: Annotated[float, Field(ge=0, description="Of training: standing still, and the writer's CPU time.")] = 0.0
-    interval_s: Annotated[float | None, Field(description="Until the next one, if the run lasts so long.")] = None
+    cost_s: Annotated[float, Field(ge=0, description="Training time lost: pause plus writer's CPU time.")] = 0.0
+    interval_s: Annotated[float | None, Field(description="Time until the next checkpoint.")] = None
 
 
 class Resharded(Record):
-    """Shares were changed within the plan's bounds, from this step on."""
+    """Local batch sizes were changed within the plan's bounds, from this step on."""
 
     type: Literal["resharded"] = "resharded"
     rank: int
@@ -152,19 +150,19 @@ class Resharded(Record):
 
 
 class Shrunk(Record):
-    """Ranks died and the others went on without them: ``alive`` (numbers of the plan) are left, at this step."""
+    """The process group shrank at this step because ranks died. ``alive``: those left, numbered as in the plan."""
 
     type: Literal["shrunk"] = "shrunk"
     rank: int
     step: int
     alive: Annotated[tuple[int, ...], Field(min_length=1)]
-    shrink_s: Annotated[float, Field(ge=0, description="From noticing the loss to being ready to go on.")]
+    shrink_s: Annotated[float, Field(ge=0, description="From detecting the loss to being ready to continue.")]
 
 
 class Busy(Record):
-    """Before something that takes longer than a step (an evaluation, a large checkpoint): no news for so long is fine.
+    """A rank announces work that takes longer than a step, such as an evaluation. It may be silent for ``limit_s``.
 
-    Without it, silence of max(5 s, 10 median steps) after the first step means that the rank hangs.
+    Without this message, a rank that is silent for max(5 s, 10 median steps) after its first step is treated as hung.
     """
 
     type: Literal["busy"] = "busy"
@@ -186,7 +184,7 @@ class Finished(Record):
 
 
 class Stop(Record):
-    """Agent to rank: checkpoint at the next step boundary and exit with EXIT_STOPPED."""
+    """The agent asks a rank to checkpoint at the next step boundary and to exit with EXIT_STOPPED."""
 
     type: Literal["stop"] = "stop"
     grace_s: float

@@ -1,6 +1,6 @@
-"""News of a rank to its pod's agent, and the agent's wish to stop.
+"""The connection of a rank to its agent: progress updates to the agent, stop requests to the rank.
 
-Without an agent (a laptop) rank 0's news become lines on standard error.
+Without an agent, such as on a laptop, the updates of rank 0 become lines on standard error.
 """
 
 import faulthandler
@@ -37,10 +37,10 @@ from dltrain.protocol.rank_messages import (
 
 
 class RankReporter:
-    """The connection to the agent, if there is one. ``stop``: set once this rank was asked to stop."""
+    """The connection to the agent, if there is one. ``stop`` is set once this rank was asked to stop."""
 
     def __init__(self, path: str | None) -> None:
-        """``path``: the agent's socket. Raises OSError when it is given and nobody listens."""
+        """Connect to the agent's socket at ``path``, if given. Raise OSError if no agent listens there."""
         self.stop = threading.Event()
         self.rank = 0
         self._socket: socket.socket | None = None
@@ -52,7 +52,7 @@ class RankReporter:
 
     @classmethod
     def open(cls) -> "RankReporter":
-        """By the environment. SIGTERM becomes the wish to stop; an agent may ask where a rank is that hangs."""
+        """Connect as the environment says. SIGTERM sets ``stop``; the signal ``WHERE`` writes the stacks to the log."""
         reporter = cls(os.environ.get(SOCKET_ENV))
         if reporter._socket is not None and signal.getsignal(WHERE) == signal.SIG_DFL:
             faulthandler.register(WHERE)
@@ -61,12 +61,12 @@ class RankReporter:
         return reporter
 
     @property
-    def heard(self) -> bool:
-        """Whether an agent listens."""
+    def connected(self) -> bool:
+        """True if an agent is connected."""
         return self._socket is not None
 
     def send(self, news: News) -> None:
-        """Tell the agent. A lost agent is no reason to stop training: the pod's end will tell."""
+        """Send an update to the agent. Ignore a lost connection, because training can continue without the agent."""
         if self._socket is None:
             if self.rank == 0 and (line := describe(news)):
                 print(line, file=sys.stderr, flush=True)  # noqa: T201
@@ -102,7 +102,7 @@ class RankReporter:
 
 
 def describe(news: News) -> str:
-    """A line for people; empty for what only an agent needs."""
+    """Return a line for people, or an empty string if only an agent needs the update."""
     match news:
         case Step():
             loss = f" loss {news.loss:.4f}" if news.loss is not None else ""
@@ -116,9 +116,9 @@ def describe(news: News) -> str:
         case Resharded():
             return f"dltrain: shares {news.shares} from step {news.step}: {news.reason}"
         case Shrunk():
-            return f"dltrain: ranks {news.alive} go on from step {news.step} after {1e3 * news.shrink_s:.0f} ms"
+            return f"dltrain: ranks {news.alive} continue from step {news.step} after {1e3 * news.shrink_s:.0f} ms"
         case Finished():
             accuracy = f", accuracy {news.outcome.accuracy:.4f}" if news.outcome.accuracy is not None else ""
             return f"dltrain: finished {news.outcome.steps} steps in {news.outcome.seconds:.1f} s{accuracy}"
         case Hello() | Mark() | Probed() | Chosen() | Busy() | Compared() | Failed():
-            return ""  # who fails says it on every rank, agent or not
+            return ""  # Every failing rank prints its failure itself, with or without an agent.

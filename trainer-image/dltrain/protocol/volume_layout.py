@@ -1,7 +1,7 @@
-"""Where a job's files lie on the checkpoint volume. Light: ``agent`` imports it too.
+"""Paths of a job's files on the checkpoint volume. The agent imports this module, so it imports neither torch nor MPI.
 
-``<directory>/<job>-<uid>/step-0000000100/`` holds a checkpoint; the uid, so that a new job of the same name never
-continues an old one's training.
+``<directory>/<job>-<uid>/step-0000000100/`` holds a checkpoint. The uid prevents a new job from continuing the
+training of an older job with the same name.
 """
 
 from pathlib import Path
@@ -9,11 +9,11 @@ from pathlib import Path
 from dlcontract import Plan
 
 TERM = "term"
-"""A file beside the checkpoints: the highest term that anyone wrote under."""
+"""The file beside the checkpoints that holds the highest term of any writer."""
 
 
 def job_directory(plan: Plan) -> Path:
-    """The folder of the job's checkpoints."""
+    """Return the directory of the job's checkpoints."""
     return Path(plan.checkpoint.directory) / f"{plan.job}-{plan.uid}"
 
 
@@ -22,7 +22,7 @@ def step_name(step: int) -> str:
 
 
 def claimed_term(plan: Plan) -> int:
-    """The highest term that anyone wrote checkpoints under; 0 if none did, or the folder cannot be read."""
+    """Return the highest term of any checkpoint writer, or 0 if there is none or the directory is unreadable."""
     try:
         return term_in(job_directory(plan))
     except OSError:
@@ -30,7 +30,7 @@ def claimed_term(plan: Plan) -> int:
 
 
 def term_in(folder: Path) -> int:
-    """The highest term that anyone wrote under; 0 if none did, or the file is damaged. Raises OSError."""
+    """Return the highest term of any writer, or 0 if there is none or the file is damaged. Raise OSError."""
     try:
         return int((folder / TERM).read_text() or 0)
     except (FileNotFoundError, ValueError):

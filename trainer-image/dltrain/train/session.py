@@ -1,4 +1,4 @@
-"""From the environment to a ``Trainer``; from whatever happens to news and an exit code."""
+"""The start of a rank, which makes a ``Trainer`` of its environment, and its end, reported with an exit code."""
 
 import os
 import socket
@@ -25,12 +25,12 @@ from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 
 ECHO_S = 3.0
-"""What is wrong on one rank mostly is on all: without an agent the others leave it to rank 0, whose end makes mpirun
-end them, and say it themselves where rank 0 did not."""
+"""Without an agent, ranks other than 0 delay an input error this long. Most such errors occur on all ranks: rank 0 then
+prints the message once, and its exit makes mpirun end the others. They print it themselves if rank 0 did not fail."""
 
 
 def read_plan() -> Plan | None:
-    """The agent's plan, None when this process runs without one. Raises BadInputError when it cannot be read."""
+    """Return the agent's plan, or None without an agent. Raises BadInputError if it cannot be read."""
     path = os.environ.get(PLAN_ENV)
     if not path:
         return None
@@ -53,7 +53,10 @@ def local_plan(
     dataset: DatasetRef | None = None,
     optimizer: OptimizerRef | None = None,
 ) -> Plan:
-    """A plan for a run without an operator: equal ranks on this machine. ``model``: default: this very script."""
+    """Return a plan for a run without an operator, on this machine, with equal local batch sizes.
+
+    ``model``: by default, the running script. Raises BadInputError for an invalid ``batch`` or ``collective``.
+    """
     if not isinstance(batch, int) or batch < world_size:
         raise BadInputError(
             "batch", str(batch), f"a whole number, at least {world_size}: a sample for each rank", "raise it"
@@ -87,16 +90,17 @@ def local_plan(
 
 
 def _named(error: ValidationError) -> BadInputError:
-    """What is wrong with an argument of a run without a manifest."""
+    """Return the error for an invalid argument of a run without a manifest."""
     first = error.errors()[0]
     expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return BadInputError(".".join(map(str, first["loc"])) or "plan", repr(first["input"]), expected, "correct it")
 
 
 def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None) -> Trainer:
-    """Join the world and say hello. ``make_plan``: from the world's size, where no agent gives a plan.
+    """Join the process group and announce this rank to the agent.
 
-    Raises BadInputError when there is no plan, or the world is not the plan's.
+    ``make_plan``: makes a plan for a number of ranks, if no agent gives one. Raises BadInputError if there is no plan,
+    or if the number of ranks is not the plan's.
     """
     plan = read_plan()
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
@@ -125,27 +129,27 @@ def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None
 
 
 def finish(trainer: Trainer) -> None:
-    """The end of a run that went well."""
+    """Report success and end the run."""
     trainer.close()
     trainer.reporter.send(Finished(rank=trainer.rank, outcome=trainer.outcome()))
     end(trainer)
 
 
 def end(trainer: Trainer) -> None:
-    """Leave the world together with all ranks, without a word."""
+    """Leave the process group together with all ranks, without a report."""
     trainer.close()
     trainer.world.close()
     trainer.reporter.close()
 
 
 def fail(error: BaseException, reporter: RankReporter) -> int:
-    """Tell the agent and the log why this rank ends; returns the exit code."""
+    """Report to the agent and the log why this rank ends. Return the exit code."""
     news = failure(error, reporter.rank, socket.gethostname())
     reporter.send(Failed(rank=reporter.rank, failure=news))
     if news.log_tail:
         traceback.print_exception(error)
     else:
-        if not reporter.heard and reporter.rank and isinstance(error, BadInputError | MisuseError):
+        if not reporter.connected and reporter.rank and isinstance(error, BadInputError | MisuseError):
             time.sleep(ECHO_S)
         print(f"dltrain: {news.reason}: {news.message}", file=sys.stderr, flush=True)  # noqa: T201
     reporter.close()
@@ -154,7 +158,10 @@ def fail(error: BaseException, reporter: RankReporter) -> int:
 
 
 def run(body: Callable[[Trainer], None], make_plan: Callable[[int], Plan] | None = None) -> int:
-    """Start, run ``body``, end; returns the exit code, with which the process must exit next. See ``start``."""
+    """Start a rank, run ``body`` and end it. Return the exit code, with which the process must exit next.
+
+    ``make_plan``: see ``start``.
+    """
     reporter = RankReporter.open()
     trainer: Trainer | None = None
     try:
@@ -166,7 +173,7 @@ def run(body: Callable[[Trainer], None], make_plan: Callable[[int], Plan] | None
         if trainer is not None and trainer.stopped:
             end(trainer)
         return exit_.code if isinstance(exit_.code, int) else 1
-    except BaseException as error:  # noqa: BLE001 - whatever ends a rank has to reach the user
+    except BaseException as error:  # noqa: BLE001 - every cause must reach the user
         code = fail(error, reporter)
         if trainer is not None:
             trainer.abandon()
@@ -174,7 +181,7 @@ def run(body: Callable[[Trainer], None], make_plan: Callable[[int], Plan] | None
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now: no destructor may wait for a rank that is gone."""
+    """Exit the process immediately, because a destructor could wait for a lost rank."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
