@@ -43,6 +43,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         function = getattr(item, "obj", None)
         function = getattr(function, "__func__", function)
         if hasattr(function, "hypothesis"):
-            own = getattr(function, "_hypothesis_internal_use_settings", settings.default)
+            own: settings = getattr(function, "_hypothesis_internal_use_settings", None) or settings()
             more = settings(own, max_examples=own.max_examples * EXPLORE_FACTOR, deadline=None)
             function._hypothesis_internal_use_settings = more  # type: ignore[union-attr]
