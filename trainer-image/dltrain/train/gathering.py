@@ -1,9 +1,9 @@
-"""What a loss or a layer needs of the whole batch, not of this rank's samples alone.
+"""Values of the global batch for a loss or a layer that needs more than this rank's samples.
 
 A contrastive loss compares each sample with all others. Every rank gets all rows, in the order in which one process
-would have them, and computes a loss L_r from them: that of the batch, the same on all ranks, or of its own samples
-against all. Rank r's gradients count w_r (its part of the batch) in the sum over ranks. What reaches the rows of rank s
-is therefore Σ_r w_r dL_r/d(rows of s), divided by the w_s that its gradients are multiplied by later.
+would have them, and computes a loss L_r from them: the loss of the global batch, or that of its own samples against all
+others. The reduction over ranks weights the gradients of rank r by w_r, its fraction of the batch. The gradient for the
+rows of rank s is therefore Σ_r w_r dL_r/d(rows of s), divided by w_s, by which the reduction multiplies it later.
 """
 
 from collections.abc import Callable
@@ -23,20 +23,22 @@ from dltrain.train.step import Step
 
 @dataclass(frozen=True)
 class Among:
-    """The ranks, and what this one's samples count."""
+    """Communication with the workers, and the weight of this rank's samples."""
 
     together: Callable[[Callable[[ProcessGroup], Any]], Any]
-    """Do with the ranks that compute what all of them do at once."""
+    """Run a collective operation on the workers."""
     weight: Callable[[], float]
-    """Of this rank's loss in the sum over ranks, when it is asked; only ratios matter."""
+    """Return the current weight of this rank's loss in the sum over ranks. Only ratios matter."""
     counts: bool
-    """Whether this rank's samples are part of the batch; one left without any computes another's."""
+    """False if this rank has no samples of its own, and therefore computes some of another rank that do not count."""
     lost: Callable[[], int | None]
-    """Once the step was given up, as ranks were lost: how many rows it is to go on with. Its results do not count."""
+    """Return the number of rows to continue with if the step was abandoned after a loss of ranks, otherwise None.
+
+    The results of such a step are discarded."""
 
 
 def among(team: Team, step: Step, number: int) -> Among:
-    """In the step under way; between steps all ranks count alike. ``number``: steps done."""
+    """Return the workers and weights of the current step, or equal weights between steps. ``number``: steps done."""
 
     def together(operation: Callable[[ProcessGroup], Any]) -> Any:
         return team.together(number, lambda: operation(team.among_workers))
@@ -48,21 +50,24 @@ def among(team: Team, step: Step, number: int) -> Among:
 
 
 def gathered(rows: Tensor, among: Among) -> Tensor:
-    """(n, …) of each rank to (N, …), in the order of the ranks. Raises MisuseError for one number, PeerLostError."""
+    """Gather rows of shape (n, …) on each rank into (N, …), in the order of the ranks.
+
+    Raises MisuseError for a scalar, PeerLostError.
+    """
     if not rows.dim():
-        raise MisuseError("t.gather: found one number, expected a row for each sample: t.sum or t.mean add numbers up")
+        raise MisuseError("t.gather: found one number; expected a row per sample. Use t.sum or t.mean for numbers")
     if among.lost() is None:
         every = cast(Tensor, _Gather.apply(rows, among))  # type: ignore[no-untyped-call]
-    if (count := among.lost()) is not None:  # as many as before the loss, and none of those that are left waits
+    if (count := among.lost()) is not None:  # keep the shape without waiting for any rank
         return rows[torch.arange(count, device=rows.device) % len(rows)]
     return every
 
 
 def averaged(value: Tensor, among: Among) -> Tensor:
-    """The mean of ``value`` over ranks by their weights, in its dtype (integers: float32). Raises PeerLostError."""
+    """Return the weighted mean of ``value`` over ranks, in its dtype (float32 for integers). Raises PeerLostError."""
     weight = among.weight() if among.counts else 0.0
     content = value.detach().to("cpu", torch.float64)
-    weighed = content * weight if weight else torch.zeros_like(content)  # a mean over nothing may be NaN
+    weighed = content * weight if weight else torch.zeros_like(content)  # the mean over no samples may be NaN
     total = _sum(torch.cat([weighed.reshape(-1), torch.tensor([weight], dtype=torch.float64)]), among)
     mean = (total[:-1] / total[-1]).reshape(value.shape)
     return mean.to(value.device, value.dtype if value.is_floating_point() else torch.float32)
@@ -104,12 +109,12 @@ class _Gather(torch.autograd.Function):
         if not among.counts:
             return gradient.new_zeros(ctx.shape), None
         if not weight:
-            raise MisuseError("t.gather: found t.weigh(0) in the same step, expected each rank's samples to count")
+            raise MisuseError("t.gather: found t.weigh(0) in the same step; expected a weight above 0 on each rank")
         return (total.reshape(gradient.shape)[ctx.own] / weight).to(gradient), None
 
 
 def unlike_buffers(model: nn.Module, among: Among) -> list[str]:
-    """Names of the buffers that differ between ranks, less those of BatchNorm layers, of which ``wrap`` tells."""
+    """Return the names of buffers that differ between ranks, except in BatchNorm layers, of which ``wrap`` warns."""
     known = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)}
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
     sums = [crc32(_bytes(buffer)) for buffer in buffers.values()]

@@ -1,4 +1,4 @@
-"""How the run is going, and when to say so: at most a few times a second."""
+"""The progress updates of a rank, at most a few per second."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,13 +11,13 @@ from dltrain.protocol.rank_messages import Busy, Evaluated, Step
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.step_times import Times, Window
 
-NEWS_INTERVAL_S = 0.25
+UPDATE_INTERVAL_S = 0.25
 END_OF_EPOCH_S = 60.0
-"""How long a script may be silent after an epoch, for its evaluation, and at least as long as the epoch took."""
+"""Minimum time that a script may take between epochs, for its evaluation. It may also take as long as the epoch did."""
 
 
 class Progress:
-    """One rank's times, losses and news of them. To the agent, silence between news means that the rank hangs."""
+    """Collect one rank's times and losses, and send them to the agent, to which a long silence means a hang."""
 
     def __init__(
         self,
@@ -32,17 +32,17 @@ class Progress:
         self._loss_scale, self._meter = loss_scale, meter
         self.accuracy: float | None = None
         self.loss: float | None = None
-        """Mean over the steps between the last two news."""
+        """Mean over the steps between the last two progress updates."""
         self.times = Times(0.0, 0.0, 0.0)
-        """Of the last step."""
+        """Times of the last step."""
         self.gradient_nbytes = 0
-        """Summed over ranks in each step."""
+        """Bytes of gradients that ranks reduce in each step."""
         self.gpu_memory_nbytes: Callable[[], int | None] = lambda: None
-        """The most that tensors took of a GPU's."""
+        """Return the peak memory of tensors on the GPU."""
         self._window = Window()
         self._cold = False
         self._losses: list[float] = []
-        self._told_at = 0.0
+        self._sent_at = 0.0
         self._epoch_began = time.monotonic()
         self._paused = True
         self._stale: list[float] = []
@@ -50,22 +50,28 @@ class Progress:
         self._last: Step | None = None
 
     def due(self, last: bool) -> bool:
-        """Whether the step under way is to be told: the first, the ``last``, the first of an epoch, or it is time."""
-        return self._paused or last or time.monotonic() - self._told_at >= NEWS_INTERVAL_S
+        """Return True if a progress update follows this step.
+
+        It follows the first step, the ``last`` one, the first of an epoch, and any step after ``UPDATE_INTERVAL_S``.
+        """
+        return self._paused or last or time.monotonic() - self._sent_at >= UPDATE_INTERVAL_S
 
     def add_loss(self, loss: float) -> None:
-        """Mean loss of a step's batch."""
+        """Add the mean loss of a step's batch."""
         self._losses.append(loss)
 
     def warm_up(self, times: Times, samples: int) -> None:
-        """The first step: it allocates and compiles, so it counts only as long as there is no other."""
+        """Record the first step. It allocates and compiles, so the second step replaces it in the averages."""
         self.reporter.mark("first_step")
         self.times = times
         self._window.add(times, samples)
         self._cold = True
 
     def add(self, times: Times, samples: int, exposed_before: Sequence[float]) -> None:
-        """A step of ``samples`` over all ranks; ``exposed_before``: of every computing rank, in the step before."""
+        """Record a step of ``samples`` samples over all ranks.
+
+        ``exposed_before``: exposed communication of each worker in the previous step, in seconds.
+        """
         if self._cold:
             self._window, self._cold = Window(), False
         self.times = times
@@ -74,23 +80,23 @@ class Progress:
             self._window.add_exposed(exposed_before)
 
     def asynchronous(self, staleness: float, ahead: float) -> None:
-        """Without lockstep: the staleness of an update, and how many steps the worker is ahead of the slowest."""
+        """Record the staleness of an asynchronous update, and how many steps this worker is ahead of the slowest."""
         self._stale.append(staleness)
         self._ahead = ahead
 
     def alive(self) -> None:
-        """Nothing new, but the rank does not hang: it waits for others."""
+        """Repeat the last progress update, as a sign that the rank waits for others and does not hang."""
         if self._last is not None:
             self.reporter.send(self._last)
 
     def tell(
         self, step: int, steps: int, epoch: int, rate: float, norm: float | None, share: int, world_size: int
     ) -> None:
-        """News of a step: ``step`` of ``steps`` done, learning rate, gradient norm, this rank's share."""
+        """Send a progress update: ``step`` of ``steps`` done, learning rate, gradient norm, this rank's share."""
         if self._losses:
             self.loss = sum(self._losses) / len(self._losses)
             self._losses = []
-        self._told_at = time.monotonic()
+        self._sent_at = time.monotonic()
         self._paused = False
         scale = self._loss_scale.scale
         self._last = Step(
@@ -123,12 +129,12 @@ class Progress:
         self.reporter.send(Evaluated(rank=self.rank, step=step, accuracy=accuracy, loss=self.loss))
 
     def end_epoch(self) -> None:
-        """What the script does between epochs may take its time; the next step says that all is well again."""
+        """Announce a pause for the script's work between epochs. It ends with the next progress update."""
         now = time.monotonic()
         self.busy("end of an epoch", max(END_OF_EPOCH_S, now - self._epoch_began))
         self._epoch_began = now
         self._paused = True
 
     def busy(self, what: str, limit_s: float) -> None:
-        """Say that there may be no news for ``limit_s``."""
+        """Announce that no progress update may come for up to ``limit_s`` seconds."""
         self.reporter.send(Busy(rank=self.rank, what=what, limit_s=min(limit_s, 86_400)))

@@ -1,8 +1,8 @@
-"""A recorded run once more: the shares that it had at each step, and how it summed gradients.
+"""Replay of a recorded run: its shares at each step, and how it reduced gradients.
 
-Shares follow measured times and lost ranks, so no two runs of a job need have the same. What they were is in its
-``report.json``; a run with ``$DLTRAIN_REPLAY`` naming that file measures nothing of this and takes it from there. With
-the same number of ranks all along it then makes the same additions in the same order.
+Shares follow measured times and lost ranks, so they differ between two runs of the same job. ``report.json`` records
+them. A run whose ``$DLTRAIN_REPLAY`` names that file uses the recorded values instead of measuring. If the number of
+ranks stayed the same, it then makes the same additions in the same order.
 """
 
 import os
@@ -20,32 +20,36 @@ REPLAY_ENV = "DLTRAIN_REPLAY"
 
 @dataclass(frozen=True)
 class Replay:
-    """``splits``: (step, shares from that step on, by rank), in rising order. ``sums``: as measured at its start."""
+    """A recorded run.
+
+    ``splits``: (step, shares by rank from that step on), in ascending order of steps. ``sums``: how the run reduced
+    gradients, as measured at its start.
+    """
 
     splits: tuple[tuple[int, tuple[int, ...]], ...]
     sums: tuple[Summing, ...] = ()
 
     def shares(self, step: int) -> tuple[int, ...] | None:
-        """At ``step``, from 0; None where none were recorded yet, so that they are the plan's."""
+        """Return the shares at ``step``, from 0, or None before the first record, where the plan's shares apply."""
         return next((shares for since, shares in reversed(self.splits) if since <= step), None)
 
 
 def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The splits of the training as it stands: what was done again after a relaunch counts as it was done last.
+    """Return the splits that led to the final model. Steps that a restart repeated count as they were done last.
 
-    Ranks are those of the largest world, in its order; one that was lost has share 0. Raises ValueError when the report
-    does not hold all of them.
+    The ranks are those of the largest process group, in its order; a lost rank has share 0. Raises ValueError if the
+    report does not hold all splits.
     """
     if len(document.splits) < document.totals.splits:
-        found = f"{len(document.splits)} of {document.totals.splits} splits: of so many a report keeps every other one"
-        raise ValueError(f"found {found}, expected all")
+        found = f"{len(document.splits)} of {document.totals.splits} splits"
+        raise ValueError(f"found {found}; expected all. A report drops every second split of a run that has very many")
     if not document.splits:
         return ()
     places: Sequence[str] = list(max(document.splits, key=lambda split: len(split.shares)).shares)
     standing: list[tuple[int, tuple[int, ...]]] = []
     for split in document.splits:
         if strange := set(split.shares) - set(places):
-            raise ValueError(f"found ranks {sorted(strange)} beside {places}, expected the same pods all along")
+            raise ValueError(f"found ranks {sorted(strange)} beside {places}; expected the same pods in the whole run")
         while standing and standing[-1][0] >= split.step:
             standing.pop()
         standing.append((split.step, tuple(split.shares.get(place, 0) for place in places)))
@@ -53,7 +57,10 @@ def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def asked(plan: Plan) -> Replay | None:
-    """What the environment asks to be replayed, None if nothing. Raises BadInputError when it is not of such a run."""
+    """Return the run that ``$DLTRAIN_REPLAY`` names, or None if it is unset.
+
+    Raises BadInputError if the report cannot be read, or the run had another batch size, seed or number of ranks.
+    """
     if not (path := os.environ.get(REPLAY_ENV)):
         return None
     field, remedy = f"${REPLAY_ENV}", "give it the report.json of a run of this job, or unset it"

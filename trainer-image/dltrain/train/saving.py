@@ -1,4 +1,4 @@
-"""What a run in lockstep keeps in its checkpoints, and takes from them."""
+"""The contents of a synchronous run's checkpoints, and resuming from them."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,10 @@ from dltrain.train.progress import Progress
 
 
 def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> None:
-    """Whether groups of a checkpoint can be those of ``optimizer``. Raises BadInputError.
+    """Raise BadInputError if the parameter groups of a checkpoint do not belong to an optimizer like ``optimizer``.
 
-    Versions of torch add options to an optimizer; another optimizer has some that this one has not, and lacks others.
+    A newer version of torch only adds options to an optimizer. A different optimizer has some options that this one
+    lacks, and lacks some of its options.
     """
     here = optimizer.param_groups
     if len(kept) != len(here):
@@ -40,7 +41,7 @@ def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> 
 
 
 class Saving:
-    """Model and optimizer as the ranks hold them together, and all else that the next step depends on."""
+    """Save and restore the model, the optimizer and all other state that the next step depends on."""
 
     def __init__(
         self,
@@ -58,7 +59,10 @@ class Saving:
         self._loss_scale, self._user_objects = loss_scale, kept
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
-        """Go on from the newest state, if there is one; all ranks call it. Raises BadInputError for another job's."""
+        """Resume from the newest checkpoint and return it, or return None without one. All ranks must call it.
+
+        Raises BadInputError if the checkpoint belongs to another job.
+        """
         self._model, self._optimizer = model, optimizer
         team, parallel = self._team, self._team.parallel
 
@@ -77,16 +81,19 @@ class Saving:
         self._user_objects.load(snapshot.step, state.get("kept", {}), snapshot.kept)
         self._progress.accuracy, self._progress.loss = state["accuracy"], state["loss"]
         if self.same_ranks(snapshot):
-            team.shares = tuple(state["shares"])  # go on to the last bit
+            team.shares = tuple(state["shares"])  # with the same shares, results continue bit for bit
             gradient_summing.reuse(parallel, state.get("summing", []))
         return snapshot
 
     def same_ranks(self, snapshot: Snapshot) -> bool:
-        """Whether the ranks are those that the snapshot is of, as far as the plan tells."""
+        """Return True if the plan's local batch sizes are those of the run that wrote the snapshot."""
         return tuple(snapshot.state["planned_shares"]) == self._team.planned_shares
 
     def save(self, step: int, epoch: int, *, durable: bool = True) -> None:
-        """Begin a checkpoint of the state after ``step`` steps; all ranks call it. Raises OSError, PeerLostError."""
+        """Start a checkpoint of the state after ``step`` steps. All ranks must call it. Raises OSError, PeerLostError.
+
+        ``durable``: write it to the volume, not only to the pods' memory.
+        """
         if not self._team.plan.checkpoint.enabled:
             return
         parallel, began = self._team.parallel, time.monotonic()
@@ -110,9 +117,9 @@ class Saving:
         self._checkpoint_manager.save(step, weights, optimizer, state, tensors, durable=durable, gathered_s=gathered_s)
 
     def wait(self) -> None:
-        """Until it is durable: all ranks end together, so all wait for rank 0's volume. Raises OSError."""
+        """Wait until the checkpoint is durable. All ranks wait for rank 0, as they end together. Raises OSError."""
         if self._team.plan.checkpoint.enabled:
-            nbytes = 4 * self._team.parallel.buffer.flat.nbytes  # parameters, and up to three values for each
+            nbytes = 4 * self._team.parallel.buffer.flat.nbytes  # parameters, and up to three values per parameter
             nbytes += sum(tensor.nbytes for tensor in self._user_objects.state()[1].values())
             self._progress.busy("checkpoint", patience_s(nbytes))
             self._checkpoint_manager.wait()

@@ -1,4 +1,4 @@
-"""``dltrain.init`` for user scripts: a session that ends with the interpreter. init``."""
+"""``dltrain.init`` for training scripts: a session that ends when the interpreter exits."""
 
 import atexit
 import signal
@@ -18,7 +18,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 class _Script:
-    """How this process ends: well at exit, or by the exception that nobody caught."""
+    """Report how this process ends: by a normal exit or by an uncaught exception."""
 
     made = False
 
@@ -49,20 +49,21 @@ class _Script:
         elif trainer.complete:
             session.finish(trainer)
         else:
-            # sys.exit in the middle: the other ranks must not wait for this one, and its exit code stays.
+            # The script called sys.exit before its last step. The other ranks must not wait for this one, and the
+            # script's exit code must not change.
             if trainer.step:
-                text = f"the script ends after step {trainer.step} of {trainer.total_steps}, without t.finish()"
+                text = f"the script exits after step {trainer.step} of {trainer.total_steps} without t.finish()"
                 print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
             trainer.abandon()
 
 
 def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None) -> Trainer:
-    """See ``dltrain.init``. An exception here ends the process, as one anywhere in the script does.
+    """Implement ``dltrain.init``. Like anywhere in the script, an uncaught exception ends the process.
 
-    Raises MisuseError when it was called before.
+    Raises MisuseError on a second call.
     """
     if _Script.made:
-        raise MisuseError("dltrain.init: found a second call, expected one in a process")
+        raise MisuseError("dltrain.init: found a second call; expected one call per process")
     _Script.made = True
     script = _Script(RankReporter.open())
     make_plan = partial(
@@ -71,5 +72,5 @@ def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoi
     trainer = session.start(script.reporter, make_plan)
     script.trainer = trainer
     torch.manual_seed(trainer.plan.seed)
-    randomness.seed(trainer.plan.seed, everywhere=True)  # a split by numpy or random, too, is the same on all ranks
+    randomness.seed(trainer.plan.seed, everywhere=True)  # so that ranks split data alike with numpy and random, too
     return trainer

@@ -1,7 +1,7 @@
-"""One step of lockstep: what ranks tell each other in it and agree on, what it takes, how it is given up.
+"""One synchronous step: what the ranks exchange and agree on, its timing, and how it is abandoned.
 
-Ranks agree on what happens after a step by a few numbers that travel with the gradients (``tail``), so that a wish to
-stop or to save costs no message and takes effect on all of them at the same step.
+Ranks agree on the actions after a step by a few numbers in the tail of the gradient buffer. So a request to stop or to
+save costs no extra message and takes effect on all ranks in the same step.
 """
 
 from collections.abc import Callable
@@ -25,16 +25,16 @@ from dltrain.train.progress import Progress
 
 
 class Wishes(NamedTuple):
-    """What this rank would have all do after the step; one that wishes is enough."""
+    """Actions that this rank requests after the step. All ranks act if at least one requests it."""
 
     stop: bool
     save: bool
     keep: bool
-    """The state in the pods' memory."""
+    """Save the state to the pods' memory."""
 
 
 class Step:
-    """The one under way; the same object for all of them, one after the other."""
+    """The current step. One object serves all steps in turn."""
 
     def __init__(
         self,
@@ -49,37 +49,38 @@ class Step:
         self._team, self._progress, self._scaling, self._noise, self.watch = team, progress, scaling, noise, watch
         self._loss_scale, self._device = loss_scale, device
         self.open = False
-        """Whether its update is still to come."""
+        """True until the optimizer has updated the parameters."""
         self.given_up = False
-        """Whether it will be computed again."""
+        """True if the step will be computed again."""
         self.weight = 1.0
-        """Of this rank's part of the batch: by samples, or as the script weighs it."""
+        """Weight of this rank's loss: its fraction of the samples, or what the script passed to ``weigh``."""
         self.weight_by_samples = 1.0
-        """b_r / B, whatever the script says."""
+        """b_r / B, regardless of ``weigh``."""
         self.samples = 0
-        """B, of the step under way."""
+        """B, the global batch size of the step."""
         self.agreed_step = Agreed(Shared(), [], [], [])
-        """What all ranks told in it, and their times of the step before."""
+        """Sums of the values that the ranks shared in this step, and their times in the previous step."""
         self.exposed_s: list[float] = []
-        """Of those that compute, in the step before."""
-        self.news_due = False
+        """Exposed communication of each worker in the previous step."""
+        self.update_due = False
+        """True if a progress update follows this step."""
         self.gradient_norm: float | None = None
-        """Where ``news_due``, or all agreed to save; of the last step that had a finite one."""
+        """Norm of the last finite gradient for which ``update_due`` was true or all agreed to save."""
         self.left_out = False
-        """Whether a GradScaler leaves out its update, on all ranks."""
+        """True if a GradScaler skips the update, which it does on all ranks."""
         self._received = False
         self._scale: float | None = None
-        """What a GradScaler, that has looked at the gradients, had multiplied losses by."""
+        """Loss scale of a GradScaler that has checked this step's gradients."""
         self._carried_scale = 1.0
-        """And were, when what compression carries over was rounded away."""
+        """Loss scale that the residuals of gradient compression were computed with."""
         self._measuring = False
-        """Whether ranks tell the norms of their own gradients."""
+        """True if ranks share the norms of their local gradients."""
         self._late = (0.0, 0.0)
-        """Loss that was logged after its step had been summed, and its weight: told with the next one."""
+        """Loss that was logged after the reduction of its step, and its weight. The next step reports it."""
         self._buffers_before: list[Tensor] = []
 
     def begin(self, part: Part, number: int, steps: int, wishes: Wishes) -> None:
-        """Step ``number``, from 0, of ``steps``. Its batch is here."""
+        """Begin step ``number``, from 0, of ``steps``, when its batch is ready."""
         team = self._team
         self.weight = self.weight_by_samples = part.weight
         self._number, self._last, self.samples = number, number == steps - 1, part.batch
@@ -98,7 +99,7 @@ class Step:
         self._scale = None
 
     def log(self, loss: Tensor | float) -> None:
-        """The mean loss of this rank's part."""
+        """Log the mean loss of this rank's batch."""
         if self.open and isinstance(loss, Tensor) and loss.requires_grad and loss.grad_fn is not None:
             loss.register_hook(lambda _: self._team.parallel.passes.start())  # type: ignore[no-untyped-call]
         weighed = usage_checks.number(loss) * self.weight if self.weight else 0.0
@@ -106,41 +107,44 @@ class Step:
             self._late = (float(weighed), self.weight)
 
     def weigh(self, tokens: float) -> None:
-        """See ``Trainer.weigh``."""
+        """Weight this rank's loss; see ``Trainer.weigh``."""
         if not 0 <= tokens < inf:
-            raise MisuseError(f"t.weigh: found {tokens} tokens, expected the number that the loss is the mean of")
-        self.weight = float(tokens) if self.weight_by_samples else 0.0  # 0: a sample that was not this rank's to count
+            raise MisuseError(f"t.weigh: found {tokens} tokens; expected the number that the loss is the mean over")
+        # A rank without samples computes one of another rank, which must not count twice.
+        self.weight = float(tokens) if self.weight_by_samples else 0.0
         self._team.parallel.weigh(self.weight)
         self._team.parallel.share(WEIGHED, (1.0, self.weight))
 
     def sum(self) -> None:
-        """Before an update: wait for the gradients of all. ``given_up`` if ranks were lost meanwhile.
+        """Wait for the reduced gradients, before an update. Set ``given_up`` if ranks were lost meanwhile.
 
-        Raises DivergedError for a loss or gradient that is not finite, PeerLostError.
+        Raises DivergedError if a loss or gradient is not finite, PeerLostError if the run cannot continue without the
+        lost ranks.
         """
         if not self.open:
-            return  # outside of the loop it is the script's own business
+            return  # the script updates outside of the loop, which dltrain does not manage
         if not self._receive() or self.left_out:
             return
         team, parallel, agreed = self._team, self._team.parallel, self.agreed_step.shared
         if self._scale is not None:
-            parallel.whole()  # whether the script changed it since
+            parallel.whole()  # raises if the script has changed the gradient since
         if self._measuring:
             within = agreed.within / (agreed.weight or 1.0) / (self._scale or 1.0) ** 2
             together = parallel.measured_norm**2
             self._scaling.observe(within, together, team.workers)
             self._noise.observe(within, together, team.workers)
         if not team.shares[team.rank]:
-            return  # a parameter server, which knows of no loss scale
-        if self.news_due or agreed.save or agreed.stop or agreed.keep:
+            return  # a parameter server does not know the loss scale
+        if self.update_due or agreed.save or agreed.stop or agreed.keep:
             norm = self._finite(parallel.gradient_norm(), "norm of the gradient")
             self.gradient_norm = sqrt(agreed.square) if 0 < agreed.square < inf else norm
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
-        """A GradScaler multiplies gradients by ``inverse`` and looks at them, by ``divide``; they have to be the whole
-        batch's by then. What it found, on any rank; ``nothing``: the same without a gradient.
+        """Unscale the global batch's gradients for a GradScaler. Return what it found, made equal on all ranks.
 
-        Raises as ``sum``, and DivergedError for a gradient that is not finite whatever the scale.
+        ``divide`` multiplies the gradients by ``inverse`` and checks them, after the reduction. ``nothing`` is its
+        result without gradients. Raises what ``sum`` raises, and DivergedError if a gradient is not finite even at the
+        minimum scale.
         """
         if not self._receive():
             return nothing
@@ -151,7 +155,7 @@ class Step:
         self.left_out = parallel.on_any(any(bool(part) for part in found.values()))
         if self.left_out:
             if scale < LEAST:
-                what = f"at a loss scale of {scale:.2g}: lower the learning rate, or look for a loss that is not finite"
+                what = f"at a loss scale of {scale:.2g}: lower the learning rate, or check the loss for inf and NaN"
                 raise DivergedError(f"gradients are not finite at step {self._number}, even {what}")
             for part in found.values():
                 part.fill_(1.0)
@@ -160,20 +164,20 @@ class Step:
         return found
 
     def _carry(self) -> None:
-        """Bring what compression carries over into this step's unit."""
+        """Convert the residuals of gradient compression to the current loss scale."""
         if self._team.plan.compression and (scale := self._loss_scale.scale) is not None:
             self._team.parallel.carry(scale / self._carried_scale)
             self._carried_scale = scale
 
     def _receive(self) -> bool:
-        """Wait for the gradients of all, once in a step, and learn what they told; False where it is given up."""
+        """Wait for the reduction, once per step, and read what the ranks shared. Return False if it was abandoned."""
         if self._received:
             return True
         team, parallel = self._team, self._team.parallel
-        self._synchronize()  # else backward would count as communication
+        self._synchronize()  # otherwise the backward pass would count as communication
         self.watch.computed(parallel.waited)
         self.watch.differentiated(parallel.passes.seconds)
-        if self.given_up:  # ranks were lost in a sum of the script's own
+        if self.given_up:  # ranks were lost in a reduction that the script called
             self.give_up()
             return False
         total = team.elastic.attempt(parallel.finish, parallel.abandon)
@@ -188,7 +192,7 @@ class Step:
         self.exposed_s = [e for e, share in zip(exposed, team.shares, strict=True) if share] if any(exposed) else []
         if agreed.logged:
             self._progress.add_loss(self._finite(agreed.loss / agreed.logged, "loss"))
-        self.news_due = self._progress.due(last=self._last)
+        self.update_due = self._progress.due(last=self._last)
         self._received = True
         return True
 
@@ -198,14 +202,16 @@ class Step:
         return value
 
     def updated(self) -> bool:
-        """After an update; whether it made a step. That ends here: what a script does next is no part of it."""
+        """Close the step after an optimizer update. Return False if it was already closed or abandoned."""
         if not self.open:
             return False
         self.open = False
         if self.given_up:
             return False
         parallel = self._team.parallel
-        if parallel.in_parts:  # else a GPU's update goes on beside what the script does next, and counts with that
+        if parallel.in_parts:
+            # Measure the update separately from the exchange that follows. Without that, a GPU's update overlaps with
+            # what the script does next.
             self._synchronize()
         self.watch.computed()
         if self.left_out:
@@ -218,17 +224,19 @@ class Step:
         return True
 
     def give_up(self) -> None:
-        """Leave model and optimizer as they were before: it will be computed again."""
+        """Abandon the step without changing model or optimizer, so that it can be computed again."""
         self.given_up = True
         for parameter in self._team.model.parameters():
-            parameter.grad = None  # which optimizers pass over
+            parameter.grad = None  # optimizers skip such parameters
         with torch.no_grad():
             for buffer, before in zip(self._team.model.buffers(), self._buffers_before, strict=True):
-                buffer.copy_(before)  # running statistics that forward has moved on
+                buffer.copy_(before)  # undo the update of running statistics in forward
 
     def count(self, fetch_s: float, *, first: bool) -> None:
-        """Once it is done: learn from what it took. ``fetch_s``: making its batch, whoever did it; ``first``: of this
-        process, which allocates and compiles.
+        """Record the times of the finished step and rebalance by them.
+
+        ``fetch_s``: time to load its batch, in this process or a worker. ``first``: the first step of this process,
+        which allocates and compiles.
         """
         team, agreed = self._team, self.agreed_step
         agree_s = team.elastic.agree_s

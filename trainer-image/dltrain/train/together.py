@@ -1,4 +1,4 @@
-"""What a script asks of all ranks: sums, the whole batch, held-out data in parts."""
+"""Operations of a script over all ranks: sums, gathering the global batch, and splitting held-out data."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from dltrain.train.step import Step
 
 
 class Together:
-    """Of a ``Trainer``. Every rank calls the same in the same order."""
+    """Base class of ``Trainer`` with collective operations. Every rank must call them in the same order."""
 
     plan: Plan
     rank: int
@@ -27,30 +27,30 @@ class Together:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Samples of the batch for each rank, by the plan's numbers."""
+        """Return the local batch size of each rank, in the plan's order."""
         return self._team.shares
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sum over the ranks that compute, such as of correct answers.
+        """Return the element-wise sum over the workers, for example of correct predictions.
 
-        When ranks are lost meanwhile: over those that are left.
+        If ranks are lost meanwhile, the sum covers the remaining ones.
         """
         given = usage_checks.numbers(values)
         return self._team.together(self.step, lambda: self._team.among_workers.sum(given))
 
     def gather(self, rows: Tensor) -> Tensor:
-        """All ranks' rows, in the order of the whole batch: for a loss that compares each sample with all others.
+        """Gather the rows of all ranks in the order of the global batch, for a loss that compares all samples.
 
-        Shape (n, …) on a rank with n samples to (N, …) on every rank, for autograd, too: compute the loss of the whole
-        batch from it, the same on every rank. On all ranks, as often.
+        The shape is (n, …) on a rank with n samples, and (N, …) in the result. Autograd supports it: compute the loss
+        of the global batch from the result on every rank. All ranks must call it equally often.
         """
         return gathered(rows, self._among())
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over the whole batch of what ``value``, of any shape, is over this rank's samples; no gradients. For
-        statistics that ``forward`` keeps in a buffer. On all ranks, as often.
+        """Return the mean over the global batch of ``value``, a mean over this rank's samples. It has no gradient.
 
-        Ranks count by samples, or as ``weigh`` says; between steps all alike.
+        Use it for statistics that ``forward`` stores in a buffer. ``value`` has any shape. Ranks are weighted by their
+        samples, or by ``weigh``; between steps equally. All ranks must call it equally often.
         """
         return averaged(value, self._among())
 
@@ -61,9 +61,10 @@ class Together:
         return unlike_buffers(self.model, self._among())
 
     def held_out(self, loader: Loader) -> Iterator[Any]:
-        """This rank's part of held-out data, once, in batches of its share: each sample on one rank, none twice.
+        """Yield this rank's part of held-out data once, in batches of its local batch size.
 
-        Ranks may get unlike numbers of batches, or none: sum over ranks after the loop.
+        Each sample is on exactly one rank. Ranks may get different numbers of batches, or no batch, so call ``sum``
+        only after the loop.
         """
         check_loader("t.held_out", loader)
         parts = once(loader.samples, self.shares, self.rank)

@@ -1,4 +1,4 @@
-"""The loop as scripts see it: batches of the steps left, and what is done after each."""
+"""The public training API: the loop over the remaining steps, and the work after each step."""
 
 import time
 import warnings
@@ -51,12 +51,12 @@ Opt = TypeVar("Opt", bound=Optimizer)
 
 
 class Trainer(Together):
-    """Trains one model on this rank, together with the others. See ``dltrain.init`` for how a script uses it."""
+    """Train one model together with the other ranks. ``dltrain.init`` shows how a script uses it."""
 
     def __init__(
         self, plan: Plan, world: ProcessGroup, reporter: RankReporter, device: torch.device, device_name: str
     ) -> None:
-        """``device_name``: what ``device`` really is, for measurements."""
+        """Prepare a run. ``device_name`` is the hardware's name, under which measurements are recorded."""
         self._replay = replay.asked(plan)
         if self._replay is not None:
             plan = plan.model_copy(update={"rebalance": False})
@@ -65,21 +65,21 @@ class Trainer(Together):
         self.rank, self.size = world.rank, world.size
         self._team = Team(plan, world, reporter, self._lost, on_cpu=device.type == "cpu")
         self.step = 0
-        """Steps done."""
+        """Number of completed steps."""
         self.total_steps = plan.steps or 0
-        """Steps of the whole training; with epochs, known once the data is, so before ``steps`` ask the loader."""
+        """Steps of the whole training. If the plan gives epochs, ``steps`` sets it from the size of the dataset."""
         self.epoch = 0
         self.end_of_epoch = False
-        """Whether the batch just given out is the last of its epoch."""
+        """True if the current batch is the last one of its epoch."""
         self.settled = not plan.rebalance
-        """Whether ``shares`` are to stay as they are: dictated by the plan, or those of the run that is resumed."""
+        """True if ``shares`` must stay as they are: the plan fixes them, or they come from the resumed run."""
         self.stopped = False
-        """Whether the ranks agreed to end early."""
+        """True once the ranks have agreed to stop on request."""
         self.checkpoint_manager = CheckpointManager(plan, world, reporter)
         self.noise = NoiseScale(plan.global_batch)
-        """The gradient noise scale of the run, as far as it was measured."""
+        """Estimate of the run's gradient noise scale."""
         self.budget = Budget()
-        """What part of a CPU this rank gets."""
+        """Estimate of the CPU time that this rank gets per second."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
         self._schedules, self._loss_scale, self._user_objects = Schedules(), LossScale(), UserObjects()
         energy = meter(device, world.local_rank)
@@ -92,16 +92,17 @@ class Trainer(Together):
         self._began = time.monotonic()
         self._first = 0
         self._passed = False
-        """Whether ``steps`` has come to its end."""
+        """True once ``steps`` is exhausted."""
 
     def wrap(
         self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None, sample: Tensor | None = None
     ) -> tuple[Model, Opt]:
-        """Put the model on this rank's device, equal on all ranks, and sum its gradients in ``optimizer.step()``.
+        """Move the model to this rank's device and make ``optimizer.step()`` reduce gradients over the ranks.
 
-        Continues from the newest checkpoint when there is one. The loss must be the mean over the batch given.
-        ``sync_batch_norm``: BatchNorm over the whole batch instead of this rank's part; default: as the plan says.
-        ``sample``: the input of a batch of one, for ranks that split the model by what its layers cost.
+        All ranks start from equal parameters, or from the newest checkpoint if there is one. The loss must be the mean
+        over this rank's batch. ``sync_batch_norm``: compute BatchNorm statistics over the global batch instead of this
+        rank's part (default: as the plan says). ``sample``: an input with batch size 1; a pipeline measures the layers'
+        cost on it. Raises MisuseError, and BadInputError if the checkpoint belongs to another job.
         """
         usage_checks.check_wrapped(model, optimizer, again=self._team.taken)
         model = self._normalized(model, self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm)
@@ -128,102 +129,114 @@ class Trainer(Together):
         prefetch: int | None = None,
         collate_fn: Collate | None = None,
     ) -> Loader:
-        """Batches of a dataset: a torch map-style ``Dataset``, or a tuple of tensors.
+        """Return a loader of a dataset, which is a map-style torch ``Dataset`` or a tuple of tensors.
 
-        ``workers``: processes that make batches of a ``Dataset`` while steps compute; default: as many as keep up, of
-        the CPUs that this rank has beside its own, and none where samples cost little; 0: between steps. ``prefetch``:
-        batches made ahead, default two for each worker; 0: none. ``collate_fn``: samples to a batch, default torch's.
-        What is trained does not depend on any of it but ``collate_fn``. Raises ValueError.
+        ``workers``: number of processes that load batches while steps compute. By default, the loader starts as many as
+        it needs to keep up, at most one per spare CPU of this rank, and none if samples are cheap; 0 loads between
+        steps. ``prefetch``: number of batches loaded ahead, by default two per worker; 0 disables it. ``collate_fn``:
+        makes a batch of samples, by default torch's function. Only ``collate_fn`` affects the result of the training.
+        Raises ValueError for invalid arguments.
         """
-        most = max(0, int(cpus(self.world.local_size)) - 1)
+        spare_cpus = max(0, int(cpus(self.world.local_size)) - 1)
         return Loader(
             dataset,
             self.device,
             workers=workers,
             prefetch=prefetch,
             collate_fn=collate_fn,
-            most_workers=most,
+            max_workers=spare_cpus,
             ranks_here=self.world.local_size,
             plan=self.plan,
         )
 
     @property
     def dataset_path(self) -> Path:
-        """The file or folder behind spec.dataset.uri; without a manifest what $DLJOB_DATASET names."""
+        """Return the local path of spec.dataset.uri or, without a manifest, of $DLJOB_DATASET. Raises BadInputError."""
         if self.plan.dataset.path is None:
             found = f"nothing, and ${DATASET_VARIABLE} unset"
             raise BadInputError("spec.dataset.uri", found, "where the data is", "set one of them")
         return Path(self.plan.dataset.path)
 
     def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None) -> None:
-        """Show the mean loss of this rank's batch, best before ``backward()``; or an accuracy on held-out data."""
+        """Report the mean loss of this rank's batch, or an accuracy on held-out data.
+
+        Call it with the loss before ``backward()``; otherwise the loss may be reported one step later.
+        """
         if loss is not None:
             self._step.log(loss)
         if accuracy is not None:
             self.progress.tell_accuracy(self.step, accuracy)
 
     def weigh(self, tokens: float) -> None:
-        """Say that the loss is the mean over so many tokens of this rank: the gradient is then that of the mean over
-        the tokens of the whole batch, however they fall on the ranks.
+        """Weight this rank's loss, a mean over ``tokens`` tokens, by their number instead of by samples.
 
-        On every rank, at every step or at none, before ``log`` and ``backward()``. A rank without a token (padding
-        only) passes 0; its loss may be NaN.
+        The gradient is then that of the mean over all tokens of the global batch, however the batch is split. Call it
+        on every rank or on none, before ``log`` and ``backward()``. A rank that has only padding passes 0; its loss may
+        be NaN.
         """
         self._step.weigh(tokens)
 
     def clip_gradients(self, max_norm: float) -> float:
-        """Between ``backward()`` and ``opt.step()``, on every rank: scale the whole batch's gradient to a norm of at
-        most ``max_norm``, whatever the strategy. Returns the norm that it had.
+        """Clip the global batch's gradient to a norm of at most ``max_norm``. Return the norm before clipping.
+
+        Works with every parallelism strategy. Call it on every rank, between ``backward()`` and ``opt.step()``.
         """
         if not 0 < max_norm < inf:
-            raise MisuseError(f"t.clip_gradients: max_norm: found {max_norm}, expected more than 0")
+            raise MisuseError(f"t.clip_gradients: max_norm: found {max_norm}; expected a finite number above 0")
         return self.parallel.clip(max_norm)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Around all backward passes of a step but the last: gradients of a batch's parts add up, are summed once."""
+        """Accumulate gradients over micro-batches without reducing them over ranks.
+
+        Use it around every backward pass of a step except the last one, which reduces the accumulated gradient.
+        """
         return self.parallel.accumulating()
 
     def finish(self) -> None:
-        """End the training early and well: the step under way is the last one. On every rank in the same step, so
-        decide by what is the same on all, such as what ``sum`` returned.
+        """End the training successfully after the current step.
+
+        Call it on every rank in the same step. Base the decision on a value that is the same on all ranks, such as a
+        result of ``sum``.
         """
         self.total_steps = self.step + int(self._step.open)
 
     def schedule(self, scheduler: LRScheduler, *, each_epoch: bool = False) -> None:
-        """Step a torch scheduler of the optimizer after each step, or each epoch, and keep its state in checkpoints.
+        """Run a torch learning-rate scheduler after each step or epoch, and save its state in checkpoints.
 
-        After ``wrap``, in the same order at every start; do not call ``scheduler.step()``. Raises ValueError.
+        Call it after ``wrap``, in the same order at every start. Do not call ``scheduler.step()`` yourself. Raises
+        ValueError for a scheduler that dltrain cannot run.
         """
         self._schedules.add(scheduler, each_epoch)
 
     def keep(self, **objects: Any) -> None:
-        """Keep in checkpoints, by these names, what a script has beside model and optimizer, and go on with it after a
-        restart: anything with ``state_dict()`` and ``load_state_dict()``, lists and dictionaries.
+        """Save further objects in checkpoints under these names, and restore them after a restart.
 
-        After ``wrap``, before ``steps``. It should be the same on all ranks: rank 0's is what is saved. Change objects
-        after ``opt.step()``: a step that is computed again undoes that, and not what was before. Raises ValueError.
+        An object is a list, a dictionary, or has ``state_dict()`` and ``load_state_dict()``. Call it after ``wrap`` and
+        before ``steps``. Rank 0's objects are saved, so they should be the same on all ranks. Change objects only after
+        ``opt.step()``: if a step is computed again, earlier changes may be applied twice. Raises ValueError for an
+        object that cannot be saved, MisuseError before ``wrap``.
         """
         if not self._team.taken:
-            raise MisuseError("t.keep: found no model, expected t.wrap(model, optimizer) first")
+            raise MisuseError("t.keep: found no model; expected t.wrap(model, optimizer) first")
         for name, given in objects.items():
             self._user_objects.add(name, given)
 
     @property
     def learning_rate_factor(self) -> float:
-        """What optimizer.learningRateScaling makes of the learning rate for the base batch, at this step."""
+        """Return the factor that optimizer.learningRateScaling applies to the learning rate in this step."""
         return self._scaling.factor
 
     def busy(self, what: str, limit_s: float) -> None:
-        """Say that no step will come for up to ``limit_s``; else silence means to the agent that this rank hangs.
+        """Announce a pause of up to ``limit_s`` seconds between steps, so that the agent does not report a hang.
 
-        The end of an epoch says so by itself, for an evaluation of a minute or of the epoch's own length.
+        The end of an epoch announces a pause by itself: 60 s or the duration of the epoch, whichever is longer.
         """
         self.progress.busy(what, limit_s)
 
     def steps(self, loader: Loader) -> Iterator[Any]:
-        """This rank's batch of every step left, on its device. The body must call ``optimizer.step()`` once.
+        """Yield this rank's batch of each remaining step, on its device. The body must call ``optimizer.step()`` once.
 
-        Ends with SystemExit when the run was asked to stop, once its checkpoint is durable.
+        Raises SystemExit after a request to stop, when the checkpoint is durable.
         """
         check_loader("t.steps", loader)
         team = self._team.among_workers
@@ -253,13 +266,13 @@ class Trainer(Together):
                 step.begin(part, self.step, self.total_steps, wishes)
                 self._user_objects.begin(undoable=self._team.elastic.active)
                 if batch is None:
-                    self.optimizer.step()  # a parameter server: its part is the sum
+                    self.optimizer.step()  # a parameter server computes no gradients; it takes part in the reduction
                 else:
                     yield batch
                 if step.open:
                     raise MisuseError(
-                        "t.steps: found no opt.step() (or scaler.step(opt)) in the loop's body, expected one for each "
-                        "batch" + usage_checks.IN_PARTS
+                        "t.steps: found no opt.step() (or scaler.step(opt)) in the loop's body; expected one for each "
+                        "batch. " + usage_checks.ACCUMULATION_REMEDY
                     )
                 if step.given_up:
                     self._loss_scale.restore()
@@ -272,35 +285,35 @@ class Trainer(Together):
 
     @property
     def complete(self) -> bool:
-        """Whether all steps are done."""
+        """Return True if all steps are done."""
         return 0 < self.total_steps <= self.step
 
     @property
     def parallel(self) -> DataParallel:
-        """Raises MisuseError before ``wrap``."""
+        """Return the parallelism strategy. Raises MisuseError before ``wrap``."""
         return self._team.parallel
 
     @property
     def worker(self) -> int:
-        """This rank's number among the ranks that compute (a server's among the servers)."""
+        """Return this rank's number among the workers, or a parameter server's number among the servers."""
         return self._team.worker
 
     @property
     def workers(self) -> int:
-        """How many ranks compute."""
+        """Return the number of ranks that compute gradients."""
         return self._team.workers
 
     @property
     def alive(self) -> int:
-        """Ranks that train: those of the plan, without those that were lost and did not come back yet."""
+        """Return the number of ranks that train: the planned ranks without those that are lost at present."""
         return len(self._team.elastic.alive)
 
     def reshard(self, shares: Sequence[int], reason: str) -> None:
-        """Give the ranks other shares from the next step on; every rank must call it with the same ones."""
+        """Set the local batch sizes from the next step on. Every rank must call it with the same values."""
         self._team.reshard(self.step, shares, reason)
 
     def outcome(self) -> Outcome:
-        """What the run came to."""
+        """Return the result of the run."""
         last = self.checkpoint_manager.last
         return Outcome(
             steps=self.step,
@@ -311,42 +324,43 @@ class Trainer(Together):
         )
 
     def close(self) -> None:
-        """Wait for a checkpoint under way, free the collective. Raises OSError when it could not be written."""
+        """Wait for a pending checkpoint and free the collective. Raises OSError if the checkpoint cannot be written."""
         self.checkpoint_manager.wait()
         self._team.close()
 
     def abandon(self) -> None:
-        """Leave alone, so that no rank waits for this one. The process must exit next."""
+        """Leave the process group without waiting for other ranks, which learn of it. The process must exit next."""
         self._team.abandon()
 
     def _normalized(self, model: Model, synchronize: bool) -> Model:
-        """With BatchNorm over all ranks, or a warning that it is not."""
+        """Synchronize the model's BatchNorm layers over the ranks, or warn that they are not synchronized."""
         if self.workers == 1 or not (layers := local_layers(model)):
             return model
         if not synchronize:
             if self.rank == 0:
                 warnings.warn(unsynchronized(layers), stacklevel=3)
             return model
-        team, step = self._team, self._step  # whose ranks and weights change
-        team.elastic.active = False  # a rank lost within forward leaves others in the middle of it
+        team, step = self._team, self._step  # looked up at each call, because ranks and weights change
+        # A rank lost within forward would leave the others in the middle of it, where a step cannot be repeated.
+        team.elastic.active = False
         counts, weight = lambda: step.weight_by_samples > 0, lambda: step.weight
         return synchronized(model, Ranks(lambda of: team.among_workers.sum(of), counts, weight))
 
     def _replay_shares(self) -> None:
-        """Those of the recorded run at the step to come, if there is one to be replayed."""
+        """Apply the recorded run's local batch sizes for the next step, if a run is replayed."""
         shares = self._replay.shares(self.step) if self._replay is not None else None
         if shares is not None and shares != self.shares:
             self.reshard(shares, "replayed")
 
     def _after_update(self) -> None:
-        """Hook of ``optimizer.step()``."""
+        """Count the step after ``optimizer.step()``."""
         if self._step.updated():
             self.step += 1
             if self.end_of_epoch or self.complete:
                 self.progress.end_epoch()
 
     def _lost(self) -> None:
-        """Ranks were lost, and the others go on."""
+        """Prepare to compute the current step again after the process group has shrunk."""
         self.checkpoint_manager.take_over()
         if self._step.open:
             if not self._step.given_up:
@@ -356,18 +370,18 @@ class Trainer(Together):
             self.end_of_epoch = False
 
     def _conclude(self, fetch_s: float) -> None:
-        """After a step: news, and what the ranks agreed on."""
+        """Send a progress update after a step, then save or stop if the ranks agreed to."""
         step, agreed = self._step, self._step.agreed_step.shared
         if self.step == self._first + 1 and self.workers > 1:
             usage_checks.warn_of_unlike_buffers(self._unlike_buffers(), self.rank)
         step.count(fetch_s, first=self.step == self._first + 1)
-        if step.news_due:
+        if step.update_due:
             rate, norm = float(self.optimizer.param_groups[0]["lr"]), step.gradient_norm
             self.progress.tell(self.step, self.total_steps, self.epoch, rate, norm, self.shares[self.rank], self.alive)
         self._schedules.step(end_of_epoch=self.end_of_epoch)
         saving, every = agreed.save or agreed.stop, self.plan.compare_steps
         if saving or agreed.keep or self.complete or (every and self.step % every == 0):
-            # Before each checkpoint, too, so that none is made of wrong parameters.
+            # Ranks also compare parameters before each checkpoint, so that corrupt ones are never saved.
             self._team.together(self.step, lambda: self._team.agree_on_parameters(self.step))
         if saving or agreed.keep:
             self._saving.save(self.step, self.epoch, durable=bool(saving))

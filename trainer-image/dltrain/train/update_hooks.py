@@ -1,7 +1,7 @@
-"""The moments before and after an optimizer's update, whatever ``step`` is made of.
+"""Hooks before and after an optimizer's update, also for optimizers whose ``step`` calls that of a base class.
 
-torch calls the hooks of ``step`` for each class that has a ``step`` of its own: twice where a script's optimizer calls
-that of the one it is derived from. What counts is the outer one, which may change parameters before and after.
+torch runs the hooks for each class that defines ``step``, so they run twice if a subclass calls ``super().step()``.
+Only the outer call counts, because it may change parameters before and after the inner one.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from dltrain.parallel.optimizer_checks import check_late
 
 
 class UpdateHooks:
-    """Calls ``before`` and ``after`` each update of ``optimizer``, which has the parameters that it is to have."""
+    """Call ``before`` and ``after`` around each update of ``optimizer``, and check the optimizer's parameters."""
 
     def __init__(
         self,
@@ -24,11 +24,9 @@ class UpdateHooks:
         after: Callable[[], object],
         stands_in: Callable[[nn.Parameter], bool],
     ) -> None:
-        """``stands_in``: whether the optimizer has it in the place of a part of the model's."""
-        self._tracked = {
-            *model.parameters(),
-            *_parameters(optimizer),
-        }  # so that no other one gets the number of one of them
+        """Register the hooks. ``stands_in``: returns True for an optimizer shard that replaces a model parameter."""
+        # References keep the parameters alive, so that no other one can get the same id.
+        self._tracked = {*model.parameters(), *_parameters(optimizer)}
         self._known = {id(parameter) for parameter in self._tracked}
         self._depth = 0
         self._stands_in = stands_in
@@ -44,7 +42,7 @@ class UpdateHooks:
             self._check(optimizer)
             self._before()
         except BaseException:
-            self._depth = 0  # there will be no end
+            self._depth = 0  # torch does not call the post hook after an exception
             raise
 
     def _end(self, *_: Any) -> None:
@@ -53,7 +51,7 @@ class UpdateHooks:
             self._after()
 
     def _check(self, optimizer: Optimizer) -> None:
-        late = [p for p in _parameters(optimizer) if id(p) not in self._known]  # numbers: tensors are slow to hash
+        late = [p for p in _parameters(optimizer) if id(p) not in self._known]  # tensors are slow to hash
         if late:
             check_late([p for p in late if not self._stands_in(p)])
             self._tracked.update(late)

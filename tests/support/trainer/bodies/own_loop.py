@@ -138,7 +138,7 @@ def made(world: ProcessGroup, **plan: Any) -> Trainer:
 def refused(world: ProcessGroup) -> None:
     trainer = made(world)
     net, scale = Net(), nn.Parameter(torch.ones(2, 3))
-    with pytest.raises(ValueError, match=r"t\.wrap: optimizer: found builtins\.NoneType, expected a torch Optimizer"):
+    with pytest.raises(ValueError, match=r"t\.wrap: optimizer: found builtins\.NoneType; expected a torch Optimizer"):
         trainer.wrap(net, None)  # type: ignore[type-var]
     with pytest.raises(ValueError, match=r"found parameters \[\(2, 3\)\] that are not the model's"):
         trainer.wrap(net, torch.optim.SGD([*net.parameters(), scale], 0.1))
@@ -150,7 +150,7 @@ def refused(world: ProcessGroup) -> None:
         opt.step(lambda: 0.0)
     with pytest.raises(ValueError, match="found ReduceLROnPlateau"):
         trainer.schedule(torch.optim.lr_scheduler.ReduceLROnPlateau(opt))
-    with pytest.raises(ValueError, match=r"t\.log: loss: found shape \(3,\), expected one number"):
+    with pytest.raises(ValueError, match=r"t\.log: loss: found shape \(3,\); expected one number"):
         trainer.log(loss=torch.ones(3))
     if world.size > 1:
         with pytest.raises(ValueError, match=r"t\.steps: found 50, 51, .* samples in the dataset on ranks 0, 1"):
@@ -181,7 +181,7 @@ def passing_twice(world: ProcessGroup, data: tuple[torch.Tensor, ...]) -> None:
     for x, y in trainer.steps(loader):
         cross_entropy(net(x, rare=True), y).backward()
         opt.step()
-    with pytest.warns(UserWarning, match="goes through all epochs, and all 2 steps are done"):
+    with pytest.warns(UserWarning, match="found another call after all 2 steps"):
         assert not list(trainer.steps(loader))
     trainer.close()
 

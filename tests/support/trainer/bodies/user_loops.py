@@ -239,10 +239,10 @@ class Accumulating(Loop):
 
 REFUSED: dict[type[Loop], str] = {
     NewHead: r"optimizer: found parameters \[\(4, 96\), \(4,\)\] that the model had not in t\.wrap",
-    Complex: r"t\.wrap: model: found complex parameters 0, expected real ones",
-    Lazy: r"t\.wrap: model: found parameters weight, bias of lazy layers",
-    ExtraState: r"t\.wrap: model: found state that is no tensor in _extra_state, expected tensors",
-    SparseAdam: r"t\.wrap: optimizer: found SparseAdam, expected one for dense gradients",
+    Complex: r"t\.wrap: model: found complex parameters 0; expected real ones",
+    Lazy: r"t\.wrap: model: found uninitialized parameters weight, bias of lazy layers",
+    ExtraState: r"t\.wrap: model: found state that is not a tensor in _extra_state; expected tensors",
+    SparseAdam: r"t\.wrap: optimizer: found SparseAdam; expected an optimizer for dense gradients",
     Graph: r"found backward\(create_graph=True\), expected .*: for a penalty on gradients call torch\.autograd\.grad",
     Accumulating: r"found no opt\.step\(\) .*in the loop's body, .* over parts of one, under t\.no_sync\(\)",
 }
@@ -264,7 +264,7 @@ def held_out(world: ProcessGroup, shares: list[int]) -> None:
     assert (len(loader), loader.total_steps) == (-(-SAMPLES // sum(shares)), 3 * len(loader))
     with pytest.raises(ValueError, match=r"found a loop over it, expected one over t\.steps\(loader\)"):
         list(loader)
-    with pytest.raises(ValueError, match=r"t\.sum: found one float, expected a list"):
+    with pytest.raises(ValueError, match=r"t\.sum: found one float; expected a list"):
         trainer.sum(3.0)  # type: ignore[arg-type]
     trainer.close()
 
