@@ -342,7 +342,7 @@ class TestStep:
         assert (one.disk_s, four.disk_s) == pytest.approx((2e-4, 8e-4))
         assert input_data.fetching(workload, gpu, 1.0, stored, 1e12).disk_s == pytest.approx(2e-5)
         assert one.mostly == "reading from disk"
-        assert input_data.fetching(builtin("resnet18", None), gpu).mostly == "making samples"
+        assert input_data.fetching(builtin("resnet18", None), gpu).mostly == "preparing samples"
         assert one.total_s == pytest.approx(one.disk_s + one.making_s + one.memory_s + one.device_s)
 
 

@@ -98,7 +98,7 @@ def test_batches_that_do_not_fit_are_shown_with_their_reason() -> None:
     found = decided(asked, small, {("resnet50", "Tesla-T4"): Learned(noise=NoiseOf(WIDE.data, 1e9, 100))}).batch
     assert found is not None
     refusals = {o.batch: o.reason for o in found.options if o.prediction is None}
-    assert 4096 in refusals and all("fits on no allowed set of nodes" in reason for reason in refusals.values())
+    assert 4096 in refusals and all("more than any allowed set of nodes" in reason for reason in refusals.values())
     assert found.chosen not in refusals
 
 

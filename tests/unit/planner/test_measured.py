@@ -195,7 +195,7 @@ class TestNextMeasurement:
     def test_until_five_are_known(self) -> None:
         for count in range(5):
             found = self.suggestion(profile(*FEW[:count]))
-            assert found is not None and "less variance" in found
+            assert found is not None and "reduces the variance" in found
             for nodes, per_node, _ in FEW[:count]:
                 each = f" ({per_node} ranks each)" if per_node > 1 else ""
                 assert not found.startswith(f"{nodes} x {T4}{each},"), "never what was measured already"
@@ -203,7 +203,7 @@ class TestNextMeasurement:
 
     def test_it_is_worth_less_the_more_is_known(self) -> None:
         texts = [self.suggestion(profile(*FEW[:count])) for count in (0, 4)]
-        first, last = (float(re.search(r"(\d+) % less", text or "")[1]) for text in texts)  # type: ignore[index]
+        first, last = (float(re.search(r"by (\d+) %", text or "")[1]) for text in texts)  # type: ignore[index]
         assert first > last
 
     def test_following_it_teaches_more_than_staying_put(self) -> None:

@@ -86,7 +86,7 @@ def test_units_bound_tensor_parallel_ranks() -> None:
     ("request_", "field", "words"),
     [
         (replace(PIPELINE, stages=5), "spec.parallelism.stages", "found room for 4 ranks, expected 5 ranks"),
-        (replace(PIPELINE, nodes_max=1), "spec.parallelism.stages", "expected 2 ranks, one for each stage"),
+        (replace(PIPELINE, nodes_max=1), "spec.parallelism.stages", "expected 2 ranks, one per stage"),
         (replace(TENSOR, nodes_max=1), "spec.nodes", "expected 2 ranks or more"),
         (replace(PIPELINE, fixed=(FixedChoice("cpu", 3),)), "spec.planning.groups", "found room for 3 ranks"),
         (
@@ -94,7 +94,7 @@ def test_units_bound_tensor_parallel_ranks() -> None:
             "spec.parallelism.stages",
             "layers with parameters, expected one for each of 99",
         ),
-        (replace(PIPELINE, memory_per_pod_nbytes=2**28), "spec.globalBatchSize", "does not fit: its part of the model"),
+        (replace(PIPELINE, memory_per_pod_nbytes=2**28), "spec.globalBatchSize", "part of the model needs"),
     ],
 )
 def test_what_cannot_be(request_: Request, field: str, words: str) -> None:

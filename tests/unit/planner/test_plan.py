@@ -193,7 +193,9 @@ class TestDecisions:
 
     def test_unlike_nodes_of_one_device_are_pointed_out(self) -> None:
         decision = decided(DIGITS, view({"cpu": 0.5}, {"cpu": 8}))
-        assert "nodes of device cpu have unlike CPUs: planned as the weakest, 0.5 CPUs" in (decision.warning or "")
+        assert "nodes of device cpu have different numbers of CPUs: the plan assumes the smallest, 0.5 CPUs" in (
+            decision.warning or ""
+        )
 
     def test_a_program_of_ones_own_is_planned_by_its_hints(self) -> None:
         own = Request(
@@ -242,7 +244,7 @@ class TestDecisions:
             decided(replace(own, cpu_per_pod=cpus), cluster, {("program-1", T4): known}).chosen.prediction
             for cpus in (4.0, 16.0)
         )
-        assert few.data_s == pytest.approx(0.64 / 3 - 0.1, rel=0.02) and few.bottleneck.endswith("making samples")
+        assert few.data_s == pytest.approx(0.64 / 3 - 0.1, rel=0.02) and few.bottleneck.endswith("preparing samples")
         assert many.data_s == 0 and many.step_s == pytest.approx(0.1, rel=0.05)
 
     def test_scaling_shows_the_best_plan_of_every_size(self) -> None:

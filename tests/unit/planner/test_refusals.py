@@ -83,7 +83,7 @@ class TestRefusals:
         assert (found.reason, found.field) == ("DoesNotFit", "spec.globalBatchSize")
         assert "Tesla-T4: does not fit" in found.message
         assert f"{A100}: does not fit" in found.message
-        assert "of 16 GiB" in found.message
+        assert "available 16 GiB" in found.message
 
     def test_too_few_to_hold_the_batch(self) -> None:
         request = replace(RESNET, global_batch=4096)

@@ -123,21 +123,21 @@ class TestKinds:
         decision = decided(replace(DIGITS, nodes_min=3), THREE)
         lines = {r.summary: r.reason for r in decision.refusals}
         (sharded,) = [reason for summary, reason in lines.items() if "sharded optimizer" in summary]
-        assert sharded.startswith("not asked for (parallelism.strategy Optimizer or Auto): ")
-        assert "MiB a rank against" in sharded
+        assert sharded.startswith("not requested (parallelism.strategy Optimizer or Auto): ")
+        assert "MiB per rank instead of" in sharded
         for name, how in (("StaleSynchronous", "Server within 3 steps"), ("Asynchronous", "Server, asynchronous")):
             (apart,) = [reason for summary, reason in lines.items() if how in summary]
-            assert apart.startswith(f"not asked for (parallelism.synchronization {name}): ")
-            assert apart.endswith("by gradients 1 update old")
+            assert apart.startswith(f"not requested (parallelism.synchronization {name}): ")
+            assert apart.endswith("with gradients that are 1 update old")
 
     def test_models_in_parts_are_priced_where_the_trainer_can_cut_them(self) -> None:
         lines = {r.summary: r.reason for r in decided(replace(DIGITS, nodes_min=3), THREE).refusals}
         (pipeline,) = [reason for summary, reason in lines.items() if "Pipeline of 3 stages, 12 micro" in summary]
-        assert pipeline.startswith("not asked for (parallelism.strategy Pipeline or Auto): ")
-        assert lines["3 x cpu, Tensor"] == "no such parts: the model has no linear layers in pairs"
+        assert pipeline.startswith("not requested (parallelism.strategy Pipeline or Auto): ")
+        assert lines["3 x cpu, Tensor"] == "not possible: the model has no pairs of linear layers"
         request = replace(DIGITS, model="mlp", nodes_min=3)
         (tensor,) = [r.reason for r in decided(request, THREE).refusals if "x cpu, Tensor, " in r.summary]
-        assert tensor.startswith("not asked for (parallelism.strategy Tensor or Auto): ")
+        assert tensor.startswith("not requested (parallelism.strategy Tensor or Auto): ")
         own = replace(large(1e6), optimizer="SGD", fixed=(FixedChoice("t4", 2, 2),))
         assert not any("Pipeline" in r.summary for r in decided(own, T4S).refusals), "programs are not cut"
         many = view({"count": 17, "cpu": 2})
@@ -154,10 +154,10 @@ class TestKinds:
     )
     def test_no_line_about_what_makes_no_difference(self, request_: Request) -> None:
         lines = decided(request_, THREE).refusals
-        assert not any("sharded" in r.summary and r.reason.startswith("not asked for") for r in lines)
+        assert not any("sharded" in r.summary and r.reason.startswith("not requested") for r in lines)
 
     def test_too_large_says_of_what(self) -> None:
         few = view({"device": T4, "devices": 1, "cpu": 16, "memory": "256Gi"})
-        assert "of it whatever the batch" in refused(large(2e9), few).message
+        assert "of it independent of the batch size" in refused(large(2e9), few).message
         images = replace(large(1e6), activation_nbytes_per_sample=10**9)
         assert "of it activations" in refused(images, few).message

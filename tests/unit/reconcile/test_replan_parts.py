@@ -139,4 +139,4 @@ def test_why_parts_are_left_out_is_shown() -> None:
     now = moved(contradicted(OPEN, SLOW_NETWORK, 30.0))
     shown = status(step(now, 2 * WARM_S)).plan
     assert shown is not None
-    assert [r.reason for r in shown.rejected if r.summary == "Pipeline"] == [f"left out: {PARTS_WERE_SLOW}"]
+    assert [r.reason for r in shown.rejected if r.summary == "Pipeline"] == [f"not considered: {PARTS_WERE_SLOW}"]

@@ -67,7 +67,7 @@ class Fetching:
         """What most of it goes to, for people."""
         parts = {
             "reading from disk": self.disk_s,
-            "making samples": self.making_s,
+            "preparing samples": self.making_s,
             "copying in main memory": self.memory_s,
             "copying to the device": self.device_s,
         }

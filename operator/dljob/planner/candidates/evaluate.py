@@ -1,4 +1,4 @@
-"""One candidate, exactly: its split in whole samples, its prediction, or why it is none."""
+"""Exact evaluation of one candidate: its local batch sizes and its prediction, or the reason why it is rejected."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refus
 from dljob.planner.types.texts import gibibytes, group_names, rate, samples
 
 LEAST_BUSY = 0.25
-"""Of its CPUs, what a rank is given in any case: it also starts, evaluates and writes checkpoints."""
+"""Minimum fraction of its CPUs that a rank requests, because it also starts, evaluates and writes checkpoints."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """So many nodes of an option; ``batch_per_rank`` when the user fixed it."""
+    """A number of nodes of an option. ``batch_per_rank`` is set if the user fixed it."""
 
     option: Option
     nodes: int
@@ -37,13 +37,16 @@ class Part:
 
 
 def describe(parts: Sequence[Part]) -> str:
-    """Such as '2 x a100 (4 ranks each) + 3 x t4'."""
+    """Return a text such as '2 x a100 (4 ranks each) + 3 x t4'."""
     each = [(p.nodes, p.option.label, p.option.ranks_per_node) for p in parts]
     return " + ".join(f"{n} x {label}" + (f" ({g} ranks each)" if g > 1 else "") for n, label, g in each)
 
 
 def shares_of(parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0) -> list[list[int]] | None:
-    """Samples of each rank, by part; the last ``servers`` ranks get none. None when they do not fit."""
+    """Return the local batch sizes of the ranks of each part, or None if they do not fit into memory.
+
+    The last ``servers`` ranks are parameter servers and get no samples.
+    """
     counts = [p.ranks for p in parts]
     for i in reversed(range(len(parts))):
         taken = min(servers, counts[i])
@@ -65,7 +68,7 @@ def shares_of(parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0)
 def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -> Refusal:
     ranks = sum(p.ranks for p in parts)
     if request.global_batch < ranks:
-        return Refusal(describe(parts), f"{ranks} ranks but only {request.global_batch} samples in a step")
+        return Refusal(describe(parts), f"{ranks} ranks but only {request.global_batch} samples per step")
     worst = min(parts, key=lambda p: p.option.largest_batch)
     share = worst.batch_per_rank or even(request.global_batch, ranks)[0]
     held = held_by(parts, workload)
@@ -73,30 +76,30 @@ def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -
 
 
 def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
-    """The workload as each rank holds it."""
+    """Return the workload with the part of the optimizer state that each rank holds."""
     ranks = sum(p.ranks for p in parts)
     return memory.sharded(workload, ranks) if parts[0].option.strategy == "Optimizer" else workload
 
 
 def too_large(held: Workload, share: int, option: Option, what: str) -> str:
-    """Such as 'does not fit: 64 samples need 23.4 GiB of 16 GiB, 21 GiB of it activations'."""
+    """Return a text such as 'does not fit: 64 samples need 23.4 GiB (21 GiB of it activations), available 16 GiB'."""
     needed = memory.rank_nbytes(held, share, option.pool.is_gpu)
     activations = needed - memory.rank_nbytes(held, 0, option.pool.is_gpu)
     mostly = f"{gibibytes(activations)} of it activations"
     if activations < needed / 2:
-        mostly = f"{gibibytes(needed - activations)} of it whatever the batch"
-    return f"does not fit: {what} need {gibibytes(needed)} of {gibibytes(option.memory_nbytes)}, {mostly}"
+        mostly = f"{gibibytes(needed - activations)} of it independent of the batch size"
+    return f"does not fit: {what} need {gibibytes(needed)} ({mostly}), available {gibibytes(option.memory_nbytes)}"
 
 
 def evaluate(
     parts: Sequence[Part], collective: CollectiveName, request: Request, workload: Workload, servers: int = 1
 ) -> Choice | Refusal:
-    """The candidate with its prediction, or a one-line reason against it."""
+    """Return the candidate with its prediction, or a one-line reason why it is rejected."""
     ranks, nodes = sum(p.ranks for p in parts), sum(p.nodes for p in parts)
     serving = servers if collective == "ParameterServer" and ranks > 1 else 0
     apart = request.synchronization != "Synchronous"
     if apart and not serving:
-        return Refusal(describe(parts), "one rank: a worker and a parameter server are two")
+        return Refusal(describe(parts), "one rank: asynchronous training needs a worker and a parameter server")
     shares = shares_of(parts, request.global_batch, request.uneven, serving)
     if shares is None:
         return _does_not_fit(parts, request, workload)
@@ -108,7 +111,7 @@ def evaluate(
     strategy = chosen[0].strategy
     sharded = strategy == "Optimizer" and ranks > 1
     saved_s = slowest.option.update_s * (1 - 1 / ranks) if sharded else 0.0
-    # What was measured on several devices prices the step; else formulas do.
+    # Measured multi-device steps replace the formulas if there are any.
     known = [] if ranks == 1 else [o.steps for o in chosen if o.steps]
     timing = step(
         compute_s=busy_s - data_s - saved_s,
@@ -164,9 +167,9 @@ def evaluate(
 
 
 def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
-    """The step as the profiles of its devices say: the slowest of what they say, fetching data besides.
+    """Return the step predicted by the profiles of its devices: the slowest prediction, plus the input time.
 
-    Computing is what it takes on the node by itself; all that a step takes longer is communication.
+    Computing is the time on the node by itself. The rest of the measured step counts as communication.
     """
     said = [predicted(p, run) for p in known]
     step_s, spread = max((float(median[0]), float(deviation[0])) for median, deviation in said)
@@ -176,11 +179,11 @@ def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
 
 
 def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
-    """CPUs that one rank keeps busy: what it has, times the part of a step in which it uses them.
+    """Return the CPUs that one rank keeps busy: its CPUs times the fraction of a step in which it uses them.
 
-    It computes and fetches its samples, for as long as nine of ten such ranks need at most; while it waits for the
-    network it uses as much of a core as copying at the link's speed takes. That MPI spins while it waits is no need. A
-    GPU's rank has a CPU of its own, for what launches kernels must never wait.
+    A rank is busy while it computes and fetches its samples (p90 time). While it waits for the network, it uses the
+    part of a core that copying at the link's speed takes. MPI's busy waiting is not counted. A GPU rank gets one whole
+    CPU, so that kernel launches never wait.
     """
     if option.pool.is_gpu:
         return 1.0
@@ -192,7 +195,7 @@ def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
 
 
 def _how(collective: CollectiveName, request: Request) -> str:
-    """Such as 'Ring', or 'ParameterServer within 3 steps'."""
+    """Return a text such as 'Ring' or 'ParameterServer within 3 steps'."""
     within = {
         "Synchronous": "",
         "Asynchronous": ", asynchronous",
@@ -237,24 +240,24 @@ def _prediction(
 
 
 def _processes(part: Part) -> int:
-    """That make batches for one rank."""
+    """Return the number of data-loading worker processes of one rank."""
     return part.option.fetching.workers if part.option.fetching.processes else 0
 
 
 def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: Link, measured: bool) -> str:
-    """What most of a step goes to, and what that is made of."""
+    """Return the dominant part of the step time with its percentage and cause."""
     option = slowest.option
-    by = "" if option.fetching.workers else ", between steps: with more CPUs a pod makes batches ahead"
+    by = "" if option.fetching.workers else ", between steps: with more CPUs per pod, batches are prefetched"
     over = "as measured on several devices" if measured else f"over {link.name}, {rate(link.bandwidth_Bps)}"
     texts = {
         timing.communication_s: f"communication {{}}: {collective} {over}",
         timing.data_s: f"data {{}}: {samples(share)} for {option.label}, most of it {option.fetching.mostly}{by}",
-        timing.waiting_s: "waiting {}: ranks for each other",
+        timing.waiting_s: "waiting {}: ranks wait for each other",
         timing.compute_s: f"computing {{}}: {samples(share)} on {option.label}",
     }
     longest = max(texts)
     text = texts[longest].format(f"{100 * longest / timing.step_s:.0f} %")
     fixed = option.curve.seconds(0) / timing.compute_s
     if longest == timing.compute_s and fixed > 0.3:
-        text += f", {100 * fixed:.0f} % of it whatever the batch"
+        text += f", {100 * fixed:.0f} % of it independent of the batch size"
     return text

@@ -1,4 +1,4 @@
-"""Plans that the user dictates: groups of nodes, checked against the cluster."""
+"""Groups of nodes that the user fixes (``planning.mode: Fixed``), checked against the cluster."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def fixed_parts(
     learned: Mapping[tuple[str, str], Learned],
     strategy: Strategy = "Data",
 ) -> list[Part] | Infeasible:
-    """The user's groups as parts of a candidate, or what is wrong with them."""
+    """Return the user's groups as parts of a candidate, or the error in them."""
     if (wrong := _batch(request)) is not None:
         return wrong
     parts = []
@@ -33,13 +33,13 @@ def fixed_parts(
                 "TooFewNodes" if nodes.busy == 0 else "DeviceBusy",
                 f"{field}.nodes",
                 f"found {max(0, room)} nodes of {choice.device} with room for {choice.ranks_per_node} ranks each, "
-                f"expected {choice.nodes}: lower nodes or ranksPerNode, or wait until nodes are free",
+                f"expected {choice.nodes}: lower nodes or ranksPerNode, or wait until more nodes are free",
                 transient=True,
                 refusals=nodes.refusals,
             )
         taken[choice.device] = before + choice.nodes
         found = options(pool, choice.ranks_per_node, workload, request, learned, strategy, ranks)
-        # The pods go where there is room for them: the option with most memory that has nodes enough.
+        # Kubernetes places pods where they fit, so take the option with the most memory that has enough nodes.
         option = max((o for o in found if o.nodes >= choice.nodes), key=lambda o: o.memory_nbytes)
         parts.append(Part(option, choice.nodes, choice.batch_per_rank))
     return parts
@@ -50,23 +50,23 @@ def _room(pool: Pool, choice: FixedChoice) -> int:
 
 
 def _batch(request: Request) -> Infeasible | None:
-    """Whether the groups' batches can make up the global batch."""
+    """Return an error if the groups' local batch sizes cannot add up to the global batch size."""
     ranks = sum(f.nodes * f.ranks_per_node for f in request.fixed)
-    told = sum(f.nodes * f.ranks_per_node * (f.batch_per_rank or 0) for f in request.fixed)
+    fixed_samples = sum(f.nodes * f.ranks_per_node * (f.batch_per_rank or 0) for f in request.fixed)
     rest = sum(f.nodes * f.ranks_per_node for f in request.fixed if f.batch_per_rank is None)
     if request.global_batch < ranks:
         return Infeasible(
             "BatchTooSmall",
             "spec.globalBatchSize",
-            f"found {request.global_batch} samples for {ranks} ranks, expected at least one each: raise "
+            f"found {request.global_batch} samples for {ranks} ranks, expected at least one per rank: raise "
             "globalBatchSize or use fewer ranks",
         )
-    if told + rest > request.global_batch or (not rest and told != request.global_batch):
+    if fixed_samples + rest > request.global_batch or (not rest and fixed_samples != request.global_batch):
         expected = f"{request.global_batch}" if not rest else f"at most {request.global_batch - rest}"
         return Infeasible(
             "BatchMismatch",
             "spec.planning.groups",
-            f"batchPerRank adds up to {told} samples over the groups, expected {expected} (globalBatchSize "
-            f"{request.global_batch}): change batchPerRank or globalBatchSize",
+            f"found batchPerRank that adds up to {fixed_samples} samples over the groups, expected {expected} "
+            f"(globalBatchSize {request.global_batch}): change batchPerRank or globalBatchSize",
         )
     return None

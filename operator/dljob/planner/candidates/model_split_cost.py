@@ -1,4 +1,4 @@
-"""What a step takes, and what a rank holds, where ranks hold parts of the model."""
+"""Predicted step time and memory of model-parallel candidates (pipeline and tensor parallelism)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,16 +19,18 @@ from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refus
 from dljob.planner.types.texts import gibibytes, group_names, rate
 
 MAX_MICRO_BATCHES = 4096
-"""By the API."""
+"""The API's limit."""
 UNMEASURED_SPREAD = 0.25
-"""Standard deviation of log(measured / predicted) that a step in parts has beside that of whole models' figures: no
-profile learns from parts, and the formulas below know neither how a CPU's ranks drive messages nor how evenly stages
-really compute (docs/design/0016-models-in-parts.md: logarithms of measured ratios have a root mean square of 0.14)."""
+"""Additional standard deviation of log(measured / predicted) of a model-parallel step.
+
+Profiles do not learn from model-parallel runs. The formulas below model neither how ranks on CPUs progress their
+messages nor how evenly stages compute (docs/design/0016-models-in-parts.md: the logarithms of the measured ratios have
+a root mean square of 0.14)."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """Ranks, and how they share out the model."""
+    """Ranks and how they split the model."""
 
     part: Part
     strategy: Literal["Pipeline", "Tensor"]
@@ -36,7 +38,7 @@ class Way:
     micro_batches: int = 1
 
     def describe(self) -> str:
-        """Such as '3 x cpu, Pipeline of 3 stages, 12 micro-batches'."""
+        """Return a text such as '3 x cpu, Pipeline of 3 stages, 12 micro-batches'."""
         if self.strategy == "Tensor":
             return f"{describe([self.part])}, Tensor, {self.collective}"
         return f"{describe([self.part])}, Pipeline of {self.part.ranks} stages, {self.micro_batches} micro-batches"
@@ -44,31 +46,37 @@ class Way:
 
 @dataclass(frozen=True)
 class _Step:
-    """Seconds of a step, by part, without data and waiting."""
+    """Parts of the step time in seconds, without input data and waiting."""
 
     busy_s: float
-    """Of the rank that computes longest."""
+    """Computing time of the slowest rank."""
     mean_s: float
-    """Of the ranks' computing, in the mean."""
+    """Mean computing time of the ranks."""
     moving_s: float
-    """Messages that are felt, and idle turns."""
+    """Exposed communication and pipeline bubble."""
     text: str
-    """For people: what it is that moves."""
+    """Description of the communication for messages."""
     spread: float
-    """Of what is known of the link."""
+    """Standard deviation of the logarithm of the communication time."""
 
 
 def predict(way: Way, request: Request, model: split.Model) -> Prediction | Refusal:
-    """Its prediction, or a line against it: the part does not fit. Raises ValueError when there is no such part."""
+    """Return the prediction, or a refusal if a rank's part of the model does not fit into memory.
+
+    Raise ValueError if the model cannot be split this way.
+    """
     part, option = way.part, way.part.option
     ranks, batch = part.ranks, request.global_batch
     held = _memory_nbytes(way, batch, model)
     if held > option.memory_nbytes:
-        why = f"does not fit: its part of the model needs {gibibytes(held)} of {gibibytes(option.memory_nbytes)}"
+        why = (
+            f"does not fit: a rank's part of the model needs {gibibytes(held)}, available "
+            f"{gibibytes(option.memory_nbytes)}"
+        )
         return Refusal(f"{describe([part])}, {way.strategy}", why)
     host, room = _host_nbytes(part, batch, model.workload, held), _host_room_nbytes(part, request)
     if host > room:
-        why = f"does not fit: main memory of a pod, where the whole model is made: {gibibytes(host)} of"
+        why = f"does not fit: a pod creates the whole model in main memory and needs {gibibytes(host)}, available"
         return Refusal(f"{describe([part])}, {way.strategy}", f"{why} {gibibytes(room)}")
     step = (_pipeline if way.strategy == "Pipeline" else _tensor)(way, batch, model)
     data_s = option.fetching.felt_s(step.busy_s, batch)
@@ -100,7 +108,7 @@ def predict(way: Way, request: Request, model: split.Model) -> Prediction | Refu
 
 
 def choice(way: Way, request: Request, prediction: Prediction) -> Choice:
-    """The candidate: every rank sees the whole batch."""
+    """Return the candidate. Every rank processes the whole batch."""
     part, option = way.part, way.part.option
     each = option.ranks_per_node
     group = Group(
@@ -111,7 +119,10 @@ def choice(way: Way, request: Request, prediction: Prediction) -> Choice:
 
 
 def _messages(option: Option, nodes: int) -> tuple[Link, float]:
-    """What stages send each other goes through main memory, from GPUs too, and on one node stays there."""
+    """Return the link between stages and its spread.
+
+    Messages between stages go through main memory, also from GPUs. On one node they stay there.
+    """
     link, spread = link_of([option], nodes)
     if not option.pool.is_gpu:
         return link, spread
@@ -125,7 +136,7 @@ def _pipeline(way: Way, batch: int, model: split.Model) -> _Step:
     stages = model.cut_into(p)
     samples = ceil(batch / k)
     whole_s = option.computing.seconds(samples)
-    # Once a step, not once a micro-batch.
+    # The update and the step's overhead occur once per step, not once per micro-batch.
     update = update_s(workload, option.device)
     once_s = min(update + STEP_OVERHEAD_S, 0.9 * whole_s)
     slot_s = stages.arithmetic * (whole_s - once_s)
@@ -137,7 +148,7 @@ def _pipeline(way: Way, batch: int, model: split.Model) -> _Step:
         busy_s=busy_s,
         mean_s=min(busy_s, (k * (whole_s - once_s) + update) / p + STEP_OVERHEAD_S),
         moving_s=split.pipeline_s(slot_s, transfer_s, p, k) - k * slot_s,
-        text=f"{100 * idle:.0f} % of the turns idle: {p} stages, {k} micro-batches",
+        text=f"pipeline bubble {100 * idle:.0f} %: {p} stages, {k} micro-batches",
         spread=spread,
     )
 
@@ -158,14 +169,16 @@ def _tensor(way: Way, batch: int, model: split.Model) -> _Step:
         busy_s=busy_s,
         mean_s=busy_s,
         moving_s=sum(sums[n] for n in pairs.summed_elements),
-        text=f"sums of activations: {way.collective} over {link.name}, {rate(link.bandwidth_Bps)}",
+        text=f"all-reduce of activations: {way.collective} over {link.name}, {rate(link.bandwidth_Bps)}",
         spread=spread,
     )
 
 
 def _memory_nbytes(way: Way, batch: int, model: split.Model) -> int:
-    """Memory that a rank needs where it computes. In main memory the whole state has a place too, as it is read and
-    written (``split.state_nbytes``), and the whole model as it is made.
+    """Return the memory in bytes that a rank needs on its device.
+
+    On CPUs this includes the whole model, which is created in main memory, and the whole state while a checkpoint is
+    read or written (``split.state_nbytes``).
     """
     workload, ranks, is_gpu = model.workload, way.part.ranks, way.part.option.pool.is_gpu
     if way.strategy == "Pipeline":
@@ -186,7 +199,7 @@ def _memory_nbytes(way: Way, batch: int, model: split.Model) -> int:
 
 
 def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
-    """Main memory of a pod, all its ranks together."""
+    """Return the main memory in bytes that a pod with all its ranks needs."""
     if not part.option.pool.is_gpu:
         return memory.AGENT_NBYTES + part.option.ranks_per_node * held
     share = memory.pod_nbytes(workload, batch, 1, is_gpu=True) - memory.AGENT_NBYTES
@@ -194,16 +207,17 @@ def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
 
 
 def _host_room_nbytes(part: Part, request: Request) -> int:
-    """Main memory that each of the part's nodes can give a pod: those with the most of it are taken."""
+    """Return the main memory in bytes that each node of the part can give a pod, on the nodes with the most memory."""
     if request.memory_per_pod_nbytes is not None:
         return request.memory_per_pod_nbytes
     return sorted(part.option.pool.memory_nbytes, reverse=True)[part.nodes - 1]
 
 
 def micro_batch_counts(batch: int, stages: int) -> Iterator[int]:
-    """Micro-batches worth a look, rising: about as many as stages, twice, four times, ... down to a sample each.
+    """Yield numbers of micro-batches to consider, in rising order: about 1, 2, 4, ... times the number of stages.
 
-    Of those of equal size the fewest: ceil(batch / m) of m samples at most.
+    The last number leaves one sample in each micro-batch. Of several numbers with micro-batches of the same size m, the
+    smallest is used: ceil(batch / m).
     """
     last, wanted = 0, stages
     while last < min(batch, MAX_MICRO_BATCHES):

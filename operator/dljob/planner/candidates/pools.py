@@ -127,7 +127,7 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
     for node in view.nodes:
         reason = _why_not(node, request)
         if names and not wanted(node.device, names):
-            left_out[node.device, "not among the devices asked for"] += 1
+            left_out[node.device, "not among the requested devices"] += 1
         elif reason is None:
             usable[node.device, node.is_gpu].append(node)
         else:

@@ -1,1 +1,1 @@
-"""Why this plan, why not another, and why none."""
+"""Explanations of a decision: why this plan was chosen, why others were not, or why there is no plan."""

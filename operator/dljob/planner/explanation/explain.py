@@ -1,4 +1,4 @@
-"""What stands beside the chosen plan: other candidates, those that lost and why, warnings."""
+"""Explanations beside the chosen plan: other candidates, rejected candidates with reasons, and warnings."""
 
 from math import ceil
 
@@ -13,13 +13,14 @@ from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, joules, samples
 
 MAX_SLOWDOWN = 1.1
-"""Of computing, what a power limit that is advised costs at most: a tenth saves two thirds of what can be saved."""
+"""Longest computing time that an advised power limit may cause, over the time without it. A tenth more time saves two
+thirds of the energy that power limits can save."""
 DIFFERENT = 0.15
-"""Candidates shown differ in their devices, or by this part in their number of ranks."""
+"""Minimum relative difference in the number of ranks between two shown candidates on the same devices."""
 
 
 def memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
-    """A line for each device of which so many do not hold the batch: 'up to 3 x t4: does not fit: 21 GiB of 16'."""
+    """Return a line for each device whose small node counts cannot hold the batch, such as 'up to 3 x t4'."""
     lines = []
     for label in dict.fromkeys(option.label for option in ways):
         option = max((o for o in ways if o.label == label), key=lambda o: (o.least_ranks == 1, o.memory_nbytes))
@@ -29,7 +30,7 @@ def memory_refusals(ways: list[Option], request: Request, workload: Workload) ->
             continue
         most = min(fewest - 1, ranks)
         share = ceil(request.global_batch / most)
-        why = too_large(_held(option, workload, most), share, option, f"{samples(share)} a rank")
+        why = too_large(_held(option, workload, most), share, option, f"{samples(share)} per rank")
         lines.append(Refusal(f"{'up to ' if most > 1 else ''}{most} x {label}", why))
     return lines
 
@@ -39,7 +40,7 @@ def _held(option: Option, workload: Workload, ranks: int) -> Workload:
 
 
 def _fewest(option: Option, request: Request, workload: Workload, ranks: int) -> int:
-    """Ranks of which the batch fits on, at least; one more than there can be when it never does."""
+    """Return the minimum number of ranks that hold the batch, or one more than the maximum if no number does."""
     low, high = 1, min(ranks, request.global_batch) + 1
     while low < high:
         middle = (low + high) // 2
@@ -56,7 +57,7 @@ def _kind(choice: Choice) -> tuple[str, ...]:
 
 
 def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choice, ...]:
-    """The chosen one, then the best ones that are different, then the next best, up to the number asked for."""
+    """Return the chosen candidate, then the best distinct ones, then the next best, ``candidates_kept`` in total."""
     ranked = sorted(choices, key=lambda c: objective.score(request, c.prediction))
     shown = [chosen]
     for choice in ranked:
@@ -73,35 +74,35 @@ def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choi
 
 
 def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]) -> list[Refusal]:
-    """A line for each kind of candidate that lost without being shown: other devices, other collectives."""
+    """Return a line for the best candidate of each kind (devices, strategy, collective) that is not shown."""
     lines: dict[tuple[object, ...], Refusal] = {}
-    told = {(_kind(c), c.collective) for c in shown}
+    shown_kinds = {(_kind(c), c.collective) for c in shown}
     for choice in sorted(choices, key=lambda c: objective.score(request, c.prediction)):
         kind = (_kind(choice), choice.collective)
-        if kind in told or kind in lines or (choice.in_parts and not chosen.in_parts):
+        if kind in shown_kinds or kind in lines or (choice.in_parts and not chosen.in_parts):
             continue
         lines[kind] = Refusal(choice.summary, f"{_worse(request, choice, chosen)}; {choice.prediction.bottleneck}")
     return list(lines.values())
 
 
 def _worse(request: Request, choice: Choice, chosen: Choice) -> str:
-    """By what it is no better than the chosen one."""
+    """Return the reason why ``choice`` is worse than ``chosen`` under the request's objective."""
     p, q = choice.prediction, chosen.prediction
     if not objective.meets(request, p.total_p90_s) and objective.meets(request, q.total_p90_s):
         return f"misses the deadline: {duration(p.total_p90_s)} (p90)"
     return {
-        "Time": f"slower: {duration(p.step_s)} a step against {duration(q.step_s)}",
-        "P90": f"slower: {duration(p.step_p90_s)} a step against {duration(q.step_p90_s)} (p90)",
-        "Energy": f"more energy: {joules(p.energy_J or 0)} against {joules(q.energy_J or 0)}",
-        "Cost": f"dearer: ${p.cost_usd or 0:.3g} against ${q.cost_usd or 0:.3g}",
+        "Time": f"slower: {duration(p.step_s)} per step instead of {duration(q.step_s)}",
+        "P90": f"slower: {duration(p.step_p90_s)} per step instead of {duration(q.step_p90_s)} (p90)",
+        "Energy": f"more energy: {joules(p.energy_J or 0)} instead of {joules(q.energy_J or 0)}",
+        "Cost": f"more expensive: ${p.cost_usd or 0:.3g} instead of ${q.cost_usd or 0:.3g}",
     }["P90" if request.minimize == "Time" and objective.by_p90(request) else request.minimize]
 
 
 def in_parts(request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]) -> list[Refusal]:
-    """Of strategy Auto, a line for the best pipeline and for the best split of layers, where whole models are chosen;
-    of one that is shown only where its figures would have it chosen.
+    """Return a line for the best pipeline and for the best tensor-parallel candidate if a data-parallel plan is chosen.
 
-    Such as '3 x cpu, Pipeline of 3 stages, 12 micro-batches' and '18 % slower: 9.4ms a step against 8ms; ...'.
+    A candidate that is already shown gets a line only if its predicted score is better than the chosen plan's. Example:
+    '3 x cpu, Pipeline of 3 stages, 12 micro-batches' and '18 % slower: 9.4ms per step instead of 8ms; ...'.
     """
     if chosen.in_parts:
         return []
@@ -117,8 +118,9 @@ def in_parts(request: Request, chosen: Choice, choices: list[Choice], shown: tup
         if p < q:
             p90_s, step_s = best.prediction.step_p90_s, chosen.prediction.step_s
             why = (
-                f"{100 * (1 - p / q):.0f} % better as predicted, which is less than what is uncertain of a split that "
-                f"no run has measured: {duration(p90_s)} a step (p90) against {duration(step_s)} (median)"
+                f"predicted {100 * (1 - p / q):.0f} % better, which is within the uncertainty of a model-parallel "
+                f"prediction without measurements: {duration(p90_s)} per step (p90) instead of {duration(step_s)} "
+                "(median)"
             )
         else:
             part = f"{100 * (p / q - 1):.0f} % " if p < 10 * q else ""
@@ -128,16 +130,17 @@ def in_parts(request: Request, chosen: Choice, choices: list[Choice], shown: tup
 
 
 def power_advice(request: Request, chosen: Choice) -> str | None:
-    """Of plans for least energy, a power limit for each GPU that it suits; within the deadline, if there is one.
+    """Return advice on a power limit for each GPU type of a plan that minimizes energy, or None.
 
-    Such as '240 W on NVIDIA-A100-SXM4-40GB (of 400): typically 14 % less energy for 10 % more computing time'.
+    The advised limits keep the deadline, if there is one. Example: '240 W on NVIDIA-A100-SXM4-40GB (of 400): typically
+    14 % less energy for 10 % more computing time'.
     """
     if request.minimize != "Energy":
         return None
     p = chosen.prediction
     slowdown = MAX_SLOWDOWN
     if request.deadline_s is not None:
-        # Computing alone is slowed down; what is left until the deadline bounds it.
+        # A power limit slows down computing only. The time left until the deadline bounds the slowdown.
         spare_s = request.deadline_s - objective.STARTUP_S - p.total_p90_s
         slowdown = min(slowdown, 1 + spare_s / p.total_p90_s)
     lines = []
@@ -159,18 +162,18 @@ def warning(request: Request, chosen: Choice, nodes: Eligible) -> str | None:
     if request.deadline_s is not None and not objective.meets(request, chosen.prediction.total_p90_s):
         warnings.append(
             f"no plan meets the deadline of {duration(request.deadline_s)}: the fastest one takes "
-            f"{duration(chosen.prediction.total_s)}, with start-up and at the 90th percentile {duration(p90_s)}, "
+            f"{duration(chosen.prediction.total_s)} (median), or {duration(p90_s)} (p90, with start-up), which is "
             f"{duration(p90_s - request.deadline_s)} too long"
         )
     for pool in nodes.pools:
         if any(g.device == pool.device for g in chosen.groups):
             if pool.unequal:
                 warnings.append(
-                    f"nodes of device {pool.device} have unlike CPUs: planned as the weakest, {pool.cpu:.3g} CPUs; "
-                    "label kinds of nodes with dljob.dev/device to use each at its speed"
+                    f"nodes of device {pool.device} have different numbers of CPUs: the plan assumes the smallest, "
+                    f"{pool.cpu:.3g} CPUs; label each type of node with dljob.dev/device to plan it at its own speed"
                 )
             if pool.assumed:
                 warnings.append(
-                    f"device {pool.device} is not in the catalogue: predicted as a T4 until a run has measured it"
+                    f"device {pool.device} is not in the catalogue: the plan assumes a T4 until a run has measured it"
                 )
     return "; ".join(warnings) or None

@@ -1,4 +1,4 @@
-"""Why there is no plan: what was found, what was expected, what to do."""
+"""Reasons why no plan is possible, with the found value, the expected value and a remedy."""
 
 from collections.abc import Mapping
 
@@ -32,8 +32,8 @@ def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible 
         return Infeasible(
             "BatchTooSmall",
             "spec.globalBatchSize",
-            f"found {request.global_batch} samples, expected at least one for each of nodes.min = {request.nodes_min} "
-            "nodes: raise globalBatchSize or lower nodes.min",
+            f"found {request.global_batch} samples, expected at least {request.nodes_min}, one per node (nodes.min): "
+            "raise globalBatchSize or lower nodes.min",
         )
     needed = max(1, request.nodes_min)
     if available >= needed:
@@ -53,7 +53,7 @@ def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible 
         "spec.nodes.min",
         f"found {available} nodes that the job can use, expected at least {needed}: "
         + (
-            "wait until others are free, or lower nodes.min"
+            "wait until nodes are free, or lower nodes.min"
             if busy
             else "add nodes, lower nodes.min or allow more devices"
         )
@@ -74,15 +74,16 @@ def nothing_fits(request: Request, refusals: tuple[Refusal, ...]) -> Infeasible:
         return Infeasible(
             "TooFewNodes",
             "spec.nodes",
-            f"no combination of nodes has between {request.nodes_min} and {request.nodes_max or 'any number of'} nodes "
-            f"of one kind (GPUs or CPUs) and at most {request.global_batch} ranks: change nodes or devices ({lines})",
+            f"found no set of nodes of one kind (GPUs or CPUs) with at least {request.nodes_min}"
+            f"{f' and at most {request.nodes_max}' if request.nodes_max else ''} nodes and at most "
+            f"{request.global_batch} ranks, one per sample: change nodes or devices ({lines})",
             transient=True,
             refusals=refusals,
         )
     return Infeasible(
         "DoesNotFit",
         "spec.globalBatchSize",
-        f"a step of {request.global_batch} samples fits on no allowed set of nodes: lower globalBatchSize, allow more "
-        f"nodes or devices with more memory ({lines})",
+        f"found {request.global_batch} samples, more than any allowed set of nodes can hold in memory: lower "
+        f"globalBatchSize, allow more nodes, or allow devices with more memory ({lines})",
         refusals=refusals,
     )

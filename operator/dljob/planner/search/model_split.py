@@ -1,8 +1,9 @@
-"""Plans for ranks that hold parts of the model (strategies Pipeline and Tensor): on one kind of device, all alike.
+"""Search for model-parallel plans (strategies Pipeline and Tensor), on one type of device with equal ranks.
 
-Asked for by name, a pipeline has as many ranks as the user's stages, and tensor parallel ranks are as many as are
-fastest. With strategy Auto all stages that the trainer can cut are candidates beside the plans for whole models; a
-candidate of either kind must then be *surely* better than those (``objective.best``).
+If the user requests Pipeline, there is one rank per stage. If the user requests Tensor, the planner takes the fastest
+number of ranks. With strategy Auto, every number of stages that the trainer can cut is a candidate beside the
+data-parallel plans. A model-parallel candidate is then chosen only if it is better despite the uncertainty of its
+prediction (``objective.best``).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +25,9 @@ Found = tuple[list[Choice | Refusal], list[Refusal]]
 Kind = Literal["Pipeline", "Tensor"]
 KINDS: tuple[Kind, ...] = ("Pipeline", "Tensor")
 MICRO_BATCHES_PER_STAGE = 4
-"""Where none are asked for: at most a fifth of the turns is idle then, p - 1 of 5 p - 1."""
+"""Default number. The pipeline bubble is then at most a fifth of the step: (p - 1) / (5 p - 1)."""
 KEPT_PER_STRATEGY = 5
-"""Of each kind that ``Auto`` looks at, so many best ones are candidates, beside the best of each device and size."""
+"""Number of best candidates per strategy that ``Auto`` keeps, beside the best of each device and size."""
 
 
 def candidates(
@@ -36,12 +37,14 @@ def candidates(
     learned: Mapping[tuple[str, str], Learned],
     fixed: Sequence[Part] = (),
 ) -> Found | Infeasible:
-    """Every way to place the ranks asked for, evaluated, and what was ruled out; or why there is none. ``fixed``: the
-    user's groups."""
+    """Return every placement of the requested ranks, evaluated, and the refusals; or the reason why there is none.
+
+    ``fixed``: the user's groups.
+    """
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
         text = (
-            f"found {workload.name} with Tensor, expected a model with linear layers in pairs: choose another strategy"
+            f"found {workload.name} with Tensor, expected a model with pairs of linear layers: choose another strategy"
         )
         return Infeasible("BadWorkload", "spec.parallelism.strategy", text)
     try:
@@ -51,11 +54,11 @@ def candidates(
     parts = [part for part in (fixed or _parts(request, nodes, workload, learned)) if _fits(request, part, model.pairs)]
     if not parts:
         found = sum(part.ranks for part in fixed) if fixed else sum(sum(pool.free) for pool in nodes.pools)
-        wanted = f"{request.stages} ranks, one for each stage" if request.stages else "2 ranks or more"
+        wanted = f"{request.stages} ranks, one per stage" if request.stages else "2 ranks or more"
         return Infeasible(
             "TooFewNodes",
             "spec.planning.groups" if fixed else "spec.parallelism.stages" if request.stages else "spec.nodes",
-            f"found room for {found} ranks, expected {wanted}, on nodes of one device and within nodes.min and "
+            f"found room for {found} ranks, expected {wanted}, on nodes of one device type within nodes.min and "
             "nodes.max: change nodes or stages, or wait until nodes are free",
             transient=not fixed,
             refusals=nodes.refusals,
@@ -64,28 +67,28 @@ def candidates(
 
 
 def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
-    """The best candidate with these very ranks, a line against it, or why the model has no such parts."""
+    """Return the best candidate with the same ranks, a refusal, or the reason why the model cannot be split."""
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
-        return "no such parts: the model has no linear layers in pairs"
+        return "not possible: the model has no pairs of linear layers"
     if request.strategy == "Tensor" and model.pairs is not None and part.ranks > model.pairs.units:
-        return f"no such parts: its linear layers have {model.pairs.units} units to share out"
+        return f"not possible: its linear layers have only {model.pairs.units} units to split"
     try:
         found = [evaluate(way, request, model) for way in _asked(part, request)]
     except ValueError as error:
-        return f"no such parts: {error}"
+        return f"not possible: {error}"
     fitting = [choice for choice in found if isinstance(choice, Choice)]
     return min(fitting, key=lambda choice: choice.prediction.step_s) if fitting else found[0]
 
 
 def evaluate(way: Way, request: Request, model: split.Model) -> Choice | Refusal:
-    """The candidate with its prediction, or a line against it. Raises ValueError when there is no such part."""
+    """Return the candidate with its prediction, or a refusal. Raise ValueError if the model cannot be split so."""
     found = predict(way, request, model)
     return found if isinstance(found, Refusal) else choice(way, request, found)
 
 
 def _asked(part: Part, request: Request) -> list[Way]:
-    """By the strategy that was asked for."""
+    """Return the ways to split the model over these ranks with the requested strategy."""
     if request.strategy == "Pipeline":
         return [Way(part, "Pipeline", "MPI", request.micro_batches)]
     return [Way(part, "Tensor", name) for name in _collectives(request, part.option)]
@@ -94,7 +97,7 @@ def _asked(part: Part, request: Request) -> list[Way]:
 def _parts(
     request: Request, nodes: Eligible, workload: Workload, learned: Mapping[tuple[str, str], Learned]
 ) -> list[Part]:
-    """Ways within ``nodes.min`` and ``nodes.max``."""
+    """Return the placements within ``nodes.min`` and ``nodes.max``."""
     found = []
     for pool in nodes.pools:
         for each in ranks_per_node_choices(pool):
@@ -112,13 +115,13 @@ def _fits(request: Request, part: Part, pairs: split.Pairs | None) -> bool:
 
 
 def _collectives(request: Request, option: Option) -> tuple[CollectiveName, ...]:
-    """What may sum activations."""
+    """Return the collectives that may sum activations."""
     if request.collective:
         return (request.collective,)
     return tuple(name for name in AUTO[option.pool.is_gpu] if name != "ParameterServer")
 
 
-# With strategy Auto.
+# Strategy Auto.
 
 
 class _Priced(NamedTuple):
@@ -134,19 +137,19 @@ def search(
     options_of: Callable[[Pool, int], Sequence[Option]],
     fixed: Sequence[Part] = (),
 ) -> tuple[list[Choice], list[Refusal]]:
-    """The best candidates of both kinds, and a line for each that was left out or fits nowhere.
+    """Return the best candidates of both strategies, and a refusal for each that was not considered or does not fit.
 
-    ``options_of``: the ways to put so many ranks on each node of a pool. ``fixed``: the user's groups.
+    ``options_of``: the options of a pool with a given number of ranks per node. ``fixed``: the user's groups.
     """
     found: list[Choice] = []
     refusals: list[Refusal] = []
     model = split.cut_up(workload)
     places = list(_places(request, nodes, options_of, fixed))
     if not any(counts[-1] * option.ranks_per_node > 1 for option, counts in places):
-        return [], []  # one rank shares nothing out
+        return [], []  # one rank cannot split the model
     for kind in KINDS:
         if (why := _left_out(kind, request, model, fixed)) is not None:
-            refusals.append(Refusal(kind, f"left out: {why}"))
+            refusals.append(Refusal(kind, f"not considered: {why}"))
             continue
         priced, lines = [], dict[str, Refusal]()
         turns, places_done = float(MICRO_BATCHES_PER_STAGE), set[tuple[str, int, bool]]()
@@ -164,7 +167,7 @@ def search(
                 priced += fitting
                 places_done.add(alike)
                 best = min(fitting, key=lambda each: each.score).way
-                turns = best.micro_batches / part.ranks  # the next one is much like it
+                turns = best.micro_batches / part.ranks  # a good start for the next, similar placement
             else:
                 lines[option.label] = next(each for each in reversed(these) if isinstance(each, Refusal))
         devices = {each.way.part.option.label for each in priced}
@@ -174,28 +177,30 @@ def search(
 
 
 def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[Part]) -> str | None:
-    """Why a kind cannot be what the request is for."""
+    """Return the reason why a strategy is impossible for the request, or None."""
     if request.model is None:
-        return "only built-in models can be cut"
+        return "only built-in models can be split"
     if request.no_split_reason is not None:
         return request.no_split_reason
     if request.synchronization != "Synchronous" or request.compressed:
-        return "it sums no gradients, which the job wants compressed or without lockstep"
+        return "it does not all-reduce gradients, so it has no gradient compression or asynchronous training"
     if len(fixed) > 1 or any(part.batch_per_rank for part in fixed):
-        return "every rank sees the whole batch, on one device: planning.groups has several, or batchPerRank"
+        return (
+            "it needs one device type and the whole batch on every rank: found several groups or batchPerRank"
+        )
     if kind == "Pipeline" and request.collective:
-        return f"stages send to their neighbours, and collective {request.collective} was asked for"
+        return f"stages send messages to their neighbours only: found collective {request.collective}"
     if kind == "Tensor" and request.collective == "ParameterServer":
-        return "activations are summed by all ranks, and collective ParameterServer was asked for"
+        return "all ranks sum the activations together: found collective ParameterServer"
     if kind == "Tensor" and model.pairs is None:
-        return "the model has no linear layers in pairs"
+        return "the model has no pairs of linear layers"
     return None
 
 
 def _places(
     request: Request, nodes: Eligible, options_of: Callable[[Pool, int], Sequence[Option]], fixed: Sequence[Part]
 ) -> Iterator[tuple[Option, range]]:
-    """Options, and the numbers of nodes that each may take."""
+    """Yield the options and the numbers of nodes that each may use."""
     for part in fixed:
         yield part.option, range(part.nodes, part.nodes + 1)
     if fixed:
@@ -205,7 +210,7 @@ def _places(
             seen = set[float]()
             for option in sorted(options_of(pool, each), key=lambda o: -o.nodes):
                 if option.memory_nbytes in seen:
-                    continue  # fewer of the same
+                    continue  # the same option with fewer nodes
                 seen.add(option.memory_nbytes)
                 most = min(option.nodes, request.nodes_max or option.nodes)
                 if most >= max(1, request.nodes_min):
@@ -213,7 +218,10 @@ def _places(
 
 
 def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Model) -> Iterator[Part]:
-    """As many ranks as the model has parts: all numbers of stages, some widths."""
+    """Yield placements with at most as many ranks as the model has parts.
+
+    Pipelines are tried with every number of stages, tensor parallelism with some numbers of ranks.
+    """
     most = len(model.stages) if kind == "Pipeline" else model.pairs.units if model.pairs is not None else 0
     for option, counts in places:
         wanted: Sequence[int] = counts[:most]
@@ -224,9 +232,10 @@ def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Mod
 
 
 def _by_merit(batch: int) -> Callable[[Part], tuple[str, int, bool, float, int]]:
-    """Of as many ranks on a device, those on one node apart: what computes faster first, else what takes fewer nodes.
+    """Return a sort key: of equal numbers of ranks on a device, the faster placement first, then the fewer nodes.
 
-    Messages cross the same link however many ranks a node has, so the others can only fit where that one does not.
+    Placements on one node are separate. Elsewhere messages cross the same link however many ranks a node has, so
+    another placement of the same ranks matters only if the first one does not fit.
     """
 
     def key(part: Part) -> tuple[str, int, bool, float, int]:
@@ -236,9 +245,11 @@ def _by_merit(batch: int) -> Callable[[Part], tuple[str, int, bool, float, int]]
 
 
 def _pipelines(part: Part, request: Request, model: split.Model, turns: float) -> list[_Priced | Refusal]:
-    """Pipelines of these ranks: from about ``turns`` micro-batches a stage to the number beside which fewer and more
-    are worse, with all that were looked at; to more as long as none fits. Batches that do not divide make the next
-    number worse by some per cent where the one behind it is better, so two on either side are looked at.
+    """Return the evaluated pipelines of these ranks, from a local search over the number of micro-batches.
+
+    The search starts at about ``turns`` micro-batches per stage and stops at a local minimum; while nothing fits, it
+    goes to more micro-batches. It looks at two neighbours on either side, because a number that does not divide the
+    batch can be worse by some per cent although the number after it is better.
     """
     counts = list(micro_batch_counts(request.global_batch, part.ranks))
     at = min(range(len(counts)), key=lambda i: abs(log(counts[i] / (turns * part.ranks))))
@@ -268,7 +279,7 @@ def _priced(way: Way, request: Request, model: split.Model) -> _Priced | Refusal
 
 
 def _worth_showing(priced: list[_Priced]) -> list[_Priced]:
-    """The best ones, and the best of each device and size; of the same ranks only the best."""
+    """Return the best candidates and the best of each device and size, at most one for the same ranks."""
     places: dict[tuple[int, int], _Priced] = {}
     for each in sorted(priced, key=lambda each: each.score):
         places.setdefault((id(each.way.part.option), each.way.part.nodes), each)

@@ -1,4 +1,4 @@
-"""Which run would teach most about the places that this job could take: the next measurement."""
+"""Suggestion of the next measurement: the run that reduces the uncertainty of this job's predictions most."""
 
 from math import ceil
 
@@ -14,10 +14,10 @@ from dljob.planner.types.texts import samples
 
 
 def suggested(request: Request, option: Option) -> str | None:
-    """Such as '2 x t4 (4 ranks each), 16 samples on each: 38 % less variance of predicted steps'.
+    """Return a text such as '2 x t4 (4 ranks each), 16 samples per rank: reduces ... by 38 %', or None.
 
-    Over all places on the option's device within the job's bounds, of equal shares. None once ``MAX_PROBES`` steps on
-    several devices were measured, and where there is no place to choose.
+    All placements on the option's device within the job's bounds are considered, with equal local batch sizes. None if
+    ``MAX_PROBES`` multi-device steps were measured already, or if there are fewer than two placements.
     """
     learned = option.learned.steps if option.learned else ()
     known = [s for s in learned if s.place.sharded == (option.strategy == "Optimizer")]
@@ -35,11 +35,11 @@ def suggested(request: Request, option: Option) -> str | None:
     where = f"{nodes} x {option.label}" + (f" ({each} ranks each)" if each > 1 else "")
     share = _share(request, nodes * each)
     less = information(found, runs)[at]
-    return f"{where}, {samples(share)} on each: {100 * less:.0f} % less variance of what steps are predicted to take"
+    return f"{where}, {samples(share)} per rank: reduces the variance of predicted step times by {100 * less:.0f} %"
 
 
 def _places(request: Request, option: Option) -> list[tuple[int, int]]:
-    """(nodes, ranks on each) of more than one rank that hold the batch."""
+    """Return (nodes, ranks per node) of all placements with at least two ranks that hold the batch."""
     found = []
     for each in ranks_per_node_choices(option.pool):
         able = sum(free >= each for free in option.pool.free) if option.pool.is_gpu else option.pool.nodes
@@ -66,6 +66,6 @@ def _runs(places: list[tuple[int, int]], request: Request, option: Option) -> Ru
 
 
 def _prior(option: Option, request: Request) -> Posterior:
-    """What is believed of a device that no step on several of was measured."""
+    """Return the prior of a device without measured multi-device steps."""
     nothing = Runs(*np.zeros((5, 0)))
     return fit(_alone_s(option, ceil(request.global_batch / 2)), nothing, np.zeros(0))

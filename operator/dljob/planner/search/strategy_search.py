@@ -1,6 +1,6 @@
-"""Kinds of candidates beside the chosen plan's, each with its price and why it is none.
+"""Strategies that the user did not request, each with its predicted step time beside the chosen plan's.
 
-Sharing out the update, the model, or less of keeping in step, where that was not asked for.
+These are the sharded optimizer, model parallelism, and asynchronous or stale-synchronous training.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,14 @@ from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, gibibytes
 
 MAX_STAGES = 8
-"""With more ranks a pipeline or a split of layers is not priced: cutting the model would take longer than the plan."""
+"""Maximum number of ranks for which model parallelism is evaluated here. Beyond, splitting the model would take longer
+than planning."""
 BOUND = 3
-"""Steps that stale-synchronous ranks are taken to be apart at most: a usual choice (Ho et al. 2013)."""
+"""Staleness bound assumed for stale-synchronous training, in steps: a usual choice (Ho et al. 2013)."""
 
 
 def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """A line for each kind that the chosen plan could have been of; none for one rank, which shares nothing."""
+    """Return a line for each strategy that the chosen plan's ranks could also use; none for a single rank."""
     if objective.size(chosen) < 2:
         return []
     return [
@@ -47,13 +48,13 @@ def _not_asked_for(strategy: str, found: Choice, chosen: Choice) -> Refusal:
     p, q = found.prediction, chosen.prediction
     return Refusal(
         found.summary,
-        f"not asked for (parallelism.strategy {strategy}): {duration(p.step_s)} a step against "
-        f"{duration(q.step_s)}, {gibibytes(p.memory_nbytes)} a rank against {gibibytes(q.memory_nbytes)}",
+        f"not requested (parallelism.strategy {strategy}): {duration(p.step_s)} per step instead of "
+        f"{duration(q.step_s)}, {gibibytes(p.memory_nbytes)} per rank instead of {gibibytes(q.memory_nbytes)}",
     )
 
 
 def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """The same ranks with parts of the model, where the trainer can cut it: built-in models on one kind of device."""
+    """Return lines for the same ranks with model parallelism, for built-in models on one type of device."""
     ranks = objective.size(chosen)
     if request.model is None or len(parts) > 1 or ranks > MAX_STAGES or request.strategy != "Data":
         return []
@@ -73,7 +74,10 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
 
 
 def _synchronization(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """The same ranks out of step, one of them the parameter server; for built-in models, as the trainer has it."""
+    """Return lines for the same ranks with asynchronous training, one of them the parameter server.
+
+    The trainer supports this for built-in models only.
+    """
     if request.model is None or request.strategy != "Data" or request.synchronization != "Synchronous":
         return []
     if request.collective not in (None, "ParameterServer"):
@@ -87,9 +91,9 @@ def _synchronization(request: Request, chosen: Choice, parts: Sequence[Part], wo
             lines.append(
                 Refusal(
                     found.summary,
-                    f"not asked for (parallelism.synchronization {asked.synchronization}): {duration(step_s)} for an "
-                    f"update by every worker against {duration(chosen.prediction.step_s)} a step, by gradients "
-                    f"{old:.0f} update{'' if round(old) == 1 else 's'} old",
+                    f"not requested (parallelism.synchronization {asked.synchronization}): {duration(step_s)} for one "
+                    f"update by every worker instead of {duration(chosen.prediction.step_s)} per step, with gradients "
+                    f"that are {old:.0f} update{'' if round(old) == 1 else 's'} old",
                 )
             )
     return lines
