@@ -24,15 +24,16 @@ class CheckpointVolume(ApiModel):
     )
 
     claim_name: Annotated[
-        DnsSubdomain | None, Field(description="An existing claim (ReadWriteMany for several nodes).")
+        DnsSubdomain | None, Field(description="An existing claim; ReadWriteMany for several nodes.")
     ] = None
     storage_class_name: Annotated[
         DnsSubdomain | None,
-        Field(description="Class of the claim that dljob creates; default: the cluster's."),
+        Field(description="Storage class of the claim that dljob creates. Default: the cluster's default class."),
     ] = None
     size: Annotated[Bytes, Field(description="Size of the claim that dljob creates, such as 10Gi.")] = "1Gi"
     reclaim_policy: Annotated[
-        ReclaimPolicy, Field(description="Whether the claim that dljob created goes when the job is deleted.")
+        ReclaimPolicy,
+        Field(description="Whether deleting the job deletes the claim that dljob created (Delete) or not (Retain)."),
     ] = ReclaimPolicy.RETAIN
 
 
@@ -41,18 +42,20 @@ class Checkpoint(ApiModel):
         Rule(
             "interval",
             "!has(self.interval) || self.interval == 'Auto' || self.interval.matches('[1-9]')",
-            "interval must be more than 0, such as 60s, and enabled false for no checkpoints",
+            "interval must be more than 0: set a time such as 60s, or set enabled: false for no checkpoints",
             lambda c: c.interval == AUTO_INTERVAL or duration_s(c.interval) > 0,
         ),
     )
 
-    enabled: Annotated[bool, Field(description="Whether to write checkpoints; false also needs no volume.")] = True
-    volume: Annotated[CheckpointVolume, Field(description="Where checkpoints are kept.")] = CheckpointVolume()
+    enabled: Annotated[
+        bool, Field(description="Whether to write checkpoints. Without them the job needs no volume.")
+    ] = True
+    volume: Annotated[CheckpointVolume, Field(description="Volume of the checkpoints.")] = CheckpointVolume()
     interval: Annotated[
         AutoDuration,
         Field(
-            description="Time between checkpoints, such as 90s or 1h30m. Auto: the first one after 60s, then by what "
-            "they cost and how often there are faults, √(2 · cost · time between faults), at most 30 minutes."
+            description="Time between checkpoints, such as 90s or 1h30m. Auto: 60s before the first checkpoint, then "
+            "√(2 · cost of a checkpoint · time between faults), at most 30 minutes."
         ),
     ] = AUTO_INTERVAL
-    keep: Annotated[int, Field(ge=1, le=100, description="How many checkpoints are kept.")] = 3
+    keep: Annotated[int, Field(ge=1, le=100, description="Number of checkpoints to keep.")] = 3

@@ -1,4 +1,4 @@
-"""``spec.dataset``: where the training data comes from, and where in the pod it will be."""
+"""``spec.dataset``: the source of the training data, and its place in the pod."""
 
 import hashlib
 from enum import StrEnum
@@ -29,14 +29,14 @@ BUILTIN_DATASETS = tuple(member.value for member in BuiltinDataset)
 
 
 class Dataset(ApiModel):
-    """The training data: a built-in set by name, or a URI."""
+    """The training data: a built-in dataset by name, or a URI."""
 
     rules = (
         Rule(
             "name",
             "has(self.name) != has(self.uri)",
-            "set either name (a built-in dataset) or uri (pvc://CLAIM/PATH, file:///PATH, https://… or s3://…), not "
-            "both and not neither",
+            "set exactly one of name (a built-in dataset) and uri (pvc://CLAIM/PATH, file:///PATH, https://… or "
+            "s3://…)",
             lambda d: (d.name is not None) != (d.uri is not None),
         ),
         Rule(
@@ -48,19 +48,21 @@ class Dataset(ApiModel):
         Rule(
             "sha256",
             "!has(self.sha256) || has(self.uri)",
-            "sha256 is of the file behind uri: set uri, or remove sha256",
+            "sha256 needs uri, because it is the checksum of that file: set uri, or remove sha256",
             lambda d: d.sha256 is None or d.uri is not None,
         ),
         Rule(
             "uri",
             f"!(has(self.size) || has(self.secretName) || has(self.cacheClaimName)) || ({_IS_REMOTE})",
-            "size, secretName and cacheClaimName are for data that is fetched: use them with an http, https or s3 uri",
+            "size, secretName and cacheClaimName are for data that is fetched: use an http, https or s3 uri, or remove "
+            "them",
             lambda d: d.remote or (d.size is d.secret_name is d.cache_claim_name is None),
         ),
         Rule(
             "size",
             "!has(self.size) || !has(self.cacheClaimName)",
-            "size bounds the copy on each node, and with cacheClaimName there is none: remove one of them",
+            "size cannot be combined with cacheClaimName, because size limits the copy on each node, and a cache claim "
+            "replaces that copy: remove one of them",
             lambda d: d.size is None or d.cache_claim_name is None,
         ),
     )
@@ -68,7 +70,7 @@ class Dataset(ApiModel):
     name: Annotated[
         BuiltinDataset | None,
         Field(
-            description="A built-in dataset, bundled with the trainer image; python-source is the source of Python's "
+            description="A built-in dataset of the trainer image. python-source is the source code of Python's "
             "standard library, as bytes, for language models."
         ),
     ] = None
@@ -77,71 +79,71 @@ class Dataset(ApiModel):
         Field(
             pattern=f"^({_LOCAL}|{_REMOTE})$",
             max_length=2048,
-            description="Where the data is: pvc://CLAIM/PATH (a claim in the job's namespace), file:///PATH (in the "
-            "image), or http://, https:// or s3://BUCKET/KEY, fetched to each node before training. A file named "
-            "SHA256SUMS means the folder of all files it lists. Built-in models read an .npz with x, y, x_test and "
-            "y_test, or tokens in a .npy or .bin.",
+            description="Location of the data: pvc://CLAIM/PATH (a claim in the job's namespace), file:///PATH (in the "
+            "image), or http://, https:// or s3://BUCKET/KEY, which is fetched to each node before training. A file "
+            "named SHA256SUMS stands for the folder with all files that it lists. Built-in models read an .npz with "
+            "x, y, x_test and y_test, or tokens in a .npy or .bin.",
         ),
     ] = None
-    samples: Annotated[int | None, Field(ge=1, description="Number of training samples behind uri.")] = None
-    sample_bytes: Annotated[int | None, Field(ge=1, description="Bytes of one sample on storage, for planning.")] = None
+    samples: Annotated[int | None, Field(ge=1, description="Number of training samples at uri.")] = None
+    sample_bytes: Annotated[int | None, Field(ge=1, description="Bytes of one stored sample, for planning.")] = None
     sha256: Annotated[
         str | None,
         Field(
             pattern="^[0-9a-f]{64}$",
             max_length=64,
-            description="What sha256sum prints for the file behind uri; checked before training.",
+            description="SHA-256 checksum of the file at uri, as sha256sum prints it. It is verified before training.",
         ),
     ] = None
     size: Annotated[
         Bytes | None,
         Field(
-            description="Room for fetched data on each node, requested as ephemeral storage, such as 20Gi; "
-            "default: 2Gi."
+            description="Space for fetched data on each node, such as 20Gi, requested as ephemeral storage. "
+            "Default: 2Gi."
         ),
     ] = None
     secret_name: Annotated[
         DnsSubdomain | None,
         Field(
-            description="Secret with credentials for fetching, as environment variables: AWS_ACCESS_KEY_ID, "
+            description="Secret with the credentials for fetching, as environment variables: AWS_ACCESS_KEY_ID, "
             "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL for s3, HTTP_AUTHORIZATION for http."
         ),
     ] = None
     cache_claim_name: Annotated[
         DnsSubdomain | None,
         Field(
-            description="An existing claim (ReadWriteMany for several nodes) that keeps fetched data, so that it is "
-            "fetched once for all pods and all jobs; default: once for each pod."
+            description="An existing claim (ReadWriteMany for several nodes) that caches fetched data, so that it is "
+            "fetched once for all pods and all jobs. Default: each pod fetches it."
         ),
     ] = None
 
     @property
     def remote(self) -> bool:
-        """Whether the data is fetched before training."""
+        """Return True if the data is fetched before training."""
         return (self.uri or "").startswith(("http://", "https://", "s3://"))
 
     @property
     def checked(self) -> bool:
-        """Whether there are checksums to hold the data against."""
+        """Return True if the spec has checksums of the data."""
         return self.sha256 is not None or self._source.endswith(f"/{DATASET_SUMS}")
 
     @property
     def claim(self) -> str | None:
-        """The claim that is mounted for the data: the one it is on, or the one it is kept in once fetched."""
+        """Return the claim that is mounted for the data: the one that holds it, or the one that caches it."""
         if self._source.startswith("pvc://"):
             return self._source.removeprefix("pvc://").partition("/")[0]
         return self.cache_claim_name
 
     @property
     def folder(self) -> str:
-        """Where fetched data goes; in a shared claim, a folder for each URI and checksum."""
+        """Return the folder for fetched data. A shared claim has a folder for each URI and checksum."""
         if self.cache_claim_name is None:
             return DATASET_DIR
         return f"{DATASET_DIR}/{hashlib.sha256(f'{self.uri} {self.sha256}'.encode()).hexdigest()[:16]}"
 
     @property
     def file(self) -> str | None:
-        """Path in the pod of what the URI names; None for a built-in set."""
+        """Return the path in the pod of the file that the URI names, or None for a built-in dataset."""
         scheme, _, rest = self._source.partition("://")
         match scheme:
             case "":
@@ -155,11 +157,11 @@ class Dataset(ApiModel):
 
     @property
     def path(self) -> str | None:
-        """Path in the pod of what programs read: the file, or for SHA256SUMS its folder; None for a built-in set."""
+        """Return the path for training scripts: the file, the folder of SHA256SUMS, or None for a built-in dataset."""
         return self.file and self.file.removesuffix(f"/{DATASET_SUMS}")
 
     @property
     def _source(self) -> str:
-        """The URI without its query."""
+        """Return the URI without its query."""
         uri = self.uri or ""
         return uri.partition("?")[0] if uri.startswith("http") else uri

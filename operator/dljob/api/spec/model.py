@@ -1,4 +1,4 @@
-"""``spec.model``: what to train."""
+"""``spec.model``: the model to train."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -18,7 +18,7 @@ class BuiltinModel(StrEnum):
 
 
 class ReferenceModel(StrEnum):
-    """Models of the literature whose costs are known; a program of the user's trains them."""
+    """Published models with known costs, for ``hints.like``. A training script trains them."""
 
     ALEXNET = "AlexNet"
     VGG_16 = "VGG-16"
@@ -34,11 +34,11 @@ class ReferenceModel(StrEnum):
 BUILTIN_MODELS = tuple(member.value for member in BuiltinModel)
 
 PAIRED_MODELS = ("mlp", "lenet", "gpt-mini")
-"""Built-in models with linear layers in pairs, which Tensor cuts through."""
+"""Built-in models with pairs of linear layers, which tensor parallelism splits."""
 
 
 class ModelHints(ApiModel):
-    """Size of a model that the trainer does not carry, so that the planner can predict it."""
+    """Size of a model that is not built in, for the planner's predictions."""
 
     rules = (
         Rule(
@@ -59,8 +59,8 @@ class ModelHints(ApiModel):
     like: Annotated[
         ReferenceModel | None,
         Field(
-            description="A known model that yours costs as much as, on samples of the usual size (images of 224 x 224; "
-            "sequences of 512 tokens, GPT-2 of 1024); instead of the figures."
+            description="A known model with about the same cost as yours, instead of figures. Its cost is for samples "
+            "of the usual size: images of 224 x 224; sequences of 512 tokens, for GPT-2 of 1024."
         ),
     ] = None
     parameters: Annotated[int | None, Field(ge=1, description="Number of trainable parameters.")] = None
@@ -69,18 +69,18 @@ class ModelHints(ApiModel):
         Field(gt=0, description="Floating-point operations of one forward and backward pass of one sample."),
     ] = None
     activation_bytes_per_sample: Annotated[
-        int, Field(ge=0, description="Bytes of activations kept for the backward pass, for one sample.")
+        int, Field(ge=0, description="Bytes of activations that one sample needs for the backward pass.")
     ] = 0
 
 
 class ModelSpec(ApiModel):
-    """The model to train: a built-in one by name, or hints about the one in trainer.command."""
+    """The model to train: a built-in model by name, or hints about the model of trainer.command."""
 
     rules = (
         Rule(
             "name",
             "has(self.name) != has(self.hints)",
-            "set either name (a built-in model) or hints (the size of your own model), not both and not neither",
+            "set exactly one of name (a built-in model) and hints (the size of your own model)",
             lambda m: (m.name is not None) != (m.hints is not None),
         ),
     )
@@ -92,7 +92,7 @@ class ModelSpec(ApiModel):
     sync_batch_norm: Annotated[
         bool,
         Field(
-            description="BatchNorm layers of a dltrain program normalize over the whole batch, not each rank's part. "
-            "The built-in models have none."
+            description="true: BatchNorm layers of a dltrain script normalize over the global batch instead of each "
+            "rank's local batch. The built-in models have no BatchNorm layers."
         ),
     ] = False

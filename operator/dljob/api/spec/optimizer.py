@@ -1,4 +1,4 @@
-"""``spec.optimizer``: how parameters are updated."""
+"""``spec.optimizer``: the optimizer and its learning rate."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -21,16 +21,16 @@ class ScalingRule(StrEnum):
 
 
 class LearningRateScaling(ApiModel):
-    """How the learning rate for one batch size becomes that for globalBatchSize."""
+    """How a learning rate for one batch size is scaled to globalBatchSize."""
 
     rule: Annotated[
         ScalingRule,
         Field(
-            description="With S = globalBatchSize / baseBatchSize: Linear multiplies by S, SquareRoot by its root, "
-            "AdaScale by a gain between 1 and S, measured from the noise of the gradients."
+            description="With S = globalBatchSize / baseBatchSize, Linear multiplies learningRate by S, SquareRoot by "
+            "the square root of S, and AdaScale by a gain between 1 and S that it measures from the gradient noise."
         ),
     ]
-    base_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1, description="Batch that learningRate is for.")]
+    base_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1, description="Batch size for learningRate.")]
 
 
 class Optimizer(ApiModel):
@@ -38,7 +38,8 @@ class Optimizer(ApiModel):
         Rule(
             "findLearningRate",
             "!has(self.findLearningRate) || !self.findLearningRate || !has(self.learningRateScaling)",
-            "findLearningRate finds the rate for globalBatchSize: remove learningRateScaling, or do not search",
+            "findLearningRate cannot be combined with learningRateScaling, because it searches the rate for "
+            "globalBatchSize: remove learningRateScaling or findLearningRate",
             lambda o: not o.find_learning_rate or o.learning_rate_scaling is None,
         ),
     )
@@ -48,13 +49,18 @@ class Optimizer(ApiModel):
     find_learning_rate: Annotated[
         bool,
         Field(
-            description="true: a range test before the first step finds the rate; learningRate is used if it finds "
-            "none. Built-in models only."
+            description="true: a learning-rate range test before the first step chooses the rate. If it finds none, "
+            "learningRate is used. Built-in models only."
         ),
     ] = False
     learning_rate_scaling: Annotated[
         LearningRateScaling | None,
-        Field(description="learningRate is for another batch than globalBatchSize; default: for globalBatchSize."),
+        Field(
+            description="Scaling of a learningRate that is for another batch size than globalBatchSize. Default: no "
+            "scaling."
+        ),
     ] = None
-    momentum: Annotated[float, Field(ge=0, lt=1, description="Momentum; SGD only.")] = 0.9
-    weight_decay: Annotated[float, Field(ge=0, le=1, description="L2 penalty (SGD) or decoupled decay (AdamW).")] = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1, description="Momentum, for SGD only.")] = 0.9
+    weight_decay: Annotated[
+        float, Field(ge=0, le=1, description="L2 penalty (SGD) or decoupled weight decay (AdamW).")
+    ] = 0.0

@@ -1,4 +1,4 @@
-"""``spec.parallelism``, ``spec.collective`` and ``spec.gradientCompression``: what ranks split and how they sum."""
+"""``spec.parallelism``, ``spec.collective`` and ``spec.gradientCompression``."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -34,7 +34,7 @@ class ParallelismStrategy(StrEnum):
 
     @property
     def splits_model(self) -> bool:
-        """Whether ranks hold parts of the model and each sees the whole batch."""
+        """Return True if each rank holds a part of the model and processes the whole batch."""
         return self in (ParallelismStrategy.PIPELINE, ParallelismStrategy.TENSOR)
 
 
@@ -60,7 +60,7 @@ class Parallelism(ApiModel):
         Rule(
             "microBatches",
             "!has(self.microBatches) || (has(self.strategy) && self.strategy == 'Pipeline')",
-            "microBatches are for strategy Pipeline: choose it, or remove them",
+            "microBatches needs strategy Pipeline: choose it, or remove microBatches",
             lambda p: p.micro_batches is None or p.strategy is ParallelismStrategy.PIPELINE,
         ),
         Rule(
@@ -80,32 +80,34 @@ class Parallelism(ApiModel):
     strategy: Annotated[
         ParallelismStrategy,
         Field(
-            description="Data: every rank updates all parameters. Optimizer: each updates a part and keeps optimizer "
-            "state for it alone. Pipeline: each holds some of the layers, one stage. Tensor: each holds a part of the "
-            "linear layers. The result is the same. Auto: whichever serves the objective best, for built-in models; a "
-            "program gets Data. Pipeline and Tensor only where they are better by more than what is uncertain, or "
-            "nothing else fits or meets the deadline."
+            description="Data: data parallelism; every rank holds the whole model and updates all parameters. "
+            "Optimizer: data parallelism with a sharded optimizer (ZeRO-1); each rank updates a part of the parameters "
+            "and stores only that part of the optimizer state. Pipeline: pipeline parallelism; each rank holds "
+            "consecutive layers (one stage). Tensor: tensor parallelism; each rank holds a part of the linear layers. "
+            "All give the same result. Auto: the strategy with the best objective for built-in models, Data for "
+            "training scripts. Auto chooses Pipeline or Tensor only if its advantage exceeds the uncertainty of the "
+            "prediction, or if no other strategy fits into memory or meets the deadline."
         ),
     ] = ParallelismStrategy.DATA
     stages: Annotated[
         int | None,
-        Field(ge=2, le=64, description="Stages of a Pipeline: the job has as many ranks."),
+        Field(ge=2, le=64, description="Number of pipeline stages, and of the job's ranks."),
     ] = None
     micro_batches: Annotated[
         int | None,
         Field(
             ge=1,
             le=4096,
-            description="Parts of the batch that follow each other through a Pipeline; default: four times the stages. "
-            "Of p stages and k parts, p-1 of k+p-1 turns are idle.",
+            description="Number of micro-batches into which Pipeline splits the batch. Default: four times the number "
+            "of stages. With p stages and k micro-batches, each stage is idle in p-1 of k+p-1 turns.",
         ),
     ] = None
     synchronization: Annotated[
         Synchronization,
         Field(
-            description="Synchronous: all ranks make each step together. Asynchronous: a parameter server applies each "
-            "worker's update as it comes, nobody waits. StaleSynchronous: the same, with workers at most "
-            "stalenessBound steps apart."
+            description="Synchronous: all ranks make each step together. Asynchronous (ASP): a parameter server "
+            "applies each worker's update when it arrives, and workers do not wait for each other. StaleSynchronous "
+            "(SSP): like Asynchronous, but workers are at most stalenessBound steps apart."
         ),
     ] = Synchronization.SYNCHRONOUS
     staleness_bound: Annotated[
@@ -115,5 +117,5 @@ class Parallelism(ApiModel):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether workers are at steps of their own."""
+        """Return True if workers do not make each step together."""
         return self.synchronization is not Synchronization.SYNCHRONOUS

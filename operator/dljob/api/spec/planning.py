@@ -1,4 +1,4 @@
-"""``spec.planning``, ``spec.objective``, ``spec.nodes``, ``spec.batchSizeRange``: what the planner may choose."""
+"""``spec.planning``, ``spec.objective``, ``spec.nodes``, ``spec.batchSizeRange``: objective and limits of the plan."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -21,7 +21,7 @@ class Minimize(StrEnum):
 
 
 class BatchSizeRange(ApiModel):
-    """Global batches that the planner may choose from."""
+    """Range of global batch sizes from which the planner may choose."""
 
     rules = (
         Rule(
@@ -32,10 +32,10 @@ class BatchSizeRange(ApiModel):
         ),
     )
 
-    min: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Smallest batch; default: globalBatchSize.")] = (
-        None
-    )
-    max: Annotated[int, Field(ge=1, le=2**31 - 1, description="Largest batch.")]
+    min: Annotated[
+        int | None, Field(ge=1, le=2**31 - 1, description="Smallest batch size. Default: globalBatchSize.")
+    ] = None
+    max: Annotated[int, Field(ge=1, le=2**31 - 1, description="Largest batch size.")]
 
 
 class NodeRange(ApiModel):
@@ -48,10 +48,10 @@ class NodeRange(ApiModel):
         ),
     )
 
-    min: Annotated[int, Field(ge=1, le=10000, description="Fewest nodes; the job waits below it.")] = 1
+    min: Annotated[int, Field(ge=1, le=10000, description="Fewest nodes. The job waits until these are free.")] = 1
     max: Annotated[
         int | None,
-        Field(ge=1, le=10000, description="Most nodes; default: as many as the planner finds useful."),
+        Field(ge=1, le=10000, description="Most nodes. Default: the planner chooses."),
     ] = None
 
 
@@ -70,19 +70,23 @@ class Objective(ApiModel):
     ] = Minimize.TIME
     deadline: Annotated[
         Duration | None,
-        Field(description="Training must end within this time, such as 2h; the plan meets it with its p90 prediction."),
+        Field(description="Longest run time, such as 2h. The predicted p90 run time of the plan must meet it."),
     ] = None
 
 
 class FixedGroup(ApiModel):
-    """Part of a plan that the user dictates: so many nodes of one device."""
+    """One group of a plan that the user sets: a number of nodes with one device type."""
 
     device: Annotated[str, Field(min_length=1, max_length=63, description="Device type, as in the catalogue.")]
     nodes: Annotated[int, Field(ge=1, le=10000, description="Number of nodes.")]
-    ranks_per_node: Annotated[int, Field(ge=1, le=64, description="Ranks (devices) on each node.")] = 1
+    ranks_per_node: Annotated[int, Field(ge=1, le=64, description="Ranks, one per device, on each node.")] = 1
     batch_per_rank: Annotated[
         int | None,
-        Field(ge=1, description="Samples per step on each rank; default: by measured or predicted speed."),
+        Field(
+            ge=1,
+            description="Local batch size: samples per step on each rank. Default: chosen by measured or predicted "
+            "speed.",
+        ),
     ] = None
 
 
@@ -91,17 +95,24 @@ class Planning(ApiModel):
         Rule(
             "groups",
             "(has(self.mode) && self.mode == 'Fixed') == (has(self.groups) && size(self.groups) > 0)",
-            "mode Fixed needs groups, and groups need mode Fixed: list the node groups or choose mode Auto",
+            "mode Fixed needs groups, and groups need mode Fixed: list the node groups, or choose mode Auto",
             lambda p: (p.mode is PlanningMode.FIXED) == bool(p.groups),
         ),
     )
 
     mode: Annotated[
         PlanningMode,
-        Field(description="Auto: plan and run. PlanOnly: show the plan in status, run nothing. Fixed: run groups."),
+        Field(
+            description="Auto: plan the job and run it. PlanOnly: show the plan in status and run nothing. Fixed: run "
+            "the plan in groups."
+        ),
     ] = PlanningMode.AUTO
     groups: Annotated[tuple[FixedGroup, ...], Field(max_length=16, description="The plan, for mode Fixed.")] = ()
     uneven: Annotated[
-        bool, Field(description="Split the batch by device speed; false gives every rank the same share.")
+        bool,
+        Field(
+            description="true: local batch sizes depend on the speed of the device. false: all ranks have the same "
+            "local batch size."
+        ),
     ] = True
-    candidates: Annotated[int, Field(ge=1, le=20, description="How many candidates status shows.")] = 5
+    candidates: Annotated[int, Field(ge=1, le=20, description="Number of candidates in status.plan.")] = 5

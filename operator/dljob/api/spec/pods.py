@@ -8,7 +8,7 @@ from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Quantity
 
 
 def map_list(key: str) -> dict[str, Any]:
-    """A list whose items are told apart by ``key``: unique, and merged item by item on server-side apply."""
+    """Return the schema of a list with unique items, identified by ``key``; server-side apply merges them."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
@@ -18,15 +18,15 @@ Toleration = Annotated[
         {
             "type": "object",
             "properties": {
-                "key": {"type": "string", "maxLength": 317, "description": "Taint key; empty matches all keys."},
+                "key": {"type": "string", "maxLength": 317, "description": "Taint key. Empty: all keys."},
                 "operator": {"type": "string", "enum": ["Exists", "Equal"], "description": "How key and value match."},
                 "value": {"type": "string", "maxLength": 63, "description": "Taint value, for operator Equal."},
                 "effect": {
                     "type": "string",
                     "enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"],
-                    "description": "Taint effect; unset matches all.",
+                    "description": "Taint effect. Unset: all effects.",
                 },
-                "tolerationSeconds": {"type": "integer", "description": "How long, for effect NoExecute."},
+                "tolerationSeconds": {"type": "integer", "description": "Seconds, for effect NoExecute."},
             },
         }
     ),
@@ -40,7 +40,8 @@ class RunPolicy(ApiModel):
         Field(
             ge=0,
             le=1000,
-            description="Failures of the training program before the job fails; evictions and lost nodes do not count.",
+            description="Failures of the training script that restart the ranks. The next failure fails the job. "
+            "Evictions and lost nodes do not count.",
         ),
     ] = 3
     compare_parameters_steps: Annotated[
@@ -48,22 +49,22 @@ class RunPolicy(ApiModel):
         Field(
             ge=0,
             le=10**9,
-            description="Steps after which all ranks' parameters are compared, which must be equal to the bit; "
-            "0: only before each checkpoint.",
+            description="Number of steps between checks that the parameters of all ranks are equal bit for bit. 0: "
+            "check only before each checkpoint.",
         ),
     ] = 100
     active_deadline_seconds: Annotated[
-        int | None, Field(ge=1, description="The job fails when it has been active (not suspended) for so long.")
+        int | None, Field(ge=1, description="The job fails after it was active (not suspended) for this time.")
     ] = None
     ttl_seconds_after_finished: Annotated[
         int | None,
-        Field(ge=0, description="A finished job is deleted after so many seconds; default: never."),
+        Field(ge=0, description="Seconds after its end when a finished job is deleted. Default: never."),
     ] = None
     termination_grace_period_seconds: Annotated[
-        int, Field(ge=1, le=3600, description="Seconds a pod has for its last checkpoint when it must go.")
+        int, Field(ge=1, le=3600, description="Seconds that a stopping pod has to write its last checkpoint.")
     ] = 60
     node_lost_seconds: Annotated[
-        int, Field(ge=10, le=3600, description="A pod on a node that has been lost for so many seconds is replaced.")
+        int, Field(ge=10, le=3600, description="Seconds after which the pods of a lost node are replaced.")
     ] = 60
 
 
@@ -73,7 +74,7 @@ class Scheduling(ApiModel):
     ] = {}
     tolerations: Annotated[
         tuple[Toleration, ...],
-        Field(max_length=64, description="Taints the pods tolerate, as in a pod spec."),
+        Field(max_length=64, description="Taints that the pods tolerate, as in a pod spec."),
     ] = ()
     priority_class_name: Annotated[DnsSubdomain | None, Field(description="Priority class of the pods.")] = None
     scheduler_name: Annotated[DnsSubdomain | None, Field(description="Scheduler of the pods.")] = None
@@ -81,24 +82,25 @@ class Scheduling(ApiModel):
         str | None,
         Field(
             max_length=317,
-            description="Label key that gets the job's name on every pod, for gang schedulers.",
+            description="Key of a pod label whose value is the job's name. Gang schedulers use it.",
         ),
     ] = None
 
 
 class Resources(ApiModel):
-    """Resources of one trainer pod; what is unset is sized from the plan."""
+    """Resources of one trainer pod. Unset fields are sized from the plan."""
 
     cpu: Annotated[
         Quantity | None,
         Field(
-            description="CPUs requested, such as 2 or 500m; default: one a rank, at most half of what a node has free."
+            description="CPU request, such as 2 or 500m. Default: one CPU per rank, but at most half of the node's "
+            "free CPUs."
         ),
     ] = None
-    cpu_limit: Annotated[Quantity | None, Field(description="CPU limit, such as 2 or 500m; default: none.")] = None
+    cpu_limit: Annotated[Quantity | None, Field(description="CPU limit, such as 2 or 500m. Default: none.")] = None
     memory: Annotated[
         Bytes | None,
-        Field(description="Memory requested, and limit, such as 4Gi; default: what the plan predicts."),
+        Field(description="Memory request and limit, such as 4Gi. Default: the plan's prediction."),
     ] = None
 
 
@@ -110,12 +112,12 @@ class Metadata(ApiModel):
 class PodTemplateOverride(ApiModel):
     """A change to the pod template, owned by one manager (a person, a queue, a policy tool)."""
 
-    manager: Annotated[str, Field(min_length=1, max_length=253, description="Who wants this change.")]
+    manager: Annotated[str, Field(min_length=1, max_length=253, description="Owner of this change.")]
     metadata: Annotated[Metadata, Field(description="Labels and annotations to add.")] = Metadata()
     spec: Annotated[
         dict[str, Any],
         Field(
-            description="Part of a pod spec, such as volumes: maps are merged, lists whose items have a name are "
-            "merged by name, other values replace ours. The trainer's container is called trainer."
+            description="Part of a pod spec, such as volumes. Maps are merged, lists of named items are merged by "
+            "name, and other values replace the operator's. The trainer container is called trainer."
         ),
     ] = {}

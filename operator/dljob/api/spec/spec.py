@@ -1,4 +1,4 @@
-"""DLJobSpec: what a user asks for. Field descriptions are what ``kubectl explain`` prints."""
+"""DLJobSpec: the user's request. ``kubectl explain`` prints the field descriptions."""
 
 from typing import Annotated
 
@@ -17,50 +17,60 @@ from dljob.api.spec.trainer import Trainer
 
 
 class DLJobSpec(ApiModel):
-    """What to train, by when, and within which bounds."""
+    """The training to run, its objective, and the limits of its plan."""
 
     rules = RULES
 
-    model: Annotated[ModelSpec, Field(description="What to train.")]
-    dataset: Annotated[Dataset, Field(description="What to train on.")]
-    global_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1, description="Samples per step, over all ranks.")]
+    model: Annotated[ModelSpec, Field(description="The model to train.")]
+    dataset: Annotated[Dataset, Field(description="The training data.")]
+    global_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1, description="Samples per step, summed over all ranks.")]
     batch_size_range: Annotated[
         BatchSizeRange | None,
         Field(
-            description="The planner may choose another batch than globalBatchSize within this range, where the "
-            "gradient's noise scale, once a run has measured it, promises the same progress sooner (or for less, as "
-            "objective says). epochs, steps and learningRate remain those for globalBatchSize. Default: no choice."
+            description="Range from which the planner may choose the global batch size. It leaves globalBatchSize only "
+            "if the gradient noise scale, measured by an earlier run, predicts that another size makes the same "
+            "progress at a better objective. epochs, steps and learningRate still refer to globalBatchSize. Default: "
+            "always globalBatchSize."
         ),
     ] = None
     epochs: Annotated[int | None, Field(ge=1, le=10**6, description="Passes over the dataset.")] = None
     steps: Annotated[int | None, Field(ge=1, le=10**12, description="Optimizer steps.")] = None
-    optimizer: Annotated[Optimizer, Field(description="How parameters are updated.")] = Optimizer()
+    optimizer: Annotated[Optimizer, Field(description="The optimizer and its learning rate.")] = Optimizer()
     seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="Seed of initialization and sampling.")] = 0
-    trainer: Annotated[Trainer, Field(description="The program that trains.")] = Trainer()
+    trainer: Annotated[Trainer, Field(description="Image, command and environment of the training script.")] = Trainer()
     nodes: Annotated[NodeRange, Field(description="How many nodes the job may use.")] = NodeRange()
     devices: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
         Field(
             max_length=32,
-            description="Device types the plan may use, as nodes are labelled: nvidia.com/gpu.product, or "
-            "dljob.dev/device for nodes without GPUs (no label: cpu). Default: all the cluster has.",
+            description="Device types that the plan may use. A device type is the value of the node label "
+            "nvidia.com/gpu.product, or of dljob.dev/device on nodes without GPUs (cpu if the label is missing). "
+            "Default: all types in the cluster.",
         ),
     ] = ()
-    objective: Annotated[Objective, Field(description="What the plan is to achieve.")] = Objective()
-    planning: Annotated[Planning, Field(description="Who plans.")] = Planning()
+    objective: Annotated[Objective, Field(description="What the planner optimizes.")] = Objective()
+    planning: Annotated[Planning, Field(description="Whether the operator plans the job or runs a given plan.")] = (
+        Planning()
+    )
     collective: Annotated[
-        Collective, Field(description="How gradients are summed over ranks; Auto: as is fastest when the ranks start.")
+        Collective,
+        Field(
+            description="All-reduce algorithm for the gradients. Auto: the planner chooses, and ranks that can use "
+            "several algorithms measure them when they start and use the fastest."
+        ),
     ] = Collective.AUTO
     gradient_compression: Annotated[
         GradientCompression | None,
         Field(
-            description="Send gradients in 16 bits a number, with error feedback; for slow networks, on CPUs. "
-            "Default: as they are."
+            description="Send gradients as 16-bit numbers, with error feedback. Use it on CPUs with slow networks. "
+            "Default: no compression."
         ),
     ] = None
-    parallelism: Annotated[Parallelism, Field(description="What ranks share out besides the batch.")] = Parallelism()
-    checkpoint: Annotated[Checkpoint, Field(description="How training state is kept.")] = Checkpoint()
-    suspend: Annotated[bool, Field(description="true: checkpoint and remove the pods; false: run or resume.")] = False
+    parallelism: Annotated[Parallelism, Field(description="Parallelism strategy and synchronization.")] = Parallelism()
+    checkpoint: Annotated[Checkpoint, Field(description="How and where checkpoints are saved.")] = Checkpoint()
+    suspend: Annotated[
+        bool, Field(description="true: write a checkpoint and remove the pods. false: run or resume.")
+    ] = False
     run_policy: Annotated[RunPolicy, Field(description="Limits and clean-up.")] = RunPolicy()
     scheduling: Annotated[Scheduling, Field(description="Where pods may run.")] = Scheduling()
     resources: Annotated[Resources, Field(description="Resources of one pod.")] = Resources()
@@ -68,7 +78,7 @@ class DLJobSpec(ApiModel):
         tuple[PodTemplateOverride, ...],
         Field(
             max_length=16,
-            description="Changes to the pod template, one entry per manager, applied in order.",
+            description="Changes to the pod template, one entry for each manager, applied in order.",
             json_schema_extra=map_list("manager"),
         ),
     ] = ()

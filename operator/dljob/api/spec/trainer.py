@@ -1,4 +1,4 @@
-"""``spec.trainer``: the program that trains."""
+"""``spec.trainer``: image, command and environment of the ranks."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -10,7 +10,7 @@ from dljob.api.spec.pods import map_list
 
 
 class Framework(StrEnum):
-    """How ranks of the user's own program learn of each other."""
+    """How the ranks of a training script find each other."""
 
     DLTRAIN = "DLTrain"
     TORCHRUN = "Torchrun"
@@ -23,18 +23,20 @@ class PullPolicy(StrEnum):
 
 
 class EnvVar(ApiModel):
-    name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256, description="Its name.")]
-    value: Annotated[str, Field(max_length=32768, description="Its value, as it is: nothing is expanded.")] = ""
+    name: Annotated[
+        str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256, description="Name of the variable.")
+    ]
+    value: Annotated[str, Field(max_length=32768, description="Literal value; $(VAR) is not expanded.")] = ""
 
 
 class Trainer(ApiModel):
-    """The program that trains. By default the built-in one, in the operator's trainer image."""
+    """Image, command and environment of the ranks. Default: the built-in trainer in the operator's trainer image."""
 
     rules = (
         Rule(
             "args",
             "!has(self.args) || size(self.args) == 0 || (has(self.command) && size(self.command) > 0)",
-            "args needs command: set command to your program",
+            "args needs command: set command to your training script",
             lambda t: not t.args or bool(t.command),
         ),
     )
@@ -44,11 +46,15 @@ class Trainer(ApiModel):
         Field(
             min_length=1,
             max_length=1024,
-            description="Image of the pods; default: the operator's trainer image.",
+            description="Image of the pods. Default: the operator's trainer image.",
         ),
     ] = None
     image_pull_policy: Annotated[
-        PullPolicy | None, Field(description="When the image is pulled; default: as the operator is set, IfNotPresent.")
+        PullPolicy | None,
+        Field(
+            description="When the image is pulled. Default: the operator's setting, which is IfNotPresent unless "
+            "changed."
+        ),
     ] = None
     image_pull_secrets: Annotated[
         tuple[DnsSubdomain, ...],
@@ -58,18 +64,19 @@ class Trainer(ApiModel):
         tuple[str, ...],
         Field(
             max_length=64,
-            description="Your training program, run once per rank; default: the built-in trainer.",
+            description="Command of your training script, started once per rank. Default: the built-in trainer.",
         ),
     ] = ()
     args: Annotated[tuple[str, ...], Field(max_length=256, description="Arguments of command.")] = ()
     env: Annotated[
         tuple[EnvVar, ...],
-        Field(max_length=256, description="Environment of every rank.", json_schema_extra=map_list("name")),
+        Field(max_length=256, description="Environment variables of every rank.", json_schema_extra=map_list("name")),
     ] = ()
     framework: Annotated[
         Framework,
         Field(
-            description="How command's ranks find each other: DLTrain (MPI, the dltrain API) or Torchrun "
-            "(RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, for unmodified scripts)."
+            description="How the ranks of command find each other. DLTrain: through MPI and the dltrain API. Torchrun: "
+            "through RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, so that scripts for torchrun run "
+            "unmodified."
         ),
     ] = Framework.DLTRAIN
