@@ -102,12 +102,12 @@ def test_the_next_pod_coordinates_when_the_first_is_lost(three: Job) -> None:
     three.pods[0].kill()
     report = three.until(lambda r: r.term > before.term and r.phase is RunPhase.RUNNING and r.world_size == 2)
     assert report.restarts == {"CoordinatorLost": 1} and report.failures == 0 and report.step >= step
-    assert "coordinating in its place" in three.pods[1].text() and "in its place" not in three.pods[2].text()
+    assert "taking over as coordinator" in three.pods[1].text() and "taking over" not in three.pods[2].text()
 
     three.pods[0].start()
     back = three.until(lambda r: r.term > report.term and r.phase is RunPhase.RUNNING and r.world_size == 3)
     assert back.step >= report.step and back.failures == 0 and back.restarts["CoordinatorLost"] == 1, back.restarts
-    assert "no longer coordinating" in three.pods[1].text()
+    assert "no longer the coordinator" in three.pods[1].text()
     assert [pod.starts for pod in three.pods] == [2, 1, 1]
 
 
@@ -129,7 +129,7 @@ def test_a_cut_link_is_noticed_and_a_pod_alone_does_not_take_over(three: Job) ->
     three.until(lambda r: r.restarts)
     report = three.until(lambda r: r.phase is RunPhase.RUNNING and r.world_size == 2)
     assert report.restarts == {"PodLost": 1}
-    three.wait(lambda: "coordinating in its place" in three.pods[1].text())
+    three.wait(lambda: "taking over as coordinator" in three.pods[1].text())
 
     three.pods[1].link("up")
     back = three.until(lambda r: r.world_size == 3 and r.step > report.step)

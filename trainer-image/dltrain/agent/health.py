@@ -1,4 +1,4 @@
-"""Plain HTTP for Prometheus and the kubelet: /metrics, /healthz, /readyz; read-only."""
+"""The read-only HTTP server for Prometheus and the kubelet: /metrics, /healthz and /readyz."""
 
 import asyncio
 import contextlib
@@ -12,17 +12,17 @@ _REQUEST_S = 5.0
 
 
 class Health:
-    """``ready`` gives the reason why the pod is not ready, or None."""
+    """An HTTP server. ``unready`` returns the reason why the pod is not ready, or None."""
 
-    def __init__(self, registry: CollectorRegistry, ready: Callable[[], str | None]) -> None:
-        self._registry, self._ready = registry, ready
+    def __init__(self, registry: CollectorRegistry, unready: Callable[[], str | None]) -> None:
+        self._registry, self._unready = registry, unready
 
     async def listen(self, host: str | None, port: int) -> None:
-        """Serve for as long as the process lives. Raises OSError when the port is taken."""
+        """Serve until the process ends. Raise OSError if the port is in use."""
         await asyncio.start_server(self._serve, host, port, limit=8192)
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
-        """Status, content type and body for a path."""
+        """Return the status, content type and body for a path."""
         text = "text/plain; charset=utf-8"
         match path.partition("?")[0]:
             case "/metrics":
@@ -30,17 +30,17 @@ class Health:
             case "/healthz":
                 return 200, text, b"ok\n"
             case "/readyz":
-                why = self._ready()
+                why = self._unready()
                 return (200, text, b"ok\n") if why is None else (503, text, f"not ready: {why}\n".encode())
             case _:
-                return 404, text, b"found: /metrics, /healthz, /readyz\n"
+                return 404, text, b"not found; expected /metrics, /healthz or /readyz\n"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(_REQUEST_S):
                 words = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split(" ", 2)
-                known = len(words) == 3 and words[0] in ("GET", "HEAD")
-                status, kind, body = self.answer(words[1]) if known else (405, "text/plain", b"GET and HEAD only\n")
+                valid = len(words) == 3 and words[0] in ("GET", "HEAD")
+                status, kind, body = self.answer(words[1]) if valid else (405, "text/plain", b"GET and HEAD only\n")
                 head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {kind}\r\n"
                 head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
                 writer.write(head.encode() + (b"" if words[:1] == ["HEAD"] else body))

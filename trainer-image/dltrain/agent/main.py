@@ -1,8 +1,10 @@
 """``dljob-agent``: PID 1 of every trainer pod.
 
-It outlives the ranks: starts them, watches them, ends them, and tells how they do. Every agent is a member of its
-job; the one in the plan's first pod is the coordinator, too, and the next one while that is lost. Exit codes: 0 told to
-stop when the job was over or had no ranks here; 143 told to stop before that; 64 misconfigured; 1 superseded, a fault.
+The agent starts, watches and ends the ranks of its pod, and reports their progress. Every agent is a member of its job.
+The agent of the plan's first pod is also the coordinator; if that pod is lost, the agent of the next pod takes over.
+
+Exit codes: 0 after SIGTERM when the job was over or had no ranks here; 143 after SIGTERM before that; 64 for a wrong
+configuration; 1 if another coordinator superseded this one, or after an internal error.
 """
 
 import asyncio
@@ -36,12 +38,12 @@ from dltrain.record.ledger import Ledger
 log = logging.getLogger(__name__)
 LAST_REPORT_S = 2.0
 TAKEOVER_S = 0.5
-"""For each pod before this one: time to take the lost coordinator's place."""
+"""How long a pod waits, for each pod before it in the plan, before it replaces a lost coordinator."""
 DEFAULT_GRACE_S = 30.0
 
 
 class Agent:
-    """One pod's agent. ``run`` returns its exit code."""
+    """The agent of one pod."""
 
     def __init__(self, settings: Settings, env: dict[str, str], identity: tls.Identity, exchange: Exchange) -> None:
         self.settings, self.env, self.identity, self.exchange = settings, env, identity, exchange
@@ -59,10 +61,11 @@ class Agent:
         )
         self.coordinator: Coordinator | None = None
         self._acting = False
-        """Whether this pod coordinates in the place of the plan's first one."""
+        """True while this pod coordinates instead of the plan's first pod."""
         self._told_to_stop = asyncio.Event()
 
     async def run(self) -> int:
+        """Run until SIGTERM. Return the exit code."""
         self.local.spawner.warm()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,14 +88,14 @@ class Agent:
             (ended,) = done
             await self.local.end()
             ended.result()
-            raise AssertionError("coordinating and reporting never end by themselves")
+            raise AssertionError("the tasks of the coordinator and the reporter never end by themselves")
         return await self._leave()
 
     def _ledger(self) -> Ledger | None:
         return None if self.coordinator is None else self.coordinator.ledger
 
     async def _stand_by(self) -> None:
-        """Whenever the coordinator is lost: act in its place, unless a pod before this one does."""
+        """Take over as coordinator whenever it is lost, unless a pod before this one in the plan does."""
         member = self.member
         while True:
             await member.orphaned.wait()
@@ -102,18 +105,18 @@ class Agent:
             await asyncio.sleep(TAKEOVER_S * place)
             if not member.orphaned.is_set():
                 continue
-            log.warning("pod %s is lost: coordinating in its place", member.plan.pods[0] if member.plan else "")
+            log.warning("pod %s is lost; taking over as coordinator", member.plan.pods[0] if member.plan else "")
             self._acting = True
             try:
                 await self._coordinate(acting=True)
             except SupersededError as error:
-                log.info("no longer coordinating: %s", error)
+                log.info("this pod is no longer the coordinator: %s", error)
             finally:
                 self._acting = False
                 self.coordinator = self.local.launch_daemon = self.reporter.compose = None
 
     async def _coordinate(self, *, acting: bool = False) -> None:
-        """Follow the plans; coordinate while this pod is their first, or ``acting``. Raises SupersededError."""
+        """Follow the plans, and coordinate while this pod is their first or ``acting``. Raise SupersededError."""
         running: asyncio.Task[None] | None = None
         plans = self.exchange.plans()
         coming = asyncio.ensure_future(anext(plans))
@@ -156,11 +159,11 @@ class Agent:
         return asyncio.create_task(coordinator.run())
 
     async def _leave(self) -> int:
-        """Told to stop: ranks first, then what tells of them. Done as soon as nothing runs."""
+        """Stop the ranks, write the last report, and return the exit code. Return early once nothing runs."""
         plan, busy = self.member.plan, bool(self.local.running)
         grace_s = (plan.grace_s if plan is not None else DEFAULT_GRACE_S) - 1.0
         deadline_s = time.monotonic() + grace_s
-        log.info("told to stop; %s, at most %.0f s", "ranks checkpoint" if busy else "nothing runs", grace_s)
+        log.info("received SIGTERM; %s; at most %.0f s", "ranks checkpoint" if busy else "no rank runs", grace_s)
         self.member.leave()
         if self.coordinator is not None:
             self.coordinator.leave()
@@ -168,7 +171,7 @@ class Agent:
                 async with asyncio.timeout(grace_s):
                     await self.coordinator.done.wait()
             except TimeoutError:
-                log.warning("the other pods did not end within the grace period")
+                log.warning("the ranks of other pods did not end within the grace period")
             await self.reporter.last(LAST_REPORT_S)
         else:
             self.local.stop(grace_s, progressed=None if self.member.led else False)
@@ -186,15 +189,15 @@ class Agent:
         mine = self.local.ranks_here()
         missing = [rank.rank for rank in mine if rank.rank not in self.local.running]
         if any(rank.pod == self.settings.pod for rank in plan.ranks) and (missing or not mine):
-            return f"ranks {missing or 'of this pod'} do not run; the job is {phase or RunPhase.WAITING}"
+            return f"ranks {missing or 'of this pod'} are not running; the job is {phase or RunPhase.WAITING}"
         return None
 
 
 def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
-    """This pod's place in the row of those that coordinate when the first one is lost; 0 where it must not.
+    """Return this pod's position in the order of succession for a lost coordinator, or 0 if it must not take over.
 
-    A job that cannot do without its first pod waits for it, and so does one that has not begun or is over, or has only
-    two pods: one of two cannot tell a lost pod from a cut link.
+    A job waits for its first pod instead if it cannot run without that pod, has not started, or is over. A job with
+    two pods also waits, because one pod of two cannot distinguish a lost pod from a network partition.
     """
     if (
         plan is None
@@ -207,14 +210,14 @@ def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
 
 
 def may_coordinate(settings: Settings) -> bool:
-    """Whether this pod can be a plan's first one. Only those read plans: thousands of pods must not watch."""
+    """Return True if this pod can be a plan's first pod. Only those watch plans, to limit API server load."""
     return not settings.use_api or settings.pod.endswith("-0")
 
 
 def _exchange(settings: Settings) -> Exchange:
     if settings.use_api:
         return ConfigMaps(KubeApi.in_cluster(settings.namespace), settings.job)
-    assert settings.plan_file is not None and settings.report_file is not None, "Settings.of sees to it"
+    assert settings.plan_file is not None and settings.report_file is not None, "Settings.of checks this"
     return Files(settings.plan_file, settings.report_file)
 
 
@@ -223,11 +226,11 @@ async def _run(settings: Settings) -> NoReturn:
     agent = Agent(settings, livable(os.environ), tls.load(settings.tls_dir), _exchange(settings))
     code = await agent.run()
     sys.stdout.flush()
-    os._exit(code)  # what is still open ends with PID 1; taking it apart first would only take time
+    os._exit(code)  # All processes of the container end with PID 1, so an orderly shutdown would only take time.
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the agent as the environment says."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="[agent] %(asctime)s %(levelname)s %(message)s")
     try:
         settings = Settings.of(os.environ)
