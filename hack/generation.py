@@ -124,8 +124,8 @@ def rbac() -> str:
         "This page is for cluster administrators. It lists every permission of the operator with its reason. The chart",
         "creates its roles from the same table, and no rule has a wildcard.",
         "",
-        "Kubernetes' garbage collector deletes the objects of a deleted job (owner references), so the operator needs no",
-        "permission for that.",
+        "Kubernetes' garbage collector deletes the objects of a deleted job (owner references), so the operator",
+        "needs no permission for that.",
     ]
     for part, (title, text) in _RBAC_PARTS.items():
         lines += ["", f"## {title}", "", text, "", "| API group | Resources | Verbs | Reason |", "|---|---|---|---|"]
