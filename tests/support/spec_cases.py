@@ -1,4 +1,4 @@
-"""What users get wrong, and what they get right: specs with the words of their refusals."""
+"""Valid and invalid specs, each with the text of its error message."""
 
 import copy
 from typing import Any
@@ -8,16 +8,16 @@ MINIMAL: Json = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globa
 HINTS = {"parameters": 1, "flopsPerSample": 1}
 SHA256 = "0123456789abcdef" * 4
 
-# Changes to a minimal spec, and the words of the rule they break ("" for none).
+# Changes to a minimal spec, and a part of the message of the rule that they break ("" for valid specs).
 CASES: dict[str, tuple[Json, str]] = {
     "minimal": ({}, ""),
     "epochs and steps": ({"steps": 1}, "exactly one of epochs and steps"),
     "neither epochs nor steps": ({"epochs": None}, "exactly one of epochs and steps"),
     "steps": ({"epochs": None, "steps": 5}, ""),
-    "no model": ({"model": {}}, "either name (a built-in model) or hints"),
+    "no model": ({"model": {}}, "exactly one of name (a built-in model) and hints"),
     "model twice": ({"model": {"name": "mlp", "hints": HINTS}, "trainer": {"command": ["a"]}}, "name (a built-in model)"),
-    "hints without command": ({"model": {"hints": HINTS}}, "set trainer.command"),
-    "hints with an empty command": ({"model": {"hints": HINTS}, "trainer": {"command": []}}, "set trainer.command"),
+    "hints without command": ({"model": {"hints": HINTS}}, "needs trainer.command"),
+    "hints with an empty command": ({"model": {"hints": HINTS}, "trainer": {"command": []}}, "needs trainer.command"),
     "hints like a known model": ({"model": {"hints": {"like": "BERT-base"}}, "trainer": {"command": ["a"]}}, ""),
     "hints of two kinds": (
         {"model": {"hints": {"like": "GPT-2", "parameters": 1}}, "trainer": {"command": ["a"]}},
@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Json, str]] = {
         "or parameters and flopsPerSample",
     ),
     "own program": ({"model": {"hints": HINTS}, "trainer": {"command": ["python", "a.py"]}}, ""),
-    "no dataset": ({"dataset": {}}, "either name (a built-in dataset) or uri"),
+    "no dataset": ({"dataset": {}}, "exactly one of name (a built-in dataset) and uri"),
     "dataset twice": ({"dataset": {"name": "iris", "uri": "file:///a", "samples": 1}}, "name (a built-in dataset)"),
     "uri without samples": ({"dataset": {"uri": "pvc://a/b"}}, "samples is required with uri"),
     "uri": ({"dataset": {"uri": "pvc://a/b", "samples": 9}}, ""),
@@ -39,7 +39,7 @@ CASES: dict[str, tuple[Json, str]] = {
     "checksum of a mounted file": ({"dataset": {"uri": "pvc://a/b", "samples": 9, "sha256": SHA256}}, ""),
     "checksum of a built-in set": ({"dataset": {"name": "iris", "sha256": SHA256}}, "set uri, or remove sha256"),
     "secret for what is mounted": (
-        {"dataset": {"uri": "pvc://a/b", "samples": 9, "secretName": "s"}}, "use them with an http, https or s3 uri",
+        {"dataset": {"uri": "pvc://a/b", "samples": 9, "secretName": "s"}}, "use an http, https or s3 uri",
     ),
     "room for a built-in set": ({"dataset": {"name": "iris", "size": "9Gi"}}, "are for data that is fetched"),
     "cache and room": (
@@ -64,13 +64,13 @@ CASES: dict[str, tuple[Json, str]] = {
     ),
     "range of batches the wrong way round": ({"batchSizeRange": {"min": 16, "max": 4}}, "lower min or raise max"),
     "range of batches below ranks": (
-        {"batchSizeRange": {"min": 2, "max": 64}, "nodes": {"min": 3}}, "batchSizeRange.min must give every rank a sample",
+        {"batchSizeRange": {"min": 2, "max": 64}, "nodes": {"min": 3}}, "batchSizeRange.min must not be below nodes.min",
     ),
     "range of batches and a pipeline": (
         {"batchSizeRange": {"max": 64}, "parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 4}},
         "batchSizeRange needs parallelism.strategy Data",
     ),
-    "range of batches without lockstep": (
+    "range of batches, asynchronous": (
         {"batchSizeRange": {"max": 64}, "parallelism": {"synchronization": "Asynchronous"}},
         "and parallelism.synchronization Synchronous",
     ),
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Json, str]] = {
             "batchSizeRange": {"max": 64},
             "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1, "batchPerRank": 8}]},
         },
-        "batchSizeRange leaves the batch open",
+        "remove batchPerRank from planning.groups",
     ),
     "range of batches on a group": (
         {"batchSizeRange": {"max": 64}, "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, "",
@@ -91,15 +91,15 @@ CASES: dict[str, tuple[Json, str]] = {
     "torchrun by torch": ({"collective": "Torch", "trainer": {"command": ["a"], "framework": "Torchrun"}}, ""),
     "torchrun by a tree": (
         {"collective": "Tree", "trainer": {"command": ["a"], "framework": "Torchrun"}},
-        "trainer.framework Torchrun runs scripts that sum gradients",
+        "trainer.framework Torchrun runs scripts that reduce gradients",
     ),
     "sharded optimizer for torchrun": (
         {"parallelism": {"strategy": "Optimizer"}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
-        "update parameters by themselves",
+        "remove collective (other than Torch), parallelism.strategy",
     ),
     "batch norm for torchrun": (
         {"model": {"name": "mlp", "syncBatchNorm": True}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
-        "remove collective (but Torch), parallelism.strategy, model.syncBatchNorm",
+        "parallelism.strategy, model.syncBatchNorm",
     ),
     "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
     "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
@@ -114,24 +114,24 @@ CASES: dict[str, tuple[Json, str]] = {
     "pipeline without stages": ({"parallelism": {"strategy": "Pipeline"}}, "Pipeline needs stages"),
     "stages of nothing": ({"parallelism": {"stages": 2}}, "stages need strategy Pipeline"),
     "micro-batches of nothing": (
-        {"parallelism": {"strategy": "Tensor", "microBatches": 2}}, "microBatches are for strategy Pipeline",
+        {"parallelism": {"strategy": "Tensor", "microBatches": 2}}, "microBatches needs strategy Pipeline",
     ),
     "more micro-batches than samples": (
         {"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 99}, "globalBatchSize": 9},
-        "microBatches must have a sample each",
+        "microBatches must not exceed globalBatchSize",
     ),
     "tensor": ({"parallelism": {"strategy": "Tensor"}, "collective": "Tree"}, ""),
     "tensor without pairs": (
-        {"parallelism": {"strategy": "Tensor"}, "model": {"name": "resnet18"}}, "linear layers in pairs: choose mlp",
+        {"parallelism": {"strategy": "Tensor"}, "model": {"name": "resnet18"}}, "pairs of linear layers: choose mlp",
     ),
     "a part of a program": (
-        {"parallelism": {"strategy": "Tensor"}, "trainer": {"command": ["a"]}}, "are for built-in models",
+        {"parallelism": {"strategy": "Tensor"}, "trainer": {"command": ["a"]}}, "Tensor support built-in models only",
     ),
     "pipeline by a ring": (
-        {"parallelism": {"strategy": "Pipeline", "stages": 2}, "collective": "Ring"}, "collective cannot be chosen",
+        {"parallelism": {"strategy": "Pipeline", "stages": 2}, "collective": "Ring"}, "collective must be Auto",
     ),
     "tensor by a server": (
-        {"parallelism": {"strategy": "Tensor"}, "collective": "ParameterServer"}, "not ParameterServer with Tensor",
+        {"parallelism": {"strategy": "Tensor"}, "collective": "ParameterServer"}, "must not be ParameterServer with Tensor",
     ),
     "pipeline on a group": (
         {
@@ -153,11 +153,11 @@ CASES: dict[str, tuple[Json, str]] = {
     ),
     "compressed gradients, asynchronous": (
         {"gradientCompression": "BF16", "parallelism": {"synchronization": "Asynchronous"}},
-        "gradientCompression has an all-reduce of its own",
+        "gradientCompression has its own all-reduce",
     ),
     "compressed gradients": ({"gradientCompression": "BF16"}, ""),
     "compressed gradients, a collective": (
-        {"gradientCompression": "FP16", "collective": "Ring"}, "gradientCompression has an all-reduce of its own",
+        {"gradientCompression": "FP16", "collective": "Ring"}, "gradientCompression has its own all-reduce",
     ),
     "asynchronous": ({"parallelism": {"synchronization": "Asynchronous"}, "collective": "ParameterServer"}, ""),
     "within a bound": ({"parallelism": {"synchronization": "StaleSynchronous", "stalenessBound": 3}}, ""),
@@ -171,11 +171,11 @@ CASES: dict[str, tuple[Json, str]] = {
     ),
     "asynchronous program": (
         {"parallelism": {"synchronization": "Asynchronous"}, "trainer": {"command": ["a"]}},
-        "StaleSynchronous are for built-in models",
+        "StaleSynchronous support built-in models only",
     ),
     "asynchronous search": (
         {"parallelism": {"synchronization": "Asynchronous"}, "optimizer": {"findLearningRate": True}},
-        "know no gradient of the whole batch",
+        "do not compute the gradient of the whole batch",
     ),
     "measured scaling": ({"optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}}, ""),
     "measured scaling of a sharded optimizer": (
@@ -191,7 +191,7 @@ CASES: dict[str, tuple[Json, str]] = {
         "remove learningRateScaling",
     ),
     "search for a program": (
-        {"optimizer": {"findLearningRate": True}, "trainer": {"command": ["a"]}}, "is for built-in models",
+        {"optimizer": {"findLearningRate": True}, "trainer": {"command": ["a"]}}, "findLearningRate supports built-in models only",
     ),
     "claim and class": (
         {"checkpoint": {"volume": {"claimName": "a", "storageClassName": "b"}}}, "no effect on an existing claim",
@@ -211,7 +211,7 @@ JOB: Json = {
     "spec": MINIMAL,
 }
 
-# Field to set → value, and the words that the refusal must hold.
+# Field to set, its value, and the words that the error message must contain.
 BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "unknown field": ("batchSize", 3, ("batchSize",)),
     "unknown field inside": ("checkpoint.intervall", "5s", ("checkpoint", "intervall")),

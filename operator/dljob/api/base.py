@@ -1,7 +1,7 @@
-"""What every API type shares: naming, strictness and rules that span fields.
+"""Base of all API types: field naming, strict validation, and rules that involve several fields.
 
-A rule stands once, in two tongues: CEL for API servers that evaluate it at admission (1.25 and later)
-and a Python predicate that the operator evaluates for those that do not. A test holds them together.
+Each rule has two forms: CEL, which API servers since 1.25 evaluate at admission, and a Python predicate, which the
+operator evaluates for older servers. A test checks that both agree.
 """
 
 import re
@@ -27,13 +27,13 @@ Duration = Annotated[str, Field(pattern=_DURATION_PATTERN, max_length=32)]
 
 AUTO_INTERVAL = "Auto"
 AutoDuration = Annotated[str, Field(pattern=_AUTO_DURATION_PATTERN, max_length=32)]
-"""A duration, or that it is for dljob to choose."""
+"""A duration, or ``Auto`` if dljob should choose it."""
 
 Quantity = Annotated[str, Field(pattern=_QUANTITY_PATTERN, max_length=32)]
 """A Kubernetes quantity: ``500m``, ``4Gi``."""
 
 Bytes = Annotated[str, Field(pattern=_BYTES_PATTERN, max_length=32)]
-"""A Kubernetes quantity of bytes: ``512Mi``, ``4Gi``. Thousandths (``512m``, Docker's megabytes) are none of these."""
+"""A Kubernetes quantity of bytes: ``512Mi``, ``4Gi``. ``512m`` is rejected: it means thousandths, not megabytes."""
 
 PATTERNS = {
     _DURATION_PATTERN: "a duration such as 90s, 1h30m or 500ms",
@@ -41,17 +41,14 @@ PATTERNS = {
     _QUANTITY_PATTERN: "a quantity such as 2, 500m or 4Gi",
     _BYTES_PATTERN: "a quantity of bytes such as 512Mi or 4Gi",
 }
-"""What the patterns of the types above mean, in words."""
+"""The meaning of each pattern, for error messages."""
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 DnsSubdomain = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
 
 
 def duration_s(text: str) -> float:
-    """Seconds in a duration such as ``1h30m``.
-
-    Raises ValueError when the text is no such duration.
-    """
+    """Return the seconds in a duration such as ``1h30m``. Raise ValueError for any other text."""
     if not re.fullmatch(_DURATION_PATTERN, text):
         raise ValueError(f"found {text!r}, expected a duration such as 90s, 1h30m or 500ms")
     parts = re.findall(r"([0-9.]+)(ms|s|m|h)", text)
@@ -60,10 +57,10 @@ def duration_s(text: str) -> float:
 
 @dataclass(frozen=True)
 class Rule:
-    """One condition over several fields of a type.
+    """A condition over several fields of a type.
 
-    ``cel`` sees the object as ``self``; ``holds`` gets the pydantic object. ``message`` names what is
-    expected and what to do; ``field`` is the path, relative to the type, that an error should name.
+    ``cel`` refers to the object as ``self``; ``holds`` takes the pydantic object. ``message`` says what is expected and
+    what to do. ``field`` is the path, relative to the type, that the error names.
     """
 
     field: str
@@ -73,12 +70,12 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """What a user reads, from the API server and from the operator alike; it begins with the field."""
+        """Return the user's message, which begins with the field. API server and operator use the same text."""
         return self.message if self.message.startswith(self.field) else f"{self.field}: {self.message}"
 
 
 class ApiModel(BaseModel):
-    """Base of every API type: camelCase outside, snake_case inside, frozen, unknown fields refused."""
+    """Base of every API type: frozen, camelCase in JSON, snake_case in Python, unknown fields rejected."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -98,5 +95,5 @@ class ApiModel(BaseModel):
         return self
 
     def manifest(self) -> dict[str, Any]:
-        """The object as JSON-able camelCase, without fields that are unset (null)."""
+        """Return the object as a camelCase dictionary for JSON, without null fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

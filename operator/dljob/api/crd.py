@@ -1,9 +1,8 @@
-"""API types → CustomResourceDefinitions. Pure; ``hack/generate`` writes them to crds/ and into the chart.
+"""Generate the CustomResourceDefinitions from the API types. ``hack/generate`` writes them to crds/ and the chart.
 
-A CRD wants a *structural* schema: no ``$ref``, no ``null``, no ``additionalProperties: false``, OpenAPI 3.0
-spelling of exclusive bounds. pydantic writes JSON Schema 2020-12; ``_structural`` translates. Validation
-rules carry only ``rule`` and ``message``, which every supported release knows;
-and the operator evaluates the same rules itself.
+A CRD needs a *structural* schema: no ``$ref``, no ``null``, no ``additionalProperties: false``, and exclusive bounds as
+in OpenAPI 3.0. pydantic generates JSON Schema 2020-12, and ``_structural`` translates it. Validation rules have only
+``rule`` and ``message``, which every supported release understands. The operator also evaluates the same rules.
 """
 
 from collections.abc import Mapping
@@ -20,11 +19,11 @@ Schema = dict[str, Any]
 JOB_NAME_RULE = Rule(
     field="metadata.name",
     cel="size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-    message="metadata.name must have at most 40 characters, begin with a letter and have no dots: it becomes part of "
-    "the names of pods, which are DNS labels; choose a shorter or plainer name",
+    message="metadata.name must have at most 40 characters, begin with a letter and contain no dots, because it is "
+    "part of pod names, which are DNS labels; choose a name with lower-case letters, digits and dashes only",
     holds=lambda name: len(name) <= 40 and "." not in name and name[:1].isalpha(),
 )
-"""The only rule over metadata. ``holds`` gets the name of an object that the API server has accepted."""
+"""The only rule about metadata. ``holds`` takes the name of an object that the API server accepted."""
 
 _KEPT = (
     "description",
@@ -48,7 +47,7 @@ _DROPPED |= {"exclusiveMinimum", "exclusiveMaximum"}
 
 
 class _WithRules(GenerateJsonSchema):
-    """pydantic's generator, which also writes a type's rules."""
+    """Generator of pydantic's schema that adds the rules of each type."""
 
     def model_schema(self, schema: Any) -> JsonSchemaValue:
         result = super().model_schema(schema)
@@ -59,14 +58,17 @@ class _WithRules(GenerateJsonSchema):
 
 
 def validation(rule: Rule) -> Schema:
-    """A rule as an item of ``x-kubernetes-validations``; the message names the field, as no ``fieldPath`` may."""
+    """Return a rule as an item of ``x-kubernetes-validations``.
+
+    The message names the field, because ``fieldPath`` is not available in every supported release.
+    """
     return {"rule": rule.cel, "message": rule.text}
 
 
 def structural_schema(model: type[ApiModel], *, defaults: bool) -> Schema:
-    """The structural schema of an API type, with nested types inlined.
+    """Return the structural schema of an API type, with nested types inlined.
 
-    ``defaults`` writes Python's defaults as API defaults, so that a stored spec shows what is in effect.
+    With ``defaults``, Python defaults become API defaults, so that a stored spec shows the values in effect.
     """
     document = model.model_json_schema(by_alias=True, schema_generator=_WithRules)
     return _structural(document, document.get("$defs", {}), defaults)
@@ -113,7 +115,7 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], default
 
 
 def _pruned(value: Any) -> Any:
-    """A default without nulls and without empty lists, maps and texts, which say nothing."""
+    """Return a default without nulls, empty lists, empty maps and empty strings."""
     if isinstance(value, Mapping):
         pruned = {key: _pruned(item) for key, item in value.items()}
         return {key: item for key, item in pruned.items() if item not in (None, [], {})}
@@ -181,58 +183,58 @@ def _definition(
 
 
 def job_definition() -> Schema:
-    """The CustomResourceDefinition of DLJob.
+    """Return the CustomResourceDefinition of DLJob.
 
-    The scale subresource is ``spec.nodes.max``: ``kubectl scale --replicas`` sets it. Reading the subresource
-    fails while ``spec.nodes.max`` is unset, as there is no number to read.
+    The scale subresource is ``spec.nodes.max``; ``kubectl scale --replicas`` sets it. Reading the subresource fails
+    while ``spec.nodes.max`` is unset, because there is no number.
     """
     return _definition(
         kind="DLJob",
         plural="dljobs",
         short="dlj",
         scope="Namespaced",
-        description="DLJob is one distributed training job: what to train, by when, and within which bounds. "
-        "dljob plans on how many nodes, on which devices and with which shares of the batch, and runs it.",
+        description="DLJob is one distributed training job with its objective and limits. dljob plans the number of "
+        "nodes, the devices and the local batch sizes, then runs the training and recovers it from faults.",
         spec=structural_schema(DLJobSpec, defaults=True),
         status=structural_schema(DLJobStatus, defaults=False),
         scale={"specReplicasPath": ".spec.nodes.max", "statusReplicasPath": ".status.nodes"},
         rules=(JOB_NAME_RULE,),
         columns=[
-            _column("Phase", ".status.phase", "string", "Where the job is."),
+            _column("Phase", ".status.phase", "string", "Phase of the job."),
             _column("Nodes", ".status.nodes", "integer", "Nodes of the plan."),
-            _column("Ready", ".status.ready", "string", "Pods ready of pods wanted."),
-            _column("Progress", ".status.progress.percent", "integer", "Percent of the steps done."),
-            _column("ETA", ".status.remaining", "string", "Time that training still needs."),
-            _column("Restarts", ".status.restarts", "integer", "Relaunches of the ranks."),
+            _column("Ready", ".status.ready", "string", "Ready pods of desired pods."),
+            _column("Progress", ".status.progress.percent", "integer", "Completed steps in percent."),
+            _column("ETA", ".status.remaining", "string", "Estimated remaining training time."),
+            _column("Restarts", ".status.restarts", "integer", "Restarts of the ranks."),
             _column("Age", ".metadata.creationTimestamp", "date", "Time since the job was created."),
             _column("Plan", ".status.plan.summary", "string", "The plan in one line.", wide=True),
-            _column("Predicted", ".status.plan.predicted.stepSeconds", "number", "Predicted step, s.", wide=True),
-            _column("Measured", ".status.measured.stepSeconds", "number", "Measured step, s.", wide=True),
+            _column("Predicted", ".status.plan.predicted.stepSeconds", "number", "Predicted step time, s.", wide=True),
+            _column("Measured", ".status.measured.stepSeconds", "number", "Measured step time, s.", wide=True),
         ],
     )
 
 
 def profile_definition() -> Schema:
-    """The CustomResourceDefinition of DLProfile."""
+    """Return the CustomResourceDefinition of DLProfile."""
     return _definition(
         kind="DLProfile",
         plural="dlprofiles",
         short="dlp",
         scope="Cluster",
-        description="DLProfile is what was measured about one model on one device type. The operator writes it and "
-        "plans with it; deleting one makes dljob measure again.",
+        description="DLProfile holds the measurements of one model on one device type. The operator writes it and "
+        "plans with it. If it is deleted, dljob measures again.",
         spec=structural_schema(DLProfileSpec, defaults=True),
         status=structural_schema(DLProfileStatus, defaults=False),
         columns=[
-            _column("Model", ".spec.model", "string", "Model or digest of the program."),
+            _column("Model", ".spec.model", "string", "Model, or digest of the training script."),
             _column("Device", ".spec.device", "string", "Device type."),
-            _column("Jobs", ".status.observedJobs", "integer", "Runs that taught this profile."),
-            _column("Updated", ".status.updated", "date", "Time since it was last taught."),
+            _column("Jobs", ".status.observedJobs", "integer", "Runs whose measurements are in this profile."),
+            _column("Updated", ".status.updated", "date", "Time since the last update."),
             _column("Age", ".metadata.creationTimestamp", "date", "Time since it was created."),
         ],
     )
 
 
 def definitions() -> tuple[Schema, ...]:
-    """Every CustomResourceDefinition of dljob."""
+    """Return all CustomResourceDefinitions of dljob."""
     return job_definition(), profile_definition()

@@ -1,4 +1,4 @@
-"""DLProfile: what was learned about one model on one device type; written by the operator, kept across jobs."""
+"""DLProfile: measurements of one model on one device type. The operator writes it; it outlives jobs."""
 
 from datetime import datetime
 from typing import Annotated
@@ -8,13 +8,13 @@ from pydantic import ConfigDict, Field
 from dljob.api.base import ApiModel
 
 MAX_S = 1e12
-"""Above what a report may say (``contract``), and low enough that no sum of such times is beyond all numbers."""
+"""Above the limit of reports (``dlcontract``), and low enough that no sum of such times overflows."""
 MAX_EXPONENT = 100.0
 MAX_GAMMA = 1e6
 
 
 class ParsedJob(ApiModel):
-    """What profiles are made of: finite numbers, also where a file says ``.inf``."""
+    """Base of the parts of a profile: numbers must be finite, also if a file says ``.inf``."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -24,50 +24,63 @@ class ComputePoint(ParsedJob):
 
     batch: Annotated[int, Field(ge=1, description="Samples on the device.")]
     seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Mean time of forward, backward and update.")]
-    observations: Annotated[int, Field(ge=1, description="Steps behind the figure.")] = 1
+    observations: Annotated[int, Field(ge=1, description="Number of measured steps.")] = 1
 
 
 class ScalingPoint(ParsedJob):
-    """Measured time of one step on several devices, without waiting for data."""
+    """Measured time of one step on several devices, without waiting for input data."""
 
     nodes: Annotated[int, Field(ge=1)]
-    node_devices: Annotated[int, Field(ge=1, description="Devices of the job on the node that holds most of them.")]
+    node_devices: Annotated[int, Field(ge=1, description="Largest number of the job's devices on one node.")]
     devices: Annotated[int, Field(ge=2)]
-    collective: Annotated[str, Field(max_length=32, description="What summed the gradients.")] = "Ring"
-    sharded: Annotated[bool, Field(description="Whether ranks shared out the update: strategy Optimizer.")] = False
+    collective: Annotated[str, Field(max_length=32, description="Collective that reduced the gradients.")] = "Ring"
+    sharded: Annotated[bool, Field(description="Whether the optimizer was sharded: strategy Optimizer.")] = False
     batch: Annotated[int, Field(ge=1, description="Samples on the busiest device.")]
     seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Mean time of a step.")]
-    observations: Annotated[int, Field(ge=1, description="Runs behind the figure.")] = 1
+    observations: Annotated[int, Field(ge=1, description="Number of measured runs.")] = 1
 
 
 class ScalingConstants(ParsedJob):
-    """Constants of steps on several devices, learned from the measured ones; docs/design/0006 has the formulas."""
+    """Constants of steps on several devices, fitted to measured steps; docs/design/0006 has the formulas."""
 
     sharing: Annotated[
         float,
         Field(
             ge=-MAX_EXPONENT,
             le=MAX_EXPONENT,
-            description="k devices on a node slow computing down by exp(2 (1 - 1/k) sharing) k^crowding.",
+            description="k devices on one node slow down computing by the factor exp(2 (1 - 1/k) sharing) k^crowding.",
         ),
     ]
     crowding: Annotated[float, Field(ge=-MAX_EXPONENT, le=MAX_EXPONENT, description="See sharing.")]
-    inter_node_seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Moving the gradients once between nodes.")]
-    intra_node_seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Summing them over two devices of a node.")]
-    latency_seconds: Annotated[float, Field(gt=0, le=MAX_S, description="What each further device adds to summing.")]
+    inter_node_seconds: Annotated[
+        float, Field(gt=0, le=MAX_S, description="Time to send the gradients once between nodes.")
+    ]
+    intra_node_seconds: Annotated[
+        float, Field(gt=0, le=MAX_S, description="Time to reduce the gradients over two devices of a node.")
+    ]
+    latency_seconds: Annotated[
+        float, Field(gt=0, le=MAX_S, description="Time that each further device adds to the all-reduce.")
+    ]
     overlap_gamma: Annotated[
         float,
-        Field(ge=1, le=MAX_GAMMA, description="1: computing and communication add up; large: the longer one counts."),
+        Field(
+            ge=1,
+            le=MAX_GAMMA,
+            description="1: computing and communication times add up. Large values: only the longer one counts.",
+        ),
     ]
     compute_deviation: Annotated[
         float,
         Field(gt=0, le=MAX_EXPONENT, description="Standard deviation of log(measured / predicted) computing time."),
     ]
-    communication_deviation: Annotated[float, Field(gt=0, le=MAX_EXPONENT, description="The same of communication.")]
+    communication_deviation: Annotated[
+        float,
+        Field(gt=0, le=MAX_EXPONENT, description="Standard deviation of log(measured / predicted) communication time."),
+    ]
 
 
 class NextMeasurement(ParsedJob):
-    """Where to run next: what it takes there would say most about all places."""
+    """The most informative next run: its measurement would reduce the uncertainty about all placements most."""
 
     nodes: Annotated[int, Field(ge=1)]
     node_devices: Annotated[int, Field(ge=1, description="Devices on each node.")]
@@ -75,16 +88,20 @@ class NextMeasurement(ParsedJob):
 
 
 class NoiseScale(ParsedJob):
-    """The gradient noise scale: the global batch at which noise is half of the gradient; what batchSizeRange needs."""
+    """The gradient noise scale: the global batch size whose noise is half of the gradient. batchSizeRange needs it."""
 
-    data: Annotated[str, Field(max_length=253, description="What it was measured on: a dataset, or a URI's digest.")]
-    samples: Annotated[float, Field(gt=0, le=1e15, description="The noise scale; a mean over runs, and within each.")]
-    steps: Annotated[int, Field(ge=1, description="Measured steps behind the figure.")]
-    runs: Annotated[int, Field(ge=1, description="Runs behind the figure.")] = 1
+    data: Annotated[
+        str, Field(max_length=253, description="Dataset of the measurement: its name, or the digest of its URI.")
+    ]
+    samples: Annotated[
+        float, Field(gt=0, le=1e15, description="The noise scale in samples, averaged over each run and over runs.")
+    ]
+    steps: Annotated[int, Field(ge=1, description="Number of measured steps.")]
+    runs: Annotated[int, Field(ge=1, description="Number of measured runs.")] = 1
 
 
 class DLProfileSpec(ParsedJob):
-    model: Annotated[str, Field(description="Model, as spec.model.name or a digest of the user's program.")]
+    model: Annotated[str, Field(description="Model: spec.model.name, or a digest of the training script.")]
     device: Annotated[str, Field(description="Device type.")]
 
 
@@ -97,20 +114,24 @@ class DLProfileStatus(ParsedJob):
     next_measurement: Annotated[
         NextMeasurement | None,
         Field(
-            description="What to measure next on several devices to know all places of up to twice as many nodes best; "
-            "none once five are known."
+            description="The run on several devices that would reduce the uncertainty about placements on up to twice "
+            "as many nodes most. Unset once five placements are measured."
         ),
     ] = None
     noise_scale: Annotated[
-        NoiseScale | None, Field(description="The gradient's, whatever the device; none before a run on two ranks.")
+        NoiseScale | None,
+        Field(
+            description="Gradient noise scale, which does not depend on the device. Unset until a run on at least two "
+            "ranks."
+        ),
     ] = None
     fetch_seconds_per_sample: Annotated[
         float | None,
         Field(
             ge=0,
             le=MAX_S,
-            description="Reading, decoding and batching a sample, by whoever did; a step feels what of it does not fit "
-            "beside computing.",
+            description="Time to read, decode and batch one sample. It lengthens a step only as far as it does not "
+            "overlap with computing.",
         ),
     ] = None
     link_latency_seconds: Annotated[
@@ -119,7 +140,7 @@ class DLProfileStatus(ParsedJob):
     link_bandwidth_bytes_per_second: Annotated[
         float | None, Field(gt=0, description="Effective bandwidth (1/beta) between ranks.")
     ] = None
-    observed_jobs: Annotated[int, Field(ge=0, description="Runs that taught this profile.")] = 0
+    observed_jobs: Annotated[int, Field(ge=0, description="Runs whose measurements are in this profile.")] = 0
     updated: datetime | None = None
 
 

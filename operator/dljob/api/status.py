@@ -1,4 +1,4 @@
-"""DLJobStatus: what the operator says about a job. Field descriptions are what ``kubectl explain`` prints."""
+"""DLJobStatus: the operator's report about a job. ``kubectl explain`` prints the field descriptions."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -10,7 +10,7 @@ from dljob.api.base import ApiModel
 
 
 class Phase(StrEnum):
-    """One word for people and printer columns; derived from the conditions, never an input."""
+    """A one-word summary of the conditions, for people and printer columns. Nothing depends on it."""
 
     PENDING = "Pending"
     PLANNED = "Planned"
@@ -44,23 +44,23 @@ class Condition(ApiModel):
 
 
 class Predicted(ApiModel):
-    """The model's prediction for one plan."""
+    """The performance model's prediction for one plan."""
 
     step_seconds: Annotated[float, Field(ge=0, description="Median time of one step.")]
-    step_seconds_p90: Annotated[float, Field(ge=0, description="90th percentile of the prediction.")]
-    compute_seconds: Annotated[float, Field(ge=0, description="Of it, computing on the slowest rank.")] = 0
-    communication_seconds: Annotated[float, Field(ge=0, description="Of it, exposed communication.")] = 0
+    step_seconds_p90: Annotated[float, Field(ge=0, description="90th percentile of the step time.")]
+    compute_seconds: Annotated[float, Field(ge=0, description="Part of the step: computing on the slowest rank.")] = 0
+    communication_seconds: Annotated[float, Field(ge=0, description="Part of the step: exposed communication.")] = 0
     total_seconds: Annotated[float, Field(ge=0, description="Time of the whole training.")]
-    samples_per_second: Annotated[float, Field(ge=0, description="Throughput.")]
+    samples_per_second: Annotated[float, Field(ge=0, description="Throughput of all ranks.")]
     energy_joules: Annotated[float | None, Field(ge=0, description="Energy of the whole training.")] = None
     cost: Annotated[float | None, Field(ge=0, description="Cost of the whole training, in US dollars.")] = None
     memory_bytes: Annotated[int, Field(ge=0, description="Memory of the largest rank.")] = 0
-    bottleneck: Annotated[str, Field(description="What most of a step goes to.")] = ""
+    bottleneck: Annotated[str, Field(description="The dominant part of the step time.")] = ""
     basis: Annotated[str, Field(description="Where the constants come from: catalogue, probe or profile.")] = ""
 
 
 class PlanGroup(ApiModel):
-    """Nodes of one device in the plan."""
+    """The nodes of the plan that have one device type."""
 
     name: Annotated[str, Field(description="Name of the group and suffix of its StatefulSet.")]
     device: Annotated[str, Field(description="Device type.")]
@@ -68,12 +68,15 @@ class PlanGroup(ApiModel):
     ranks: Annotated[int, Field(ge=1, description="Ranks in the group.")]
     batch_per_rank: Annotated[
         tuple[int, ...],
-        Field(description="Samples per step of each rank; they sum to the plan's globalBatchSize over groups."),
+        Field(
+            description="Local batch size of each rank, in samples per step. The local batch sizes of all groups sum "
+            "to the plan's global batch size."
+        ),
     ]
 
 
 class Candidate(ApiModel):
-    """A plan that was considered."""
+    """A plan that the planner considered."""
 
     summary: str
     chosen: bool = False
@@ -81,84 +84,88 @@ class Candidate(ApiModel):
 
 
 class Rejected(ApiModel):
-    """A kind of plan that was ruled out, and why."""
+    """A kind of plan that was ruled out, and the reason."""
 
     summary: str
     reason: str
 
 
 class BatchCandidate(ApiModel):
-    """A global batch that was considered, with the best plan for it."""
+    """A global batch size that the planner considered, with its best plan."""
 
     global_batch_size: Annotated[int, Field(ge=1)]
     chosen: bool = False
-    efficiency: Annotated[float, Field(gt=0, description="Progress of a sample over that in spec.globalBatchSize.")]
-    steps: Annotated[int, Field(ge=1, description="That get as far as the spec's.")]
+    efficiency: Annotated[float, Field(gt=0, description="Progress per sample, relative to spec.globalBatchSize.")]
+    steps: Annotated[int, Field(ge=1, description="Steps for the same progress as the spec's training.")]
     step_seconds: Annotated[float | None, Field(ge=0, description="Median time of one step.")] = None
     total_seconds: Annotated[float | None, Field(ge=0, description="Median time to the same progress.")] = None
     energy_joules: Annotated[float | None, Field(ge=0, description="Energy to the same progress.")] = None
     cost: Annotated[float | None, Field(ge=0, description="Cost of the same progress, in US dollars.")] = None
-    reason: Annotated[str | None, Field(description="Why there is no plan with it.")] = None
+    reason: Annotated[str | None, Field(description="Why no plan has this batch size.")] = None
 
 
 class BatchChoice(ApiModel):
-    """The global batch of a job with spec.batchSizeRange."""
+    """The chosen global batch size of a job with spec.batchSizeRange."""
 
-    global_batch_size: Annotated[int, Field(ge=1, description="Samples per step, over all ranks; kept by the job.")]
+    global_batch_size: Annotated[
+        int, Field(ge=1, description="Samples per step over all ranks. It does not change during the job.")
+    ]
     steps: Annotated[int, Field(ge=1, description="Optimizer steps of the whole training.")]
-    message: Annotated[str, Field(description="Why this one.")]
+    message: Annotated[str, Field(description="Why the planner chose this batch size.")]
     noise_scale: Annotated[
-        float | None, Field(ge=0, description="Gradient noise scale in samples, as measured before; none: it was not.")
+        float | None,
+        Field(ge=0, description="Gradient noise scale in samples, from earlier runs. Unset if none measured it."),
     ] = None
     learning_rate_scaling: Annotated[
-        str | None, Field(description="Rule by which the learning rate is adapted to the batch; none: it is not.")
+        str | None,
+        Field(description="Rule that scales the learning rate to the batch size. Unset if it is not scaled."),
     ] = None
     candidates: tuple[BatchCandidate, ...] = ()
 
 
 class PlanStatus(ApiModel):
-    """The accepted plan."""
+    """The plan in force."""
 
-    number: Annotated[int, Field(ge=1, description="Counts the job's plans.")]
-    digest: Annotated[str, Field(description="Digest of the plan as the trainer reads it.")]
+    number: Annotated[int, Field(ge=1, description="Number of the plan, counted from 1 for each job.")]
+    digest: Annotated[str, Field(description="Digest of the plan for the trainer.")]
     summary: Annotated[str, Field(description="One line, such as '3 x cpu, ring, 40+40+40'.")]
     groups: tuple[PlanGroup, ...] = ()
     nodes: Annotated[int, Field(ge=1)]
     ranks: Annotated[int, Field(ge=1)]
     collective: str
     parallelism: Annotated[
-        str | None, Field(description="What ranks share out besides the batch: Data, Optimizer, Pipeline or Tensor.")
+        str | None, Field(description="Parallelism strategy: Data, Optimizer, Pipeline or Tensor.")
     ] = None
-    micro_batches: Annotated[int | None, Field(ge=1, description="Parts of the batch, in a Pipeline.")] = None
+    micro_batches: Annotated[int | None, Field(ge=1, description="Number of micro-batches of a Pipeline.")] = None
     batch_choice: BatchChoice | None = None
     predicted: Predicted
     candidates: tuple[Candidate, ...] = ()
     trade_offs: Annotated[
         tuple[Candidate, ...],
         Field(
-            description="Of what was looked at, the plans that no other beats in time, energy and cost alike (Pareto "
-            "front), fastest first; none where that is the chosen one alone."
+            description="Pareto front of the considered plans: those that no other plan beats in time, energy and cost "
+            "at once, fastest first. Empty if it holds only the chosen plan."
         ),
     ] = ()
     rejected: tuple[Rejected, ...] = ()
     next_measurement: Annotated[
         str | None,
-        Field(description="The run that would teach most about this job's places; none once enough is known."),
+        Field(description="The run that would improve predictions for this job most. Unset once they need no more."),
     ] = None
 
 
 class Measured(ApiModel):
-    """What the run shows, beside what was predicted."""
+    """Measurements of the run, and the error of the prediction."""
 
-    step_seconds: Annotated[float, Field(ge=0, description="Mean time of one step, over the last ones.")]
+    step_seconds: Annotated[float, Field(ge=0, description="Mean step time over the most recent steps.")]
     samples_per_second: Annotated[float, Field(ge=0)]
     step_error: Annotated[
         float | None,
-        Field(description="(predicted - measured) / measured step time; 0.1 means predicted 10 % too slow."),
+        Field(description="(predicted - measured) / measured step time. 0.1: the prediction was 10 % too slow."),
     ] = None
     noise_scale: Annotated[
         float | None,
-        Field(ge=0, description="Gradient noise scale of this run so far, in samples; none on one rank."),
+        Field(ge=0, description="Gradient noise scale of this run so far, in samples. Unset on one rank."),
     ] = None
 
 
@@ -179,23 +186,25 @@ class LastCheckpoint(ApiModel):
 
 class GroupStatus(ApiModel):
     name: str
-    replicas: Annotated[int, Field(ge=0, description="Pods wanted.")]
-    ready: Annotated[int, Field(ge=0, description="Pods ready.")]
+    replicas: Annotated[int, Field(ge=0, description="Desired pods.")]
+    ready: Annotated[int, Field(ge=0, description="Ready pods.")]
 
 
 class Startup(ApiModel):
-    """Seconds from the job's creation to the first step, by part."""
+    """Seconds from the job's creation to its first step, by part."""
 
     admission_seconds: Annotated[float | None, Field(description="Until the plan was accepted.")] = None
-    pods_seconds: Annotated[float | None, Field(description="Until every pod's agent was up.")] = None
-    rendezvous_seconds: Annotated[float | None, Field(description="Until the ranks had found each other.")] = None
-    import_seconds: Annotated[float | None, Field(description="Importing libraries beyond the rendezvous.")] = None
-    first_step_seconds: Annotated[float | None, Field(description="Building the model and the first step.")] = None
-    total_seconds: Annotated[float | None, Field(description="All of it.")] = None
+    pods_seconds: Annotated[float | None, Field(description="Then until the agents of all pods were up.")] = None
+    rendezvous_seconds: Annotated[float | None, Field(description="Then until all ranks had found each other.")] = None
+    import_seconds: Annotated[float | None, Field(description="Then until libraries were imported.")] = None
+    first_step_seconds: Annotated[
+        float | None, Field(description="Then building the model and making the first step.")
+    ] = None
+    total_seconds: Annotated[float | None, Field(description="Total time from creation to the first step.")] = None
 
 
 class Result(ApiModel):
-    """What a finished job leaves."""
+    """The result of a complete job."""
 
     steps: Annotated[int, Field(ge=0)]
     seconds: Annotated[float, Field(ge=0, description="Training time.")]
@@ -204,7 +213,9 @@ class Result(ApiModel):
     checkpoint: Annotated[str | None, Field(description="Path of the last checkpoint on the volume.")] = None
     report: Annotated[
         str | None,
-        Field(description="Path of the run's report on the volume, a page with plots; the same as JSON is beside it."),
+        Field(
+            description="Path of the run report on the volume, a page with plots. A JSON file beside it has the data."
+        ),
     ] = None
 
 
@@ -219,13 +230,13 @@ class DLJobStatus(ApiModel):
     measured: Measured | None = None
     progress: Progress | None = None
     eta: Annotated[datetime | None, Field(description="When training is expected to end.")] = None
-    remaining: Annotated[str | None, Field(description="Time that training still needs, for people.")] = None
+    remaining: Annotated[str | None, Field(description="Estimated remaining training time, such as 2h5m.")] = None
     nodes: Annotated[int, Field(ge=0, description="Nodes of the plan.")] = 0
-    ready: Annotated[str, Field(description="Pods ready of pods wanted.")] = "0/0"
+    ready: Annotated[str, Field(description="Ready pods of desired pods, such as 3/4.")] = "0/0"
     groups: tuple[GroupStatus, ...] = ()
-    restarts: Annotated[int, Field(ge=0, description="Relaunches of the ranks.")] = 0
-    restarts_by_cause: Annotated[dict[str, int], Field(description="Relaunches by cause.")] = {}
-    failures: Annotated[int, Field(ge=0, description="Failures that count against runPolicy.backoffLimit.")] = 0
+    restarts: Annotated[int, Field(ge=0, description="Restarts of the ranks.")] = 0
+    restarts_by_cause: Annotated[dict[str, int], Field(description="Restarts of the ranks by cause.")] = {}
+    failures: Annotated[int, Field(ge=0, description="Failures that count towards runPolicy.backoffLimit.")] = 0
     last_checkpoint: LastCheckpoint | None = None
     start_time: Annotated[datetime | None, Field(description="When the operator first accepted a plan.")] = None
     completion_time: datetime | None = None

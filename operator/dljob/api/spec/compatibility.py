@@ -1,6 +1,6 @@
-"""Which strategies, collectives, frameworks and kinds of synchronization go together.
+"""Compatibility of strategies, collectives, frameworks and kinds of synchronization.
 
-``COMPATIBLE`` states it once. ``compatible`` and ``chosen`` make of it both the CEL text of a rule and its predicate.
+``COMPATIBLE`` is the only table. ``compatible`` and ``chosen`` derive both the CEL text and the predicate of a rule.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ AxisName = Literal["strategy", "collective", "framework", "synchronization"]
 
 @dataclass(frozen=True)
 class Axis:
-    """One of the four fields: its path from the spec, and the value that it has when it is left out."""
+    """One of the four fields: its path from the spec, and its default value."""
 
     path: tuple[str, ...]
     default: str
@@ -30,14 +30,14 @@ AXES: Mapping[AxisName, Axis] = {
 _SERVER = ("Auto", "ParameterServer")
 
 COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
-    # value            what each other axis may then be; an axis that is not named may be anything
+    # Each entry lists the values that the other axes may have. An axis that is not listed may have any value.
     "Optimizer": {"collective": ("Auto", "Ring", "Torch")},
     "Pipeline": {"collective": ("Auto",)},
     "Tensor": {"collective": ("Auto", *(name for name in COLLECTIVES if name != "ParameterServer"))},
     "Asynchronous": {"collective": _SERVER, "strategy": ("Data",)},
     "StaleSynchronous": {"collective": _SERVER, "strategy": ("Data",)},
     "Torchrun": {"collective": ("Auto", "Torch"), "strategy": ("Data",)},
-    # Fields that are set, whatever their value.
+    # The following entries apply when the field is set, whatever its value.
     "gradientCompression": {
         "collective": ("Auto",),
         "strategy": ("Data",),
@@ -50,7 +50,7 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition in CEL, where ``self`` is the object, and in Python, on the pydantic object."""
+    """A condition in CEL, where ``self`` is the object, and as a Python predicate of the pydantic object."""
 
     cel: str
     holds: Callable[[Any], bool]
@@ -59,12 +59,12 @@ class Condition:
         return Condition(f"({self.cel}) && ({other.cel})", lambda s: self.holds(s) and other.holds(s))
 
     def implies(self, other: "Condition") -> "Condition":
-        """Return the condition that ``other`` holds wherever this one does."""
+        """Return the condition that ``other`` holds whenever this one holds."""
         return Condition(f"!({self.cel}) || ({other.cel})", lambda s: not self.holds(s) or other.holds(s))
 
 
 def chosen(axis: AxisName, *values: str, inside: str = "") -> Condition:
-    """Return the condition that ``axis`` has one of ``values``. ``inside`` names the section that ``self`` is."""
+    """Return the condition that ``axis`` has one of ``values``. ``inside``: the section that ``self`` stands for."""
     path, default = AXES[axis].path, AXES[axis].default
     path = path[1:] if inside == path[0] else path
     sections = [".".join(("self", *path[: n + 1])) for n in range(len(path))]
@@ -83,7 +83,7 @@ def chosen(axis: AxisName, *values: str, inside: str = "") -> Condition:
 
 
 def compatible(axis: AxisName, *values: str, other: AxisName, inside: str = "") -> Condition:
-    """Return the condition that ``other`` goes with ``axis`` wherever that has one of ``values``."""
+    """Return the condition that ``other`` is compatible with ``axis`` whenever ``axis`` has one of ``values``."""
     found = [
         chosen(axis, value, inside=inside).implies(chosen(other, *COMPATIBLE[value][other], inside=inside))
         for value in values
@@ -92,7 +92,7 @@ def compatible(axis: AxisName, *values: str, other: AxisName, inside: str = "") 
 
 
 def compatible_with_field(name: str, attribute: str, *axes: AxisName) -> Condition:
-    """Return the condition that ``axes`` (default: all in the table) go with a field of the spec wherever it is set."""
+    """Return the condition that ``axes`` (default: all of the entry) are compatible with the field if it is set."""
     found = Condition(f"has(self.{name})", lambda s: getattr(s, attribute) is not None)
     allowed = [chosen(axis, *COMPATIBLE[name][axis]) for axis in axes or COMPATIBLE[name]]
     return found.implies(

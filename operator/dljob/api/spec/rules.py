@@ -1,4 +1,4 @@
-"""Rules of a DLJobSpec that span its sections."""
+"""Rules of a DLJobSpec that involve several sections."""
 
 from dljob.api.base import Rule
 from dljob.api.spec.compatibility import Condition, chosen, compatible, compatible_with_field
@@ -38,7 +38,7 @@ RULES = (
     Rule(
         "trainer.command",
         "!has(self.model.hints) || (has(self.trainer) && has(self.trainer.command) && size(self.trainer.command) > 0)",
-        "model.hints describes your own program: set trainer.command, or choose a built-in model by model.name",
+        "model.hints needs trainer.command: set it to your training script, or choose a built-in model with model.name",
         lambda s: s.model.hints is None or bool(s.trainer.command),
     ),
     Rule(
@@ -51,7 +51,7 @@ RULES = (
         "parallelism.strategy",
         f"!{_SPLITS} || has(self.model.name) && "
         "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
-        "parallelism.strategy Pipeline and Tensor are for built-in models: remove trainer.command, or choose "
+        "parallelism.strategy Pipeline and Tensor support built-in models only: remove trainer.command, or choose "
         "another strategy",
         lambda s: not s.parallelism.strategy.splits_model or (s.model.name is not None and not s.trainer.command),
     ),
@@ -59,7 +59,7 @@ RULES = (
         "parallelism.strategy",
         "!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy != 'Tensor' "
         f"|| !has(self.model.name) || self.model.name in {list(PAIRED_MODELS)}",
-        "parallelism.strategy Tensor needs a model with linear layers in pairs: choose "
+        "parallelism.strategy Tensor needs a model with pairs of linear layers: choose "
         f"{', '.join(PAIRED_MODELS)}, or another strategy",
         lambda s: (
             s.parallelism.strategy is not ParallelismStrategy.TENSOR
@@ -70,7 +70,7 @@ RULES = (
     Rule(
         "collective",
         _SPLIT_COLLECTIVE.cel,
-        "collective cannot be chosen with parallelism.strategy Pipeline, and not ParameterServer with Tensor: "
+        "collective must be Auto with parallelism.strategy Pipeline, and must not be ParameterServer with Tensor: "
         "remove it",
         _SPLIT_COLLECTIVE.holds,
     ),
@@ -78,7 +78,7 @@ RULES = (
         "planning.groups",
         f"!{_SPLITS} || !has(self.planning) || !has(self.planning.groups) || "
         "(size(self.planning.groups) <= 1 && self.planning.groups.all(g, !has(g.batchPerRank)))",
-        "with parallelism.strategy Pipeline or Tensor every rank sees the whole batch, on one device type: give "
+        "parallelism.strategy Pipeline and Tensor need one device type, and every rank processes the whole batch: set "
         "one group without batchPerRank",
         lambda s: (
             not s.parallelism.strategy.splits_model
@@ -89,14 +89,14 @@ RULES = (
         "parallelism.microBatches",
         "!has(self.parallelism) || !has(self.parallelism.microBatches) || "
         "self.parallelism.microBatches <= self.globalBatchSize",
-        "parallelism.microBatches must have a sample each: lower it or raise globalBatchSize",
+        "parallelism.microBatches must not exceed globalBatchSize: lower it or raise globalBatchSize",
         lambda s: s.parallelism.micro_batches is None or s.parallelism.micro_batches <= s.global_batch_size,
     ),
     Rule(
         "parallelism.synchronization",
         f"!{_ASYNCHRONOUS} || has(self.model.name) && "
         "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
-        "parallelism.synchronization Asynchronous and StaleSynchronous are for built-in models: remove "
+        "parallelism.synchronization Asynchronous and StaleSynchronous support built-in models only: remove "
         "trainer.command, or choose Synchronous",
         lambda s: not s.parallelism.asynchronous or (s.model.name is not None and not s.trainer.command),
     ),
@@ -104,7 +104,7 @@ RULES = (
         "parallelism.synchronization",
         _ASYNCHRONOUS_COLLECTIVE.cel,
         "parallelism.synchronization Asynchronous and StaleSynchronous need collective ParameterServer: remove "
-        "collective, or choose that",
+        "collective, or choose ParameterServer",
         _ASYNCHRONOUS_COLLECTIVE.holds,
     ),
     Rule(
@@ -112,8 +112,8 @@ RULES = (
         f"!{_ASYNCHRONOUS} || !has(self.optimizer) || ((!has(self.optimizer.findLearningRate) || "
         "!self.optimizer.findLearningRate) && (!has(self.optimizer.learningRateScaling) || "
         "self.optimizer.learningRateScaling.rule != 'AdaScale'))",
-        "parallelism.synchronization Asynchronous and StaleSynchronous know no gradient of the whole batch: remove "
-        "optimizer.findLearningRate and AdaScale, or choose Synchronous",
+        "parallelism.synchronization Asynchronous and StaleSynchronous do not compute the gradient of the whole batch: "
+        "remove optimizer.findLearningRate and AdaScale, which need it, or choose Synchronous",
         lambda s: (
             not s.parallelism.asynchronous
             or not (
@@ -136,7 +136,7 @@ RULES = (
         "optimizer.findLearningRate",
         "!has(self.optimizer) || !has(self.optimizer.findLearningRate) || !self.optimizer.findLearningRate || "
         "!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0",
-        "optimizer.findLearningRate is for built-in models: remove it, or trainer.command",
+        "optimizer.findLearningRate supports built-in models only: remove it, or remove trainer.command",
         lambda s: not s.optimizer.find_learning_rate or not s.trainer.command,
     ),
     Rule(
@@ -144,8 +144,8 @@ RULES = (
         "!has(self.optimizer) || !has(self.optimizer.learningRateScaling) || "
         "self.optimizer.learningRateScaling.rule != 'AdaScale' || !has(self.parallelism) || "
         "!has(self.parallelism.strategy) || self.parallelism.strategy == 'Data'",
-        "optimizer.learningRateScaling.rule AdaScale needs parallelism.strategy Data: choose that, or another "
-        "rule, for with the others no rank has the whole gradient",
+        "optimizer.learningRateScaling.rule AdaScale needs parallelism.strategy Data, because with the others no rank "
+        "has the whole gradient: choose Data, or another rule",
         lambda s: (
             s.optimizer.learning_rate_scaling is None
             or s.optimizer.learning_rate_scaling.rule is not ScalingRule.ADA_SCALE
@@ -155,14 +155,14 @@ RULES = (
     Rule(
         "gradientCompression",
         _COMPRESSION.cel,
-        "gradientCompression has an all-reduce of its own: remove it, or else collective, parallelism.strategy "
-        "other than Data, parallelism.synchronization other than Synchronous, and trainer.framework Torchrun",
+        "gradientCompression has its own all-reduce and needs parallelism.strategy Data, parallelism.synchronization "
+        "Synchronous and trainer.framework DLTrain: remove gradientCompression, or remove collective and choose those",
         _COMPRESSION.holds,
     ),
     Rule(
         "globalBatchSize",
         "!has(self.nodes) || !has(self.nodes.min) || self.globalBatchSize >= self.nodes.min",
-        "globalBatchSize must give every rank a sample: raise it or lower nodes.min",
+        "globalBatchSize must not be below nodes.min, because every rank needs a sample: raise it or lower nodes.min",
         lambda s: s.global_batch_size >= s.nodes.min,
     ),
     Rule(
@@ -170,7 +170,7 @@ RULES = (
         "!has(self.batchSizeRange) || (has(self.batchSizeRange.min) ? "
         "self.batchSizeRange.min > self.batchSizeRange.max || self.batchSizeRange.min <= self.globalBatchSize && "
         "self.globalBatchSize <= self.batchSizeRange.max : self.globalBatchSize <= self.batchSizeRange.max)",
-        "batchSizeRange must contain globalBatchSize, which epochs, steps and learningRate are for: widen it",
+        "batchSizeRange must contain globalBatchSize, to which epochs, steps and learningRate refer: widen it",
         lambda s: (
             s.batch_size_range is None or (s.batch_size_range.min or 1) <= s.global_batch_size <= s.batch_size_range.max
         ),
@@ -179,7 +179,8 @@ RULES = (
         "batchSizeRange.min",
         "!has(self.batchSizeRange) || !has(self.batchSizeRange.min) || !has(self.nodes) || !has(self.nodes.min) || "
         "self.batchSizeRange.min >= self.nodes.min",
-        "batchSizeRange.min must give every rank a sample: raise it or lower nodes.min",
+        "batchSizeRange.min must not be below nodes.min, because every rank needs a sample: raise it or lower "
+        "nodes.min",
         lambda s: s.batch_size_range is None or s.batch_size_range.min is None or s.batch_size_range.min >= s.nodes.min,
     ),
     Rule(
@@ -193,22 +194,23 @@ RULES = (
         "batchSizeRange",
         "!has(self.batchSizeRange) || !has(self.planning) || !has(self.planning.groups) || "
         "self.planning.groups.all(g, !has(g.batchPerRank))",
-        "batchSizeRange leaves the batch open: remove it, or batchPerRank from planning.groups",
+        "batchSizeRange cannot be combined with fixed local batch sizes: remove it, or remove batchPerRank from "
+        "planning.groups",
         lambda s: s.batch_size_range is None or all(g.batch_per_rank is None for g in s.planning.groups),
     ),
     Rule(
         "batchSizeRange",
         _RANGE_FRAMEWORK.cel,
-        "batchSizeRange needs trainer.framework DLTrain, for a Torchrun script has a batch of its own: remove one "
-        "of the two",
+        "batchSizeRange needs trainer.framework DLTrain, because a Torchrun script sets its own batch size: remove "
+        "one of the two",
         _RANGE_FRAMEWORK.holds,
     ),
     Rule(
         "trainer.framework",
         _TORCHRUN.cel,
-        "trainer.framework Torchrun runs scripts that sum gradients and update parameters by themselves: remove "
-        "collective (but Torch), parallelism.strategy, model.syncBatchNorm and optimizer.learningRateScaling, or "
-        "choose DLTrain",
+        "trainer.framework Torchrun runs scripts that reduce gradients and update parameters themselves: remove "
+        "collective (other than Torch), parallelism.strategy, model.syncBatchNorm and optimizer.learningRateScaling, "
+        "which would have no effect, or choose DLTrain",
         _TORCHRUN.holds,
     ),
 )
