@@ -1,4 +1,4 @@
-"""The planner: (request, cluster view, learned constants) → Decision | Infeasible. Pure."""
+"""The planner: a pure function of request, cluster view and learned constants to ``Decision | Infeasible``."""
 
 from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.planner.plan import plan

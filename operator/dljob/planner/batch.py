@@ -53,7 +53,7 @@ def choose(
     ``plan`` plans a request of one batch.
     """
     base = request.global_batch
-    if batches.kept is not None:
+    if batches.running is not None:
         return _kept(request, batches, plan)
     key = request.profile or request.model or ""
     noise = known({device: found.noise for (name, device), found in learned.items() if name == key}, batches.data)
@@ -64,7 +64,7 @@ def choose(
         )
         return _told(plan(_at(request, batches, base, 0.0)), BatchDecision(base, base, request.total_steps, None, text))
     scale = float(f"{noise.samples:.4g}")  # as status shows it, so that a job's later plans come to the same steps
-    asked = {b: _at(request, batches, b, scale) for b in ladder(base, batches.least, batches.most)}
+    asked = {b: _at(request, batches, b, scale) for b in ladder(base, batches.low, batches.high)}
     found = _looked_at(base, asked, plan)
     decisions = {batch: answer for batch, answer in found.items() if isinstance(answer, Decision)}
     if not decisions:
@@ -114,8 +114,8 @@ def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
 
 def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasible:
     """A job goes on with the batch of its checkpoints, and as many steps as it set out for."""
-    assert batches.kept is not None
-    batch, noise = batches.kept.batch, batches.kept.noise
+    assert batches.running is not None
+    batch, noise = batches.running.batch, batches.running.noise
     asked = _at(request, batches, batch, AS_MANY_SAMPLES if noise is None else noise)
     text = f"stays {batch}, which the job began with"
     return _told(plan(asked), BatchDecision(request.global_batch, batch, asked.total_steps, noise, text))

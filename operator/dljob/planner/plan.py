@@ -1,4 +1,4 @@
-"""The planner's entry: pools → options → search → exact candidates → the best one, and why not the others."""
+"""Entry point of the planner: pools → options → search → exact candidates → the best one with explanations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,19 +31,19 @@ from dljob.planner.search.screen import Screen
 from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request, Strategy
 
 EVALUATED_ROWS = 10
-"""Rows of a search that are evaluated exactly: so many best ones, and so many best of their kind."""
+"""Number of rows of a search that are evaluated exactly: the best ones, and as many best of their kind."""
 MAX_REFUSALS = 20
 
 Constants = Mapping[tuple[str, str], Learned]
-"""Learned constants by (model or program, device)."""
+"""Learned constants by (model or training script, device)."""
 Found = tuple[list[Part], Choice | Refusal]
 Made = dict[tuple[str, bool, int, Stored | None], list[Option]]
 
 
 def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
-    """The best plan for the request on this cluster, or why there is none.
+    """Return the best plan for the request on this cluster, or the reason why there is none.
 
-    ``learned``: measured constants by (``request.profile``, device); what is missing comes from the catalogue.
+    ``learned``: measured constants by (``request.profile``, device). The catalogue replaces missing ones.
     """
     key = request.profile or request.model or ""
     request = replace(request, cautious=any(name == key and known.steps for (name, _), known in learned.items()))
@@ -54,7 +54,7 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
 
 
 def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -> Decision | Infeasible:
-    """Of one global batch. ``made``: options of the same request with other batches, which it adds to."""
+    """Plan one global batch. ``made``: cache of options, shared by the batches of one request."""
     try:
         workload = workload_of(request)
     except ValueError as error:
@@ -117,21 +117,20 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
 
 
 def strategies(request: Request) -> tuple[Strategy, ...]:
-    """What ranks with whole models may share out besides the batch: the user's choice, or both where the collective
-    allows it."""
+    """Return the data-parallel strategies to consider: the user's choice, or both if the collective allows it."""
     if request.strategy == "Auto":
         return ("Data", "Optimizer") if request.collective in (None, *HALVES) else ("Data",)
     return ("Optimizer",) if request.strategy == "Optimizer" else ("Data",)
 
 
 def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName, ...]:
-    """What may sum the gradients of these parts: the user's choice, or those worth comparing."""
+    """Return the collectives to consider for the gradients of these parts: the user's choice, or all useful ones."""
     if request.collective:
         return (request.collective,)
     names, ranks = summing(parts[0].option), sum(p.ranks for p in parts)
     if ranks == 1:
         return names[:1]  # nothing to sum
-    if ranks == 2:  # one worker needs no server, and halving between two is a ring
+    if ranks == 2:  # one worker needs no server, and halving-doubling between two ranks is a ring
         return tuple(n for n in names if n not in ("ParameterServer", "HalvingDoubling"))
     return names
 
@@ -139,7 +138,10 @@ def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName
 def _candidates(
     request: Request, nodes: Eligible, workload: Workload, learned: Constants, made: Made
 ) -> tuple[list[Found], list[Refusal]]:
-    """Candidates worth a look, exactly, and what was ruled out. GPUs and CPUs never share a job: NCCL spans neither."""
+    """Return the most promising candidates, evaluated exactly, and the refusals.
+
+    GPUs and CPUs never share a job, because NCCL does not span both.
+    """
     found: list[Found] = []
     refusals = list(nodes.refusals)
     for is_gpu, strategy in product((True, False), strategies(request)):
@@ -155,7 +157,7 @@ def _candidates(
                 else _options(pool, g, workload, request, learned, made)
             )
         ]
-        if strategy == strategies(request)[-1]:  # the one that needs least memory
+        if strategy == strategies(request)[-1]:  # the strategy that needs the least memory
             refusals += memory_refusals(ways, request, workload)
         ways = [o for o in ways if o.largest_batch >= 1]
         if not ways:
@@ -165,7 +167,7 @@ def _candidates(
         rows = search.best(EVALUATED_ROWS, objective.INDISTINCT)
         for i, (row, best) in enumerate(zip(rows, search.collectives_of(rows), strict=True)):
             parts = ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
-            # All collectives are tried on the best row, to tell how they compare; elsewhere the screen's best one is.
+            # Evaluate all collectives on the best row, to show how they compare, and the screen's best one elsewhere.
             names = collectives(request, parts) if i == 0 else (best,)
             found += [(parts, evaluate(parts, name, request, workload)) for name in names]
     return found, refusals
@@ -174,7 +176,7 @@ def _candidates(
 def _options(
     pool: Pool, ranks_per_node: int, workload: Workload, request: Request, learned: Constants, made: Made
 ) -> list[Option]:
-    """Made once for all batches of a range: of a batch they know only what a training reads from disk."""
+    """Return the cached options of a pool. They depend on the batch only through the data read from disk."""
     key = (pool.device, pool.is_gpu, ranks_per_node, stored_of(request))
     if key not in made:
         made[key] = options(pool, ranks_per_node, workload, request, learned)
@@ -182,5 +184,5 @@ def _options(
 
 
 def ordered(parts: Sequence[Part]) -> list[Part]:
-    """Fastest ranks first, so that rank 0 is on a fast node."""
+    """Return the parts with the fastest ranks first, so that rank 0 is on a fast node."""
     return sorted(parts, key=lambda p: (p.option.curve.slope_s, p.option.label))

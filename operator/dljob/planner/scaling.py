@@ -1,4 +1,4 @@
-"""How a job scales: the best plan with every number of nodes."""
+"""Scaling curve of a job: the best plan for each number of nodes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from dljob.planner.types import Choice, Decision, Request
 def scaling(
     request: Request, view: ClusterView, learned: Mapping[tuple[str, str], Learned]
 ) -> list[tuple[int, Choice]]:
-    """(nodes, best candidate with just so many) over a grid of counts; those without any are left out."""
+    """Return (nodes, best candidate with exactly that many nodes) over a grid of node counts that have a plan."""
     available = sum(pool.nodes for pool in eligible(request, view).pools)
     points = []
     for nodes in grid(min(available, request.global_batch)) if available else []:

@@ -14,7 +14,7 @@ from support.planner_questions import A100, DIGITS, RESNET, THREE, decided, refu
 
 SIXTEEN = view({"count": 16, "device": A100, "devices": 1, "cpu": 16, "memory": "64Gi", "bandwidth": "0.5G"})
 """A slow network: what a small batch waits for."""
-WIDE = Batches(least=512, most=8192, data="synthetic-images")
+WIDE = Batches(low=512, high=8192, data="synthetic-images")
 OPEN = replace(RESNET, nodes_min=16, batches=WIDE)
 
 
@@ -142,7 +142,7 @@ def test_a_deadline_is_met_by_the_batch_that_can() -> None:
 
 
 def test_a_job_keeps_the_batch_it_began_with() -> None:
-    kept = replace(OPEN, batches=replace(WIDE, kept=RunningBatch(2048, 4000.0)))
+    kept = replace(OPEN, batches=replace(WIDE, running=RunningBatch(2048, 4000.0)))
     found = decided(kept, SIXTEEN, with_noise(1e12)).batch
     assert found is not None
     assert (found.base, found.chosen, found.noise, found.options) == (512, 2048, 4000.0, ())

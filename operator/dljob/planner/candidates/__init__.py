@@ -1,1 +1,1 @@
-"""What could run: device pools, options, splits, and the predicted cost of each candidate."""
+"""Candidates: device pools, options, batch splits, and the predicted cost of each candidate."""

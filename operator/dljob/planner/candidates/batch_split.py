@@ -1,8 +1,8 @@
-"""The split: how many samples each rank gets, so that the slowest rank is done as early as possible.
+"""Split of the global batch into local batch sizes that minimizes the time of the slowest rank.
 
-Exact over whole numbers for any nondecreasing times: a finishing time T is possible if and only if the batches that
-the ranks can do by T, added up, reach the global batch, and that sum never falls with T; so bisection over T finds
-the optimum. Ranks of one kind are taken together, so the cost does not depend on how many there are.
+The split is exact over whole numbers for any nondecreasing times. A finishing time T is possible if and only if the
+samples that all ranks can process by T add up to the global batch. That sum never falls with T, so bisection over T
+finds the optimum. Ranks of one kind are handled together, so the cost does not depend on their number.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from dljob.perf.fit.curve import Curve
 
 @dataclass(frozen=True)
 class Kind:
-    """``ranks`` equal ranks: their time over batch, and the most samples that fit in memory."""
+    """``ranks`` equal ranks: their time over the batch, and the largest batch that fits into memory."""
 
     curve: Curve
     ranks: int
@@ -21,14 +21,15 @@ class Kind:
 
 
 def _by(kind: Kind, seconds: float) -> int:
-    """Most samples a rank of the kind gets when it must be done in ``seconds``: at least 1, every worker has one."""
+    """Return the largest batch that a rank of the kind finishes in ``seconds``; at least 1, as no worker has none."""
     return max(1, min(kind.largest_batch, kind.curve.whole_samples(seconds)))
 
 
 def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
-    """Samples of each rank, by kind, largest first; they sum to ``batch`` and the slowest rank is as fast as can be.
+    """Return the local batch size of each rank by kind, largest first; they add up to ``batch``.
 
-    None when memory does not hold the batch or there are more ranks than samples.
+    The time of the slowest rank is minimal. None if memory does not hold the batch or if there are more ranks than
+    samples.
     """
     if sum(k.ranks for k in kinds) > batch or any(k.largest_batch < 1 for k in kinds):
         return None
@@ -49,24 +50,25 @@ def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
     each = [_by(k, high) for k in kinds]
     totals = [k.ranks * b for k, b in zip(kinds, each, strict=True)]
     surplus = sum(totals) - batch
-    # Whatever is taken away leaves the optimum. It comes from the kinds that only just make it, in proportion to what
-    # each got at the last moment: more than one sample each when a time is flat, as on a GPU that waits for its host.
+    # Removing samples keeps the optimum. Remove them from the kinds that reach the time only just, in proportion to
+    # the samples that each gained between ``low`` and ``high``. Where a time is flat, as on a GPU that waits for its
+    # host, that is more than one sample per rank.
     spare = [t - k.ranks * _by(k, low) for t, k in zip(totals, kinds, strict=True)]
-    taken = [surplus * s // sum(spare) for s in spare] if surplus else [0] * len(kinds)
+    removed = [surplus * s // sum(spare) for s in spare] if surplus else [0] * len(kinds)
     for i in sorted(range(len(kinds)), key=lambda i: kinds[i].ranks):
-        taken[i] += (more := min(spare[i] - taken[i], surplus - sum(taken)))
-        assert more >= 0, "what is spare covers the surplus"
-    totals = [t - n for t, n in zip(totals, taken, strict=True)]
+        removed[i] += (more := min(spare[i] - removed[i], surplus - sum(removed)))
+        assert more >= 0, "the spare samples cover the surplus"
+    totals = [t - n for t, n in zip(totals, removed, strict=True)]
     return [even(total, kind.ranks) for total, kind in zip(totals, kinds, strict=True)]
 
 
 def even(batch: int, ranks: int) -> list[int]:
-    """``batch`` in ``ranks`` parts that differ by at most one, larger ones first."""
+    """Split ``batch`` into ``ranks`` parts that differ by at most one, larger ones first."""
     return [batch // ranks + (i < batch % ranks) for i in range(ranks)]
 
 
 def even_split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
-    """The same share for every rank, whatever its speed (one more for the first ones if it does not divide)."""
+    """Return equal local batch sizes regardless of speed; the first ranks get one more if the batch does not divide."""
     shares = even(batch, sum(k.ranks for k in kinds))
     result, at = [], 0
     for kind in kinds:

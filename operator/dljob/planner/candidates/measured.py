@@ -1,7 +1,7 @@
-"""Steps that were measured on several devices price candidates, in place of latencies, bandwidths and assumed overlap.
+"""Predictions from measured multi-device steps, instead of latencies, bandwidths and assumed overlap.
 
-Once a profile has one such step, ``calibrate.scaling`` predicts every place from the prior and what was measured, with
-an interval; ``benchmarks/perfmodel/published.py`` proves it.
+Once a profile has one such step, ``calibrate.scaling`` predicts every placement from the prior and the measurements,
+with an interval. ``benchmarks/perfmodel/published.py`` evaluates this on public measurements.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ from dljob.perf.step.step import P90, buckets
 from dljob.planner.types import CollectiveName
 
 LEVEL = 0.8
-"""Of the interval whose upper end nine of ten steps stay below."""
+"""Level of the central interval whose upper end is the p90."""
 
 
 def talk(collective: CollectiveName, nbytes: int, ranks: Number, nodes: Number, link: Link) -> Floats:
-    """Communication by a collective over that by a ring at the same place, as the formulas say.
+    """Return the communication time of a collective divided by that of a ring at the same placement, by the formulas.
 
-    1 for Ring, and for Torch, whose own steps are what is measured where it sums.
+    1 for Ring, and for Torch, whose steps are measured directly.
     """
     if collective in ("Ring", "Torch"):
         return np.ones(np.shape(ranks))
@@ -43,10 +43,10 @@ def posterior(
     nbytes: int,
     link_over: Callable[[int], Link],
 ) -> Posterior | None:
-    """What the steps of a profile say of all places; None without any, or without a time on one device alone.
+    """Return the posterior over all placements; None without measured steps or without a one-device time.
 
-    ``alone``: seconds of a batch on one device; ``link_over``: the link between ranks on so many nodes, which only
-    tells collectives apart.
+    ``alone``: seconds of a batch on one device. ``link_over``: the link between ranks on a number of nodes; it serves
+    only to compare collectives.
     """
     if not steps or not points:
         return None
@@ -59,7 +59,7 @@ def posterior(
 
 
 def _known(collective: str) -> CollectiveName:
-    """A profile's word for a collective; an unknown one counts as a ring."""
+    """Return the collective that a profile names; an unknown name counts as Ring."""
     names: tuple[CollectiveName, ...] = get_args(CollectiveName)
     return next((name for name in names if name == collective), "Ring")
 
@@ -68,7 +68,7 @@ def _known(collective: str) -> CollectiveName:
 def _fitted(
     reference_s: float, steps: tuple[StepPoint, ...], one_s: tuple[float, ...], talks: tuple[float, ...]
 ) -> Posterior:
-    """Some milliseconds each; the same profiles are asked for with every plan."""
+    """Fit and cache: a fit takes some milliseconds, and every plan needs the same profiles."""
     columns = [(s.place.nodes, s.place.node_devices, s.place.devices, s.batch) for s in steps]
     nodes, busiest, devices, batch = np.array(columns, dtype=float).T
     runs = Runs(nodes, busiest, devices, batch, np.array(one_s), np.array(talks))
@@ -76,6 +76,6 @@ def _fitted(
 
 
 def predicted(found: Posterior, runs: Runs) -> tuple[Floats, Floats]:
-    """Median seconds of steps with data at hand, and the deviation of their logarithms that the p90 implies."""
+    """Return the median step seconds without input time, and the standard deviation of their logarithms (from p90)."""
     said = found.predict(runs, LEVEL)
     return said.median_s, np.asarray(np.log(said.high_s / said.median_s) / P90)

@@ -1,4 +1,4 @@
-"""What is the same for all candidates of a request: the workload, and how fast each kind of rank is on it."""
+"""Options shared by all candidates of a request: the workload, and the speed of each kind of rank."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,36 +22,36 @@ from dljob.planner.candidates.transfer import carried
 from dljob.planner.types import CollectiveName, Request, Strategy
 
 ASSUMED_SPREAD = 1.5
-"""How much wider the interval is for a device that is not in the catalogue."""
+"""Factor on the spread of predictions for a device that is not in the catalogue."""
 GPU_LATENCY_S = 10e-6
-"""Between GPUs of one node, a NCCL call included."""
+"""Latency between GPUs of one node, including the NCCL call."""
 
 AUTO: dict[bool, tuple[CollectiveName, ...]] = {
     False: ("Ring", "HalvingDoubling", "Butterfly", "Tree", "ParameterServer"),
     True: ("Torch",),
 }
-"""What the planner chooses from, by whether ranks are on GPUs: there the trainer always sums with NCCL."""
+"""Collectives that the planner chooses from, by ``is_gpu``. On GPUs the trainer always uses NCCL."""
 
 
 MORE = 1.02
-"""Of samples that a rank can hold, what makes another option: each costs the search time."""
+"""Minimum factor on a rank's largest batch that justifies another option, because each option costs search time."""
 HALVES: tuple[CollectiveName, ...] = ("Ring", "Torch")
-"""Made of a reduce-scatter and an all-gather, between which ranks can update their parts."""
+"""Collectives made of a reduce-scatter and an all-gather, between which ranks can update their parts."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to use a pool: so many ranks on each of its nodes that have room for them."""
+    """One way to use a pool: a number of ranks on each of its nodes with room for them."""
 
     pool: Pool
     ranks_per_node: int
     nodes: int
-    """How many nodes of the pool can take it."""
+    """Number of nodes of the pool with room for it."""
     device: Device
     curve: Curve
-    """Computing, and what is felt of fetching data, over a rank's batch."""
+    """Seconds of computing and exposed input time over a rank's batch."""
     computing: Curve
-    """The same with data at hand."""
+    """Seconds of computing alone over a rank's batch."""
     fetching: input_data.Fetching
     largest_batch: int
     """Samples that fit in a rank's memory."""
@@ -62,26 +62,27 @@ class Option:
     cores: float
     """CPUs that each rank computes with."""
     slowdown: float = 1.0
-    """Of computing, by the other ranks of the node; in both curves."""
+    """Factor on computing time caused by the other ranks of the node; included in both curves."""
     steps: Posterior | None = None
-    """What was measured of this device on several devices."""
+    """Posterior from measured multi-device steps of this device."""
     strategy: Strategy = "Data"
-    least_ranks: int = 1
-    """Of a candidate with this option: its memory holds where at least so many share out the optimizer's state."""
+    min_ranks: int = 1
+    """Minimum number of ranks of a candidate with this option: ``largest_batch`` assumes that at least this many shard
+    the optimizer state."""
     update_s: float = 0.0
-    """Of ``curve``, updating all parameters; 0 where that is not known."""
+    """Time of updating all parameters within ``curve``; 0 if unknown."""
 
     @property
     def label(self) -> str:
         return self.pool.device
 
     def data_s(self, samples: float) -> float:
-        """Of ``curve``, what is felt of fetching so many."""
+        """Return the exposed input time within ``curve`` for a number of samples."""
         return self.curve.seconds(samples) - self.computing.seconds(samples)
 
 
 def workload_of(request: Request) -> Workload:
-    """The request's workload. Raises ValueError when the model is unknown or does not fit the dataset."""
+    """Return the request's workload. Raise ValueError if the model is unknown or does not fit the dataset."""
     if request.parameters is not None and request.flops_per_sample is not None:
         return hinted(
             request.parameters,
@@ -95,14 +96,15 @@ def workload_of(request: Request) -> Workload:
         known = reference(request.like, request.optimizer, request.momentum)
         return replace(known, sample_nbytes=float(request.sample_nbytes or known.sample_nbytes))
     if request.model is None:
-        raise ValueError("neither a model nor its size: expected spec.model.name or spec.model.hints")
+        raise ValueError("found neither a model nor its size, expected spec.model.name or spec.model.hints")
     return builtin(request.model, request.dataset, request.optimizer, request.momentum)
 
 
 def stored_of(request: Request) -> input_data.Stored | None:
-    """What the job reads from files as it trains: programs do, and built-in models where samples are tokens.
+    """Return the files that the job reads while it trains, or None.
 
-    Others hold their data in memory from the start on. None where the spec does not say how large it is.
+    Training scripts and built-in token models read files; other built-in models hold their data in memory. None also
+    if the spec does not say how large the dataset is.
     """
     in_files = request.model is None or request.model == "gpt-mini"
     if not (in_files and request.dataset_samples and request.sample_nbytes):
@@ -112,7 +114,7 @@ def stored_of(request: Request) -> input_data.Stored | None:
 
 
 def _tiers(pool: Pool, ranks_per_node: int) -> list[tuple[int, int]]:
-    """(nodes, their smallest free memory): all nodes that have the devices, and only those with the most memory."""
+    """Return (nodes, their smallest free memory) for all nodes with the devices, and for those with the most memory."""
     sizes = sorted(
         (m for m, free in zip(pool.memory_nbytes, pool.free, strict=True) if not pool.is_gpu or free >= ranks_per_node),
         reverse=True,
@@ -124,7 +126,10 @@ def _tiers(pool: Pool, ranks_per_node: int) -> list[tuple[int, int]]:
 
 
 def ranks_per_node_choices(pool: Pool) -> list[int]:
-    """Ranks that a node of the pool may hold: one on CPUs; on GPUs as many as some node has free, and powers of two."""
+    """Return the numbers of ranks per node to consider.
+
+    One on CPUs; on GPUs every number of free devices that some node has, and powers of two.
+    """
     if not pool.is_gpu:
         return [1]
     most = pool.free[0]
@@ -138,9 +143,9 @@ def options(
     request: Request,
     learned: Mapping[tuple[str, str], Learned],
     strategy: Strategy = "Data",
-    least_ranks: int = 1,
+    min_ranks: int = 1,
 ) -> list[Option]:
-    """The ways to put ``ranks_per_node`` ranks on nodes of the pool: all nodes, or those with much memory."""
+    """Return the options with ``ranks_per_node`` ranks on nodes of the pool: all nodes, or those with much memory."""
     known = learned.get((request.profile or request.model or "", pool.device))
     cores = cores_of_rank(pool.cpu, ranks_per_node, request)
     device = catalogue.gpu_or_assumed(pool.device) if pool.is_gpu else catalogue.cpu(pool.device, cores)
@@ -156,10 +161,10 @@ def options(
             spread = SPREAD["catalogue"] * (ASSUMED_SPREAD if device.assumed else 1.0)
     slowdown = known.contention.slowdown(ranks_per_node) if known else 1.0
     alone, result = calibrated(curve, points), []
-    held = memory.sharded(workload, least_ranks) if strategy == "Optimizer" else workload
+    held = memory.sharded(workload, min_ranks) if strategy == "Optimizer" else workload
     for nodes, free_nbytes in _tiers(pool, ranks_per_node):
         free = request.memory_per_pod_nbytes or free_nbytes
-        # A pod's limit bounds its page cache, too; by default it is what the ranks need, and leaves nothing.
+        # A pod's memory limit also bounds its page cache. The default limit leaves nothing for the cache.
         cache_nbytes = (request.memory_per_pod_nbytes or 0) - memory.AGENT_NBYTES - ranks_per_node * PROCESS_NBYTES
         fetching = input_data.fetching(
             workload,
@@ -189,14 +194,14 @@ def options(
                 slowdown=slowdown,
                 cores=cores,
                 strategy=strategy,
-                least_ranks=least_ranks,
+                min_ranks=min_ranks,
                 update_s=0.0 if points else update_s(workload, device),
             )
         )
     if known is None or not result:
         return result
     over = {nodes: link_of(result[:1], nodes)[0] for nodes in (1, 2)}
-    # Values that come from owners after the update make steps longer: either strategy tells little of the other.
+    # The all-gather after a sharded update makes steps longer, so steps of one strategy say little about the other.
     alike = [s for s in known.steps if s.place.sharded == (strategy == "Optimizer")]
     steps = posterior(known.points, alike, alone, workload.gradient_nbytes, lambda n: over[min(n, 2)])
     return [replace(option, steps=steps) for option in result]
@@ -210,10 +215,10 @@ def sharing_options(
     learned: Mapping[tuple[str, str], Learned],
     most_ranks: int,
 ) -> list[Option]:
-    """The same where ranks share out the optimizer's state: the more ranks, the larger a batch each can hold.
+    """Return the options with a sharded optimizer. With more ranks, each rank can hold a larger batch.
 
-    Beside those that hold for any number of ranks ones for at least 2, 4, 8 and 16, if they let a rank hold more by
-    what memory is known to.
+    Beside the options for any number of ranks there are options for at least 2, 4, 8 and 16 ranks, if they let a rank
+    hold a batch larger by more than the factor ``MORE``.
     """
     alike = options(pool, ranks_per_node, workload, request, learned, "Optimizer")
     found = list(alike)
@@ -222,7 +227,7 @@ def sharing_options(
             break
         held = memory.sharded(workload, least)
         more = [
-            replace(o, least_ranks=least, largest_batch=memory.largest_batch(held, o.memory_nbytes, pool.is_gpu))
+            replace(o, min_ranks=least, largest_batch=memory.largest_batch(held, o.memory_nbytes, pool.is_gpu))
             for o in alike
         ]
         most = {o.nodes: max(f.largest_batch for f in found if f.nodes == o.nodes) for o in more}
@@ -231,10 +236,11 @@ def sharing_options(
 
 
 def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
-    """The slowest link between the ranks of these options, and the spread of what is known of it.
+    """Return the slowest link between the ranks of these options, and the spread of its prediction.
 
-    Within a node, device to device or shared memory; between nodes what was measured, else what nodes say, else 10
-    Gbit Ethernet. In a ring in rank order every node has one flow in and one out, however many ranks it holds.
+    Within a node this is device to device or shared memory. Between nodes it is the measured network, else the
+    annotated one, else 10 Gbit Ethernet. In a ring in rank order every node has one flow in and one out, however many
+    ranks it holds.
     """
     near_s = near_latency_s(chosen[0].pool.is_gpu)
     if nodes == 1:
@@ -258,23 +264,23 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
 
 
 def near_latency_s(is_gpu: bool) -> float:
-    """Latency between ranks of one node."""
+    """Return the latency between ranks of one node in seconds."""
     return GPU_LATENCY_S if is_gpu else communication.SHARED_MEMORY_LATENCY_S
 
 
 def summing(option: Option) -> tuple[CollectiveName, ...]:
-    """What may sum gradients where the user leaves it open; where ranks share out the update, what has two halves."""
+    """Return the collectives to choose from; with a sharded optimizer only those with two halves."""
     names = AUTO[option.pool.is_gpu]
     return tuple(n for n in names if n in HALVES) if option.strategy == "Optimizer" else names
 
 
 def priced(collective: CollectiveName, is_gpu: bool) -> communication.Collective:
-    """What a collective is on these devices: torch.distributed sums with NCCL on GPUs."""
+    """Return the collective that runs on these devices: torch.distributed uses NCCL on GPUs."""
     return "NCCL" if is_gpu and collective == "Torch" else collective
 
 
 def _reduce_Bps(chosen: list[Option]) -> float:  # noqa: N802 - the unit is part of the name
-    """Adding a buffer reads two and writes one."""
+    """Return the reduction bandwidth: adding two buffers reads two and writes one."""
     return min(o.device.memory_bandwidth_Bps for o in chosen) / 3
 
 

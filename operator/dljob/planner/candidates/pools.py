@@ -1,6 +1,6 @@
-"""Which nodes a job may use, taken together by device; and for the others, why not.
+"""Pools of the nodes that a job may use, by device, and the reasons why other nodes are excluded.
 
-The pods of a group may land on any node of their device that has room, so a pool is as good as its weakest node.
+The pods of a group may run on any node of their device with room for them, so a pool is planned as its weakest node.
 """
 
 import re
@@ -14,9 +14,9 @@ from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
 
 MIN_CPU = 0.05
-"""CPUs that must be free on a node when the job names none: a pod's smallest request."""
+"""CPUs that must be free on a node if the job sets no request: a pod's smallest request."""
 UNEQUAL = 1.5
-"""Nodes of one device whose CPUs differ by more than this are worth telling apart by a label."""
+"""Ratio of the CPUs of two nodes of one device above which a warning recommends separate labels."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,19 @@ class Pool:
     device: str
     is_gpu: bool
     free: tuple[int, ...]
-    """Free devices of each node, most first."""
+    """Free devices of each node, in falling order."""
     memory_nbytes: tuple[int, ...]
     """Free main memory of the same nodes, in the same order."""
     cpu: float
     """CPUs of the weakest node."""
     bandwidth_Bps: float | None
-    """Network bandwidth of the slowest node that says one."""
+    """Network bandwidth of the slowest node with an annotated bandwidth."""
     unequal: bool
-    """The nodes' CPUs differ so much that the weakest says little of the others."""
+    """True if the nodes' CPUs differ by more than ``UNEQUAL``."""
 
     @property
     def assumed(self) -> bool:
-        """Whether it is a GPU that the catalogue does not know."""
+        """Return True for a GPU that is not in the catalogue."""
         return self.is_gpu and gpu(self.device) is None
 
     @property
@@ -47,7 +47,10 @@ class Pool:
 
 
 def _tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, str, str]) -> bool:
-    """Whether some toleration matches, by Kubernetes' rules: no key matches all, Exists any value, no effect all."""
+    """Return True if a toleration matches the taint by Kubernetes' rules.
+
+    A toleration without key matches all keys, ``Exists`` matches all values, and no effect matches all effects.
+    """
     key, value, effect = taint
     for toleration in tolerations:
         if toleration.get("effect") not in (None, "", effect):
@@ -61,7 +64,7 @@ def _tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, st
 
 
 def _why_not(node: Node, request: Request) -> str | None:
-    """Why the job cannot use the node, for people; None when it can."""
+    """Return the reason why the job cannot use the node, or None if it can."""
     for key, value in request.node_selector.items():
         if node.labels.get(key) != value:
             return f"nodeSelector {key}={value} does not match"
@@ -82,20 +85,20 @@ def _why_not(node: Node, request: Request) -> str | None:
 
 
 def cores_of_rank(cpu: float, ranks: int, request: Request) -> float:
-    """CPUs that each of ``ranks`` ranks computes with on a node that has ``cpu``.
+    """Return the CPUs that each of ``ranks`` ranks computes with on a node that has ``cpu``.
 
-    A thread for each whole CPU that the pod requests, one a rank by default: requests are what a pod is sure of. The
-    node or the pod's limit may hold less; below one CPU a rank that slows its one thread.
+    A rank runs one thread per whole CPU that its pod requests, one by default, because only requested CPUs are
+    guaranteed. The node or the pod's limit may be lower; below one CPU per rank, the single thread is slower.
     """
     threads = max(1.0, float(int((request.cpu_per_pod or ranks) / ranks)))
     return min(threads, cpu / ranks, (request.cpu_limit_per_pod or cpu) / ranks)
 
 
 def wanted(device: str, names: Iterable[str]) -> bool:
-    """Whether a node's device is one of the names a user wrote.
+    """Return True if a node's device matches one of the names in the spec.
 
-    Vendor and punctuation of a GPU do not matter, and a family stands for its members: a100 for NVIDIA-A100-SXM4-40GB,
-    but not a10. CPU classes are told apart by their whole names.
+    For GPUs, vendor and punctuation do not matter, and a family matches its members: a100 matches
+    NVIDIA-A100-SXM4-40GB, but a10 does not. CPU classes must match exactly.
     """
     is_gpu = gpu(device) is not None
     return any(device == name or (is_gpu and (_is(device, name) or _family(device, name))) for name in names)
@@ -115,11 +118,11 @@ class Eligible:
     pools: tuple[Pool, ...]
     refusals: tuple[Refusal, ...]
     busy: int
-    """Nodes that only lack free devices, CPUs or memory now."""
+    """Number of nodes that are only busy: they lack free devices, CPUs or memory now."""
 
 
 def eligible(request: Request, view: ClusterView) -> Eligible:
-    """The pools a request may draw from, by device, and a line for every kind of node that was left out."""
+    """Return the pools that a request may use, by device, and a refusal for every kind of excluded node."""
     usable: dict[tuple[str, bool], list[Node]] = defaultdict(list)
     left_out: dict[tuple[str, str], int] = defaultdict(int)
     busy = 0

@@ -1,7 +1,7 @@
-"""Compute times of a GPU on which a model never ran, carried over from GPUs on which it did.
+"""Predicted compute times of a GPU on which a model never ran, from measurements on other GPUs.
 
-The catalogue errs alike on all devices for one model (kernels that do not reach the peak, a slow host), so what was
-measured on another device says more than a data sheet alone; ``perf.newdevice`` says how much more.
+For one model, the catalogue has similar errors on all devices (kernels below peak, a slow host). Measurements on
+another device therefore predict better than a data sheet alone; see ``perf.fit.new_device``.
 """
 
 from collections.abc import Mapping
@@ -15,18 +15,19 @@ from dljob.perf.step.compute import arithmetic_FLOPs
 from dljob.perf.workload.workload import Workload
 
 DEVICE_SPREAD = 0.2
-"""Standard deviation of the logarithm of (measured / carried over), were all other devices known: devices left out of
-NeuSight's and Gavel's measurements one by one are 12 and 22 % off in the mean with six and two others known."""
+"""Standard deviation of log(measured / predicted) if all other devices were measured. Leave-one-device-out errors are
+12 % (NeuSight, six other devices) and 22 % (Gavel, two others) in the mean."""
 MAX_BATCHES = 8
-"""Of each device; they say little that is new beyond."""
+"""Maximum number of batches used of each device; more add little information."""
 
 
 def carried(
     profile: str, label: str, workload: Workload, learned: Mapping[tuple[str, str], Learned]
 ) -> tuple[list[tuple[int, float]], float]:
-    """(batch, seconds) points of the device, and the spread of their logarithm; no points when nothing tells of them.
+    """Return predicted (batch, seconds) points of the device and the standard deviation of their logarithm.
 
-    ``label``: the device's as nodes have it. Only GPUs that the catalogue knows tell of each other.
+    There are no points if no other device was measured. ``label``: the device's label on nodes. Only GPUs in the
+    catalogue are used.
     """
     asked = catalogue.gpu(label)
     others = {
@@ -53,7 +54,7 @@ def _sheet(workload: Workload, device: Device) -> Sheet:
 
 
 def _thinned(points: tuple[LearnedPoint, ...]) -> list[LearnedPoint]:
-    """At most ``MAX_BATCHES``, spread evenly over the measured ones, the ends among them."""
+    """Return at most ``MAX_BATCHES`` points, spread evenly over the measured ones, with both ends."""
     if len(points) <= MAX_BATCHES:
         return list(points)
     last = len(points) - 1

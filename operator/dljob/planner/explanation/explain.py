@@ -23,7 +23,7 @@ def memory_refusals(ways: list[Option], request: Request, workload: Workload) ->
     """Return a line for each device whose small node counts cannot hold the batch, such as 'up to 3 x t4'."""
     lines = []
     for label in dict.fromkeys(option.label for option in ways):
-        option = max((o for o in ways if o.label == label), key=lambda o: (o.least_ranks == 1, o.memory_nbytes))
+        option = max((o for o in ways if o.label == label), key=lambda o: (o.min_ranks == 1, o.memory_nbytes))
         ranks = max(o.nodes * o.ranks_per_node for o in ways if o.label == label)
         fewest = _fewest(option, request, workload, ranks)
         if fewest <= max(1, request.nodes_min):

@@ -185,9 +185,7 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
     if request.synchronization != "Synchronous" or request.compressed:
         return "it does not all-reduce gradients, so it has no gradient compression or asynchronous training"
     if len(fixed) > 1 or any(part.batch_per_rank for part in fixed):
-        return (
-            "it needs one device type and the whole batch on every rank: found several groups or batchPerRank"
-        )
+        return "it needs one device type and the whole batch on every rank: found several groups or batchPerRank"
     if kind == "Pipeline" and request.collective:
         return f"stages send messages to their neighbours only: found collective {request.collective}"
     if kind == "Tensor" and request.collective == "ParameterServer":

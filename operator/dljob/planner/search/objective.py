@@ -1,4 +1,4 @@
-"""What better means: time, energy or cost, under a deadline."""
+"""Objective of the search: time, energy or cost, optionally with a deadline."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,25 +7,25 @@ from dljob.planner.search.screen import Screened
 from dljob.planner.types import Choice, Prediction, Request
 
 STARTUP_S = 20.0
-"""From apply to the first step, at most: counts towards a deadline."""
+"""Maximum time from apply to the first step; it counts towards a deadline."""
 INDISTINCT = 0.02
-"""Predictions that differ by less are the same: then fewer devices win (for time), or less time (for energy, cost)."""
+"""Predictions that differ by less count as equal. The tie goes to fewer devices (Time) or less time (Energy, Cost)."""
 LATE = 1e30
-"""Added to the score of what misses the deadline, so that the least late comes first among the late ones."""
+"""Factor on the score of plans that miss the deadline, so that they come last, the least late one first."""
 
 
 def meets(request: Request, total_p90_s: float) -> bool:
-    """Whether the deadline, if any, is met with the 90th percentile of the prediction."""
+    """Return True if the p90 of the predicted time meets the deadline, or if there is no deadline."""
     return request.deadline_s is None or total_p90_s + STARTUP_S <= request.deadline_s
 
 
 def by_p90(request: Request) -> bool:
-    """Whether least time is that of the 90th percentile: under a deadline, and where steps were measured."""
+    """Return True if times are compared by their p90: under a deadline, and once multi-device steps were measured."""
     return request.cautious or request.deadline_s is not None
 
 
 def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
-    """Lower is better; infinite for what is no candidate."""
+    """Return the score of each row; lower is better, infinite for infeasible rows."""
     time_s = screened.step_p90_s if by_p90(request) else screened.step_s
     wanted = {"Time": time_s, "Energy": screened.energy_J, "Cost": screened.usd}[request.minimize]
     if request.deadline_s is None or request.minimize == "Time":
@@ -35,7 +35,7 @@ def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
 
 
 def score(request: Request, prediction: Prediction) -> float:
-    """The same for one prediction, over the whole training."""
+    """Return the score of one prediction over the whole training; lower is better."""
     if request.minimize == "Time":
         return prediction.total_p90_s if by_p90(request) else prediction.total_s
     if not meets(request, prediction.total_p90_s):
@@ -44,17 +44,17 @@ def score(request: Request, prediction: Prediction) -> float:
 
 
 def size(choice: Choice) -> int:
-    """Ranks of a choice."""
+    """Return the number of ranks of a choice."""
     return sum(len(g.shares) for g in choice.groups)
 
 
 def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
-    """Whether a plan with parts of the model is better than one with whole models by more than what is uncertain of it.
+    """Return True if a model-parallel plan is better than a data-parallel one despite its uncertainty.
 
-    By time: even at its 90th percentile it takes less than the other's median; by energy or cost the same, for both go
-    with time. Or it meets the deadline, and the other does not. No profile learns from parts, so that nothing would
-    correct the choice of a split that merely seems better, while whole models are measured and planned better each
-    time; and a split is never elastic.
+    Its p90 must be below the other plan's median (time; likewise energy and cost, which are proportional to time), or
+    it must meet the deadline while the other does not. Profiles do not learn from model-parallel runs, so nothing
+    would correct a wrong choice, while data-parallel predictions improve with each run. Model-parallel jobs are also
+    never elastic.
     """
     p, q = parts.prediction, whole.prediction
     meets_it = meets(request, p.total_p90_s)
@@ -66,9 +66,9 @@ def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
 
 
 def best(request: Request, choices: list[Choice]) -> Choice:
-    """The best of at least one choice; parts of the model only where they are surely better, or whole ones fit nowhere.
+    """Return the best of at least one choice; of choices within ``INDISTINCT``, the smaller or the faster.
 
-    Among those that the model cannot tell apart, the smaller or the faster.
+    A model-parallel choice is returned only if it is surely better, or if no data-parallel one fits.
     """
     parts, whole = ([c for c in choices if c.in_parts is split] for split in (True, False))
     if not whole:
@@ -77,8 +77,8 @@ def best(request: Request, choices: list[Choice]) -> Choice:
     return _best(request, [c for c in parts if surely_better(request, c, kept)] or [kept])
 
 
-def _least_to_lose(choice: Choice) -> tuple[int, bool, float, float, str]:
-    """Fewest ranks; then whole optimizer state on each, with which a job survives lost ranks; then the cheapest."""
+def _smallest_first(choice: Choice) -> tuple[int, bool, float, float, str]:
+    """Return a sort key: fewest ranks, then unsharded optimizer (survives the loss of ranks), then lowest cost."""
     p = choice.prediction
     return size(choice), choice.strategy == "Optimizer", p.cost_usd or 0.0, p.total_s, choice.summary
 
@@ -87,5 +87,5 @@ def _best(request: Request, choices: list[Choice]) -> Choice:
     lowest = min(score(request, c.prediction) for c in choices)
     alike = [c for c in choices if score(request, c.prediction) <= lowest * (1 + INDISTINCT)]
     if request.minimize == "Time":
-        return min(alike, key=_least_to_lose)
+        return min(alike, key=_smallest_first)
     return min(alike, key=lambda c: (c.prediction.total_s, size(c), c.summary))

@@ -1,4 +1,4 @@
-"""Trade-offs: the plans of which no other is better in time, energy or cost and worse in none (Pareto front)."""
+"""Trade-offs: the Pareto front of plans in time, energy and cost."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from dljob.planner.search.screen import Screened
 from dljob.planner.types import Choice, Prediction
 
 MAX_SHOWN = 6
-"""Plans shown; of a longer front its ends and those between at even distances."""
+"""Maximum number of plans shown. Of a longer front, both ends and evenly spaced plans between them are shown."""
 
 
 def promising(found: Screened, most: int) -> NDArray[np.intp]:
-    """Rows on the way from the fastest to the most frugal: each needs less energy or costs less than all faster ones.
+    """Return rows from the fastest to the most frugal, each with less energy or lower cost than all faster ones.
 
-    At most ``most`` of them, evenly chosen with both ends; fastest first. A row that is between two others in energy
-    and cost alike, while each of them is best in one, is not among them.
+    At most ``most`` rows are returned, evenly chosen with both ends, fastest first. A row between two others in both
+    energy and cost is not included, even if neither of the two dominates it.
     """
     order = np.lexsort((found.usd, found.energy_J, found.step_s))
     order = order[np.isfinite(found.step_s[order])]
@@ -26,10 +26,10 @@ def promising(found: Screened, most: int) -> NDArray[np.intp]:
 
 
 def front(chosen: Choice, choices: Sequence[Choice], alike: float) -> tuple[Choice, ...]:
-    """The chosen one and those that no other dominates, fastest first; at most ``MOST``.
+    """Return the chosen plan and those that no other plan dominates, fastest first; at most ``MAX_SHOWN``.
 
-    What another one equals or beats in everything to within ``alike`` is left out. Energy or cost that is not known of
-    all of them does not count.
+    A plan is dropped if another one is as good or better in every criterion within the relative tolerance ``alike``.
+    Energy and cost count only if they are known for all plans.
     """
     listed = sorted({id(c): c for c in choices if c is not chosen}.values(), key=lambda c: _criteria(c.prediction))
     kept = [chosen]
@@ -55,7 +55,7 @@ def _known(choice: Choice) -> tuple[bool, bool, bool]:
 
 
 def _spread(indices: NDArray[np.intp], most: int) -> NDArray[np.intp]:
-    """At most so many of them, at even distances, the first and the last included."""
+    """Return at most ``most`` of the indices, evenly spaced, with the first and the last."""
     if len(indices) <= most:
         return indices
     return indices[np.unique(np.linspace(0, len(indices) - 1, most).round().astype(np.intp))]

@@ -1,6 +1,6 @@
-"""Many candidates at once, nearly: the same formulas as ``evaluate`` over arrays, with the batch split continuously.
+"""Approximate evaluation of many candidates at once: the formulas of ``evaluate`` over arrays, with a continuous split.
 
-It ranks thousands of node counts in milliseconds; the best are then evaluated exactly.
+It ranks thousands of node counts in milliseconds. The best ones are then evaluated exactly.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ from dljob.planner.candidates.options import Option, link_of, near_latency_s, ov
 from dljob.planner.types import CollectiveName, Request
 
 WHOLE = 1e-3
-"""Of a sample: what a share that is nearly whole lacks by rounding."""
+"""Tolerance in samples for a local batch size that misses a whole number by rounding."""
 GRID = 160
-"""Finishing times looked at; between them the split is interpolated."""
+"""Number of finishing times in the table; between them the split is interpolated."""
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
-"""(candidates, options): nodes taken of each option."""
+"""Shape (candidates, options): nodes used of each option."""
 
 
 @dataclass(frozen=True)
 class Screened:
-    """Arrays over candidates; infinite where a candidate is none."""
+    """Predictions as arrays over candidates; infinite for infeasible candidates."""
 
     step_s: Floats
     step_p90_s: Floats
@@ -42,7 +42,7 @@ class Screened:
     collective: list[CollectiveName]
 
     def joined(self, other: "Screened") -> "Screened":
-        """These candidates, then the others."""
+        """Return these candidates followed by the others."""
         return Screened(
             np.concatenate([self.step_s, other.step_s]),
             np.concatenate([self.step_p90_s, other.step_p90_s]),
@@ -53,7 +53,7 @@ class Screened:
 
 
 class Screen:
-    """Tables of one request's options, made once: samples a rank of each can do by each of a grid of times."""
+    """Tables of one request's options: the samples that a rank of each can process by each time of a grid."""
 
     def __init__(self, options: Sequence[Option], request: Request, workload: Workload) -> None:
         self.options, self.request, self.workload = options, request, workload
@@ -75,10 +75,10 @@ class Screen:
         self._idle_W = np.array([energy.rank_watts(o.device, 0.0) * o.ranks_per_node for o in options])
         self._busy_W = np.array([energy.rank_watts(o.device, 1.0) * o.ranks_per_node for o in options])
         self._usd_per_s = np.array([energy.cost_usd(o.device, 1.0, o.ranks_per_node) for o in options])
-        self._least_ranks = np.array([o.least_ranks for o in options])
+        self._min_ranks = np.array([o.min_ranks for o in options])
         self._sharded = options[0].strategy == "Optimizer"
         self._update_s = np.array([o.update_s if self._sharded else 0.0 for o in options])
-        self._told = np.array([o.steps is not None for o in options])
+        self._has_steps = np.array([o.steps is not None for o in options])
         by_device: dict[str, list[int]] = {}
         for i, option in enumerate(options):
             if option.steps is not None:
@@ -87,7 +87,7 @@ class Screen:
         self._collectives = (request.collective,) if request.collective else summing(options[0])[:4]
 
     def screen(self, counts: Counts) -> Screened:
-        """Predictions for candidates of one or more nodes each."""
+        """Return predictions for candidates of one or more nodes each."""
         used = counts > 0
         ranks = counts @ self._per_node
         compute_s = self._compute_s(counts, used, ranks)
@@ -113,7 +113,7 @@ class Screen:
         )
 
     def _compute_s(self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64]) -> Floats:
-        """Time of the slowest rank: where the samples that all ranks can do reach the global batch."""
+        """Return the time of the slowest rank, when the samples that all ranks can process reach the global batch."""
         batch = self.request.global_batch
         floor_s = np.where(used, self._first_s, 0.0).max(axis=1)
         if not self.request.uneven:
@@ -131,13 +131,13 @@ class Screen:
                 part = np.clip(np.nan_to_num((batch - d0) / (d1 - d0)), 0.0, 1.0)
             result = np.maximum(t0 + part * (t1 - t0), floor_s)
             fits = done[:, -1] >= batch
-        fits &= ranks >= np.where(used, self._least_ranks, 0).max(axis=1)
+        fits &= ranks >= np.where(used, self._min_ranks, 0).max(axis=1)
         return np.where(fits & (ranks <= batch) & (ranks > 0), result, np.inf)
 
     def _communication_s(
         self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64], compute_s: Floats
     ) -> tuple[Floats, NDArray[np.int64]]:
-        """Exposed time of the best collective, and which one that is."""
+        """Return the exposed communication time of the best collective, and that collective's index."""
         overlap = np.array([overlap_of([o]) for o in self.options])
         overlaps = np.where(used, overlap, 1.0).min(axis=1)
         wire_nbytes = self.request.wire_nbytes(self.workload.gradient_nbytes)
@@ -170,33 +170,33 @@ class Screen:
         step_s: Floats,
         spread: Floats,
     ) -> tuple[Floats, Floats, NDArray[np.int64]]:
-        """Steps, spreads and best collectives where all devices of a candidate were measured on several; else as given.
+        """Return step times, spreads and best collectives from measured multi-device steps, else the given values.
 
-        The collective is -1 where nothing was measured.
+        They are used for candidates whose devices all have such measurements. Elsewhere the collective is -1.
         """
         choice = np.full(len(counts), -1)
-        told = np.flatnonzero((ranks > 1) & np.isfinite(compute_s) & ~(used & ~self._told).any(axis=1))
-        if not self._known or not len(told):
+        rows_measured = np.flatnonzero((ranks > 1) & np.isfinite(compute_s) & ~(used & ~self._has_steps).any(axis=1))
+        if not self._known or not len(rows_measured):
             return step_s, spread, choice
-        links = self._links(counts[told], used[told])
-        n, nodes = ranks[told].astype(float), counts[told].sum(axis=1).astype(float)
-        best_s, best_spread = np.full(len(told), np.inf), np.zeros(len(told))
+        links = self._links(counts[rows_measured], used[rows_measured])
+        n, nodes = ranks[rows_measured].astype(float), counts[rows_measured].sum(axis=1).astype(float)
+        best_s, best_spread = np.full(len(rows_measured), np.inf), np.zeros(len(rows_measured))
         for c, collective in enumerate(self._collectives):
-            ratio = np.ones(len(told))
+            ratio = np.ones(len(rows_measured))
             for link, rows in links:
                 ratio[rows] = talk(collective, self.workload.gradient_nbytes, n[rows], nodes[rows], link)
-            found_s, of_it = self._slowest(used[told], n, nodes, compute_s[told], ratio)
+            found_s, of_it = self._slowest(used[rows_measured], n, nodes, compute_s[rows_measured], ratio)
             better = found_s < best_s
             best_s, best_spread = np.where(better, found_s, best_s), np.where(better, of_it, best_spread)
-            choice[told] = np.where(better, c, choice[told])
+            choice[rows_measured] = np.where(better, c, choice[rows_measured])
         step_s, spread = step_s.copy(), spread.copy()
-        step_s[told], spread[told] = best_s, best_spread
+        step_s[rows_measured], spread[rows_measured] = best_s, best_spread
         return step_s, spread, choice
 
     def _slowest(
         self, used: NDArray[np.bool_], n: Floats, nodes: Floats, compute_s: Floats, ratio: Floats
     ) -> tuple[Floats, Floats]:
-        """Of all devices of each candidate, the longest step by their profiles, data included, and its spread."""
+        """Return the longest step by the profiles of each candidate's devices, with input time, and its spread."""
         busiest = np.where(used, self._per_node, 0).max(axis=1).astype(float)
         slowest_s, spread = np.zeros(len(n)), np.zeros(len(n))
         for known, members in self._known:
@@ -220,7 +220,7 @@ class Screen:
         return slowest_s, spread
 
     def _links(self, counts: Counts, used: NDArray[np.bool_]) -> list[tuple[Link, NDArray[np.intp]]]:
-        """The distinct links of the candidates, each with the rows that use it."""
+        """Return the distinct links of the candidates, each with the rows that use it."""
         single = counts.sum(axis=1) == 1
         table = np.stack(
             [

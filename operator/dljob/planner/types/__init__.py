@@ -1,4 +1,4 @@
-"""What the planner is asked and what it answers, and how its values read."""
+"""The planner's request and result types, and the text form of their values."""
 
 from dlcontract import CollectiveName
 from dljob.planner.types.decision import (

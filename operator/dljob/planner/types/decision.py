@@ -1,4 +1,4 @@
-"""What the planner answers."""
+"""Result types of the planner."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,10 +6,10 @@ from typing import Literal
 from dlcontract import CollectiveName
 
 Strategy = Literal["Data", "Optimizer"]
-"""What ranks share out besides the batch: nothing, or the update with the optimizer's state."""
+"""Parallelism of ranks that hold the whole model: data parallelism without or with a sharded optimizer (ZeRO-1)."""
 
 Parallelism = Literal["Data", "Optimizer", "Pipeline", "Tensor"]
-"""The same, and what of the model: its layers, or the inside of some."""
+"""The same, and model parallelism: pipeline (consecutive layers) or tensor (parts of linear layers)."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class Prediction:
     energy_J: float | None
     cost_usd: float | None
     bottleneck: str
-    """Such as 'communication 63 %: ring over 10 GbE'."""
+    """The dominant part of the step time, such as 'communication 63 %: Ring over the network, 10 Gbit/s'."""
     basis: Literal["catalogue", "profile"]
     host_memory_nbytes: int = 0
-    """Main memory of the largest pod, all its ranks together: what its container should request."""
+    """Main memory of the largest pod with all its ranks: what its container should request."""
     efficiency: float = 1.0
-    """Throughput over that of the same devices, each training alone, added up; in (0, 1]."""
+    """Throughput divided by the sum of the throughputs of the same devices, each training alone; in (0, 1]."""
     data_s: float = 0.0
-    """Of a step, fetching data on the slowest rank."""
+    """Exposed input time per step on the slowest rank."""
     total_p90_s: float = 0.0
-    """Time of the whole training that nine of ten such runs need at most; deadlines are held against it."""
+    """p90 of the time of the whole training; deadlines are compared with it."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Group:
     nodes: int
     ranks_per_node: int
     shares: tuple[int, ...]
-    """Samples per step of each rank of the group, ``nodes * ranks_per_node`` of them; 0 for a parameter server. Where
-    ranks split the model, each has all."""
+    """Local batch size of each rank of the group, ``nodes * ranks_per_node`` values; 0 for a parameter server. With
+    model parallelism, each rank has the whole batch."""
     cpu_per_pod: float
     """CPUs that a pod's ranks keep busy: what its container should request."""
 
@@ -58,23 +58,23 @@ class Choice:
     """A candidate that fits, with its prediction."""
 
     summary: str
-    """Such as '3 x cpu, Ring, 40+40+40'."""
+    """Text such as '3 x cpu, Ring, 40+40+40'."""
     groups: tuple[Group, ...]
     collective: CollectiveName
     prediction: Prediction
     strategy: Parallelism = "Data"
     micro_batches: int = 1
-    """Of a pipeline."""
+    """Micro-batches of a pipeline."""
 
     @property
     def in_parts(self) -> bool:
-        """Whether each rank holds a part of the model and sees the whole batch."""
+        """Return True for model parallelism: each rank holds a part of the model and sees the whole batch."""
         return self.strategy in ("Pipeline", "Tensor")
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A kind of candidate that was ruled out: '8 x T4' — 'does not fit: 21 GiB of 16 GiB'."""
+    """A kind of candidate that was rejected, and the reason, such as '8 x t4' and 'does not fit: ...'."""
 
     summary: str
     reason: str
@@ -82,52 +82,52 @@ class Refusal:
 
 @dataclass(frozen=True)
 class BatchOption:
-    """A global batch that was looked at."""
+    """A global batch size that was considered."""
 
     batch: int
     steps: int
-    """That get as far as the spec's of its own batch."""
+    """Steps with the same progress as the spec's steps with the spec's batch."""
     efficiency: float
-    """Progress of a sample over that in the spec's own batch."""
+    """Progress per sample, divided by the progress per sample with the spec's batch."""
     prediction: Prediction | None
-    """Of the best plan with this batch ..."""
+    """Prediction of the best plan with this batch; None if there is no plan."""
     reason: str = ""
-    """... or why there is none."""
+    """Reason why there is no plan."""
 
 
 @dataclass(frozen=True)
 class BatchDecision:
-    """The global batch where it was left open."""
+    """The choice of the global batch size from a range (``spec.batchSizeRange``)."""
 
     base: int
-    """The spec's own."""
+    """The spec's ``globalBatchSize``."""
     chosen: int
     steps: int
-    """Of the whole training."""
+    """Steps of the whole training."""
     noise: float | None
-    """The noise scale in samples; None: not measured."""
+    """The gradient noise scale in samples; None if it was not measured."""
     text: str
-    """Why this one."""
+    """Reason for the choice."""
     options: tuple[BatchOption, ...] = ()
-    """By rising batch."""
+    """The considered batches in rising order."""
 
 
 @dataclass(frozen=True)
 class Decision:
     chosen: Choice
     candidates: tuple[Choice, ...]
-    """The best ones, chosen first."""
+    """The best candidates, the chosen one first."""
     refusals: tuple[Refusal, ...] = ()
     warning: str | None = None
-    """Such as a deadline that no candidate meets: by how much the chosen one misses it."""
+    """A warning, such as by how much the chosen plan misses a deadline that no candidate meets."""
     next_measurement: str | None = None
-    """The run that would teach most about this job's places, and how much; None when enough is known."""
+    """The run that would reduce the uncertainty of predictions most; None if enough is measured."""
     power_advice: str | None = None
-    """Of plans for least energy: power limits that would save some."""
+    """Power limits that would save energy; only for plans that minimize energy."""
     batch: BatchDecision | None = None
-    """None: the request named the batch."""
+    """None if the request fixes the batch."""
     trade_offs: tuple[Choice, ...] = ()
-    """The chosen one and those that no other one beats in time, energy and cost alike (Pareto front), fastest first."""
+    """The Pareto front of time, energy and cost with the chosen plan, fastest first."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,10 @@ class Infeasible:
     """No plan is possible now. ``transient``: another state of the cluster may allow one."""
 
     reason: str
-    """CamelCase, for a condition: NoSuchDevice, TooFewNodes, DoesNotFit, BatchTooSmall, DeviceBusy."""
+    """Condition reason in CamelCase, such as NoSuchDevice, TooFewNodes, DoesNotFit, BatchTooSmall or DeviceBusy."""
     field: str
     """Path of the spec field to change, such as spec.devices."""
     message: str
-    """What was found, what was expected, what to do."""
+    """Found value, expected value and remedy."""
     transient: bool = False
     refusals: tuple[Refusal, ...] = ()

@@ -1,14 +1,14 @@
-"""Names and figures for people and for Kubernetes."""
+"""Text forms of names and quantities, for messages and for Kubernetes."""
 
 import re
 from collections.abc import Iterable
 
 LONGEST_GROUP = 16
-"""Of a group's name: it is part of pod names, which are DNS labels of at most 63."""
+"""Maximum length of a group's name. The name is part of pod names, which are DNS labels of at most 63 characters."""
 
 
 def group_names(devices: Iterable[str]) -> list[str]:
-    """A DNS label for each device, short, unique and recognizable: ``NVIDIA-A100-SXM4-40GB`` is a100-sxm4-40gb."""
+    """Return a short, unique and recognizable DNS label for each device, such as a100-sxm4-40gb."""
     names: list[str] = []
     for device in devices:
         text = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
@@ -31,20 +31,20 @@ def samples(count: int) -> str:
 
 
 def joules(energy_J: float) -> str:
-    """Energy as people meet it: joules, or kilowatt-hours from a tenth of one."""
+    """Return the energy in J or kJ, or in kWh from 0.1 kWh."""
     if energy_J >= 3.6e5:
         return f"{energy_J / 3.6e6:.3g} kWh"
     return f"{energy_J:.0f} J" if energy_J < 1e4 else f"{energy_J / 1e3:.0f} kJ"
 
 
 def rate(bandwidth_Bps: float) -> str:
-    """A bandwidth as networks are sold: bits per second."""
+    """Return a bandwidth in bits per second, as networks are sold."""
     bits = 8 * bandwidth_Bps
     return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
 
 
 def duration(seconds: float) -> str:
-    """Two figures that matter or three: 1h05m, 3m20s, 12.3s, 4.5ms, 86us."""
+    """Return a duration with two or three significant figures: 1h05m, 3m20s, 12.3s, 4.5ms, 86us."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f}us"
     if seconds < 1:
