@@ -47,7 +47,7 @@ def strike(fault: Callable[[Job], None]) -> dict[str, float]:
         made.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING and r.world_size > 0, 60)
         trains_s = time.monotonic() - began
         shrinks = [
-            float(text) for pod in made.pods for text in re.findall(r"go on from .* after ([\d.]+) s", pod.text())
+            float(text) for pod in made.pods for text in re.findall(r"continue from .* after ([\d.]+) s", pod.text())
         ]
         agreed_s = statistics.median(m.agree_s for m in before.ranks)
         return {

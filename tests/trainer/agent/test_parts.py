@@ -22,7 +22,7 @@ from dlcontract import (
 )
 from dltrain.agent.coordinator import finished_marker
 from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained
-from dltrain.agent.job.settings import Settings, livable
+from dltrain.agent.job.settings import Settings, complete_environment
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.main import succession
 from dltrain.host import cgroup
@@ -403,9 +403,9 @@ def test_settings_name_what_is_wrong() -> None:
 
 
 def test_environment_for_a_user_without_home_and_name(tmp_path: Path) -> None:
-    assert livable({"HOME": str(tmp_path / "none")})["HOME"] == tempfile.gettempdir()
-    assert livable({"HOME": str(tmp_path)})["HOME"] == str(tmp_path)
-    assert livable({"OPENBLAS_NUM_THREADS": "4"})["OPENBLAS_NUM_THREADS"] == "4"
+    assert complete_environment({"HOME": str(tmp_path / "none")})["HOME"] == tempfile.gettempdir()
+    assert complete_environment({"HOME": str(tmp_path)})["HOME"] == str(tmp_path)
+    assert complete_environment({"OPENBLAS_NUM_THREADS": "4"})["OPENBLAS_NUM_THREADS"] == "4"
 
 
 def test_interface_of_an_address() -> None:

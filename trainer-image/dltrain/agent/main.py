@@ -24,7 +24,7 @@ from dltrain.agent.health import Health
 from dltrain.agent.job import tls
 from dltrain.agent.job.exchange import ConfigMaps, Exchange, Files, ReportWriter
 from dltrain.agent.job.kube_api import KubeApi
-from dltrain.agent.job.settings import Settings, livable
+from dltrain.agent.job.settings import Settings, complete_environment
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.member.local_ranks import LocalRanks
 from dltrain.agent.member.member import Member
@@ -223,7 +223,7 @@ def _exchange(settings: Settings) -> Exchange:
 
 async def _run(settings: Settings) -> NoReturn:
     settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    agent = Agent(settings, livable(os.environ), tls.load(settings.tls_dir), _exchange(settings))
+    agent = Agent(settings, complete_environment(os.environ), tls.load(settings.tls_dir), _exchange(settings))
     code = await agent.run()
     sys.stdout.flush()
     os._exit(code)  # All processes of the container end with PID 1, so an orderly shutdown would only take time.

@@ -1,8 +1,8 @@
-"""The coordinator of a job: gathers its pods, launches the ranks, watches, ends and relaunches them, and reports.
+"""The coordinator of a job: it connects to the pods, launches, watches and restarts the ranks, and reports.
 
-It runs in the agent of the plan's first pod, or of the next one that lives while an elastic job's first is lost; who
-takes over takes a higher term. What happens is noted by its ``Observer``; here is the procedure that waits on
-conditions over what is known, and decides.
+It runs in the agent of the plan's first pod. If an elastic job loses that pod, the next pod that is alive takes over
+with a higher term. ``Observer`` records events; the procedure in this module waits for conditions on that record and
+decides.
 """
 
 import logging
@@ -20,35 +20,35 @@ from dltrain.protocol import agent_messages as proto
 log = logging.getLogger(__name__)
 
 SETTLE_S = 0.5
-"""After the first sign of trouble: time for the cause to arrive after its echo."""
+"""After the first failure: time for the message about its cause to arrive after those about its consequences."""
 FAREWELL_S = 10.0
-"""After the result: time for all ranks to end by themselves."""
+"""After the result: time for all ranks to exit by themselves."""
 END_S = 10.0
 GATHER_S = 1.0
-"""Before an elastic job goes on without a pod: time for it to be back, as one is whose agent merely restarted."""
+"""Before an elastic job continues without a pod: time for a pod whose agent only restarted to reconnect."""
 SHRINK_S = 3.0
-"""After the death of a rank: time for the others to say that they go on without it."""
+"""After the death of a rank: time for the others to report that they continue without it."""
 RELAUNCH_COST_S = 5.0
-"""A relaunch that brings ranks back must gain more than this."""
+"""The minimum time that a restart to re-add lost ranks must save."""
 LEAVE_MARGIN_S = 3.0
-"""Of a pod's grace period, kept for ending what did not end by itself."""
-COORDINATOR_LOST = Failure(reason="CoordinatorLost", message="another one has taken over", counts=False)
+"""The part of a pod's grace period reserved for killing processes that did not exit by themselves."""
+COORDINATOR_LOST = Failure(reason="CoordinatorLost", message="another coordinator has taken over", counts=False)
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 
 class Coordinator(Observer):
-    """Coordinates one plan after another, from ``run`` on, until it is told to leave or superseded."""
+    """Coordinate one plan after another until this pod must leave or another coordinator supersedes this one."""
 
-    # What others ask of it
+    # Called by the agent
 
     async def launch_daemon(self, host: str, command: str) -> tuple[int, str]:
-        """In the place of ``ssh HOST COMMAND``: until the peer's MPI daemon ends; its exit code and last output."""
+        """Replace ``ssh HOST COMMAND``: run the pod's MPI daemon. Return its exit code and last output."""
         return await self._launcher.launch_daemon(host, command)
 
     # The procedure
 
     async def run(self) -> None:
-        """Returns after ``leave``. Raises SupersededError."""
+        """Coordinate until ``leave`` is called. Raise SupersededError."""
         try:
             while True:
                 try:
@@ -69,7 +69,7 @@ class Coordinator(Observer):
             self.done.set()
 
     async def _coordinate(self) -> None:
-        """One plan, up to its end and beyond: afterwards it stays, since a restarted pod wants to know."""
+        """Coordinate one plan. Stay connected after its end, so that a restarted pod learns that the job is over."""
         self._membership.call(self.plan)
         if (outcome := finished_marker.read(self.plan)) is not None:
             self.ledger.outcome = outcome
@@ -79,7 +79,7 @@ class Coordinator(Observer):
             if previous.phase in TERMINAL and previous.plan_digest == self.plan.digest():
                 await self._idle(previous.phase)
             if previous.phase in (RunPhase.LAUNCHING, RunPhase.RUNNING, RunPhase.RELAUNCHING):
-                if not 0 < previous.world_size < len(self.plan.ranks):  # else this pod's loss was counted by who acted
+                if not 0 < previous.world_size < len(self.plan.ranks):  # Otherwise the acting coordinator counted it.
                     self.ledger.count("CoordinatorLost")
                     self._account.history.fault(COORDINATOR_LOST, time.time())
                 self._trained = previous.step > 0 and previous.plan_digest == self.plan.digest()
@@ -87,28 +87,31 @@ class Coordinator(Observer):
         while True:
             await self._gather()
             world = await self._launch()
-            if await self._went_well(world):
+            if await self._watch(world):
                 await self._succeed(world)
             returning = not world.troubled
             if world.left or returning:
                 await self._stop_world(max(1.0, self.plan.grace_s - LEAVE_MARGIN_S))
             if returning:
-                log.info("lost ranks come back: all start again")
+                log.info("lost pods are back; all ranks restart")
                 self._phase(RunPhase.RELAUNCHING)
                 continue
             failure = diagnose(world)
             await self._end_world()
             await self._after(failure, world)
 
-    async def _went_well(self, world: Attempt) -> bool:
-        """Watch a world until it is over, or until what went wrong with it can be told, or ranks may come back."""
+    async def _watch(self, world: Attempt) -> bool:
+        """Watch an attempt until it ends, its failure can be diagnosed, or lost ranks can return.
+
+        Return True if the attempt succeeded.
+        """
         while True:
             await self._until(lambda: world.over_or_troubled or bool(world.losses) or self._may_return(world))
             if world.troubled and world.survivable:
                 await self._until(lambda: not (world.troubled and world.survivable), SHRINK_S)
             if world.over_or_troubled or not world.losses:
                 break
-            self._mourn(world)
+            self._report_losses(world)
         if world.troubled:
             if world.hung is not None:
                 self._links.send_all(proto.Explain(world=world.name))
@@ -119,24 +122,26 @@ class Coordinator(Observer):
         return True
 
     def _may_return(self, world: Attempt) -> bool:
-        """Whether the ranks that others go on without should come back, at the price of a relaunch."""
+        """Return True if re-adding the lost ranks would save more time than the restart costs."""
         gain_s = self.ledger.gain_s(world.missing(self.plan), len(self.plan.ranks))
         waited = time.monotonic() - world.shrunk_s > self.settings.return_after_s
         return waited and gain_s > RELAUNCH_COST_S and self._membership.complete and self.plan.checkpoint.enabled
 
-    def _mourn(self, world: Attempt) -> None:
-        """Tell of ranks that were lost and that the others go on without. The job did not fail: nothing counts."""
+    def _report_losses(self, world: Attempt) -> None:
+        """Report lost ranks that the others continue without. These losses do not count against the back-off limit."""
         for end in world.losses:
             failure = failure_of_exit(world, end).model_copy(update={"counts": False})
-            log.warning("%s: %s; the others go on", failure.reason, failure.message)
+            log.warning("%s: %s; the other ranks continue", failure.reason, failure.message)
             self._failed(failure)
             self.ledger.count(failure.reason)
             world.handled.add(end.rank)
         self.reporter.urge()
 
     async def _gather(self) -> None:
-        """Until every pod of the plan is connected, has the plan, and is not about to leave; or enough of them are,
-        where the job has trained before."""
+        """Wait until every pod of the plan is connected, has the plan, and is not leaving.
+
+        If the job has trained before, wait only until enough pods for a smaller process group are.
+        """
         if self.ledger.phase is not RunPhase.RELAUNCHING:
             self._phase(RunPhase.WAITING)
         if self._trained:
@@ -149,7 +154,7 @@ class Coordinator(Observer):
     async def _launch(self) -> Attempt:
         self._worlds += 1
         plan = shrink_plan(self.plan, self._membership.present)
-        assert plan is not None, "gathered"
+        assert plan is not None, "_gather ensures it"
         now_s = time.monotonic()
         world = Attempt(plan, f"{self.ledger.term}.{self._worlds}", now_s, shrunk_s=now_s)
         self._world, self._stopping = world, False
@@ -186,7 +191,7 @@ class Coordinator(Observer):
         await self._idle(RunPhase.SUCCEEDED)
 
     async def _after(self, failure: Failure, world: Attempt) -> None:
-        """Count, tell, and wait before the next launch; or give up."""
+        """Count and report a failure. Then wait before the next attempt, or fail the job."""
         log.warning("%s: %s", failure.reason, failure.message)
         self._failed(failure)
         self.ledger.failures += failure.counts
@@ -194,30 +199,30 @@ class Coordinator(Observer):
             await self._account.write(RunPhase.FAILED, time.time())
             await self._idle(RunPhase.FAILED)
         self.ledger.count(failure.reason)
-        self._fruitless = 0 if world.progressed or not failure.counts else self._fruitless + 1
+        self._failed_in_a_row = 0 if world.progressed or not failure.counts else self._failed_in_a_row + 1
         self._phase(RunPhase.RELAUNCHING)
-        await self._until(lambda: False, delay_s(self._fruitless))
+        await self._until(lambda: False, delay_s(self._failed_in_a_row))
 
     async def _idle(self, phase: RunPhase) -> None:
-        """Nothing more to do under this plan."""
+        """Do nothing until a new plan arrives or this pod must leave."""
         self._phase(phase)
         await self._until(lambda: False)
 
     def _adopt(self) -> None:
-        """Go over to the new plan: everyone of the old one learns it, those without a rank in it idle."""
+        """Adopt the new plan. Pods that are only in the old plan get it too, and then have no ranks."""
         assert self._new_plan is not None
         self.plan, self._new_plan = self._new_plan, None
         if self.ledger.phase is RunPhase.FAILED:
             self.ledger.failures, self.ledger.failure = 0, None
         self.ledger.plan = self.plan
         self.ledger.phase = RunPhase.WAITING
-        self._fruitless = 0
+        self._failed_in_a_row = 0
         self._trained = False
-        self._membership.call(self.plan)  # everyone of the old plan learns the new one before links to them end
+        self._membership.call(self.plan)  # Sends it to the old plan's pods before their links close.
         self.ledger.term = self._membership.term
 
     async def _stop_world(self, grace_s: float) -> None:
-        """Let the ranks checkpoint and end, then end what is left."""
+        """Let the ranks checkpoint and exit, then kill the rest."""
         world = self._world
         if world is not None:
             self._stopping = True
@@ -227,7 +232,7 @@ class Coordinator(Observer):
         await self._end_world()
 
     async def _end_world(self) -> None:
-        """Nothing of the world is left on any pod that can be reached."""
+        """End the processes of the attempt on every pod that can be reached."""
         world, self._world = self._world, None
         self._account.history.halted(time.time())
         self._launcher.end()

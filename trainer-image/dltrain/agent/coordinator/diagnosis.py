@@ -1,7 +1,7 @@
-"""Why a world ended: facts in, one ``Failure`` out, in the words a user needs. Pure.
+"""Diagnose why an attempt ended: from its recorded events to one ``Failure``. Pure.
 
-One death has many echoes: survivors leave with EXIT_PEER_LOST, others are killed. The order of the rules is the
-order of belief in what was the cause.
+One death has many consequences: surviving ranks exit with EXIT_PEER_LOST, and others are killed. The rules are ordered
+by how likely each event is the cause.
 """
 
 import re
@@ -24,7 +24,7 @@ SIGKILL = 9
 
 @dataclass
 class Attempt:
-    """What is known of one run of the ranks, in the order in which it became known."""
+    """The recorded events of one attempt, in the order of their arrival."""
 
     plan: Plan
     name: str
@@ -35,43 +35,43 @@ class Attempt:
     lost: dict[str, str] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
     hung: tuple[int, float] | None = None
-    """A rank, and for how long it was silent."""
+    """The hung rank, and for how many seconds it was silent."""
     logs: dict[int, str] = field(default_factory=dict)
-    """How the logs of running ranks end, once one was found to hang."""
+    """The ends of the logs of running ranks, collected once a rank hangs."""
     launcher_runs: bool = False
     launcher: Exit | None = None
     launcher_tail: str = ""
     outcome: Outcome | None = None
     progressed: bool = False
-    """A step was made since the launch."""
+    """True if a step was completed in this attempt."""
     absent: set[int] = field(default_factory=set)
-    """Ranks that the others say they go on without."""
+    """Lost ranks that the others have reported to continue without."""
     handled: set[int] = field(default_factory=set)
-    """Of these, those whose end has been told."""
+    """The ranks of ``absent`` whose loss was reported."""
     shrunk_s: float = 0.0
-    """When the others said so last, on the clock of ``started_s``."""
+    """Time of the last such report, on the clock of ``started_s``."""
 
     @property
     def all_ended(self) -> bool:
         return len(self.ended.keys() | self.absent) == len(self.plan.ranks)
 
     def missing(self, plan: Plan) -> int:
-        """Ranks of the whole plan that do not take part."""
+        """Return how many ranks of the whole plan do not take part."""
         return len(plan.ranks) - len(self.plan.ranks) + len(self.absent)
 
     @property
     def deaths(self) -> list[RankEnded]:
-        """Ranks that ended badly, but those that the others could go on without."""
+        """Ranks that failed, except those that the others continue without."""
         return [end for n, end in self.ended.items() if end.exit_code != EXIT_OK and not self._survived(n)]
 
     @property
     def losses(self) -> list[RankEnded]:
-        """Ranks that the others go on without, and whose end was not told yet."""
+        """Lost ranks that the others continue without and whose loss was not reported yet."""
         return [self.ended[n] for n in sorted(self.absent - self.handled) if n in self.ended and self._survived(n)]
 
     @property
     def survivable(self) -> bool:
-        """Whether the ranks that are left may say that they go on: nothing happened but that some were killed."""
+        """True if the remaining ranks may be able to continue, because the only fault is that ranks were killed."""
         left = len(self.plan.ranks) - len(self.ended.keys() | self.absent)
         return bool(
             self.plan.min_ranks <= left
@@ -86,16 +86,16 @@ class Attempt:
 
     @property
     def over(self) -> bool:
-        """Nothing of it is left: ranks and mpirun, and with mpirun its daemons, ended by themselves."""
+        """True if all ranks, mpirun and its daemons ended by themselves."""
         return self.all_ended and not self.launcher_runs
 
     def gone(self, rank: Rank) -> bool:
-        """Whether a rank's process does not run any more, or never did, as far as can be known."""
+        """Return True if a rank's process is not known to run."""
         return rank.rank in self.ended or rank.rank not in self.up or rank.pod in self.lost
 
     @property
     def succeeded(self) -> bool:
-        """Every rank is through, and what trains by ``dltrain`` also said its result; another command need not."""
+        """True if every rank ended and, for scripts that train with ``dltrain``, rank 0 reported a result."""
         if not self.all_ended:
             return False
         if self.outcome is not None:
@@ -104,12 +104,12 @@ class Attempt:
 
     @property
     def over_or_troubled(self) -> bool:
-        """Whether there is nothing more to wait for."""
+        """True if there is nothing more to wait for."""
         return self.succeeded or self.troubled or self.outcome is not None
 
     @property
     def troubled(self) -> bool:
-        """Whether it cannot end well."""
+        """True if the attempt cannot succeed any more."""
         if self.outcome is not None:
             return False
         return bool(
@@ -123,7 +123,7 @@ class Attempt:
 
 
 def diagnose(attempt: Attempt) -> Failure:
-    """The cause, of what is known. ``counts`` is false where the job is not to blame (a pod left or was lost)."""
+    """Return the most likely cause. ``counts`` is false if the job is not at fault, because a pod left or was lost."""
     for number, failure in attempt.failures:
         if failure.reason != "PeerLost":
             return _completed(failure, number, attempt)
@@ -133,16 +133,16 @@ def diagnose(attempt: Attempt) -> Failure:
                 attempt,
                 end,
                 "OutOfMemory",
-                "was killed by the kernel for memory; raise the memory limit or lower the batch",
+                "ran out of memory and was killed by the kernel. Raise the memory limit or lower the batch size",
             )
     if attempt.hung is not None:
         return _of_hung(attempt, *attempt.hung)
     if attempt.left:
         pods = ", ".join(sorted(attempt.left))
-        return Failure(reason="PodStopped", message=f"told to stop: {pods}", host=min(attempt.left), counts=False)
+        return Failure(reason="PodStopped", message=f"got SIGTERM: {pods}", host=min(attempt.left), counts=False)
     if attempt.lost:
         pod, why = next(iter(attempt.lost.items()))
-        message = f"no contact with the agent of pod {pod}: {why}"
+        message = f"lost contact with the agent of pod {pod}: {why}"
         return Failure(reason="PodLost", message=message, host=pod, counts=False)
     for end in attempt.deaths:
         if end.exit_code not in (EXIT_PEER_LOST, EXIT_STOPPED):
@@ -158,20 +158,24 @@ def diagnose(attempt: Attempt) -> Failure:
         if end.exit_code == EXIT_PEER_LOST:
             return _of_rank(attempt, end, "PeerLost", "lost contact with another rank")
         if end.exit_code == EXIT_STOPPED:
-            return _of_rank(attempt, end, reasons.RANK_STOPPED, "ended as if asked to stop, which nobody did")
+            return _of_rank(attempt, end, reasons.RANK_STOPPED, "ended as if it was asked to stop, but it was not")
     return Failure(reason=reasons.NO_RESULT, message=_NO_RESULT)
 
 
 def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
-    """Where one rank hangs the others wait for it, and any of them may have been silent for longest."""
+    """Return the failure of the rank that hangs.
+
+    The other ranks wait for it, so the rank that was silent for the longest time may be a waiting one. If its stack
+    shows that it waits, blame the first rank whose stack does not.
+    """
     stacks = {n: text.rpartition("hread 0x")[2] for n, text in attempt.logs.items() if "hread 0x" in text}
     if _WAITS.search(stacks.get(number, "")):
         number = next((n for n, where in sorted(stacks.items()) if not _WAITS.search(where)), number)
     pod = attempt.plan.ranks[number].pod
     return Failure(
         reason="Hung",
-        message=f"rank {number} in pod {pod} was silent for {silent_s:.0f} s; what takes longer than ten steps and 5 s "
-        "in a script, such as an evaluation, it announces by t.busy(what, seconds)",
+        message=f"rank {number} in pod {pod} was silent for {silent_s:.0f} s. If the script does something that takes "
+        "longer than ten steps and 5 s, such as an evaluation, call t.busy(what, seconds) before it",
         rank=number,
         host=pod,
         log_tail=attempt.logs.get(number, "")[-MAX_LOG_TAIL:],
@@ -179,38 +183,36 @@ def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
 
 
 _WAITS = re.compile(r"/dltrain/comm/(?!process_group\.py)")
-"""On the stack of whoever waits for other ranks. A process group also starts and ends MPI, which is no such wait."""
+"""Matches the stack of a rank that waits for others. process_group.py is excluded, as it also starts and ends MPI."""
 
 _NO_RESULT = (
-    "all ranks ended with exit code 0, but rank 0 told no result: a script that trains goes through t.steps to its "
-    "end, or calls t.finish()"
+    "all ranks ended with exit code 0, but rank 0 reported no result. A training script must iterate t.steps to its "
+    "end or call t.finish()"
 )
-_ECHOES = frozenset({"PeerLost", reasons.RANK_STOPPED, "LaunchFailed", reasons.NO_RESULT})
+_CONSEQUENCES = frozenset({"PeerLost", reasons.RANK_STOPPED, "LaunchFailed", reasons.NO_RESULT})
 
 
 def explained(attempt: Attempt) -> bool:
-    """Whether the cause is known, so that nothing needs to be waited for: no mere echo, and its rank has ended."""
+    """Return True if the cause is known: it is not a mere consequence, and its rank has ended."""
     failure = diagnose(attempt)
     if failure.reason == "Hung":
         return len(attempt.logs.keys() | attempt.ended.keys()) >= len(attempt.up)
     settled = failure.rank is None or failure.rank in attempt.ended
-    return failure.reason not in _ECHOES and settled
+    return failure.reason not in _CONSEQUENCES and settled
 
 
 def killed(end: RankEnded) -> bool:
-    """By a signal, and not because the pod's memory is too small: as good as a pod that was taken away."""
+    """Return True if a signal killed the rank, but not for lack of memory. This equals the loss of its pod."""
     return end.signal is not None and not end.out_of_memory
 
 
 def failure_of_exit(attempt: Attempt, end: RankEnded) -> Failure:
-    """Of one rank, by its exit status alone."""
+    """Return the failure of one rank, derived from its exit status alone."""
     exit_ = _exit_of(end)
     if end.exit_code == EXIT_BAD_INPUT:
-        return _of_rank(
-            attempt, end, reasons.BAD_INPUT, "found its input unusable; see the end of its log", retry=False
-        )
+        return _of_rank(attempt, end, reasons.BAD_INPUT, "rejected its input; see the end of its log", retry=False)
     if end.exit_code == EXIT_DIVERGED:
-        return _of_rank(attempt, end, "Diverged", "found a loss that is not finite; lower the learning rate")
+        return _of_rank(attempt, end, "Diverged", "found a loss that is not finite. Lower the learning rate")
     if end.exit_code == EXIT_PARAMETERS_DIVERGED:
         return _of_rank(attempt, end, reasons.PARAMETERS_DIVERGED, "found that ranks hold different parameters")
     if end.exit_code == 127:
@@ -236,7 +238,7 @@ def _of_rank(attempt: Attempt, end: RankEnded, reason: str, what: str, *, retry:
 
 
 def _completed(failure: Failure, number: int, attempt: Attempt) -> Failure:
-    """A rank's own words, with what only its agent knows."""
+    """Add what only the agent knows to a failure that a rank reported."""
     end = attempt.ended.get(number)
     exit_code = failure.exit_code
     if exit_code is None and end is not None:
@@ -255,6 +257,6 @@ def _exit_of(end: RankEnded) -> Exit:
     return Exit(code=end.exit_code, signal=end.signal)
 
 
-def delay_s(fruitless: int) -> float:
-    """Seconds before the next launch after so many launches in a row that made no step: 0, 1, 2, 4, 8, 10, 10…"""
-    return 0.0 if fruitless == 0 else min(10.0, 2.0 ** (fruitless - 1))
+def delay_s(failed_in_a_row: int) -> float:
+    """Return the seconds to wait after so many attempts without a step: 0, 1, 2, 4, 8, 10, 10…"""
+    return 0.0 if failed_in_a_row == 0 else min(10.0, 2.0 ** (failed_in_a_row - 1))

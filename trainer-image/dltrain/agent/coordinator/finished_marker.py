@@ -1,4 +1,4 @@
-"""The finished marker beside the checkpoints: a job that ended well is not trained again by a pod that restarts."""
+"""The marker file of a finished job. It prevents a restarted pod from training the job again."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class Marker(Record):
-    """What ``finished-<uid>.json`` holds."""
+    """The content of ``finished-<uid>.json``."""
 
     uid: str
     plan_digest: str
@@ -18,12 +18,12 @@ class Marker(Record):
 
 
 def marker_path(plan: Plan) -> Path:
-    """By the job's uid, so that a new job of the same name does not take it for its own."""
+    """Return the marker's path. It contains the job's uid, so that a new job of the same name ignores it."""
     return Path(plan.checkpoint.directory) / f"finished-{plan.uid}.json"
 
 
 def read(plan: Plan) -> Outcome | None:
-    """The result of this job, if it is marked as finished."""
+    """Return the result of this job, or None if it is not marked as finished."""
     if not plan.checkpoint.enabled:
         return None
     try:
@@ -31,13 +31,13 @@ def read(plan: Plan) -> Outcome | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("finished marker %s ignored: %s", marker_path(plan), error)
+        log.warning("ignored the finished marker %s: %s", marker_path(plan), error)
         return None
     return marker.outcome if marker.uid == plan.uid else None
 
 
 def write(plan: Plan, outcome: Outcome) -> None:
-    """Durable when this returns. Where it cannot be written the report alone tells, and that is logged."""
+    """Write the marker durably. If that fails, log a warning; the job's report still holds the result."""
     if not plan.checkpoint.enabled:
         return
     path = marker_path(plan)
@@ -50,4 +50,4 @@ def write(plan: Plan, outcome: Outcome) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        log.warning("finished marker %s not written: %s", path, error)
+        log.warning("cannot write the finished marker %s: %s", path, error)

@@ -1,6 +1,6 @@
-"""The coordinator's connections to the members of its job, kept up for as long as it coordinates.
+"""The coordinator's connections to the members of its job. They reconnect as long as the coordinator is active.
 
-A name is resolved at every attempt, since a pod's DNS record may be younger than the pod.
+Each attempt resolves the host name again, because a pod's DNS record can appear later than the pod.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ LinkEvent = Connected | Lost | Said
 
 
 class Links:
-    """One connection to each pod wanted; what happens on them goes to ``tell``, in order."""
+    """One connection to each wanted pod. ``emit`` receives their events in order."""
 
-    def __init__(self, context: ssl.SSLContext, port: int, tell: Callable[[LinkEvent], None]) -> None:
-        self._context, self._port, self._tell = context, port, tell
+    def __init__(self, context: ssl.SSLContext, port: int, emit: Callable[[LinkEvent], None]) -> None:
+        self._context, self._port, self._emit = context, port, emit
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._channels: dict[str, proto.Channel] = {}
 
     def want(self, hosts: dict[str, str]) -> None:
-        """Keep connections to these pods (name → host) and no others."""
+        """Keep connections to these pods (name → host) and close all others."""
         for pod in [pod for pod in self._tasks if pod not in hosts]:
             self._tasks.pop(pod).cancel()
         for pod, host in hosts.items():
@@ -58,7 +58,7 @@ class Links:
         return set(self._channels)
 
     def send(self, pod: str, line: proto.Line) -> bool:
-        """Whether there was a connection to send it on."""
+        """Send a line to a pod. Return False if the pod is not connected."""
         channel = self._channels.get(pod)
         if channel is not None:
             channel.send(line)
@@ -69,7 +69,7 @@ class Links:
             channel.send(line)
 
     async def close(self) -> None:
-        """End all connections, after what was sent has left."""
+        """Send the queued lines, then close all connections."""
         await asyncio.gather(*(channel.flush() for channel in self._channels.values()))
         self.want({})
 
@@ -83,8 +83,8 @@ class Links:
                     )
             except (OSError, TimeoutError) as error:
                 failures += 1
-                if failures >= 8 and failures & (failures - 1) == 0:  # after a second, and 2, 4, 8 …: told, not flooded
-                    log.info("pod %s (%s) not reached, attempt %d: %r", pod, host, failures, error)
+                if failures >= 8 and failures & (failures - 1) == 0:  # Log after 1 s, 2 s, 4 s, 8 s …
+                    log.info("cannot reach pod %s (%s), attempt %d: %r", pod, host, failures, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _BACKOFF_S[1])
                 continue
@@ -97,16 +97,16 @@ class Links:
         try:
             welcome = await channel.receive()
             if not isinstance(welcome, proto.Welcome) or welcome.pod != pod:
-                log.warning("pod %s greeted with %r, expected its Welcome", pod, welcome)
+                log.warning("pod %s: found %r as the first message; expected Welcome of this pod", pod, welcome)
                 return
             self._channels[pod] = channel
-            self._tell(Connected(pod, welcome))
+            self._emit(Connected(pod, welcome))
             while (line := await channel.receive()) is not None:
-                self._tell(Said(pod, line))
+                self._emit(Said(pod, line))
             why = channel.why
         except ValueError as error:
-            why = f"it does not speak our protocol: {error}"
+            why = f"invalid message: {error}"
         finally:
             channel.close()
             if self._channels.pop(pod, None) is not None:
-                self._tell(Lost(pod, why))
+                self._emit(Lost(pod, why))

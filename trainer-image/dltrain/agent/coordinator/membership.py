@@ -1,7 +1,7 @@
-"""Who of the plan's pods is there, and under which term: the coordinator's roll call.
+"""The membership of a job: the connected pods of the plan, and the coordinator's term.
 
-A term is a number that only grows. A fresh coordinator goes above the highest term that any member has obeyed; one
-that meets a higher term later has been superseded and must end, since there are never two.
+A term is a number that only grows. A new coordinator takes a term above the highest one that any member has obeyed. A
+coordinator that later finds a higher term was superseded and must end, because a job must not have two.
 """
 
 import uuid
@@ -14,18 +14,18 @@ from dltrain.protocol.volume_layout import claimed_term
 
 
 class SupersededError(Exception):
-    """Another coordinator holds a higher term: this one must end."""
+    """Another coordinator has a higher term, so this one must end."""
 
 
 class Membership:
-    """The plan in force, handed to every member; ``complete`` once all of its pods have it."""
+    """The current plan and the members that have received it. ``complete`` once all pods of the plan have."""
 
-    def __init__(self, settings: Settings, links: Links, plan: Plan, least: int, *, acting: bool = False) -> None:
-        """``least``: the term to begin with, unless the plan's is higher or a member obeys one that is not lower.
+    def __init__(self, settings: Settings, links: Links, plan: Plan, min_term: int, *, acting: bool = False) -> None:
+        """``min_term``: the first term, unless the plan has a higher one or a member obeys an equal or higher one.
 
-        ``acting``: in the place of the plan's first pod, which takes more than half of the pods (see ``_elect``).
+        ``acting``: True if this pod replaces the plan's first pod. That needs more than half of the pods (``_elect``).
         """
-        self.term = max(plan.term, least)
+        self.term = max(plan.term, min_term)
         self._boot = uuid.uuid4().hex
         self._settings, self._links, self._plan = settings, links, plan
         self._digest = plan.digest()
@@ -36,16 +36,16 @@ class Membership:
 
     @property
     def complete(self) -> bool:
-        """Every pod is connected, has the plan, and is not about to leave."""
+        """True if every pod is connected, has the plan, and is not leaving."""
         return self._assigned - self._away >= set(self._plan.pods)
 
     @property
     def present(self) -> tuple[str, ...]:
-        """Pods of the plan that are connected, have it, and are not about to leave."""
+        """The pods of the plan that are connected, have the plan, and are not leaving."""
         return tuple(pod for pod in self._plan.pods if pod in self._assigned - self._away)
 
     def call(self, plan: Plan) -> None:
-        """Everyone connected gets this plan; then connections are kept to its pods and no others."""
+        """Send the plan to all connected pods. Then keep connections only to the pods of the plan."""
         self._plan, self._digest = plan, plan.digest()
         self.term = max(self.term, plan.term)
         self._assign_all()
@@ -54,7 +54,7 @@ class Membership:
         self._links.want({pod: self._settings.pod_ip if pod == own else host for pod, host in hosts.items()})
 
     def welcome(self, pod: str, welcome: proto.Welcome, *, fresh: bool) -> None:
-        """A member is there. ``fresh``: this coordinator has launched nothing yet. Raises SupersededError."""
+        """Handle the greeting of a member. ``fresh``: no attempt was launched yet. Raise SupersededError."""
         if self._voters is not None:
             self._elect(pod, welcome)
         elif welcome.term < self.term or welcome.obeys in ("", self._boot):
@@ -66,11 +66,12 @@ class Membership:
             raise SupersededError(f"pod {pod} obeys term {welcome.term}, this coordinator has {self.term}")
 
     def _elect(self, pod: str, welcome: proto.Welcome) -> None:
-        """Nobody is told to obey before more than half of the pods are seen to be without a coordinator.
+        """Count the pods without a coordinator. Take over once they are more than half of the pods.
 
-        So of two sides that cannot see each other at most one gets a new coordinator.
+        In a network partition, at most one side therefore gets a new coordinator. Raise SupersededError if a pod is
+        connected to a coordinator.
         """
-        assert self._voters is not None, "there is an election"
+        assert self._voters is not None, "an election is in progress"
         if welcome.led:
             raise SupersededError(f"pod {pod} has a coordinator")
         self._voters[pod] = welcome
@@ -80,14 +81,14 @@ class Membership:
             self._assign_all()
 
     def answered(self, pod: str, line: proto.Assigned | proto.Refused) -> None:
-        """Raises SupersededError on a refusal."""
+        """Record a member's answer to the plan. Raise SupersededError if it refused."""
         if isinstance(line, proto.Refused):
             raise SupersededError(f"pod {pod}: {line.why}")
         if line.digest == self._digest:
             self._assigned.add(pod)
 
     def leaves(self, pod: str) -> None:
-        """It was told to stop: it does not count until it is back."""
+        """Record that a pod received SIGTERM. It is not present until it reconnects."""
         self._away.add(pod)
 
     def lost(self, pod: str) -> None:
@@ -96,8 +97,8 @@ class Membership:
         self._assigned.discard(pod)
         self._away.discard(pod)
 
-    def tell(self, phase: RunPhase) -> None:
-        """Everyone, also those who come later, learns the job's phase."""
+    def publish(self, phase: RunPhase) -> None:
+        """Send the job's phase to all members, including those that connect later."""
         self._phase = phase
         if self._voters is None:
             self._links.send_all(proto.PhaseNow(phase=phase))
@@ -119,6 +120,6 @@ class Membership:
 
 
 def term_after(plan: Plan, previous: Report | None) -> int:
-    """Above every term that left a trace: with all agents new, only the report and the volume remember."""
+    """Return a term above those in the last report and on the volume, in case every agent is new."""
     reported = previous.term if previous is not None and previous.uid == plan.uid else 0
     return max(reported, claimed_term(plan) if plan.checkpoint.enabled else 0) + 1

@@ -1,4 +1,4 @@
-"""mpirun, one at a time, and the MPI daemons that the members run for it."""
+"""The mpirun process of an attempt, and the MPI daemons that the members run for it."""
 
 import asyncio
 import os
@@ -16,7 +16,10 @@ from dltrain.protocol import agent_messages as proto
 
 
 class Mpirun:
-    """Launches the ranks of a plan. ``ended`` hears how mpirun ended by itself, and its last output."""
+    """One mpirun, which launches the ranks of a plan.
+
+    If mpirun ends by itself, ``ended`` gets its exit status and last output.
+    """
 
     def __init__(
         self,
@@ -28,7 +31,7 @@ class Mpirun:
         links: Links,
         ended: Callable[[Exit, str], None],
     ) -> None:
-        """Start it. Raises ValueError when the plan cannot be launched so, OSError when mpirun cannot be started."""
+        """Start mpirun. Raise ValueError if mpirun cannot launch this plan, OSError if mpirun cannot be started."""
         self._world, self._pods, self._links = world, plan.pods, links
         self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
         command = commands.mpirun_command(plan, settings.pod, socket.gethostname(), as_root=os.geteuid() == 0)
@@ -41,7 +44,7 @@ class Mpirun:
         self._watching = asyncio.create_task(self._watch(Output("[mpirun] ", read_fd), ended))
 
     async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
-        """In the place of ``ssh POD COMMAND``: until the pod's daemon ends; its exit code and last output."""
+        """Replace ``ssh POD COMMAND``: run the pod's MPI daemon. Return its exit code and last output."""
         if pod not in self._pods:
             return 1, f"found pod {pod}, expected one of {self._pods}\n"
         try:
@@ -55,13 +58,13 @@ class Mpirun:
         return await ended
 
     def daemon_ended(self, pod: str, code: int, tail: str) -> None:
-        """News of a pod's daemon, for whoever waits in ``launch_daemon``."""
+        """Complete the ``launch_daemon`` call of a pod, because its daemon ended."""
         ended = self._daemons.pop(pod, None)
         if ended is not None and not ended.done():
             ended.set_result((code, tail))
 
     def end(self) -> None:
-        """Kill it; its end is no news any more."""
+        """Kill mpirun without calling ``ended``."""
         self._watching.cancel()
         self.process.kill()
         for pod in list(self._daemons):
@@ -74,7 +77,7 @@ class Mpirun:
 
 
 class Launcher:
-    """The mpirun of the world that there is, if any."""
+    """The mpirun of the current attempt, if any."""
 
     def __init__(self, settings: Settings, reaper: Reaper, env: dict[str, str], links: Links) -> None:
         self._settings, self._reaper, self._env, self._links = settings, reaper, env, links
@@ -82,28 +85,28 @@ class Launcher:
         self._stillness = Stillness()
 
     def start(self, plan: Plan, world: str, ended: Callable[[Exit, str], None]) -> None:
-        """Raises what ``Mpirun`` raises."""
+        """Start mpirun. Raise the errors of ``Mpirun``."""
         self._mpirun = Mpirun(self._settings, self._reaper, self._env, plan, world, self._links, ended)
 
     async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
-        """As ``Mpirun.launch_daemon``."""
+        """Run a pod's MPI daemon; see ``Mpirun.launch_daemon``."""
         if self._mpirun is None:
-            return 1, "no world is being launched\n"
+            return 1, "no attempt is being launched\n"
         return await self._mpirun.launch_daemon(pod, command)
 
     def daemon_ended(self, pod: str, code: int, tail: str) -> None:
-        """News of a pod's daemon."""
+        """Record that a pod's daemon ended."""
         if self._mpirun is not None:
             self._mpirun.daemon_ended(pod, code, tail)
 
-    def look(self, now_s: float) -> None:
-        """Kill an mpirun that was stopped (SIGSTOP) and stays so: its end is news, and the world's."""
+    def check_stopped(self, now_s: float) -> None:
+        """Kill mpirun if SIGSTOP has stopped it for too long. Its end then ends the attempt."""
         running = [self._mpirun.process] if self._mpirun is not None else []
         for process in self._stillness.look(running, now_s):
             process.kill()
 
     def end(self) -> None:
-        """Kill mpirun, if it runs; its end is no news any more."""
+        """Kill mpirun, if it runs, without reporting its end."""
         mpirun, self._mpirun = self._mpirun, None
         if mpirun is not None:
             mpirun.end()

@@ -1,7 +1,7 @@
-"""What the coordinator observes: whatever happens arrives in one queue and is noted here, and nothing is decided.
+"""The coordinator's record of events. It takes events from one queue, records them, and makes no decisions.
 
-What follows from a note is told at once: the job's
-phase, the plan in force under a new number, and that a report is due.
+It does publish direct consequences at once: the job's phase, a plan that only got a new number or term, and the need
+for a report.
 """
 
 import logging
@@ -24,16 +24,16 @@ from dltrain.record.run_report import files as runreport
 
 log = logging.getLogger(__name__)
 LAUNCH_LIMIT_S = 300.0
-"""From a launch to the first sign of every rank's process; it takes a second or two, and mpirun knows no limit."""
-_LATE = Failure(
+"""Time from a launch until every rank's process must have started. It usually takes 1 to 2 s; mpirun has no limit."""
+_LAUNCH_TIMEOUT = Failure(
     reason="LaunchFailed",
-    message=f"mpirun has not started all ranks within {LAUNCH_LIMIT_S:.0f} s; does anything keep the job's pods from "
-    "reaching each other on their MPI ports?",
+    message=f"mpirun did not start all ranks within {LAUNCH_LIMIT_S:.0f} s. Check that the job's pods can reach each "
+    "other on their MPI ports",
 )
 
 
 class Observer(Procedure):
-    """The plan in force, the pods (roll), the ranks' news (ledger), and the world that runs, if one does."""
+    """The current plan, the membership, the ledger of progress updates, and the running attempt, if any."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Observer(Procedure):
         *,
         acting: bool = False,
     ) -> None:
-        """``acting``: in the place of the plan's first pod, which was lost."""
+        """``acting``: True if this pod replaces the plan's first pod, which was lost."""
         super().__init__()
         self.settings, self.reporter, self.plan = settings, reporter, plan
         self.ledger = Ledger(plan, previous)
@@ -58,18 +58,18 @@ class Observer(Procedure):
         self._membership = Membership(settings, self._links, plan, term_after(plan, previous), acting=acting)
         self.ledger.term = self._membership.term
         self._prepared: set[str] = set()
-        """Pods that are ready for the world's ranks."""
+        """Pods that are ready for the ranks of the attempt."""
         self._ending: set[str] = set()
-        """Pods that may still run something of the world before."""
+        """Pods that may still run processes of the previous attempt."""
         self._world: Attempt | None = None
         self._worlds = 0
         self._trained = False
-        """Whether ranks have made a step under this plan, by whichever coordinator they were launched."""
+        """True if ranks have completed a step under this plan, even with an earlier coordinator."""
         self._stopping = False
         self._previous = previous
-        """The last report of an earlier coordinator, until it has been looked at."""
-        self._fruitless = 0
-        """Launches in a row that came to nothing."""
+        """The last report of an earlier coordinator, until it was processed."""
+        self._failed_in_a_row = 0
+        """Consecutive attempts that failed without a completed step."""
 
     def _tick(self) -> None:
         world = self._world
@@ -77,12 +77,12 @@ class Observer(Procedure):
             world.hung = self.ledger.silent_rank(time.monotonic())
         if world is not None:
             self._account.tick(time.time())
-            self._launcher.look(time.monotonic())
-            if world.launcher_runs and not world.troubled and self._launched_late(world):
-                world.failures.append((0, _LATE))
+            self._launcher.check_stopped(time.monotonic())
+            if world.launcher_runs and not world.troubled and self._launch_timed_out(world):
+                world.failures.append((0, _LAUNCH_TIMEOUT))
 
-    def _launched_late(self, world: Attempt) -> bool:
-        """Whether ranks that mpirun should have started long ago did not even begin."""
+    def _launch_timed_out(self, world: Attempt) -> bool:
+        """Return True if mpirun has not started every rank within ``LAUNCH_LIMIT_S``."""
         begun = world.up | world.ended.keys() | world.absent
         return len(begun) < len(world.plan.ranks) and time.monotonic() - world.started_s > LAUNCH_LIMIT_S
 
@@ -107,7 +107,7 @@ class Observer(Procedure):
         if plan.digest() != self.plan.digest():
             self._new_plan = plan
             return
-        self.plan = self.ledger.plan = plan  # the same training under a new number or term
+        self.plan = self.ledger.plan = plan  # The same training with a new number or term.
         self._membership.call(plan)
         self.ledger.term = self._membership.term
         self.reporter.urge()
@@ -156,12 +156,12 @@ class Observer(Procedure):
                 self._running()
             case Mark(what="first_step"):
                 self._running()
-            case Failed() if not world.left:  # what fails after a pod has begun to leave is its echo
+            case Failed() if not world.left:  # Failures after a pod began to leave are consequences of that.
                 world.failures.append((news.rank, news.failure))
             case Shrunk():
                 self._shrank(news, world)
             case Resharded() if news.rank == self.ledger.leader:
-                log.info("shares from step %d: %s; %s", news.step, news.shares, news.reason)
+                log.info("local batch sizes from step %d: %s; %s", news.step, news.shares, news.reason)
             case Finished() if news.rank == self.ledger.leader:
                 world.outcome = news.outcome
         if transition:
@@ -170,7 +170,7 @@ class Observer(Procedure):
     def _shrank(self, news: Shrunk, world: Attempt) -> None:
         absent = {rank.rank for rank in world.plan.ranks} - set(news.alive)
         if absent - world.absent:
-            log.info("ranks %s go on from step %d, after %.3f s", news.alive, news.step, news.shrink_s)
+            log.info("ranks %s continue from step %d after %.3f s", news.alive, news.step, news.shrink_s)
             world.absent |= absent
             world.shrunk_s = time.monotonic()
 
@@ -186,5 +186,5 @@ class Observer(Procedure):
         if phase is not self.ledger.phase:
             log.info("phase %s", phase)
         self.ledger.phase = phase
-        self._membership.tell(phase)
+        self._membership.publish(phase)
         self.reporter.urge()

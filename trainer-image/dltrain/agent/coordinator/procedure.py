@@ -1,7 +1,7 @@
-"""One queue of events, and a procedure that waits on conditions over what they told.
+"""A procedure that waits for conditions, and the event queue that feeds it.
 
-There is one thread of events and no callback decides anything: whatever happens is queued, ``take`` notes it, and the
-procedure looks at the notes.
+Callbacks only put events into the queue and decide nothing. ``_take`` records each event, and the procedure checks its
+conditions on that record.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from dltrain.agent.coordinator.links import LinkEvent
 
 TICK_S = 0.5
 Event = LinkEvent | Plan | None
-"""None: look again, something was set."""
+"""None: check the condition again."""
 
 
 class ReplannedError(Exception):
@@ -22,11 +22,11 @@ class ReplannedError(Exception):
 
 
 class LeavingError(Exception):
-    """This pod was told to stop."""
+    """This pod received SIGTERM."""
 
 
 class Procedure(ABC):
-    """What interrupts it (a new plan, the wish to stop) is raised where it waits."""
+    """Base of the coordinator. A new plan or a request to leave raises an exception where the procedure waits."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -34,31 +34,31 @@ class Procedure(ABC):
         self._new_plan: Plan | None = None
         self._ticked_s = 0.0
         self.done = asyncio.Event()
-        """Set when the procedure has come to its end."""
+        """Set once the procedure has ended."""
 
     @abstractmethod
     def _take(self, event: Event) -> None:
-        """Note what happened."""
+        """Record an event."""
 
     @abstractmethod
     def _tick(self) -> None:
-        """Every ``TICK_S``, for what is noticed by time alone."""
+        """Check time limits. Called every ``TICK_S``."""
 
     def replan(self, plan: Plan) -> None:
-        """A newer plan: from its own pod's agent, which watches."""
+        """Pass on a newer plan, which the agent of this pod has received."""
         self._events.put_nowait(plan)
 
     def leave(self) -> None:
-        """This pod was told to stop: wind up."""
+        """End the procedure, because this pod received SIGTERM."""
         self._leaving = True
         self._events.put_nowait(None)
 
     async def _until(
         self, condition: Callable[[], bool], within_s: float | None = None, *, interruptible: bool = True
     ) -> bool:
-        """Take in events until the condition holds (True) or the time is over (False).
+        """Process events until the condition holds (return True) or the time is over (return False).
 
-        Raises LeavingError and ReplannedError where interruptible, and what ``_take`` raises at any time.
+        Raise LeavingError and ReplannedError if ``interruptible``, and at any time the errors of ``_take``.
         """
         deadline_s = None if within_s is None else time.monotonic() + within_s
         while True:

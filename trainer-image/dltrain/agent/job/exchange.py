@@ -1,4 +1,4 @@
-"""Where the plan comes from and the report goes: the job's two ConfigMaps, or two files."""
+"""Read the plan and write the report: in the job's two ConfigMaps, or in two files."""
 
 import asyncio
 import contextlib
@@ -16,23 +16,23 @@ _RETRY_S = (0.2, 5.0)
 
 
 class Exchange(ABC):
-    """Plans in, reports out."""
+    """The source of plans and the destination of reports."""
 
     @abstractmethod
     def plans(self) -> AsyncIterator[Plan]:
-        """Every plan, from the present one on. Waits where there is none yet; unusable ones are logged and skipped."""
+        """Yield the current plan and every later one. Wait for the first one. Log and skip invalid plans."""
 
     @abstractmethod
     async def previous_report(self) -> Report | None:
-        """The last report of this job, of whichever incarnation; None if there is none that can be read."""
+        """Return the last report of a job with this name, or None if there is none or it is unreadable."""
 
     @abstractmethod
     async def write(self, report: Report) -> None:
-        """Raises OSError, TimeoutError or ApiError."""
+        """Write the report. Raise OSError, TimeoutError or ApiError."""
 
 
 class Files(Exchange):
-    """Without Kubernetes: for tests and laptops."""
+    """Exchange through files, for tests and laptops without Kubernetes."""
 
     def __init__(self, plan: Path, report: Path) -> None:
         self._plan, self._report = plan, report
@@ -56,7 +56,7 @@ class Files(Exchange):
 
 
 class ConfigMaps(Exchange):
-    """In a cluster."""
+    """Exchange through ConfigMaps, in a cluster."""
 
     def __init__(self, api: KubeApi, job: str) -> None:
         self._api = api
@@ -81,7 +81,7 @@ class ConfigMaps(Exchange):
                     last = text
             except (ApiError, OSError, TimeoutError, ValueError) as error:
                 log.log(logging.INFO if isinstance(error, ApiError) and error.status == 404 else logging.WARNING,
-                        "plan %s: %s; again in %.1f s", self._plan, error, wait_s)  # fmt: skip
+                        "plan %s: %s; retry in %.1f s", self._plan, error, wait_s)  # fmt: skip
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _RETRY_S[1])
 
@@ -94,9 +94,9 @@ class ConfigMaps(Exchange):
             except ApiError as error:
                 if error.status == 404:
                     return None
-                log.warning("report %s: %s; again in %.1f s", self._report, error, wait_s)
+                log.warning("report %s: %s; retry in %.1f s", self._report, error, wait_s)
             except (OSError, TimeoutError) as error:
-                log.warning("report %s: %s; again in %.1f s", self._report, error, wait_s)
+                log.warning("report %s: %s; retry in %.1f s", self._report, error, wait_s)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _RETRY_S[1])
 
@@ -105,7 +105,7 @@ class ConfigMaps(Exchange):
 
 
 def parse_plan(text: str) -> Plan | None:
-    """A plan, or None with the reason logged: an agent outlives a plan that it cannot read."""
+    """Return the plan, or log an error and return None, because an agent must survive an unreadable plan."""
     if not text:
         return None
     try:
@@ -115,7 +115,7 @@ def parse_plan(text: str) -> Plan | None:
             schema = schema_of(text)
         except ValueError:
             schema = None
-        log.error("plan with schema %s (this trainer reads 1) ignored: %s", schema, error)
+        log.error("ignored a plan with schema %s; this trainer reads schema 1: %s", schema, error)
         return None
 
 
@@ -123,12 +123,12 @@ def parse_report(text: str) -> Report | None:
     try:
         return Report.parse(text) if text else None
     except ValueError as error:
-        log.warning("the previous report cannot be read, counters start anew: %s", error)
+        log.warning("cannot read the previous report; counters start from 0: %s", error)
         return None
 
 
 class ReportWriter:
-    """Writes ``compose()``: soon when urged (a transition), else every ``PERIOD_S``; never the same news twice."""
+    """Write ``compose()`` at once when urged, else every ``PERIOD_S``. Skip unchanged reports."""
 
     PERIOD_S = 10.0
 
@@ -139,11 +139,11 @@ class ReportWriter:
         self._urgent = asyncio.Event()
 
     def urge(self) -> None:
-        """There is something that must not wait."""
+        """Request a report now, for example after a change of phase."""
         self._urgent.set()
 
     async def run(self) -> None:
-        """For ever. A failed write is repeated, with what is the news by then."""
+        """Write reports forever. Retry a failed write with the content that is current by then."""
         wait_s = _RETRY_S[0]
         while True:
             with contextlib.suppress(TimeoutError):
@@ -158,12 +158,12 @@ class ReportWriter:
                 self._urgent.set()
 
     async def last(self, within_s: float) -> None:
-        """One more attempt before leaving, however it ends."""
+        """Try once more to write the report before the agent exits."""
         try:
             async with asyncio.timeout(within_s):
                 await self._write()
         except TimeoutError:
-            log.warning("the last report was not written within %.0f s", within_s)
+            log.warning("cannot write the last report within %.0f s", within_s)
 
     async def _write(self) -> bool:
         if self.compose is None:
@@ -174,7 +174,7 @@ class ReportWriter:
         try:
             await self._exchange.write(report)
         except (ApiError, OSError, TimeoutError) as error:
-            log.warning("report not written: %s", error)
+            log.warning("cannot write the report: %s", error)
             return False
         self._written = report
         return True

@@ -1,4 +1,4 @@
-"""The few Kubernetes API calls of an agent, on the standard library: its client would cost 60 MB in every pod."""
+"""The Kubernetes API calls of an agent, with the standard library: the client library takes 60 MB in every pod."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, status: int, answer: bytes) -> "ApiError":
-        """From an answer's body: a Status object, or anything a proxy may say."""
+        """Create the error from a response body: a Status object, or any text from a proxy."""
         try:
             message = json.loads(answer)["message"]
         except (ValueError, KeyError, TypeError):
@@ -33,7 +33,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class KubeApi:
-    """ConfigMaps of one namespace. Methods raise ApiError, or OSError and TimeoutError when nobody answers."""
+    """Access to the ConfigMaps of one namespace. Methods raise ApiError, OSError and TimeoutError."""
 
     host: str
     port: int
@@ -43,12 +43,12 @@ class KubeApi:
 
     @classmethod
     def in_cluster(cls, namespace: str) -> "KubeApi":
-        """From what Kubernetes puts into every pod. Raises ValueError outside one."""
+        """Use the service account that Kubernetes mounts into pods. Raise ValueError outside a pod."""
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not (SERVICE_ACCOUNT / "token").is_file():
             raise ValueError(
-                f"KUBERNETES_SERVICE_HOST: found {host!r} and no service account's token, expected a pod with one, "
-                "or DLJOB_API=off"
+                f"KUBERNETES_SERVICE_HOST: found {host!r} and no service account's token, expected a pod with one. "
+                "Outside a cluster, set DLJOB_API=off"
             )
         return cls(
             host,
@@ -59,7 +59,7 @@ class KubeApi:
         )
 
     async def get(self, name: str) -> dict[str, Any]:
-        """A ConfigMap."""
+        """Return a ConfigMap."""
         result: dict[str, Any] = json.loads(await self._call("GET", self._path(name)))
         return result
 
@@ -68,7 +68,7 @@ class KubeApi:
         await self._call("PATCH", self._path(name), json.dumps({"data": data}).encode())
 
     async def watch(self, name: str, resource_version: str) -> AsyncIterator[dict[str, Any]]:
-        """The ConfigMap's events after a version; ends after some minutes or when the server ends it."""
+        """Yield the ConfigMap's events after a version, until the server closes the watch or 5 minutes pass."""
         query = f"?watch=true&fieldSelector=metadata.name%3D{name}&resourceVersion={resource_version}"
         query += f"&timeoutSeconds={_WATCH_S}"
         reader, writer = await self._open("GET", self._path("").rstrip("/") + query, b"")
@@ -83,7 +83,7 @@ class KubeApi:
                     for line in lines:
                         yield json.loads(line)
         finally:
-            writer.transport.abort()  # at once: a TLS farewell would outlive the event loop
+            writer.transport.abort()  # A regular TLS shutdown could outlast the event loop.
 
     def _path(self, name: str) -> str:
         return f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
@@ -104,7 +104,7 @@ class KubeApi:
         async with asyncio.timeout(_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(self.host, self.port, ssl=self.tls, limit=2**22)
         host = f"[{self.host}]" if ":" in self.host else self.host
-        token = self.token_file.read_text().strip()  # each time: it is rotated
+        token = self.token_file.read_text().strip()  # Read for each call, because Kubernetes rotates it.
         head = [
             f"{method} {path} HTTP/1.1",
             f"Host: {host}:{self.port}",
@@ -119,7 +119,7 @@ class KubeApi:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """HTTP status and whether the body comes in chunks."""
+    """Return the HTTP status, and True if the body is chunked."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError as error:
@@ -129,7 +129,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
 
 
 async def _body(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:
-    """The body in parts, up to the end of the connection or of the last chunk."""
+    """Yield the body in parts, up to the last chunk or the end of the connection."""
     try:
         while chunked and (size := int((await reader.readline()).split(b";")[0] or b"0", 16)):
             yield (await reader.readexactly(size + 2))[:-2]

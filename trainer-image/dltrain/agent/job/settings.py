@@ -1,4 +1,4 @@
-"""What an agent is told by its environment, read once."""
+"""The settings of an agent, read once from its environment."""
 
 import os
 import pwd
@@ -16,10 +16,10 @@ RETURN_AFTER_S = 10.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Set by the operator's pod template; ports, directories and times differ from the defaults only in tests.
+    """Settings from the operator's pod template. Only tests change ports, directories and times.
 
-    Without a Kubernetes API (``DLJOB_API=off``) the plan is read from ``plan_file`` and the report written to
-    ``report_file``; both are watched and written like the ConfigMaps.
+    Without a Kubernetes API (``DLJOB_API=off``) the plan is read from ``plan_file`` and the report is
+    written to ``report_file``, in the same way as the ConfigMaps.
     """
 
     job: str
@@ -33,19 +33,19 @@ class Settings:
     tls_dir: Path
     run_dir: Path
     memory_dir: Path
-    """In memory, and outliving the ranks: the newest training state is kept there."""
+    """A directory in memory for the newest training state. It outlives the ranks."""
     agent_port: int
     metrics_port: int
     return_after_s: float
-    """A rank that others go on without stays away for so long: one that dies again and again shall not cost much."""
+    """Minimum seconds before a restart re-adds lost ranks, so that a rank that fails repeatedly costs little time."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> "Settings":
-        """Raises ValueError naming the variable that is missing or wrong."""
+        """Read the settings. Raise ValueError with the name of a variable that is missing or invalid."""
 
-        def need(name: str, what: str) -> str:
+        def required(name: str, what: str) -> str:
             if not (value := env.get(name, "")):
-                raise ValueError(f"{name}: found nothing, expected {what}; the operator's pod template sets it")
+                raise ValueError(f"{name}: found nothing, expected {what}. The operator's pod template sets it")
             return value
 
         def port(name: str, default: int) -> int:
@@ -61,23 +61,23 @@ class Settings:
             except ValueError:
                 found = -1.0
             if not 0 <= found < inf:
-                raise ValueError(f"{name}: found {value!r}, expected seconds, 0 or more")
+                raise ValueError(f"{name}: found {value!r}, expected a number of seconds, at least 0")
             return found
 
         use_api = env.get("DLJOB_API", "on") != "off"
         plan_file = report_file = None
         if not use_api:
-            plan_file = Path(need("DLTRAIN_PLAN_FILE", "a plan's file, as DLJOB_API is off"))
-            report_file = Path(need("DLTRAIN_REPORT_FILE", "a file for the report, as DLJOB_API is off"))
+            plan_file = Path(required("DLTRAIN_PLAN_FILE", "the path of a plan, because DLJOB_API is off"))
+            report_file = Path(required("DLTRAIN_REPORT_FILE", "a path for the report, because DLJOB_API is off"))
         run_dir = Path(env.get("DLTRAIN_RUN_DIR") or Path(tempfile.gettempdir()) / "dljob")
         if len(str(run_dir / "zygote.sock")) > MAX_SOCKET_PATH:
-            raise ValueError(f"DLTRAIN_RUN_DIR: {run_dir} is too long a path for Unix sockets; use a shorter one")
+            raise ValueError(f"DLTRAIN_RUN_DIR: found {run_dir}, too long for Unix sockets; expected a shorter path")
         return cls(
-            job=need(pods.JOB_VARIABLE, "the job's name"),
+            job=required(pods.JOB_VARIABLE, "the job's name"),
             namespace=env.get(pods.NAMESPACE_VARIABLE) or "default",
-            uid=need(pods.UID_VARIABLE, "the job's uid"),
-            pod=need(pods.POD_VARIABLE, "this pod's name"),
-            pod_ip=need(pods.POD_IP_VARIABLE, "this pod's address"),
+            uid=required(pods.UID_VARIABLE, "the job's uid"),
+            pod=required(pods.POD_VARIABLE, "this pod's name"),
+            pod_ip=required(pods.POD_IP_VARIABLE, "this pod's address"),
             use_api=use_api,
             plan_file=plan_file,
             report_file=report_file,
@@ -90,11 +90,11 @@ class Settings:
         )
 
 
-def livable(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment with what libraries take for granted and a pod with an arbitrary UID has not.
+def complete_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment, plus variables that libraries expect and that a pod with an arbitrary UID lacks.
 
-    HOME where there is none that can be written (a read-only root has /tmp alone), a user's name (``getpass``
-    fails without a passwd entry), and one BLAS thread in numpy, which would start a pool when it is imported.
+    HOME is set to a writable directory if it is not one, since with a read-only root only /tmp is. USER is set because
+    ``getpass`` fails without a passwd entry. numpy gets one BLAS thread, because it starts a thread pool on import.
     """
     result = dict(env)
     temporary = tempfile.gettempdir()

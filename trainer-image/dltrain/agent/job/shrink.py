@@ -1,4 +1,4 @@
-"""A plan for the pods that are left, when others were lost and the job is elastic. Pure."""
+"""Shrink the plan of an elastic job to the pods that are left. Pure."""
 
 from collections.abc import Collection
 
@@ -7,10 +7,10 @@ from dltrain.batch.shares import apportion
 
 
 def shrink_plan(plan: Plan, pods: Collection[str]) -> Plan | None:
-    """The plan on ``pods`` alone: their ranks numbered anew, the batch among them in proportion to their shares.
+    """Return the plan for ``pods`` alone. Their ranks are renumbered and split the batch in proportion to their shares.
 
-    None where the job cannot do with them: too few ranks, a parameter server (whose slices are laid out for the
-    plan's ranks), parts of the model on each, or a program that is not ours and may not resume with fewer.
+    Return None if the job cannot shrink: too few ranks; a parameter server, whose slices are laid out for the plan's
+    ranks; model parallelism; or a script for torchrun, which may not support resuming with fewer ranks.
     """
     ranks = [rank for rank in plan.ranks if rank.pod in pods]
     if len(ranks) == len(plan.ranks):

@@ -1,7 +1,7 @@
-"""Mutual TLS between the agents of one job: only holders of the job's Secret talk to each other.
+"""Mutual TLS between the agents of one job. Only holders of the job's Secret can connect.
 
-The Secret's CA is the job's own, so "signed by it" means "belongs to this job"; names in certificates are not
-looked at (one certificate serves all pods, whose names a re-plan may change).
+Each job has its own CA in its Secret, so a certificate signed by it belongs to this job. Host names in certificates are
+not checked, because all pods share one certificate and a new plan can change their names.
 """
 
 import ssl
@@ -11,18 +11,18 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Identity:
-    """TLS contexts of an agent, as server and as client."""
+    """The TLS contexts of an agent, as server and as client."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
 
 
 def load(directory: Path) -> Identity:
-    """Contexts from ca.crt, tls.crt and tls.key. Raises ValueError naming what is missing or unusable."""
+    """Load ca.crt, tls.crt and tls.key. Raise ValueError with the name of a file that is missing or invalid."""
     paths = [directory / name for name in ("ca.crt", "tls.crt", "tls.key")]
     for path in paths:
         if not path.is_file():
-            raise ValueError(f"{path}: not found; expected the job's TLS Secret to be mounted at {directory}")
+            raise ValueError(f"{path}: found no file; expected the job's TLS Secret mounted at {directory}")
     ca, certificate, key = paths
     contexts = []
     for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
@@ -35,7 +35,7 @@ def load(directory: Path) -> Identity:
             context.load_cert_chain(certificate, key)
         except ssl.SSLError as error:
             raise ValueError(
-                f"{directory}: unusable certificates ({error}); expected PEM, key and certificate of one pair"
+                f"{directory}: found invalid certificates ({error}); expected PEM files with a matching key"
             ) from error
         contexts.append(context)
     return Identity(*contexts)

@@ -1,1 +1,1 @@
-"""An agent as a member of its job: it runs this pod's ranks."""
+"""The member part of an agent: it runs the ranks of its pod."""

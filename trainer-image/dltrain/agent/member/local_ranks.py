@@ -1,7 +1,7 @@
-"""The ranks of one pod: started, listened to, stopped and ended; their output passed on.
+"""The ranks of one pod: start, stop and kill them, receive their messages, and copy their output to the log.
 
-Two Unix sockets in the run directory: ``ranks.sock`` (``messages``: news from ranks, Stop to them) and
-``local.sock`` (``shim``: processes that Open MPI thinks it runs here).
+Two Unix sockets are in the run directory: ``ranks.sock`` for the messages of ranks (``protocol.rank_messages``), and
+``local.sock`` for the processes that stand in for those of Open MPI (``launch.shim``).
 """
 
 import asyncio
@@ -33,16 +33,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Event = RankUp | RankNews | RankStopped | RankLog | RankEnded | DaemonEnded
 DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
-"""(host, shell command) → exit code and last output of the daemon: what stands in for ssh."""
+"""(host, shell command) → exit code and last output of the MPI daemon. It replaces ssh."""
 
 SHARED_MEMORY = Path("/dev/shm")
-LOOK_S = 0.5
+STOPPED_POLL_S = 0.5
 WRITE_S = 0.2
-"""For a rank to write down where it is."""
+"""Time for a rank to write its stacks to its log."""
 
 
 class LocalRanks:
-    """The current world in this pod. ``emit`` gets every event, in order."""
+    """The ranks of the current attempt in this pod. ``emit`` receives every event in order."""
 
     def __init__(
         self,
@@ -78,31 +78,29 @@ class LocalRanks:
         return bool(self.running or self._starting) or self._daemon is not None
 
     async def listen(self) -> None:
-        """Open both sockets; they live as long as the process."""
+        """Open both sockets. They stay open until the process ends."""
         for name, handler in (("ranks.sock", self._hear_rank), ("local.sock", self._serve_shim)):
             path = self.run_dir / name
             path.unlink(missing_ok=True)
             await asyncio.start_unix_server(handler, path, limit=2**22)
-        self._keep(self._look_for_stopped())
+        self._spawn(self._watch_stopped())
 
-    async def _look_for_stopped(self) -> None:
-        """For ever: a rank that is stopped (SIGSTOP) is told of, whatever it was busy with; a daemon is killed, which
-        ends the world.
-        """
+    async def _watch_stopped(self) -> None:
+        """Report ranks that SIGSTOP has stopped. Kill a stopped MPI daemon, which ends the attempt. Runs forever."""
         stillness = Stillness()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(STOPPED_POLL_S)
             ranks = {run.process: run.rank.rank for run in self.running.values()}
             daemon = [self._daemon] if self._daemon is not None else []
             for process, stopped_s in stillness.look([*ranks, *daemon], time.monotonic()).items():
                 if process in ranks:
                     self._emit(RankStopped(world=self.world, rank=ranks[process], stopped_s=stopped_s))
                 else:
-                    log.warning("the MPI daemon was stopped %.0f s ago and is killed", stopped_s)
+                    log.warning("the MPI daemon was stopped %.0f s ago; killing it", stopped_s)
                     process.kill()
 
     async def begin(self, world: str, plan: Plan) -> None:
-        """A new world with this plan; what is left of the one before is killed."""
+        """Begin an attempt with this plan. Kill the processes of the previous attempt."""
         await self.end()
         self.world, self._plan = world, plan
         commands.session_dir(self.run_dir).mkdir(mode=0o700)
@@ -113,7 +111,7 @@ class LocalRanks:
         self._oom_kills = cgroup.oom_kills()
 
     async def end(self) -> None:
-        """Kill the ranks and the MPI daemon, wait until they are gone."""
+        """Kill the ranks and the MPI daemon, and wait until they have ended."""
         world, self.world = self.world, ""
         for starting in self._starting:
             starting.cancel()
@@ -123,7 +121,7 @@ class LocalRanks:
         for process in ending:
             process.kill()
         if ending:
-            log.info("world %s ends: %d processes killed", world, len(ending))
+            log.info("attempt %s ends; killed %d processes", world, len(ending))
             await asyncio.gather(*(process.ended for process in ending))
         for run in list(self.running.values()):
             if run.finished is not None:
@@ -131,19 +129,19 @@ class LocalRanks:
         self._clear_mpi()
 
     def _clear_mpi(self) -> None:
-        """Remove what a killed MPI leaves: its files, and shared memory that would count against the pod's limit."""
+        """Remove the files of a killed MPI, and its shared memory, which counts against the pod's memory limit."""
         shutil.rmtree(commands.session_dir(self.run_dir), ignore_errors=True)
         for pattern in (f"sm_segment.{socket.gethostname()}.{os.getuid()}.*", "nccl-*"):
             for segment in SHARED_MEMORY.glob(pattern):
-                with suppress(OSError):  # another's
+                with suppress(OSError):  # It belongs to another user.
                     segment.unlink()
 
     def stop(self, grace_s: float, *, progressed: bool | None) -> None:
-        """Ask the ranks to checkpoint and end; those with nothing to save end at once, all after ``grace_s``.
+        """Ask the ranks to checkpoint and exit. Kill those with nothing to save at once, the rest after ``grace_s``.
 
-        ``progressed``: whether any rank of the world has made a step, so that there is something to save for all, also
-        for those whose own step was not heard of yet. None: the coordinator knows, and will say so in a moment.
-        A rank that never spoke to us is a program of its own: it gets SIGTERM.
+        ``progressed``: True if any rank of the attempt has completed a step, so that every rank is needed for a
+        checkpoint, even one that has not reported a step yet. None: not known yet; the coordinator will send it.
+        A rank that never connected runs a custom script, so it gets SIGTERM.
         """
         for run in self.running.values():
             if run.writer is None:
@@ -155,18 +153,18 @@ class LocalRanks:
             asyncio.get_running_loop().call_later(grace_s, run.process.kill)
 
     def explain(self) -> None:
-        """Have the ranks that speak to us write down where they are, and tell how their logs end then."""
+        """Make the connected ranks write their stacks to their logs, then report the ends of all logs."""
         for run in self.running.values():
             if run.writer is not None:
                 run.process.send_alone(rank_messages.WHERE)
-            self._keep(self._tell_log(run, self.world))
+            self._spawn(self._report_log(run, self.world))
 
-    async def _tell_log(self, run: Running, world: str) -> None:
+    async def _report_log(self, run: Running, world: str) -> None:
         await asyncio.sleep(WRITE_S)
         self._emit(RankLog(world=world, rank=run.rank.rank, tail=run.output.tail))
 
     def start_daemon(self, arguments: tuple[str, ...]) -> None:
-        """Run Open MPI's daemon; its end is an event."""
+        """Run the Open MPI daemon. Its end is an event."""
         world = self.world
         read_fd, write_fd = os.pipe()
         env = commands.mpi_environment(self._env, self._interface, world, self.run_dir)
@@ -184,51 +182,51 @@ class LocalRanks:
                 self._daemon = None
             self._emit(DaemonEnded(world=world, exit_code=end.shell_code, tail=output.tail))
 
-        self._keep(watch())
+        self._spawn(watch())
 
     async def start_rank(self, rank: Rank, world: str, mpi: dict[str, str] | None = None) -> Running:
-        """Start one rank; its start and its end are events. ``mpi``: what Open MPI's daemon set for it.
+        """Start one rank. Its start and its end are events. ``mpi``: the variables that the Open MPI daemon set for it.
 
-        Raises ValueError for a world that has ended, OSError where the command cannot be started.
+        Raise ValueError if the attempt has ended, OSError if the command cannot be started.
         """
         plan = self._plan
         if world != self.world or plan is None:
-            raise ValueError(f"world {world} has ended")
+            raise ValueError(f"attempt {world} has ended")
         read_fd, write_fd = os.pipe()
         env = commands.rank_environment(self._env, plan, rank, self.plan_file, self.run_dir / "ranks.sock", self.memory)
-        # Of its own accord torch starts as many as the node has cores.
+        # Without this variable, torch starts one thread for each core of the node.
         env.setdefault("OMP_NUM_THREADS", str(cgroup.threads(int(env["LOCAL_WORLD_SIZE"]))))
         env = commands.torch_network(self._interface) | env
         if mpi is not None:
             env |= mpi | commands.mpi_network(self._interface)
         start = self.spawner.start(commands.rank_command(plan), env=env, cwd=str(Path.cwd()), output=write_fd)
-        starting = self._keep(start, self._starting)
-        known = self._coming[rank.rank] = asyncio.Event()
-        await asyncio.wait({starting})  # the zygote answers when its imports are done
+        starting = self._spawn(start, self._starting)
+        started = self._coming[rank.rank] = asyncio.Event()
+        await asyncio.wait({starting})  # The zygote answers after its imports.
         os.close(write_fd)
-        known.set()  # those who wait for it go on after this function has
+        started.set()  # Its waiters resume after this function has returned.
         if starting.cancelled() or starting.exception() is not None:
             os.close(read_fd)
         if starting.cancelled():
-            raise ValueError(f"world {world} has ended")
+            raise ValueError(f"attempt {world} has ended")
         process = starting.result()
         run = self.running[rank.rank] = self.last_ranks[rank.rank] = Running(
             rank, process, Output(f"[rank {rank.rank}] ", read_fd)
         )
         self._emit(RankUp(world=world, rank=rank.rank, pid=process.pid))
-        run.finished = self._keep(self._finish(run, world))
+        run.finished = self._spawn(self._finish(run, world))
         return run
 
     def start_all(self) -> None:
-        """Start this pod's ranks directly, without MPI. One that cannot be started is reported as ended."""
+        """Start this pod's ranks directly, without MPI. Report a rank that cannot be started as ended."""
         for rank in self.ranks_here():
-            self._keep(self._start_one(rank, self.world))
+            self._spawn(self._start_one(rank, self.world))
 
     async def _start_one(self, rank: Rank, world: str) -> None:
         try:
             await self.start_rank(rank, world)
         except ValueError as error:
-            log.info("rank %d not started: %s", rank.rank, error)
+            log.info("did not start rank %d: %s", rank.rank, error)
         except OSError as error:
             self._emit(RankEnded(world=world, rank=rank.rank, exit_code=127, tail=f"cannot start: {error}"))
 
@@ -261,22 +259,22 @@ class LocalRanks:
                 try:
                     news = news_adapter.validate_json(line)
                 except ValidationError as error:
-                    log.warning("news not understood, connection closed: %s", error)
+                    log.warning("closed the connection of a rank after an invalid message: %s", error)
                     break
                 if isinstance(news, Hello):
                     if news.rank in self._coming:
-                        await self._coming[news.rank].wait()  # a fork may speak before the zygote tells of it
+                        await self._coming[news.rank].wait()  # A fork may connect before the zygote reports it.
                     run = self.running.get(news.rank)
                     if run is not None:
                         run.writer = writer
                 if run is None or news.rank != run.rank.rank:
-                    log.warning("news of rank %d, which does not run here, ignored", news.rank)
+                    log.warning("ignored a message of rank %d, which does not run here", news.rank)
                     continue
                 run.latest[type(news)] = news
                 run.heard_unix_s = time.time()
                 self._emit(RankNews(world=self.world, news=news))
         except ConnectionError:
-            pass  # it died; its process tells
+            pass  # The rank died; the end of its process is reported separately.
         finally:
             if run is not None and run.writer is writer:
                 run.writer = None
@@ -292,11 +290,11 @@ class LocalRanks:
                     code, text = await self.launch_daemon(host, " ".join(words))
                     how = f"exit {code}\n{text}"
                 case _:
-                    how = f"exit 1\nshim: this agent cannot do {arguments[:2]}\n"
+                    how = f"exit 1\nshim: found request {arguments[:2]}; expected rank, or daemon on the coordinator\n"
             writer.write(how.encode())
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the shim was killed; nobody waits for the answer
+            pass  # The shim was killed, so nothing waits for the answer.
         finally:
             writer.close()
 
@@ -305,7 +303,7 @@ class LocalRanks:
         rank = next((r for r in self.ranks_here() if r.rank == number), None)
         if rank is None:
             mine = [rank.rank for rank in self.ranks_here()]
-            return f"exit 1\nshim: rank {number} is not this pod's; the plan gives it {mine}\n"
+            return f"exit 1\nshim: found rank {number}; expected one of this pod's ranks {mine}\n"
         try:
             run = await self.start_rank(rank, world, variables)
         except ValueError as error:
@@ -322,7 +320,7 @@ class LocalRanks:
         end = await run.finished
         return f"exit {end.code}\n" if end.signal is None else f"signal {end.signal}\n"
 
-    def _keep(self, work: Coroutine[Any, Any, T], among: "set[asyncio.Task[T]] | None" = None) -> "asyncio.Task[T]":
+    def _spawn(self, work: Coroutine[Any, Any, T], among: "set[asyncio.Task[T]] | None" = None) -> "asyncio.Task[T]":
         task = asyncio.create_task(work)
         tasks = self._tasks if among is None else among
         tasks.add(task)

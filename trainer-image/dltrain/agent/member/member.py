@@ -1,7 +1,8 @@
-"""An agent as a member of its job: serves the coordinator over mTLS and does what it says with the local ranks.
+"""The member part of an agent: it obeys the coordinator over mutual TLS and controls the ranks of its pod.
 
-Every pod has one, the coordinator's too (it connects to itself like to the others). A member obeys the highest term
-it has seen and refuses lower ones; when its coordinator's connection ends, so do its ranks.
+Every pod has a member. The coordinator connects to the member of its own pod as well. A member obeys the coordinator
+with the highest term that it has seen and refuses lower terms. When the coordinator's connection ends, the member kills
+its ranks.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Member:
-    """Terms, the plan, and the one coordinator that is obeyed."""
+    """The state of a member: the term, the plan, and the coordinator that it obeys."""
 
     def __init__(self, pod: str, job_uid: str) -> None:
         self.pod = pod
@@ -25,7 +26,7 @@ class Member:
         self.phase: RunPhase | None = None
         self.leaving = False
         self.orphaned = asyncio.Event()
-        """While there was a coordinator and is none."""
+        """Set while the connection to the coordinator is lost."""
         self.local: LocalRanks
         self._job_uid = job_uid
         self._obeyed: proto.Channel | None = None
@@ -33,22 +34,22 @@ class Member:
 
     @property
     def led(self) -> bool:
-        """Whether a coordinator is connected."""
+        """True if a coordinator is connected."""
         return self._obeyed is not None
 
     def emit(self, event: Event) -> None:
-        """News of the local ranks: to the coordinator."""
+        """Send an event of the local ranks to the coordinator."""
         if self._obeyed is not None:
             self._obeyed.send(event)
 
     def leave(self) -> None:
-        """This pod was told to stop: say so, and so to every coordinator that asks from now on."""
+        """Tell the current coordinator and every later one that this pod received SIGTERM."""
         self.leaving = True
         if self._obeyed is not None:
             self._obeyed.send(proto.Leaving())
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection from a coordinator, from greeting to end."""
+        """Serve one connection from a coordinator until it ends."""
         channel = proto.Channel(reader, writer)
         channel.send(proto.Welcome(pod=self.pod, term=self.term, obeys=self._obeys, led=self.led))
         try:
@@ -61,19 +62,19 @@ class Member:
                 else:
                     break
         except ValueError as error:
-            log.warning("connection closed: not our protocol: %s", error)
+            log.warning("closed a connection with an invalid message: %s", error)
         finally:
             await channel.flush()
             channel.close()
             if channel is self._obeyed:
                 self._obeyed = None
-                log.info("the coordinator's connection is over")
+                log.info("the connection to the coordinator ended")
                 self.orphaned.set()
                 await self.local.end()
 
     async def _assigned(self, assign: proto.Assign, channel: proto.Channel) -> bool:
         if (why := self._objection(assign)) is not None:
-            log.warning("coordinator %s refused: %s", assign.coordinator, why)
+            log.warning("refused coordinator %s: %s", assign.coordinator, why)
             channel.send(proto.Refused(term=self.term, why=why))
             return False
         if self._obeyed is not channel:
@@ -108,9 +109,9 @@ class Member:
             case proto.Prepare():
                 plan = shrink_plan(self.plan, line.pods) if line.pods else self.plan
                 if plan is None:
-                    raise ValueError(f"found a world of {line.pods}, too few for the plan")
-                known = {"faults": line.faults, "trained_s": line.trained_s}
-                checkpoint = plan.checkpoint.model_copy(update=known)
+                    raise ValueError(f"found an attempt with the pods {line.pods}; expected enough pods for the plan")
+                run = {"faults": line.faults, "trained_s": line.trained_s}
+                checkpoint = plan.checkpoint.model_copy(update=run)
                 current_plan = plan.model_copy(update={"term": self.term, "checkpoint": checkpoint})
                 await self.local.begin(line.world, current_plan)
                 channel.send(proto.Prepared(world=line.world))
@@ -129,4 +130,4 @@ class Member:
             case proto.PhaseNow():
                 self.phase = line.phase
             case _:
-                log.info("%s of an ended world ignored", line.type)
+                log.info("ignored %s for an attempt that has ended", line.type)

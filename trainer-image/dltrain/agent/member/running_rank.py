@@ -1,4 +1,4 @@
-"""A rank that runs: its process, its output, and what it said last."""
+"""A running rank: its process, its output and its latest messages."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from dltrain.protocol.rank_messages import Mark, News, Step, Stop
 
 @dataclass(eq=False)
 class Running:
-    """One rank's process and what it said last, by type of news."""
+    """The process of one rank and its latest message of each type."""
 
     rank: Rank
     process: Process
@@ -25,11 +25,15 @@ class Running:
 
     @property
     def trains(self) -> bool:
-        """Whether there may be something worth a checkpoint."""
+        """True if the rank may have made progress that needs a checkpoint."""
         mark = self.latest.get(Mark)
         return Step in self.latest or (isinstance(mark, Mark) and mark.what == "first_step")
 
     def ask_to_stop(self, writer: asyncio.StreamWriter, grace_s: float) -> None:
-        """Past the transport: one that fails to write drops what it has not read, the last words of a rank gone by."""
+        """Ask the rank to stop.
+
+        This writes to the socket directly. If the rank has ended, an asyncio transport that fails to write would also
+        drop the rank's last unread messages.
+        """
         with contextlib.suppress(OSError):
             os.write(writer.get_extra_info("socket").fileno(), Stop(grace_s=grace_s).model_dump_json().encode() + b"\n")
