@@ -53,12 +53,12 @@ def test_without_a_noise_scale_the_batch_stays_and_the_plan_says_so() -> None:
 
 
 @settings(max_examples=12, deadline=None)
-@given(noise=st.floats(1e-3, 1e9), most=st.integers(512, 20_000))
-@example(noise=1e9, most=8192)
-@example(noise=1e-3, most=8192)
-@example(noise=98.0, most=772)
+@given(noise=st.floats(1e-3, 1e9), high=st.integers(512, 20_000))
+@example(noise=1e9, high=8192)
+@example(noise=1e-3, high=8192)
+@example(noise=98.0, high=772)
 def test_the_choice_is_within_the_range_and_worth_it(noise: float, most: int) -> None:
-    found = chosen(noise, replace(OPEN, batches=replace(WIDE, most=most)))
+    found = chosen(noise, replace(OPEN, batches=replace(WIDE, high=most)))
     assert 512 <= found.chosen <= most
     times = {o.batch: o.prediction.total_s for o in found.options if o.prediction is not None}
     assert times[found.chosen] <= min(times.values()) * (1 + MIN_GAIN)
@@ -88,13 +88,13 @@ def test_more_noise_never_asks_for_a_smaller_batch() -> None:
 
 
 def test_a_smaller_batch_than_the_users_where_its_noise_is_small() -> None:
-    asked = replace(OPEN, global_batch=8192, batches=replace(WIDE, most=8192))
+    asked = replace(OPEN, global_batch=8192, batches=replace(WIDE, high=8192))
     assert chosen(10.0, asked).chosen < 8192
 
 
 def test_batches_that_do_not_fit_are_shown_with_their_reason() -> None:
     small = view({"count": 2, "device": "Tesla-T4", "devices": 1, "cpu": 8, "memory": "32Gi"})
-    asked = replace(RESNET, global_batch=64, batches=replace(WIDE, least=64, most=4096))
+    asked = replace(RESNET, global_batch=64, batches=replace(WIDE, low=64, high=4096))
     found = decided(asked, small, {("resnet50", "Tesla-T4"): Learned(noise=NoiseOf(WIDE.data, 1e9, 100))}).batch
     assert found is not None
     refusals = {o.batch: o.reason for o in found.options if o.prediction is None}
@@ -106,7 +106,7 @@ def test_batches_that_do_not_fit_are_shown_with_their_reason() -> None:
 def test_of_a_long_ladder_as_good_a_batch_is_found_as_by_planning_all(
     noise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = replace(OPEN, global_batch=1024, batches=replace(WIDE, least=128, most=20_000), nodes_min=1)
+    asked = replace(OPEN, global_batch=1024, batches=replace(WIDE, low=128, high=20_000), nodes_min=1)
     quick = chosen(noise, asked)
     monkeypatch.setattr(batch, "MAX_RUNGS_PLANNED_AT_ONCE", MAX_RUNGS)
     whole = chosen(noise, asked)
