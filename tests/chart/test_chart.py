@@ -76,7 +76,7 @@ def test_selectors_match_pods() -> None:
 @pytest.mark.parametrize(
     ("image", "reference"),
     [
-        ({"repository": "a/b"}, "a/b:0.1.0"),
+        ({"repository": "a/b"}, "a/b:0.2.0"),
         ({"repository": "a/b", "tag": "2"}, "a/b:2"),
         ({"repository": "a/b", "tag": "2", "digest": f"sha256:{'f' * 64}"}, f"a/b@sha256:{'f' * 64}"),
     ],

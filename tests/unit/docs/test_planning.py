@@ -1,7 +1,14 @@
-"""docs/explanation/planning.md: its cluster file, its command and what that prints are real."""
+"""The output of `dljob plan` in README.md and docs/explanation/planning.md is real, and every reason is explained there.
 
+After a change of the model or of its texts, rewrite the outputs and read the difference:
+
+    DLJOB_UPDATE_GOLDEN=1 python -m pytest tests/unit/docs/test_planning.py
+"""
+
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,45 +16,58 @@ import yaml
 from dljob.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs/explanation/planning.md").read_text(encoding="utf-8")
+PLANNING = ROOT / "docs/explanation/planning.md"
+README = ROOT / "README.md"
+PLAIN = {"nodes": [{"count": 3, "cpu": 2, "memory": "4Gi"}]}
+NOISE_PROFILE = {
+    "kind": "DLProfile",
+    "spec": {"model": "digits-cnn", "device": "cpu"},
+    "status": {"noiseScale": {"data": "digits", "samples": 2400, "steps": 1350, "runs": 3}},
+}
 
 
-def test_the_page_shows_what_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """After a change of the model: paste the new output."""
-    found = re.search(r"```yaml\n(nodes:\n.*?)```", PAGE, re.DOTALL)
+def cluster_on(page: Path) -> Any:
+    found = re.search(r"```yaml\n(nodes:\n.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert found
-    (tmp_path / "cluster.yaml").write_text(found[1], encoding="utf-8")
-    assert main(["plan", str(ROOT / "examples/plan-only.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 0
-    assert f"```\n{capsys.readouterr().out}```" in PAGE
+    return yaml.safe_load(found[1])
 
 
-def test_the_page_shows_the_batches_that_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    noise = {"data": "digits", "samples": 2400, "steps": 1350, "runs": 3}
-    spec = {"model": "digits-cnn", "device": "cpu"}
-    profile = {"kind": "DLProfile", "spec": spec, "status": {"noiseScale": noise}}
-    for name, content in (("profiles", profile), ("cluster", {"nodes": [{"count": 3, "cpu": 2, "memory": "4Gi"}]})):
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
-    files = ["--cluster", str(tmp_path / "cluster.yaml"), "--profiles", str(tmp_path / "profiles.yaml")]
-    assert main(["plan", str(ROOT / "examples/batch-size.yaml"), *files]) == 0
+# Page, example, cluster (None: the one that the page shows), profile, first words of the block, where the block ends.
+SHOWN: dict[str, tuple[Path, str, Any, Any, str, str]] = {
+    "a plan": (PLANNING, "plan-only", None, None, "plan-only: ", ""),
+    "batches": (PLANNING, "batch-size", PLAIN, NOISE_PROFILE, "Global batch: ", "\nScaling"),
+    "parts of the model": (PLANNING, "auto-strategy", PLAIN, None, "auto-strategy: ", "\nScaling"),
+    "README": (README, "mixed-devices", None, None, "mixed: ", "\nRuled out"),
+}
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_the_page_shows_what_the_command_prints(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, example, cluster, profile, start, end = SHOWN[case]
+    files = []
+    for name, content in (("cluster", cluster or cluster_on(page)), ("profiles", profile)):
+        if content:
+            (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+            files += [f"--{name}", str(tmp_path / f"{name}.yaml")]
+    assert main(["plan", str(ROOT / f"examples/{example}.yaml"), *files]) == 0
     text = capsys.readouterr().out
-    shown = text[text.index("Global batch: ") : text.index("\nScaling")]
-    assert f"```\n{shown}```" in PAGE
-
-
-def test_the_page_shows_the_parts_that_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"nodes": [{"count": 3, "cpu": 2, "memory": "4Gi"}]}))
-    assert main(["plan", str(ROOT / "examples/auto-strategy.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 0
-    text = capsys.readouterr().out
-    shown = text[: text.index("\nScaling")]
-    assert f"```\n{shown}```" in PAGE
+    expected = text[text.index(start) : text.index(end) if end else None]
+    content = page.read_text(encoding="utf-8")
+    found = re.search(rf"^{re.escape(start)}.*?(?=^```$)", content, re.DOTALL | re.MULTILINE)
+    assert found
+    if os.environ.get("DLJOB_UPDATE_GOLDEN"):
+        page.write_text(content.replace(found[0], expected), encoding="utf-8")
+    else:
+        assert found[0] == expected
 
 
 def test_every_reason_is_explained() -> None:
+    page = PLANNING.read_text(encoding="utf-8")
     sources = (ROOT / "operator/dljob/planner").rglob("*.py")
     pattern = re.compile(r'Infeasible\(\s*"([A-Za-z]+)"(?: if [^,]* else "([A-Za-z]+)")?')
-    said = {
+    reasons = {
         reason for path in sources for pair in pattern.findall(path.read_text("utf-8")) for reason in pair if reason
     }
-    assert {"NoSuchDevice", "TooFewNodes", "DeviceBusy", "DoesNotFit", "BatchMismatch"} <= said
-    for reason in said:
-        assert f"| `{reason}` |" in PAGE, reason
+    assert {"NoSuchDevice", "TooFewNodes", "DeviceBusy", "DoesNotFit", "BatchMismatch"} <= reasons
+    for reason in reasons:
+        assert f"| `{reason}` |" in page, reason
