@@ -30,7 +30,7 @@ from dltrain.data.feeding.loader import MAX_BATCHES_AHEAD, Loader
 from dltrain.data.feeding.source import Request, Source
 from dltrain.data.feeding.worker_pool import Workers
 from dltrain.host import cgroup
-from dltrain.launch.zygote import Order, Serving, _Arriving
+from dltrain.launch.zygote import Order, Serving, _PartialRequest
 from dltrain.protocol import rank_messages
 from dltrain.protocol.errors import SampleError, WorkerLostError
 from dltrain.train.trainer import Trainer
@@ -131,7 +131,7 @@ def test_a_dataset_that_cannot_be_sent_stays_with_the_rank(
     dataset.lock = threading.Lock()  # type: ignore[attr-defined]
     monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
-    assert len(taken(Loader(dataset, CPU, most_workers=2), SHARES, STEPS)) == len(STEPS)
+    assert len(taken(Loader(dataset, CPU, max_workers=2), SHARES, STEPS)) == len(STEPS)
     assert capfd.readouterr().err.count("cannot be sent to worker processes") == 1
     with pytest.raises(ValueError, match="dataset: cannot be sent to worker processes: TypeError: cannot pickle"):
         taken(Loader(dataset, CPU, workers=1), SHARES, STEPS)
@@ -164,14 +164,14 @@ def test_workers_that_nobody_asked_for_end_no_training(
     monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
     alone = Loader(Augmented(), CPU, workers=0)
-    with Feed(Loader(dataset, CPU, most_workers=1, collate_fn=collate_fn), part_of, 3, 10**9) as feed:
+    with Feed(Loader(dataset, CPU, max_workers=1, collate_fn=collate_fn), part_of, 3, 10**9) as feed:
         step, deadline, said, after = 0, time.monotonic() + WITHIN_S, "", 0
         while after < 3:
             assert time.monotonic() < deadline, "nobody said so"
             assert torch.equal(feed.take(step, part_of(step))[0], alone.fetch(request_of(step))[0])
             after += why in (said := said + capfd.readouterr().err)
             step += 1
-    assert said.count("dltrain: no workers, samples are made between steps as before") == 1
+    assert said.count("dltrain: cannot use data workers") == 1
     with pytest.raises((SampleError, WorkerLostError), match=why):
         taken(Loader(dataset, CPU, workers=1, collate_fn=collate_fn), SHARES, STEPS)
 
@@ -182,8 +182,8 @@ def test_a_dataset_is_copied_unasked_only_where_there_is_room(
     monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
     monkeypatch.setattr(cgroup, "free_nbytes", lambda: 1000)
-    assert len(taken(Loader(Augmented(), CPU, most_workers=2), SHARES, STEPS)) == len(STEPS)
-    assert capfd.readouterr().err.count("the dataset does not fit into memory once more: found ") == 1
+    assert len(taken(Loader(Augmented(), CPU, max_workers=2), SHARES, STEPS)) == len(STEPS)
+    assert capfd.readouterr().err.count("the dataset's copies for data workers do not fit into memory: found ") == 1
 
 
 def test_as_many_batches_may_be_on_their_way_as_a_loader_allows() -> None:
@@ -206,7 +206,7 @@ def test_workers_take_over_where_samples_cost_something(monkeypatch: pytest.Monk
     """Once they are ready; until then the rank makes the very same batches."""
     monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
-    alone, loader, makers = Loader(Signed(), CPU, workers=0), Loader(Signed(), CPU, most_workers=1), set[int]()
+    alone, loader, makers = Loader(Signed(), CPU, workers=0), Loader(Signed(), CPU, max_workers=1), set[int]()
     with Feed(loader, part_of, 3, 10**9) as feed:
         step, deadline = 0, time.monotonic() + WITHIN_S
         while len(makers) < 2:
@@ -240,18 +240,18 @@ class Bound(Augmented):
 def test_a_dataset_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
-    with Feed(Loader(Bound(), CPU, most_workers=1), part_of, 3, 10**9) as feed:
+    with Feed(Loader(Bound(), CPU, max_workers=1), part_of, 3, 10**9) as feed:
         step, deadline, said = 0, time.monotonic() + WITHIN_S, ""
         while "No module named 'codec'" not in (said := said + capfd.readouterr().err):
             assert time.monotonic() < deadline, "nobody said so"
             feed.take(step, part_of(step))
             step += 1
-    with pytest.raises(WorkerLostError, match="could not be brought there: ModuleNotFoundError: No module named"):
+    with pytest.raises(WorkerLostError, match="could not be transferred: ModuleNotFoundError: No module named"):
         taken(Loader(Bound(), CPU, workers=1), SHARES, STEPS)
 
 
 def test_the_last_words_of_who_closes_with_messages_unread_are_heard() -> None:
-    """Such as why a dataset could not be brought there, when batches were asked for meanwhile."""
+    """Such as the failed transfer of a dataset, while batches were already requested."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near:
         with far:
@@ -285,20 +285,24 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("dataset", "arguments", "message"),
     [
-        (Augmented(), {"workers": -1}, "workers: found -1, expected 0 or more"),
-        (Augmented(), {"workers": 3, "prefetch": 2}, "prefetch: found 2 batches for 3 workers, expected one each"),
-        (Augmented(), {"workers": 0, "prefetch": 2}, "prefetch: found 2 without workers, expected workers"),
-        ((torch.zeros(3),), {"workers": 2}, "workers: found 2 for samples that are in memory, expected none"),
+        (Augmented(), {"workers": -1}, "workers: found -1; expected 0 or more"),
+        (
+            Augmented(),
+            {"workers": 3, "prefetch": 2},
+            "prefetch: found 2 batches for 3 workers; expected one per worker",
+        ),
+        (Augmented(), {"workers": 0, "prefetch": 2}, "prefetch: found 2 with workers=0; expected workers"),
+        ((torch.zeros(3),), {"workers": 2}, "workers: found 2 for samples in memory; expected no workers"),
         ((torch.zeros(3),), {"collate_fn": list}, "collate_fn: found one for tensors"),
-        ((torch.zeros(3), torch.zeros(2)), {}, r"dataset: found tensors of \[2, 3\] samples, expected equally many"),
-        (iter([1]), {}, "dataset: found list_iterator, expected a map-style dataset"),
+        ((torch.zeros(3), torch.zeros(2)), {}, r"dataset: found tensors of \[2, 3\] samples; expected equal lengths"),
+        (iter([1]), {}, "dataset: found list_iterator; expected a map-style dataset"),
         (
             DataLoader(Augmented()),
             {},
-            r"found a DataLoader, expected the dataset in it: pass t.loader\(loader.dataset\)",
+            r"found a DataLoader; expected its dataset. Pass t.loader\(loader.dataset\)",
         ),
-        (Stream(), {}, "dataset: found Stream, an IterableDataset, expected a map-style dataset"),
-        (Augmented(), {"workers": 2, "prefetch": 1000}, "prefetch: found 1000, expected at most 128"),
+        (Stream(), {}, "dataset: found Stream, an IterableDataset; expected a map-style dataset"),
+        (Augmented(), {"workers": 2, "prefetch": 1000}, "prefetch: found 1000; expected at most 128"),
     ],
 )
 def test_what_a_loader_refuses(dataset: Any, arguments: dict[str, Any], message: str) -> None:
@@ -307,7 +311,7 @@ def test_what_a_loader_refuses(dataset: Any, arguments: dict[str, Any], message:
 
 
 def test_steps_refuse_what_is_no_loader_of_theirs() -> None:
-    with pytest.raises(ValueError, match=r"loader: found DataLoader, expected what t.loader\(dataset\) returns"):
+    with pytest.raises(ValueError, match=r"loader: found DataLoader; expected the result of t.loader\(dataset\)"):
         next(Trainer.steps(cast(Trainer, None), cast(Loader, DataLoader(Augmented()))))
 
 
@@ -431,7 +435,7 @@ def found_in(output: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("what", "message"), [
     ("raise", "dltrain.protocol.errors.SampleError: sample 7 of the dataset: OSError: cannot read picture-7.png"),
-    ("kill", r"data worker [01] of 2 ended with signal 9 \(SIGKILL\) while it made a batch"),
+    ("kill", r"data worker [01] of 2 ended with signal 9 \(SIGKILL\) while it loaded a batch"),
 ])  # fmt: skip
 def test_what_ends_a_worker_reaches_the_status(what: str, message: str, tmp_path: Path) -> None:
     with Listener(tmp_path) as listener:
@@ -501,9 +505,9 @@ def test_a_zygote_that_cannot_fork_says_so_and_serves_on(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fork", fork)
     with socket.socket(socket.AF_UNIX) as listener, ours, os.fdopen(reading) as output:
-        serving, arriving = Serving(listener), _Arriving()
-        arriving.data, arriving.fds = json.dumps({"argv": ["-m", "x"], "env": {}, "cwd": "/"}).encode(), [writing]
-        assert serving._fork(theirs, arriving) is None
+        serving, partial = Serving(listener), _PartialRequest()
+        partial.data, partial.fds = json.dumps({"argv": ["-m", "x"], "env": {}, "cwd": "/"}).encode(), [writing]
+        assert serving._fork(theirs, partial) is None
         assert output.read() == "dltrain: cannot start -m x: [Errno 11] Resource temporarily unavailable\n"
         assert ours.recv(1) == b"", "whoever asked is told by the end of the connection"
         serving.selector.close()
@@ -552,5 +556,5 @@ def test_arrays_are_samples_as_tensors_are(tmp_path: Path) -> None:
     assert source.samples == 6
     x, y = source.make(Request(np.array([4, 1]), 0, 0))
     assert (x.tolist(), y.tolist()) == ([[8, 9], [2, 3]], [4, 1])
-    with pytest.raises(ValueError, match=r"dataset: found .*, expected a tuple of tensors or arrays of numbers"):
+    with pytest.raises(ValueError, match=r"dataset: found .*; expected a tuple of tensors or arrays of numbers"):
         Source((np.array(["a", "b"]), np.arange(2)))

@@ -1,4 +1,4 @@
-"""What a step frees is there for the next one."""
+"""Tests of the heap settings: memory that a step frees stays available for the next step."""
 
 import sys
 
@@ -12,7 +12,7 @@ from dltrain.host import heap
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-heap.keep()
+heap.retain_freed_memory()
 for step in range(20):
     began = faults()
     activations = [np.ones(2**17) for _ in range(30)]
@@ -21,8 +21,8 @@ print(faults() - began)
 """
 
 
-def test_no_step_asks_the_kernel_for_the_pages_of_the_one_before() -> None:
-    """30 blocks of 1 MiB: 7680 pages, which glibc gives back after each step unless it is told to keep them."""
+def test_steps_reuse_freed_pages_without_page_faults() -> None:
+    """Allocate 30 blocks of 1 MiB, which are 7680 pages. By default, glibc returns them to the kernel after each step."""
     ended = run([sys.executable, "-c", STEPS])
     assert ended.code == 0, ended.output
     assert int(ended.output) < 100

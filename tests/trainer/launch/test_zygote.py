@@ -1,4 +1,4 @@
-"""The zygote serves everyone's ranks, so nothing that one order's end brings with it may end the zygote."""
+"""Tests of the zygote: the end of one rank must not end the zygote, which serves all ranks of the pod."""
 
 import socket
 import tempfile
@@ -11,8 +11,8 @@ LAST = Order(("-c", ""), {}, "/")
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_what_is_closed_by_something_ready_with_it_is_not_read(first: int) -> None:
-    """As when a rank ends just as whoever asked for it goes: both are ready at once, and the first closes the other."""
+def test_connection_closed_by_another_event_of_the_round_is_not_read(first: int) -> None:
+    """Two connections are ready at once and the first closes the other, as when a rank and its client end together."""
     with socket.socket(socket.AF_UNIX) as listener, tempfile.TemporaryDirectory() as folder:
         listener.bind(f"{folder}/zygote")
         listener.listen()

@@ -1,1 +1,1 @@
-"""This machine: cgroup, heap, processes, their output, network interfaces."""
+"""The local machine: cgroup limits, heap, processes and their output, network interfaces."""

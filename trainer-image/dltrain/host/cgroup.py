@@ -1,4 +1,4 @@
-"""What the container's cgroup tells of memory and CPUs."""
+"""Memory and CPU limits of the container, read from its cgroup."""
 
 import os
 from contextlib import suppress
@@ -11,9 +11,9 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def oom_kills(root: Path = ROOT) -> int | None:
-    """Processes of this container that the kernel killed for memory so far; None where it cannot be read.
+    """Return how many processes of this container the kernel has killed for lack of memory, or None if unreadable.
 
-    cgroup v2: ``memory.events``; v1: ``memory/memory.oom_control``. Both have a line ``oom_kill N``.
+    cgroup v2 has ``memory.events`` and v1 ``memory/memory.oom_control``. Both contain a line ``oom_kill N``.
     """
     for path in (root / "memory.events", root / "memory" / "memory.oom_control"):
         try:
@@ -28,7 +28,7 @@ def oom_kills(root: Path = ROOT) -> int | None:
 
 
 def free_nbytes(root: Path = ROOT, meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Memory left below the container's limit and on its machine, without swapping; None where neither can be read."""
+    """Return the bytes left without swapping: the smaller of the container's and the machine's. None if unreadable."""
     found = []
     with suppress(OSError, KeyError):
         found.append(1024 * _numbers(meminfo)["MemAvailable:"])
@@ -36,20 +36,20 @@ def free_nbytes(root: Path = ROOT, meminfo: Path = Path("/proc/meminfo")) -> int
         (root, "memory.max", "memory.current", "inactive_file"),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        with suppress(OSError, ValueError, KeyError):  # ValueError: the limit is "max"
+        with suppress(OSError, ValueError, KeyError):  # ValueError: the limit is "max".
             left = int((folder / limit).read_text()) - int((folder / used).read_text())
             found.append(left + _numbers(folder / "memory.stat")[cached])
     return min(found, default=None)
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Of a file with a name and a number on each line."""
+    """Parse a file with a name and a number on each line."""
     words = (line.split() for line in path.read_text().splitlines())
     return {name: int(number) for name, number, *_ in words if number.isdecimal()}
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """CPUs this process may use: the fewer of its affinity and its cgroup's quota (version 2, else 1)."""
+    """Return how many CPUs this process may use: the minimum of its affinity and its cgroup's quota (v2, else v1)."""
     cores = float(len(os.sched_getaffinity(0)))
     try:
         if (root / "cpu.max").exists():
@@ -62,10 +62,11 @@ def cpu_quota(root: Path = ROOT) -> float:
 
 
 def threads(local_size: int) -> int:
-    """Threads for a rank of ``local_size`` ranks that share the quota: more would only be throttled.
+    """Return the number of threads for each of ``local_size`` ranks that share the pod's CPUs.
 
-    What the pod requested counts, too: of a node shared with others a pod is sure of no more, and threads that
-    wait for each other lose most where one of them is not scheduled. Whoever sets OMP_NUM_THREADS decides.
+    More threads than the CPU quota would only be throttled. The CPU request also limits the number: on a shared node
+    nothing more is guaranteed, and threads that wait for each other are slow if one of them is not scheduled.
+    OMP_NUM_THREADS takes precedence.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if asked.isdecimal() and int(asked):
@@ -74,7 +75,7 @@ def threads(local_size: int) -> int:
 
 
 def cpus(local_size: int) -> float:
-    """CPUs that a rank of ``local_size`` ranks is sure of, whatever it uses them for."""
+    """Return the number of CPUs guaranteed to each of ``local_size`` ranks of this pod."""
     found = cpu_quota()
     if requested_m := os.environ.get(CPUS_VARIABLE):
         found = min(found, int(requested_m) / 1000)

@@ -1,4 +1,4 @@
-"""Which network interface has an address; Linux, standard library only."""
+"""Find the network interface that has an address. Linux only, with the standard library."""
 
 import fcntl
 import ipaddress
@@ -10,7 +10,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def interface_of(address: str) -> str:
-    """Name of the interface that has this IPv4 or IPv6 address. Raises ValueError when none has."""
+    """Return the name of the interface with this IPv4 or IPv6 address. Raise ValueError if there is none."""
     wanted = ipaddress.ip_address(address)
     names = [name for _, name in socket.if_nameindex()]
     if wanted.version == 6:
@@ -24,7 +24,7 @@ def interface_of(address: str) -> str:
                 try:
                     answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()))
                 except OSError:
-                    continue  # an interface without an IPv4 address
+                    continue  # The interface has no IPv4 address.
                 if answer[20:24] == wanted.packed:
                     return name
     raise ValueError(f"DLJOB_POD_IP: found {address}, expected an address of one of the interfaces {names}")

@@ -1,4 +1,4 @@
-"""What a process writes, passed on line by line to the pod's log."""
+"""Copy the output of a process line by line to the pod's log."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ _DRAIN_S = 1.0
 
 
 class Output:
-    """Passes a process's output on, a prefix before each line, and keeps its last bytes."""
+    """Copy a process's output with a prefix on each line, and keep its last bytes."""
 
     def __init__(self, prefix: str, fd: int) -> None:
         self._prefix = prefix.encode()
@@ -20,11 +20,11 @@ class Output:
 
     @property
     def tail(self) -> str:
-        """The last lines, at most ``MAX_LOG_TAIL`` characters."""
+        """The end of the output, at most ``MAX_LOG_TAIL`` characters."""
         return self._tail.decode(errors="replace")[-MAX_LOG_TAIL:]
 
     async def drained(self) -> None:
-        """Wait for the end of the output, briefly: a grandchild may hold the pipe open."""
+        """Wait at most 1 s for the end of the output, because a grandchild may keep the pipe open."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._task, _DRAIN_S)
 

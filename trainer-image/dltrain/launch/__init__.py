@@ -1,1 +1,1 @@
-"""How ranks start: commands, the shim below mpirun, the zygote and what it preloads."""
+"""Starting ranks: commands, the shim for mpirun, the zygote and its preloaded modules."""

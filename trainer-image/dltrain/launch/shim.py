@@ -1,10 +1,11 @@
-"""Stands where Open MPI expects a process, while the process itself is run by an agent.
+"""A stand-in for a process that Open MPI expects to start, while an agent runs the real process.
 
-Run as ``python -I -S shim.py rank`` by the MPI daemon in the place of a rank, and as ``… daemon HOST COMMAND`` by
-mpirun in the place of ssh. It tells the pod's agent over its Unix socket, waits, and ends as the real process
-ended: the same exit code, the same signal. Killing it kills the real process (the agent sees the socket close).
+The MPI daemon runs ``python -I -S shim.py rank`` instead of a rank, and mpirun ``… daemon HOST COMMAND`` instead of
+ssh. The shim sends a request to the pod's agent over a Unix socket, waits, and ends like the real process: with the
+same exit code or the same signal. If the shim is killed, its socket closes and the agent kills the real process.
 
-Standard library only and little of it: it runs once per rank on a quota where a second of CPU costs five.
+It imports few modules, all of the standard library, because it runs once per rank under a CPU quota of 0.2, for
+example, where a second of CPU time takes five.
 """
 
 import _socket
@@ -17,14 +18,14 @@ FORWARDED = ("OMPI_", "PMIX_", "PRTE_", "OPAL_PREFIX=", WORLD_ENV)
 
 
 def request(arguments: list[str], environ: dict[str, str]) -> bytes:
-    """Length (8 digits), count of arguments, the arguments, and the variables that MPI set; fields end with NUL."""
+    """Encode a request: length (8 digits), number of arguments, arguments, variables of MPI. Fields end with NUL."""
     variables = [f"{name}={value}" for name, value in environ.items() if f"{name}=".startswith(FORWARDED)]
     body = "".join(field + "\0" for field in (str(len(arguments)), *arguments, *variables)).encode()
     return b"%08d" % len(body) + body
 
 
 def parse_request(body: bytes) -> tuple[list[str], dict[str, str]]:
-    """Arguments and variables of a request without its length. Raises ValueError."""
+    """Return the arguments and variables of a request without its length. Raise ValueError if it is malformed."""
     fields = body.decode().split("\0")[:-1]
     count = int(fields[0])
     variables = dict(field.partition("=")[::2] for field in fields[1 + count :])
@@ -34,7 +35,7 @@ def parse_request(body: bytes) -> tuple[list[str], dict[str, str]]:
 def main() -> None:
     path = os.environ.get(LOCAL_SOCKET_ENV)
     if path is None:
-        sys.exit(f"shim: {LOCAL_SOCKET_ENV} is not set; it is started by dljob-agent, never by hand")
+        sys.exit(f"shim: {LOCAL_SOCKET_ENV}: found nothing; expected a socket. Only dljob-agent starts the shim")
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     connection.connect(path)
     unsent = request(sys.argv[1:], dict(os.environ))

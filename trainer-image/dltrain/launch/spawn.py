@@ -1,4 +1,4 @@
-"""Starts ranks: a Python command as a fork of the zygote, any other by executing it."""
+"""Start ranks: fork the zygote for a Python command, execute any other command."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from dltrain.launch.zygote import can_run
 
 
 class Spawner:
-    """Keeps one warm zygote and turns command lines into processes."""
+    """Keep one zygote running, and start processes for command lines."""
 
     def __init__(self, reaper: Reaper, run_dir: Path, env: dict[str, str]) -> None:
         self._reaper = reaper
@@ -23,7 +23,7 @@ class Spawner:
         self._watching: set[asyncio.Task[None]] = set()
 
     def warm(self) -> None:
-        """See that a zygote runs; its imports go on while the agent does other things."""
+        """Start the zygote if it does not run. Its imports continue in the background."""
         if self._zygote is not None and not self._zygote.ended.done():
             return
         self._path.unlink(missing_ok=True)
@@ -35,9 +35,9 @@ class Spawner:
             self._zygote = self._reaper.start(argv, env=self._env, pass_fds=(fd,))
 
     async def start(self, argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int) -> Process:
-        """Start a command with its output to the descriptor ``output``, which stays open here.
+        """Start a command with its output to the descriptor ``output``, which the caller must close.
 
-        Raises OSError where the command cannot be started, naming it.
+        Raise OSError with the name of the command if it cannot be started.
         """
         if is_this_python(argv[0], env) and can_run(tuple(argv[1:])):
             return await self._fork(argv[1:], env, cwd, output)
@@ -55,9 +55,9 @@ class Spawner:
         try:
             first = await reader.readline()
             if not first:
-                raise ConnectionError("the process that forks ranks ended; see its output above")
+                raise ConnectionError("the zygote, which forks ranks, ended; see its output above")
         except BaseException:
-            writer.close()  # also when cancelled: the zygote then kills what it forks
+            writer.close()  # Also on cancellation: the zygote then kills the fork.
             raise
         ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         process = Process(json.loads(first)["pid"], ended)
@@ -75,7 +75,7 @@ class Spawner:
 
 
 def is_this_python(command: str, env: dict[str, str]) -> bool:
-    """Whether a command name means the interpreter that runs this agent, with the same packages."""
+    """Return True if a command is the Python interpreter of this agent, with the same packages."""
     own = Path(sys.executable)
     if os.sep in command:
         found = Path(command)

@@ -1,13 +1,14 @@
-"""A process that has imported torch and becomes a rank when asked: ``python -m dltrain.launch.zygote FD [PARENT]``.
+"""A process that has imported torch and forks ranks on request: ``python -m dltrain.launch.zygote FD [PARENT]``.
 
-Started by the agent before anything else, so that the import (more than a second of CPU; five times that at a
-quota of 0.2) runs while the pods find each other, and is paid once per pod instead of once per rank and relaunch.
-It imports and does nothing more: no tensor is touched and no thread started, so a fork of it is a fresh
-interpreter with its modules loaded.
+The agent starts it first. The imports take more than a second of CPU time, and five times that at a quota of 0.2. They
+run while the pods connect, once per pod instead of once per rank and restart. The zygote only imports: it creates no
+tensor and starts no thread, so a fork of it is a fresh interpreter with loaded modules.
 
-One connection a rank on the Unix socket inherited as FD. The agent sends a JSON line (``Order``) with the rank's
-output pipe attached and gets ``{"pid": n}``, then ``{"status": n}`` (as of waitpid). Closing it kills the rank.
-Ranks order processes that load data in the same way (``feeding.hatch``), with a descriptor more.
+Each rank has one connection on the Unix socket that is inherited as FD. The agent sends a JSON line (``Order``) with
+the rank's output pipe attached. It receives ``{"pid": n}``, and at the end ``{"status": n}``, a status of waitpid.
+Closing the connection kills the rank.
+
+Ranks order data-loading workers in the same way, with one more descriptor (``data.feeding.forking``).
 """
 
 import atexit
@@ -36,7 +37,7 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class Order:
-    """What a rank is to run: a Python command line after the interpreter, e.g. ``("-m", "dltrain.builtin.rank")``."""
+    """The command of a rank: Python arguments, such as ``("-m", "dltrain.builtin.rank")``; environment, directory."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -44,7 +45,7 @@ class Order:
 
 
 class Serving:
-    """The orders under way. Returns an Order from ``run`` only in the forked child, which then carries it out."""
+    """The server for orders. ``run`` returns only in a forked child, with the Order that the child must execute."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
@@ -56,59 +57,59 @@ class Serving:
         while True:
             for key, _ in self.selector.select():
                 if self.selector.get_map().get(key.fd) is not key:
-                    continue  # closed by what was ready with it: a rank ended just as nobody waited for it any more
+                    continue  # Another event of this round has closed it.
                 handle: Callable[[Any], Order | None] = key.data
                 if (order := handle(key.fileobj)) is not None:
                     return order
 
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        arriving = _Arriving()
+        partial = _PartialRequest()
 
         def read(connection: socket.socket) -> Order | None:
-            return self._read(connection, arriving)
+            return self._read(connection, partial)
 
         self.selector.register(connection, selectors.EVENT_READ, read)
 
-    def _read(self, connection: socket.socket, arriving: "_Arriving") -> Order | None:
+    def _read(self, connection: socket.socket, partial: "_PartialRequest") -> Order | None:
         try:
             data, fds, _, _ = socket.recv_fds(connection, 65536, 4)
         except ConnectionError:
             data, fds = b"", []
-        arriving.fds += fds
+        partial.fds += fds
         if not data:
             if (pid := self.pids.get(connection)) is not None:
                 kill_group(pid)
             else:
                 self._close(connection)
             return None
-        arriving.data += data
-        if not arriving.data.endswith(b"\n"):
+        partial.data += data
+        if not partial.data.endswith(b"\n"):
             return None
-        return self._fork(connection, arriving)
+        return self._fork(connection, partial)
 
-    def _fork(self, connection: socket.socket, arriving: "_Arriving") -> Order | None:
-        fields: dict[str, Any] = json.loads(arriving.data)
+    def _fork(self, connection: socket.socket, partial: "_PartialRequest") -> Order | None:
+        fields: dict[str, Any] = json.loads(partial.data)
         order = Order(tuple(fields["argv"]), fields["env"], fields["cwd"])
-        output, *others = arriving.fds
+        output, *others = partial.fds
         parent = os.getpid()
         try:
             pid = os.fork()
-        except OSError as error:  # too many processes: no reason to end those that run
+        except OSError as error:  # Too many processes: the running ranks must continue.
             os.write(output, f"dltrain: cannot start {' '.join(order.argv)}: {error}\n".encode())
-            for fd in arriving.fds:
+            for fd in partial.fds:
                 os.close(fd)
             self._close(connection)
             return None
         if pid == 0:
-            self._leave_to_the_parent()
+            self._close_inherited()
             become_rank(order, output, parent)
             if others:
                 hand_over(others[0])
             return order
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # here too, so that the group exists before anyone is told of it
-        for fd in arriving.fds:
+            os.setpgid(pid, pid)  # Also here, so that the group exists before the answer.
+        for fd in partial.fds:
             os.close(fd)
         self.pids[connection] = pid
         with contextlib.suppress(ConnectionError):
@@ -119,7 +120,7 @@ class Serving:
             self.selector.unregister(pidfd)
             os.close(pidfd)
             _, status = os.waitpid(pid, 0)
-            kill_group(pid)  # whatever the rank left behind, such as data-loading workers
+            kill_group(pid)  # Kill processes that the rank left, such as data-loading workers.
             with contextlib.suppress(ConnectionError):
                 connection.sendall(b'{"status": %d}\n' % status)
             del self.pids[connection]
@@ -133,7 +134,8 @@ class Serving:
             self.selector.unregister(connection)
         connection.close()
 
-    def _leave_to_the_parent(self) -> None:
+    def _close_inherited(self) -> None:
+        """Close the sockets of the zygote in the forked child."""
         for key in list(self.selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -142,31 +144,31 @@ class Serving:
         self.selector.close()
 
 
-class _Arriving:
+class _PartialRequest:
     def __init__(self) -> None:
         self.data = b""
         self.fds: list[int] = []
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to the process group of a rank; none is left is fine."""
+    """Send SIGKILL to the process group of a rank. Do nothing if it has no process left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel kill this process when ``parent``, its parent, ends."""
+    """Make the kernel kill this process when its parent ``parent`` ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def become_rank(order: Order, output: int, parent: int) -> None:
-    """Turn this fresh fork into the rank's process: own group, output, environment; it dies with its parent."""
+    """Turn this new fork into the rank: set its process group, output and environment. It dies with its parent."""
     os.setpgid(0, 0)
     die_with(parent)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123
-        score.write("1000")  # out of memory, the rank goes and the agent lives to tell
+        score.write("1000")  # Out of memory, the kernel kills the rank and not the agent.
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
@@ -174,26 +176,26 @@ def become_rank(order: Order, output: int, parent: int) -> None:
     os.environ.update(order.env)
     os.chdir(order.cwd)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    if "numpy.random" in sys.modules:  # its global generator was seeded once, for all forks
+    if "numpy.random" in sys.modules:  # Otherwise all forks share one seed.
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules and (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
-        sys.modules["torch"].set_num_threads(max(1, int(threads)))  # OpenMP has read the zygote's already
+        sys.modules["torch"].set_num_threads(max(1, int(threads)))  # OpenMP has already read the zygote's value.
 
 
 def run(order: Order) -> None:
     """Run ``-m MODULE …``, ``-c CODE …`` or ``FILE …`` as the interpreter would, in a fresh ``__main__``."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
-    # Also under the name that workers of multiprocessing give it, taken when that was imported: it was the zygote's.
+    # multiprocessing stored the zygote's main module as __mp_main__ when it was imported.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     if "MASTER_ADDR" in os.environ:
-        atexit.register(end_gloo_threads)  # first in, so after every exit handler of the program's own
+        atexit.register(end_gloo_threads)  # Registered first, so it runs after the script's exit handlers.
     match without_u(order.argv):
         case ("-m", module, *rest):
             sys.argv = ["-m", *rest]
             sys.path.insert(0, order.cwd)
-            sys.modules.pop(module, None)  # imported ahead, now to be run, which runpy would warn about
-            runpy._run_module_as_main(module)  # type: ignore[attr-defined]  # what python -m calls
+            sys.modules.pop(module, None)  # runpy warns about a module that is already imported.
+            runpy._run_module_as_main(module)  # type: ignore[attr-defined]  # python -m calls this.
         case ("-c", code, *rest):
             sys.argv = ["-c", *rest]
             sys.path.insert(0, "")
@@ -209,12 +211,12 @@ def run(order: Order) -> None:
 
 
 def end_gloo_threads() -> None:
-    """Let go of process groups while their threads can still end.
+    """Destroy process groups while their threads can still end.
 
-    gloo's threads drop the Python objects of finished collectives a moment late. When the interpreter is already
-    finalizing (CPython up to 3.13), that thread is unwound out of a destructor and the process aborts, in about one of
-    five ends of an unmodified DistributedDataParallel script on CPUs. The module that holds the model is cleared here
-    instead of by the interpreter a moment later, so that the last reference goes while the threads are joined.
+    gloo's threads release the Python objects of finished collectives slightly late. If the interpreter is already
+    finalizing (CPython up to 3.13), such a thread is unwound out of a destructor and the process aborts. This happened
+    in about one of five exits of an unmodified DistributedDataParallel script on CPUs. Clearing the main module here
+    releases the last reference to the model while the threads are joined.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None:
@@ -226,7 +228,7 @@ def end_gloo_threads() -> None:
 
 
 def can_run(argv: tuple[str, ...]) -> bool:
-    """Whether ``run`` understands a Python command line (of the interpreter's options only -m, -c and -u)."""
+    """Return True if ``run`` supports a Python command line. It knows the interpreter's options -m, -c and -u."""
     argv = without_u(argv)
     if not argv or Path(argv[0]).is_dir():
         return False
@@ -234,26 +236,26 @@ def can_run(argv: tuple[str, ...]) -> bool:
 
 
 def without_u(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Without a leading -u: a rank's output goes to a pipe line by line anyhow."""
+    """Return the arguments without a leading -u. A rank's output is line-buffered in any case."""
     return argv[1:] if argv[:1] == ("-u",) else argv
 
 
 def import_ahead() -> None:
-    """Import what a rank needs. What cannot be imported is left to the rank, whose error then reaches the user."""
+    """Import what a rank needs. If an import fails, the rank repeats it and reports the error to the user."""
     try:
         from dltrain.launch.preload import preload
 
         preload()
-    except Exception as error:  # noqa: BLE001 - anything that a module's import may raise
-        os.write(2, f"zygote: not everything imported ahead: {error!r}\n".encode())
+    except Exception as error:  # noqa: BLE001 - an import may raise any exception
+        os.write(2, f"zygote: cannot preload all modules: {error!r}\n".encode())
     if (mpi4py := sys.modules.get("mpi4py")) is not None and "mpi4py.MPI" not in sys.modules:
-        mpi4py.rc.initialize, mpi4py.rc.finalize = True, None  # a user's "from mpi4py import MPI" starts MPI as ever
+        mpi4py.rc.initialize, mpi4py.rc.finalize = True, None  # A script's "from mpi4py import MPI" starts MPI.
 
 
 def main() -> None:
-    """With DLTRAIN_IMPORT_AHEAD=off nothing is imported ahead: for commands that use no torch.
+    """Serve orders until the agent ends. DLTRAIN_IMPORT_AHEAD=off skips the imports, for commands without torch.
 
-    PARENT: the process to end with, which may have ended already.
+    PARENT: the zygote ends together with this process, or at once if that has already ended.
     """
     die_with(int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -261,7 +263,7 @@ def main() -> None:
     if os.environ.get("DLTRAIN_IMPORT_AHEAD", "on") != "off":
         import_ahead()
     gc.collect()
-    gc.freeze()  # forks share these objects' pages as long as no collection writes to them
+    gc.freeze()  # Forks share the pages of these objects until a collection writes to them.
     order = Serving(listener).run()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     del listener

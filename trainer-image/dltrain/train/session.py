@@ -116,7 +116,7 @@ def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None
             raise _named(error) from None
     if rank >= len(plan.ranks):
         raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start as many as planned")
-    heap.keep()
+    heap.retain_freed_memory()
     device, name = devices.find_device(plan.ranks[rank])
     reporter.send(Hello(rank=rank, pid=os.getpid(), device=name))
     reporter.mark("imported")

@@ -10,7 +10,7 @@ from dltrain.agent.coordinator.links import Links
 from dltrain.agent.job.settings import Settings
 from dltrain.host.network_interfaces import interface_of
 from dltrain.host.output import Output
-from dltrain.host.processes import Exit, Process, Reaper, Stillness
+from dltrain.host.processes import Exit, Process, Reaper, StoppedProcesses
 from dltrain.launch import commands
 from dltrain.protocol import agent_messages as proto
 
@@ -82,7 +82,7 @@ class Launcher:
     def __init__(self, settings: Settings, reaper: Reaper, env: dict[str, str], links: Links) -> None:
         self._settings, self._reaper, self._env, self._links = settings, reaper, env, links
         self._mpirun: Mpirun | None = None
-        self._stillness = Stillness()
+        self._stopped = StoppedProcesses()
 
     def start(self, plan: Plan, world: str, ended: Callable[[Exit, str], None]) -> None:
         """Start mpirun. Raise the errors of ``Mpirun``."""
@@ -102,7 +102,7 @@ class Launcher:
     def check_stopped(self, now_s: float) -> None:
         """Kill mpirun if SIGSTOP has stopped it for too long. Its end then ends the attempt."""
         running = [self._mpirun.process] if self._mpirun is not None else []
-        for process in self._stillness.look(running, now_s):
+        for process in self._stopped.poll(running, now_s):
             process.kill()
 
     def end(self) -> None:

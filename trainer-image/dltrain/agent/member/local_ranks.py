@@ -21,7 +21,7 @@ from dlcontract import Plan, Rank
 from dltrain.agent.member.running_rank import Running
 from dltrain.host import cgroup
 from dltrain.host.output import Output
-from dltrain.host.processes import Exit, Process, Reaper, Stillness
+from dltrain.host.processes import Exit, Process, Reaper, StoppedProcesses
 from dltrain.launch import commands
 from dltrain.launch.shim import WORLD_ENV, parse_request
 from dltrain.launch.spawn import Spawner
@@ -87,12 +87,12 @@ class LocalRanks:
 
     async def _watch_stopped(self) -> None:
         """Report ranks that SIGSTOP has stopped. Kill a stopped MPI daemon, which ends the attempt. Runs forever."""
-        stillness = Stillness()
+        stopped = StoppedProcesses()
         while True:
             await asyncio.sleep(STOPPED_POLL_S)
             ranks = {run.process: run.rank.rank for run in self.running.values()}
             daemon = [self._daemon] if self._daemon is not None else []
-            for process, stopped_s in stillness.look([*ranks, *daemon], time.monotonic()).items():
+            for process, stopped_s in stopped.poll([*ranks, *daemon], time.monotonic()).items():
                 if process in ranks:
                     self._emit(RankStopped(world=self.world, rank=ranks[process], stopped_s=stopped_s))
                 else:

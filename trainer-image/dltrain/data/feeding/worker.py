@@ -1,6 +1,6 @@
-"""A process that makes batches of a user's dataset for one rank: ``python -m dltrain.data.feeding.worker``.
+"""A process that loads batches of a user's dataset for one rank: ``python -m dltrain.data.feeding.worker``.
 
-It knows neither MPI nor the device, and ends when its rank closes the connection or ends.
+It uses neither MPI nor the device. It exits when its rank closes the connection or exits.
 """
 
 import socket
@@ -16,24 +16,24 @@ import torch
 
 from dltrain.data.feeding import serialization
 from dltrain.data.feeding.source import Request, Source
-from dltrain.launch.inherited_socket import taken
+from dltrain.launch.inherited_socket import take
 from dltrain.protocol.errors import SampleError
 
 
 class Says(IntEnum):
-    """Kinds of message, the first three from the rank."""
+    """Kinds of message. The rank sends the first three."""
 
     HELLO = 0
-    """With ``sys.path``, then once more with the Source."""
+    """Sent twice: with ``sys.path``, then with the Source."""
     MAKE = 1
-    """With a Request."""
+    """Load a batch; with its Request."""
     FORGET = 2
-    """What was asked for before this ticket is not wanted any more."""
+    """Cancel all requests before this ticket."""
     READY = 3
     MADE = 4
-    """With the batch, and the seconds that it took; without a batch if it was not wanted any more."""
+    """A batch and its loading time in seconds; without the batch if the request was cancelled."""
     FAILED = 5
-    """With a Trouble. On ticket 0: the dataset could not be brought here."""
+    """An error; with a Trouble. Ticket 0: the dataset could not be transferred."""
 
 
 class Head(NamedTuple):
@@ -51,20 +51,20 @@ class Head(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """An exception, in words: its own class may not be known elsewhere."""
+    """The text of an exception. Its class may not exist in the other process."""
 
     text: str
     trace: str
     memory: bool
-    """A MemoryError."""
+    """True for a MemoryError."""
 
 
 def main() -> None:
-    connection = taken()
-    torch.set_num_threads(1)  # as many workers as there are cores, and none for more
+    connection = take()
+    torch.set_num_threads(1)  # there may be as many workers as cores
     try:
         source = _unpacked(connection)
-    except Exception as error:  # noqa: BLE001 - whatever importing and unpickling the user's classes raises
+    except Exception as error:  # noqa: BLE001 - unpickling the user's classes may raise anything
         text = f"{type(error).__name__}: {error}"
         serialization.send(connection, Head(Says.FAILED).packed(), Trouble(text, traceback.format_exc(), False))
         return
@@ -78,10 +78,10 @@ def main() -> None:
 
 
 def _unpacked(connection: socket.socket) -> Source | None:
-    """What the rank sends first; None when it has left."""
+    """Receive the Source, or return None if the rank has closed the connection."""
     if (first := serialization.receive(connection)) is None:
         return None
-    sys.path[:] = first[1]  # before the dataset, whose modules lie there
+    sys.path[:] = first[1]  # set before unpickling, which imports the dataset's modules
     if (second := serialization.receive(connection)) is None:
         return None
     source: Source = second[1]
@@ -121,7 +121,7 @@ def _answer(connection: socket.socket, source: Source, ticket: int, request: Req
         serialization.send(connection, Head(says, ticket, spent_s).packed(), made)
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001 - what pickling the user's batch raises
+    except Exception as error:  # noqa: BLE001 - pickling the user's batch may raise anything
         text = (
             f"batch of samples {request}: cannot be sent by a worker: {type(error).__name__}: {error}; pass workers=0"
         )
