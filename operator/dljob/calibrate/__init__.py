@@ -1,8 +1,8 @@
-"""Measurements become the model's constants: robustly, bounded, and never worse for a bad measurement.
+"""Calibration of the performance model from measurements: robust, bounded, and not harmed by bad measurements.
 
-``compute``: times on one device, as DLProfile objects keep them. ``scaling``: the constants of a step on many devices,
-learned from ``prior``; ``probes``: which of them to measure next; ``several``: what a run adds; ``noise``: what it
-tells of the gradient's noise; ``learned``: all that was measured of a model on a device.
+``compute``: times on one device, as DLProfile objects store them. ``scaling``: the constants of a multi-device step,
+fitted with the prior in ``prior``. ``probes``: the next measurement. ``multi_device``: the update after a run on
+several devices. ``noise``: the gradient noise scale. ``learned``: everything measured of a model on a device.
 """
 
 from dljob.calibrate.compute import MAX_POINTS, Measured, in_session, learn, without_outliers

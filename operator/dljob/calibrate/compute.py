@@ -1,4 +1,4 @@
-"""Compute times of one device become points of its profile."""
+"""Calibration of one-device compute times: measurements become points of the device's profile."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from dljob.perf.fit.fitting import agreeing
 
 MAX_POINTS = 64
 MEMORY = 200
-"""Observations that a point remembers at most: later ones always weigh something, so that a change is followed."""
+"""Maximum number of observations that a point counts, so that later ones keep some weight and changes are followed."""
 ABSURD = 100.0
-"""A measurement so many times faster or slower than expected is an error, not a device."""
+"""A measurement that is faster or slower than expected by more than this factor is an error."""
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Compute time of a step, the mean over ``steps`` of them."""
+    """Mean compute time of a step over ``steps`` steps."""
 
     batch: int
     compute_s: float
@@ -26,15 +26,15 @@ class Measured:
 
 
 def believable(measured: Measured) -> bool:
-    """Whether it can be a measurement at all: finite, positive, of at least one sample."""
+    """Return True if the time is finite and plausible, and the batch and step counts are at least 1."""
     s = measured.compute_s
     return isfinite(s) and _SHORTEST_S <= s <= _LONGEST_S and measured.batch >= 1 and measured.steps >= 1
 
 
 def without_outliers(measured: Iterable[Measured], expected_s: Callable[[int], float] | None = None) -> list[Measured]:
-    """The measurements that agree with each other and, within a factor ``ABSURD``, with ``expected_s`` of a batch.
+    """Return the measurements that agree with each other and, within a factor ``ABSURD``, with ``expected_s``.
 
-    What disagrees with most of the others goes, whatever its size (``fitting.agreeing``).
+    A measurement that disagrees with most of the others is dropped (``fitting.agreeing``).
     """
     found = [m for m in measured if believable(m)]
     if expected_s is not None:
@@ -44,10 +44,10 @@ def without_outliers(measured: Iterable[Measured], expected_s: Callable[[int], f
 
 
 def in_session(steady: Sequence[Measured], probes: Sequence[Measured]) -> list[Measured]:
-    """Probes and steady steps of one run as one set.
+    """Combine the probes and the steady steps of one run.
 
-    A probe runs before the job is under load, so it is off by a factor that its batches share: the ratio of steady to
-    probed time where both were measured. Probes are scaled by it; steady steps count as they are.
+    A probe runs before the job is under load, so all probes of a run share a factor of error. It is the median ratio
+    of steady to probed time over the batches with both. Probes are scaled by it; steady steps are used unchanged.
     """
     pairs = [log(s.compute_s / p.compute_s) for s in steady for p in probes if s.batch == p.batch]
     if not pairs:
@@ -66,11 +66,11 @@ def learn(
     expected_s: Callable[[int], float] | None = None,
     fetch_s: float | None = None,
 ) -> Learned:
-    """The constants after one run more.
+    """Return the constants after one more run.
 
-    ``steady``: steps of the run itself; ``probes``: short timings before it. ``expected_s``: what the catalogue says of
-    a batch, against measurements that are nonsense. ``fetch_s``: of a sample. Equal batches are averaged in the
-    logarithm, by their number of observations. What cannot be right changes nothing.
+    ``steady``: steps of the run itself. ``probes``: short timings before it. ``expected_s``: the catalogue's time of a
+    batch, to reject nonsensical measurements. ``fetch_s``: seconds to prepare a sample. Equal batches are averaged in
+    the logarithm, weighted by their observations. Impossible values change nothing.
     """
     session = in_session([m for m in steady if believable(m)], [m for m in probes if believable(m)])
     points = {p.batch: p for p in before.points}
@@ -89,7 +89,7 @@ def learn(
 
 
 def _merged(old: LearnedPoint | None, new: LearnedPoint) -> LearnedPoint:
-    """Both, weighted by observations; of the old one's at most half of ``MEMORY`` count."""
+    """Return the mean of both, weighted by observations; the old point counts at most half of ``MEMORY``."""
     if old is None:
         return new
     w = min(old.observations, MEMORY // 2)
@@ -98,14 +98,14 @@ def _merged(old: LearnedPoint | None, new: LearnedPoint) -> LearnedPoint:
 
 
 def _moved(old: float | None, new: float | None, least: float, most: float) -> float | None:
-    """Half-way from the old to the new value, in the logarithm; the old one when the new one is none."""
+    """Return the geometric mean of the old and the new value, or the old one if the new one is missing or invalid."""
     if new is None or not isfinite(new) or not least <= new <= most:
         return old
     return new if old is None or not least <= old <= most else (old * new) ** 0.5
 
 
 def _bounded(points: list[LearnedPoint]) -> tuple[LearnedPoint, ...]:
-    """At most ``MAX_POINTS``: of the closest two batches (by ratio) the less observed one goes; the ends stay."""
+    """Return at most ``MAX_POINTS`` points: drop the point with the closest neighbours (by ratio), never the ends."""
     while len(points) > MAX_POINTS:
         inner = range(1, len(points) - 1)
         i = min(

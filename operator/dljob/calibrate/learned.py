@@ -1,4 +1,4 @@
-"""What measurements taught of one (model, device): points, not formulas."""
+"""Measured constants of one model on one device."""
 
 from dataclasses import dataclass, field
 
@@ -13,18 +13,18 @@ class LearnedPoint:
     compute_s: float
     """Mean time of forward, backward and update, on one device alone."""
     observations: int = 1
-    """Steps behind the figure."""
+    """Number of measured steps."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job ran: on devices of one kind, as many on each node; and what summed its gradients."""
+    """The placement of a run on devices of one kind, with equally many on each node, and its collective."""
 
     nodes: int
     node_devices: int
     collective: str = "Ring"
     sharded: bool = False
-    """Ranks shared out the update (strategy Optimizer)."""
+    """True for a sharded optimizer (strategy Optimizer)."""
 
     @property
     def devices(self) -> int:
@@ -33,7 +33,7 @@ class Place:
 
 @dataclass(frozen=True)
 class StepPoint:
-    """Seconds of a step of ``batch`` samples on the busiest device, data at hand; the mean of so many runs."""
+    """Mean step seconds of ``observations`` runs with ``batch`` samples on the busiest device, without input time."""
 
     place: Place
     batch: int
@@ -50,12 +50,12 @@ class Learned:
     link_bandwidth_Bps: float | None = None
     contention: Contention = field(default_factory=Contention)
     compute_spread: float | None = None
-    """Standard deviation of log(measured / predicted) computing time; None: nothing on several devices was measured."""
+    """Standard deviation of log(measured / predicted) computing time; None without multi-device measurements."""
     link_spread: float | None = None
-    """The same of communication."""
+    """The same for communication time."""
     steps: tuple[StepPoint, ...] = ()
-    """Of several devices."""
+    """Multi-device steps."""
     noise: NoiseOf | None = None
-    """The gradient's, whatever the device."""
+    """Gradient noise scale, which does not depend on the device."""
     fetch_s: float | None = None
-    """Making a sample and its part of a batch, by whoever did."""
+    """Seconds to prepare one sample and its part of a batch, in a rank or a worker."""

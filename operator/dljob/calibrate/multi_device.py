@@ -1,4 +1,4 @@
-"""Runs on several devices become the constants of their profile: what they teach, bounded, whatever they report."""
+"""Calibration from runs on several devices: bounded updates of the profile's multi-device constants."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,21 +15,21 @@ from dljob.perf.step.step import P90
 
 MAX_PLACES = 64
 MAX_RUNS = 20
-"""Runs that a point remembers at most: later ones always weigh something."""
+"""Maximum number of runs that a point counts, so that later ones keep some weight."""
 _ALONE = 1e6
-"""Computing or communication so many times longer than the other is all there is to a step."""
+"""Ratio of computing to communication, or the inverse, at which the other one is negligible."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What steps on several devices taught."""
+    """Constants fitted to multi-device steps."""
 
     constants: Constants
     reference_s: float
     compute_deviation: float
-    """Standard deviation of log(measured / predicted) where computing is all there is to a step ..."""
+    """Standard deviation of log(measured / predicted) for a step that only computes ..."""
     communication_deviation: float
-    """... and where communication is."""
+    """... and for a step that only communicates."""
 
     @property
     def contention(self) -> Contention:
@@ -37,10 +37,11 @@ class Scaling:
 
 
 def remembered(points: Sequence[StepPoint], new: StepPoint, one_s: Callable[[int], float]) -> tuple[StepPoint, ...]:
-    """The points after a run more; equal places and batches are averaged in the logarithm, the least seen ones go.
+    """Return the points after one more run.
 
-    A time that is none, or less than a hundredth or more than a hundred times what one device needs and what the same
-    place needed before, changes nothing.
+    Equal placements and batches are averaged in the logarithm. Beyond ``MAX_PLACES``, the least observed points are
+    dropped. A time changes nothing if it is invalid, or off by more than a factor 100 from the earlier time of the same
+    placement (or from the one-device time, if there is none).
     """
     known = {(p.place, p.batch): p for p in points}
     old = known.get((new.place, new.batch))
@@ -59,7 +60,7 @@ def remembered(points: Sequence[StepPoint], new: StepPoint, one_s: Callable[[int
 
 
 def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], reference_s: float) -> Scaling | None:
-    """The constants; None of no points. ``one_s``: seconds of a batch on one device alone."""
+    """Return the fitted constants, or None without points. ``one_s``: seconds of a batch on one device alone."""
     if not points:
         return None
     posterior = fit(reference_s, _runs(points, one_s), np.array([p.step_s for p in points]))
@@ -75,10 +76,10 @@ def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], re
 def next_place(
     points: Sequence[StepPoint], one_s: Callable[[int], float], reference_s: float
 ) -> tuple[Place, int] | None:
-    """Where to measure next, and with which batch on each device, after these; None of none or of enough.
+    """Return the next placement to measure and its batch per device, or None without points or with enough of them.
 
-    Of places with powers of two of nodes, up to twice those seen, and of devices on each, up to those seen, at the
-    batches seen. Three batches are enough to choose from.
+    Candidates have powers of two of nodes, up to twice the measured number, and of devices per node, up to the measured
+    number, with at most three of the measured batches.
     """
     if not points or len(points) >= MAX_PROBES:
         return None
@@ -105,6 +106,6 @@ def _runs(points: Sequence[StepPoint], one_s: Callable[[int], float]) -> Runs:
 
 
 def _deviation(posterior: Posterior, runs: Runs) -> float:
-    """Of the logarithm: nine of ten lie below the upper end of the interval of 80 %."""
+    """Return the standard deviation of the logarithm; the p90 is the upper end of the 80 % interval."""
     found = posterior.predict(runs, 0.8)
     return float(np.log(found.high_s / found.median_s)[0] / P90)

@@ -1,6 +1,6 @@
-"""What is believed of steps on many devices before any is measured, and how runs resemble each other.
+"""Prior of the multi-device constants, and the covariance of runs.
 
-Variances are of logarithms of seconds.
+Variances are those of logarithms of seconds.
 """
 
 from dataclasses import dataclass
@@ -37,25 +37,26 @@ DEVIATION = Constants(
 
 @dataclass(frozen=True)
 class Prior:
-    """What is believed before any measurement; fixed on three workloads of one cluster (design note 0006)."""
+    """Prior distribution before any measurement; chosen on three workloads of one cluster (design note 0006)."""
 
     mean: Constants = MEAN
     deviation: Constants = DEVIATION
     session: float = 0.32
-    """Standard deviation of the logarithm of communication's factor for a number of nodes."""
+    """Standard deviation of the logarithm of the communication factor shared by runs on the same number of nodes."""
     network: float = 0.08
-    """The same of communication's smooth factor over the placement ..."""
+    """Standard deviation of the logarithm of the smooth communication factor over placements ..."""
     network_reach: float = 0.75
-    """... and the distance, in logarithms of nodes, devices and busiest node, at which it fades."""
+    """... and its length scale in logarithms of nodes, devices, and devices on the busiest node."""
     batch: float = 0.035
-    """Standard deviation of the logarithm of computing's factor for a batch."""
+    """Standard deviation of the logarithm of the computing factor of a batch."""
     smooth: float = 0.035
-    """The same of the smooth factor on whole steps ..."""
+    """Standard deviation of the logarithm of the smooth factor on whole steps ..."""
     smooth_reach: float = 0.45
+    """... and its length scale."""
     noise: float = 0.035
-    """Standard deviation of repeats of a step that only computes ..."""
+    """Standard deviation of repeated measurements of a step that only computes ..."""
     network_noise: float = 0.035
-    """... and of communication."""
+    """... and of the additional noise of communication."""
     tail: float = 4.0
     """Degrees of freedom of the noise's Student distribution."""
 
@@ -79,7 +80,7 @@ def prior_covariance(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -
 
 
 def effects_of(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -> Floats:
-    """Covariance of the effects of runs ``a`` (rows) and ``b`` (columns)."""
+    """Return the covariance of the effects of runs ``a`` (rows) and ``b`` (columns)."""
     session = (a.nodes[:, None] == b.nodes) * prior.session**2
     network = prior.network**2 * _near(
         [np.log(f) for f in (a.nodes, a.busiest, a.devices)],
@@ -97,6 +98,6 @@ def effects_of(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -> Floa
 
 
 def _near(a: list[Floats], b: list[Floats], reach: float) -> Floats:
-    """exp(-distance^2 / 2 reach^2) of every pair."""
+    """Return exp(-distance^2 / (2 reach^2)) of every pair."""
     square = sum(((x[:, None] - y) ** 2 for x, y in zip(a, b, strict=True)), np.zeros((len(a[0]), len(b[0]))))
     return np.asarray(np.exp(-square / (2 * reach**2)))

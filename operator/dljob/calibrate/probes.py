@@ -1,4 +1,4 @@
-"""Which run to measure next: the one after which the runs to be predicted are known best."""
+"""Choice of the next run to measure: the one that reduces the uncertainty of the predictions most."""
 
 from collections.abc import Collection
 
@@ -8,25 +8,25 @@ from dljob.calibrate.scaling import Posterior
 from dljob.perf.fit.scaling import Floats, Runs
 
 MAX_PROBES = 5
-"""Measured on several devices before the first plan."""
+"""Maximum number of multi-device measurements to suggest."""
 
 
 def next_probe(posterior: Posterior, runs: Runs, measured: Collection[int] = ()) -> int | None:
-    """Index of the run to measure, of ``runs``, all of which are to be predicted; None when there is none left.
+    """Return the index of the run of ``runs`` to measure next, or None if none or enough are measured.
 
-    It takes off most of the sum of the variances of all logarithms of step times (A-optimal; Chaloner, Verdinelli
-    1995): measuring run j takes off cov(i, j)^2 / (var(j) + noise(j)) of run i's. Ask again after each measurement:
-    the constants move, and with them what is worth knowing.
+    The chosen run reduces the summed variance of the logarithms of all step times most (A-optimal design; Chaloner,
+    Verdinelli 1995): measuring run j reduces the variance of run i by cov(i, j)^2 / (var(j) + noise(j)). Call it again
+    after each measurement, because the fitted constants change the covariance.
     """
     left = [i for i in range(len(runs)) if i not in measured]
     if not left or len(measured) >= MAX_PROBES:
         return None
-    told = information(posterior, runs)
-    return max(left, key=lambda i: float(told[i]))
+    reduction = information(posterior, runs)
+    return max(left, key=lambda i: float(reduction[i]))
 
 
 def information(posterior: Posterior, runs: Runs) -> Floats:
-    """Of the summed variance of the logarithms of all ``runs``' steps, the part that measuring each takes off."""
+    """Return for each run the fraction by which measuring it reduces the summed variance of all log step times."""
     covariance, noise = posterior.covariance(runs)
     gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + noise)
     return np.asarray(gain / max(float(np.trace(covariance)), 1e-300))

@@ -1,10 +1,10 @@
-"""The constants of a step on many devices, from few measured steps or many: prior, robust fit, posterior, intervals.
+"""Bayesian fit of the multi-device constants to few or many measured steps: prior, robust fit, posterior, intervals.
 
-In logarithms: measured = model(constants) + effects + noise. Constants have normal priors. Effects are what no formula
-tells: a factor on communication that runs with equally many nodes share (a session, a switch) beside a smooth one over
-the placement, a factor on computing per batch (the one-device curve is measured as well), and a small smooth one on
-the whole; all are Gaussian processes (Rasmussen, Williams 2006), so that they fade between what was measured. Noise has
-heavy tails.
+In logarithms: measured = model(constants) + effects + noise. Constants have normal priors. Effects cover what the
+formulas do not model: a factor on communication shared by runs on equally many nodes (a session, a switch), a smooth
+factor on communication over the placement, a factor on computing per batch (the one-device curve is measured, too), and
+a small smooth factor on the whole step. All effects are Gaussian processes (Rasmussen, Williams 2006), so they fade
+with the distance from measurements. The noise has heavy tails.
 """
 
 from dataclasses import dataclass, field
@@ -19,21 +19,21 @@ from dljob.calibrate.prior import Prior, effects_of, noise_variance, of_constant
 from dljob.perf.fit.scaling import Constants, Floats, Runs, Steps, steps
 
 MIN_MEASUREMENTS = 5
-"""With so many measurements or fewer none can be told to be an outlier."""
+"""Up to this number of measurements, outliers cannot be detected."""
 MAX_MEASUREMENTS = 256
-"""Used in a fit, whose cost grows with their cube; of more, evenly spaced ones."""
+"""Maximum number of measurements in a fit, whose cost grows with their cube; evenly spaced ones are taken of more."""
 HESITANT = 20
-"""Measurements (beyond ``MIN_MEASUREMENTS``) until their scatter counts as much as the prior's for the width of
-intervals."""
+"""Number of measurements (beyond ``MIN_MEASUREMENTS``) at which their scatter counts as much as the prior's for the
+width of intervals."""
 WIDEST = 3.0
-"""By so much at most measurements widen an interval."""
+"""Maximum factor by which measurements widen an interval."""
 _ROUNDS = 20
 _SHORTEST_MOVE = 1e-3
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """Seconds of a step: the median, and the ends of the interval."""
+    """Predicted seconds of a step: the median and the ends of the interval."""
 
     median_s: Floats
     low_s: Floats
@@ -42,7 +42,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Posterior:
-    """What is believed after the measurements ``given``."""
+    """Posterior distribution after the measurements ``given``."""
 
     prior: Prior
     constants: Constants
@@ -51,18 +51,18 @@ class Posterior:
     residual: Floats
     """log(measured) - log(model(constants)) of ``given``."""
     left_out: Floats
-    """Of each measurement, by how many standard deviations it lies off what the others say, in absolute value."""
+    """Absolute leave-one-out residual of each measurement, in standard deviations."""
     _inverse: Floats = field(repr=False)
-    """Of the measurements' covariance: constants, effects and noise."""
+    """Inverse covariance of the measurements: constants, effects and noise."""
     _weights: Floats = field(repr=False)
-    """Inverse covariance of effects and noise times ``residual``."""
+    """Inverse covariance of effects and noise, times ``residual``."""
 
     @cached_property
     def _there(self) -> Steps:
         return steps(self.constants, self.given, self.reference_s)
 
     def predict(self, runs: Runs, level: float = 0.9) -> Predicted:
-        """Medians of ``runs`` and central intervals that hold a new measurement with probability ``level``."""
+        """Return medians of ``runs`` and intervals that contain a new measurement with probability ``level``."""
         here = steps(self.constants, runs, self.reference_s)
         log_s, variance = here.log_s, prior_variance(self.prior, here)
         if len(self.given):
@@ -76,7 +76,7 @@ class Posterior:
         return Predicted(np.exp(log_s), np.exp(log_s - half), np.exp(log_s + half))
 
     def covariance(self, runs: Runs) -> tuple[Floats, Floats]:
-        """Of the logarithms of the steps of ``runs`` (runs, runs), and the variance of noise of measuring each."""
+        """Return the covariance of the log step times of ``runs``, (runs, runs), and each one's noise variance."""
         here = steps(self.constants, runs, self.reference_s)
         covariance = prior_covariance(self.prior, runs, here, runs, here)
         if len(self.given):
@@ -86,28 +86,28 @@ class Posterior:
         return covariance, noise_variance(self.prior, here)
 
     def widening(self, level: float) -> float:
-        """By how much intervals are wider than a normal distribution's.
+        """Return the factor by which intervals are wider than those of a normal distribution.
 
-        The quantile of leave-one-out residuals (conformal prediction; Vovk, Gammerman, Shafer 2005) over the normal
-        one, drawn to 1 as ``HESITANT`` measurements would.
+        It is the quantile of the leave-one-out residuals (conformal prediction; Vovk, Gammerman, Shafer 2005) divided
+        by the normal quantile, shrunk towards 1 with the weight of ``HESITANT`` measurements.
         """
-        told = max(0, len(self.left_out) - MIN_MEASUREMENTS)
-        if told == 0:
+        counted = max(0, len(self.left_out) - MIN_MEASUREMENTS)
+        if counted == 0:
             return 1.0
         ordered = np.sort(self.left_out)
         found = ordered[min(len(ordered), ceil((len(ordered) + 1) * level)) - 1]
         ratio = min(float(found) / NormalDist().inv_cdf(0.5 + level / 2), WIDEST)
-        return 1.0 + told / (told + HESITANT) * (ratio - 1.0)
+        return 1.0 + counted / (counted + HESITANT) * (ratio - 1.0)
 
 
 def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior()) -> Posterior:  # noqa: B008 - frozen
-    """The posterior after steps of ``given`` took ``step_s`` (seconds each); of no measurements: the prior.
+    """Return the posterior after the runs ``given`` took ``step_s`` seconds per step; without runs, the prior.
 
-    ``reference_s``: a typical one-device time of the workload, the same in every fit. What cannot be a measurement
-    (not finite, not positive, ``ABSURD`` times off what the prior says) counts for nothing.
+    ``reference_s``: a typical one-device time of the workload, the same in every fit. Measurements that are not finite,
+    not positive, or off the prior's prediction by more than a factor ``ABSURD`` are ignored.
 
-    Maximum a posteriori by damped Gauss-Newton steps; the noise's Student distribution by iteratively reweighted
-    variances (Lange, Little, Taylor 1989); the posterior is normal around the maximum (Laplace).
+    The maximum a posteriori is found by damped Gauss-Newton steps. The noise's Student distribution is fitted by
+    iteratively reweighted variances (Lange, Little, Taylor 1989). The posterior is normal around the maximum (Laplace).
     """
     given, log_s = _plausible(given, step_s, steps(prior.mean, given, reference_s))
     mean, spread = prior.mean.vector(), prior.deviation.vector() ** 2
@@ -130,8 +130,8 @@ def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior())
     effects = effects_of(prior, given, here, given, here) + np.diag(noise_variance(prior, here) / trust)
     whole: Floats = np.asarray(np.linalg.inv(effects + of_constants(prior, here, here)), dtype=np.float64)
     residual = log_s - here.log_s
-    # What each measurement lies off the prediction from all others, over the deviation of that; the noise of a
-    # measurement that is not trusted counts as any other's there, or outliers would not widen intervals.
+    # Leave-one-out residuals over their standard deviations. The noise of a distrusted measurement counts like any
+    # other's here, because otherwise outliers would not widen intervals.
     precision = np.diag(whole)
     usual = 1 / precision - noise_variance(prior, here) * (1 / trust - 1)
     left_out = np.abs(whole @ (residual + here.jacobian @ (vector - mean)) / precision)
@@ -143,7 +143,7 @@ def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior())
 def _damped(
     vector: Floats, move: Floats, given: Runs, log_s: Floats, reference_s: float, prior: Prior, inverse: Floats
 ) -> float:
-    """The largest of 1, 1/2, 1/4 ... of the move that does not make the fit worse."""
+    """Return the largest of 1, 1/2, 1/4, ... by which the move can be scaled without making the fit worse."""
 
     def misfit(tried: Floats) -> float:
         residual = log_s - steps(Constants(*tried), given, reference_s).log_s
@@ -157,7 +157,7 @@ def _damped(
 
 
 def _plausible(given: Runs, step_s: Floats, expected: Steps) -> tuple[Runs, Floats]:
-    """The measurements that can be any, and their logarithms."""
+    """Return the plausible measurements and the logarithms of their seconds."""
     with np.errstate(divide="ignore", invalid="ignore"):
         log_s = np.log(np.asarray(step_s, dtype=float))
     possible = np.isfinite(log_s)

@@ -1,4 +1,4 @@
-"""The cluster as the planner sees it: nodes with free devices, and the catalogue of known devices."""
+"""The planner's view of the cluster: nodes with free devices, and the catalogue of known devices."""
 
 from dljob.cluster.view import ClusterView, Node, cluster_view, quantity
 

@@ -1,6 +1,6 @@
-"""The device catalogue: what data sheets and price lists say of a device, when nothing was measured on it.
+"""The device catalogue: figures from data sheets and price lists, used until a device was measured.
 
-A row per device, in ``devices.json``; units are in the columns' names, the source is in each row.
+``devices.json`` has a row per device. Column names contain the units, and each row names its source.
 """
 
 import json
@@ -23,40 +23,40 @@ class Device:
     fp32_FLOPs: float
     """Peak single-precision operations per second."""
     conv_FLOPs: float
-    """The same for convolutions: PyTorch lets cuDNN use TF32 there by default."""
+    """Peak operations per second of convolutions, for which PyTorch lets cuDNN use TF32 by default."""
     memory_nbytes: int | None
-    """The device's own memory; None: main memory, which the node bounds."""
+    """The device's own memory; None for main memory, which the node bounds."""
     memory_bandwidth_Bps: float
     peer_bandwidth_Bps: float
-    """To another device of the same node, one direction."""
+    """Bandwidth to another device of the same node, one direction."""
     host_bandwidth_Bps: float
-    """From main memory, one direction."""
+    """Bandwidth from main memory, one direction."""
     peak_power_W: float
     idle_power_W: float
     usd_per_h: float
     source: str
     assumed: bool = False
-    """The catalogue does not know the device; these figures are another's."""
+    """True if the device is not in the catalogue and the figures are those of another device."""
 
 
 VENDORS = ("nvidia", "amd", "geforce", "tesla", "quadro", "instinct", "rtx")
-"""Words before a product's name that do not tell devices apart."""
+"""Prefixes of product names that do not distinguish devices."""
 
 
 GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
-"""What a vendor's device plugin advertises on nodes: what pods ask for, and by custom the key of a taint on them."""
+"""Extended resource of each vendor's device plugin. Pods request it, and it is customarily the key of a node taint."""
 
 
 AMD = re.compile(r"\b(amd|instinct|radeon|mi\d{2,3}[a-z]?)\b")
 
 
 def vendor(label: str) -> str:
-    """Whose device a GPU's product name means; NVIDIA's own names often leave it out."""
+    """Return the vendor of a GPU's product name; the default is nvidia, as NVIDIA's names often omit it."""
     return "amd" if AMD.search(re.sub(r"[-_ ]+", " ", label.lower())) else "nvidia"
 
 
 def canonical(label: str) -> str:
-    """A product name without vendor and punctuation: ``NVIDIA-A100-SXM4-40GB`` and ``A100 SXM4 40`` are one."""
+    """Return a product name without vendor and punctuation: ``NVIDIA-A100-SXM4-40GB`` equals ``A100 SXM4 40``."""
     text = re.sub(rf"^({'|'.join(VENDORS)}|[-_ ])+", "", label.lower())
     text = re.sub(r"-?shared$", "", text)  # the label that the NVIDIA device plugin gives time-sliced GPUs
     return re.sub(r"[^a-z0-9]", "", text).removesuffix("gb")
@@ -76,17 +76,17 @@ def _catalogue() -> dict[str, Device]:
 
 
 def gpu(label: str) -> Device | None:
-    """The GPU of that product name or label, or None when the catalogue does not know it."""
+    """Return the GPU of that product name or label, or None if it is not in the catalogue."""
     return _catalogue().get(canonical(label))
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Names in the catalogue, sorted."""
+    """Return the names in the catalogue, sorted."""
     return tuple(sorted({device.name for device in _catalogue().values()}))
 
 
 def gpu_or_assumed(label: str) -> Device:
-    """The GPU of that name; for an unknown one the figures of a T4, the slowest that is still common, marked so."""
+    """Return the GPU of that name; an unknown one gets the figures of a T4, the slowest common GPU, as ``assumed``."""
     known = gpu(label) or _slice(label)
     if known is not None:
         return known
@@ -102,12 +102,13 @@ def gpu_or_assumed(label: str) -> Device:
 
 
 MIG = re.compile(r"(.*)-MIG-(\d)g\.(\d+)gb", re.IGNORECASE)
-"""Label of a part of a GPU: of its parts of arithmetic and power so many, with so much memory."""
+"""Label of a GPU instance (MIG): its product, its number of compute slices and its memory in GiB."""
 
 
 def _slice(label: str) -> Device | None:
-    """A part of a GPU that the catalogue knows, in proportion; an A30 has four parts of arithmetic, others have seven
-    (NVIDIA's MIG user guide).
+    """Return a MIG instance of a GPU in the catalogue, with proportional figures, or None.
+
+    An A30 has four compute slices, other GPUs have seven (NVIDIA's MIG user guide).
     """
     if (found := MIG.match(label)) is None or (whole := gpu(found[1])) is None:
         return None
@@ -130,7 +131,7 @@ def _slice(label: str) -> Device | None:
 
 
 def cpu(label: str, cores: float) -> Device:
-    """``cores`` CPUs (a fraction: a quota) as a device; every label that is no GPU's is a CPU class.
+    """Return ``cores`` CPUs as a device; a fraction is a quota. Every label of no GPU is a CPU class.
 
     Per core: AVX2 at 3 GHz does 2 units x 8 lanes x 2 (multiply, add) x 3e9 = 96 GFLOP/s; 12 GB/s of a socket's
     200 GB/s over 16 cores; 8 W of a 280 W socket's 32 cores, 2 W of it idle.

@@ -1,7 +1,7 @@
-"""ClusterView: what the cluster has and what of it is free, as a frozen snapshot.
+"""ClusterView: an immutable snapshot of the cluster's nodes and their free resources.
 
-``kube`` makes it from nodes and pods; ``cluster_view`` from a mapping as ``dljob plan --cluster FILE`` and the service
-read it; the planner reads it.
+``kube`` creates it from nodes and pods. ``cluster_view`` creates it from a mapping, as read by ``dljob plan --cluster
+FILE`` and by the service.
 """
 
 import re
@@ -24,14 +24,14 @@ class Node:
     devices: int = 1
     """Devices of that type on the node."""
     free_devices: int = 1
-    """Of them, not promised to pods."""
+    """Devices that are not allocated to pods."""
     cpu: float = 1.0
     """Allocatable CPUs."""
     free_cpu: float = 1.0
-    """Of them, not requested by pods."""
+    """CPUs that are not requested by pods."""
     free_memory_nbytes: int = 2**33
     link_bandwidth_Bps: float | None = None
-    """Network bandwidth, from annotation ``dljob.dev/network-bandwidth`` (bytes/s), else None."""
+    """Network bandwidth from annotation ``dljob.dev/network-bandwidth`` in bytes/s; None without it."""
     is_gpu: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[tuple[str, str, str], ...] = ()
@@ -55,9 +55,9 @@ _SCALE |= {f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE",
 
 
 def quantity(value: object) -> Decimal:
-    """Value of a Kubernetes quantity such as ``500m`` or ``4Gi``, or of a plain number. ValueError when it is none.
+    """Return the value of a Kubernetes quantity such as ``500m`` or ``4Gi``, or of a number; else raise ValueError.
 
-    Here and not the Kubernetes client's own, which the core must not import.
+    This replaces the Kubernetes client's function, because the core must not import that client.
     """
     match = _QUANTITY.fullmatch(str(value))
     if match is None or isinstance(value, bool):
@@ -70,7 +70,7 @@ MAX_NODES = 100_000
 
 
 def cluster_view(document: object) -> ClusterView:
-    """A cluster from a mapping, as read from YAML::
+    """Return a cluster from a mapping, as read from YAML::
 
         nodes:
         - {name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, cpu: 64, memory: 512Gi, bandwidth: 12.5G}
@@ -78,8 +78,8 @@ def cluster_view(document: object) -> ClusterView:
 
     ``name`` (default node<i>; with ``count``, name-0, name-1, …), ``device`` (default cpu), ``devices`` and how many of
     them are ``free`` (default 1 and all), ``cpu`` (default 1), ``memory`` (default 8Gi), ``bandwidth`` of the network
-    in bytes/s, ``labels``, ``taints`` as in a node's spec. What is in no catalogue and does not say ``gpu: true`` is a
-    class of CPU nodes. Raises ValueError that names the entry, what was found and what was expected.
+    in bytes/s, ``labels``, ``taints`` as in a node's spec. A device that is not in the catalogue is a class of CPU
+    nodes, unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
@@ -92,9 +92,9 @@ def cluster_view(document: object) -> ClusterView:
         except ValueError as error:
             raise ValueError(f"cluster: nodes[{i}]{error}") from None
         if len(nodes) > MAX_NODES:
-            raise ValueError(f"cluster: found more than {MAX_NODES} nodes, expected fewer")
+            raise ValueError(f"cluster: found more than {MAX_NODES} nodes, expected at most {MAX_NODES}")
     if twice := [name for name, n in Counter(node.name for node in nodes).items() if n > 1]:
-        raise ValueError(f"cluster: found two nodes called {twice[0]!r}, expected different names")
+        raise ValueError(f"cluster: found two nodes named {twice[0]!r}, expected unique names")
     return ClusterView(tuple(nodes))
 
 
@@ -143,7 +143,7 @@ def _whole(entry: Mapping[Any, Any], name: str, default: int, least: int, most: 
 
 
 def _amount(entry: Mapping[Any, Any], name: str, default: str | None) -> Decimal | None:
-    """A positive quantity; None when there is none and no default."""
+    """Return a positive quantity, or None if there is neither a value nor a default."""
     value = entry.get(name, default)
     if value is None:
         return None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.calibrate.noise import LEAST_STEPS, MAX_RUNS, NoiseOf, after, known
+from dljob.calibrate.noise import MIN_STEPS, MAX_RUNS, NoiseOf, after, known
 from dljob.perf.fit.statistical import efficiency, step_progress, steps
 
 batches, noises = st.integers(1, 10**6), st.floats(1e-3, 1e12)
@@ -68,7 +68,7 @@ def test_a_bad_measurement_teaches_nothing(samples: float) -> None:
 
 
 def test_few_steps_teach_nothing_and_other_data_starts_afresh() -> None:
-    assert after(None, NoiseOf("digits", 10.0, LEAST_STEPS - 1)) is None
+    assert after(None, NoiseOf("digits", 10.0, MIN_STEPS - 1)) is None
     other = NoiseOf("iris", 10.0, 400)
     assert after(RUN, other) == other
     assert after(None, NoiseOf("digits", 0.0, 400)) is not None, "no noise at all can be measured"

@@ -57,9 +57,9 @@ def test_without_a_noise_scale_the_batch_stays_and_the_plan_says_so() -> None:
 @example(noise=1e9, high=8192)
 @example(noise=1e-3, high=8192)
 @example(noise=98.0, high=772)
-def test_the_choice_is_within_the_range_and_worth_it(noise: float, most: int) -> None:
-    found = chosen(noise, replace(OPEN, batches=replace(WIDE, high=most)))
-    assert 512 <= found.chosen <= most
+def test_the_choice_is_within_the_range_and_worth_it(noise: float, high: int) -> None:
+    found = chosen(noise, replace(OPEN, batches=replace(WIDE, high=high)))
+    assert 512 <= found.chosen <= high
     times = {o.batch: o.prediction.total_s for o in found.options if o.prediction is not None}
     assert times[found.chosen] <= min(times.values()) * (1 + MIN_GAIN)
     if found.chosen != 512:
