@@ -1,8 +1,8 @@
-"""Your own training script with dltrain: the five lines marked below. Runs three ways:
+"""Your own training script with dltrain: five lines, marked below. It runs in three ways:
 
 python examples/scripts/train_five_lines.py
 mpirun -n 2 python examples/scripts/train_five_lines.py
-in a DLJob: spec.trainer.command: [python, train_five_lines.py], and there the manifest decides batch and epochs
+in a DLJob with spec.trainer.command: [python, train_five_lines.py]; the manifest then sets batch and epochs
 """
 
 import torch

@@ -1,9 +1,10 @@
-"""float16 on devices without bfloat16 (P100, V100, T4), with torch's GradScaler, an average of the weights and a
-scheduler: the loop is torch's own, and all of them go on where they were after a relaunch. Runs three ways:
+"""Train in float16 on devices without bfloat16 (P100, V100, T4), with torch's GradScaler and an average of the weights.
+
+The loop is plain PyTorch. After a restart, scaler and average continue where they were. It runs in three ways:
 
 python examples/scripts/train_float16.py
 mpirun -n 2 python examples/scripts/train_float16.py
-in a DLJob: spec.trainer.command: [python, train_float16.py], and there the manifest decides batch and epochs
+in a DLJob with spec.trainer.command: [python, train_float16.py]; the manifest then sets batch and epochs
 """
 
 import torch
@@ -21,7 +22,7 @@ opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model, opt = t.wrap(model, opt)
 loader = t.loader(digits)
 
-scaler = torch.amp.GradScaler(device)  # known once it scales: its scale is kept in checkpoints by itself
+scaler = torch.amp.GradScaler(device)  # checkpoints include its scale automatically
 ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.95))
 t.keep(ema=ema)
 
@@ -33,9 +34,9 @@ for x, y in t.steps(loader):
     scaler.scale(loss).backward()
     scaler.unscale_(opt)
     t.clip_gradients(1.0)
-    scaler.step(opt)  # left out on all ranks where a gradient is not finite on any; the step counts as done
+    scaler.step(opt)  # no rank updates if a gradient is not finite on any rank; the step still counts
     scaler.update()
-    ema.update_parameters(model)  # after the step
+    ema.update_parameters(model)  # after the optimizer's step
 
 x, y = (part.to(t.device) for part in digits.test(torch.arange(digits.test_samples).numpy()))
 with torch.no_grad():

@@ -1,7 +1,7 @@
-"""An unmodified torchrun-style script: it knows nothing of dltrain and takes its ranks from the environment.
+"""An unmodified torchrun script: it does not import dltrain, and reads its rank from the environment.
 
 torchrun --nproc-per-node 2 examples/scripts/train_torchrun.py
-in a DLJob: spec.trainer.framework: Torchrun, spec.trainer.command: [python, train_torchrun.py]
+in a DLJob with spec.trainer.framework: Torchrun and spec.trainer.command: [python, train_torchrun.py]
 """
 
 import os
