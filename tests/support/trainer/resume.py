@@ -23,5 +23,5 @@ def stopped_and_resumed(plan: Plan, folder: Path, *, evaluations: int, steps: in
         stopped = max(mark.mark.step for mark in listener.of(rank_messages.Checkpointed))
         again = run_ranks(ranks, "-m", "dltrain.builtin.rank", **environment)
         listener.wait_for(rank_messages.Finished, ranks)
-    assert f"goes on from step {stopped}" in again.output and 0 < stopped < steps
+    assert f"resumed from step {stopped}" in again.output and 0 < stopped < steps
     return listener

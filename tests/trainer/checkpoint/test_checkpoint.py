@@ -1,4 +1,4 @@
-"""Checkpoints: all or nothing, verified, with a fall-back, and never another model's."""
+"""Tests of checkpoints: atomic, verified, with a fallback, and never of another model."""
 
 import hashlib
 import json
@@ -34,21 +34,21 @@ def newest(checkpoints: Checkpoints) -> Snapshot:
     return decode(loaded[1])
 
 
-def test_a_run_that_was_taken_over_commits_nothing(tmp_path: Path) -> None:
+def test_superseded_run_writes_no_checkpoint(tmp_path: Path) -> None:
     def opened(term: int) -> Checkpoints:
         return Checkpoints(tmp_path / "job", "x", keep=3, term=term)
 
     before = opened(1)
     before.save(snapshot(1))
     opened(2).save(snapshot(5))
-    with pytest.raises(FencedError, match=r"found term 2 in .*, this run has 1"):
+    with pytest.raises(FencedError, match=r"found term 2 in .*, expected 1"):
         before.save(snapshot(9))
     with pytest.raises(FencedError):
         opened(1)
     assert before.steps() == [1, 5] and newest(opened(2)).step == 5
 
 
-def test_a_damaged_term_is_claimed_anew(tmp_path: Path) -> None:
+def test_damaged_term_file_is_rewritten(tmp_path: Path) -> None:
     opened = Checkpoints(tmp_path, "x", keep=3, term=4)
     for damage in (b"q", b"", b"\xff"):
         (tmp_path / TERM).write_bytes(damage)
@@ -56,7 +56,7 @@ def test_a_damaged_term_is_claimed_anew(tmp_path: Path) -> None:
         assert term_in(tmp_path) == 4
 
 
-def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:
+def test_save_and_load_round_trip(checkpoints: Checkpoints) -> None:
     assert checkpoints.load() is None
     path, nbytes = checkpoints.save(snapshot(7, 0.25))
     assert path.name == "step-0000000007" and nbytes == sum(file.stat().st_size for file in path.iterdir())
@@ -65,7 +65,7 @@ def test_what_is_saved_comes_back(checkpoints: Checkpoints) -> None:
     assert back.model["w"].tolist() == [0.25] * 3 and back.optimizer["0.momentum_buffer"].tolist() == [1.0] * 3
 
 
-def test_tensors_of_any_kind_are_what_the_format_says(tmp_path: Path) -> None:
+def test_written_tensors_match_the_safetensors_library(tmp_path: Path) -> None:
     tensors = {
         str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in tensor_file.NAMES if not dtype.is_complex
     }
@@ -82,8 +82,8 @@ def test_tensors_of_any_kind_are_what_the_format_says(tmp_path: Path) -> None:
         tensor_file.write(tmp_path / "t", {"a": torch.zeros(1, dtype=torch.complex128)})
 
 
-def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
-    """Also while one is being written, and when the next is captured in the same memory."""
+def test_snapshot_does_not_change_with_later_training(tmp_path: Path) -> None:
+    """This also holds while a snapshot is written, and when the next one is captured in the same memory."""
     model, staging = nn.Linear(2, 2), Staging()
     first = capture(1, model.state_dict(), {"state": {}, "param_groups": []}, {}, staging)
     before = first.model["weight"].clone()
@@ -95,12 +95,12 @@ def test_a_snapshot_is_of_its_moment(tmp_path: Path) -> None:
     assert second.model["weight"].data_ptr() == first.model["weight"].data_ptr()
 
 
-def test_no_file_is_a_pickle(checkpoints: Checkpoints) -> None:
+def test_checkpoint_contains_no_pickle(checkpoints: Checkpoints) -> None:
     path, _ = checkpoints.save(snapshot(1))
     assert {file.suffix for file in path.iterdir()} == {".json", ".safetensors"}
 
 
-def test_the_newest_are_kept(checkpoints: Checkpoints) -> None:
+def test_only_newest_checkpoints_remain(checkpoints: Checkpoints) -> None:
     for step in range(1, 6):
         checkpoints.save(snapshot(step))
     assert checkpoints.steps() == [3, 4, 5]
@@ -109,7 +109,7 @@ def test_the_newest_are_kept(checkpoints: Checkpoints) -> None:
 @pytest.mark.parametrize(
     "damage", ["flip a bit", "cut short", "remove a file", "remove the manifest", "break the manifest"]
 )
-def test_a_corrupt_one_falls_back_to_the_one_before(
+def test_corrupt_checkpoint_falls_back_to_the_previous_one(
     checkpoints: Checkpoints, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints.save(snapshot(1, 0.5))
@@ -128,13 +128,13 @@ def test_a_corrupt_one_falls_back_to_the_one_before(
         case "break the manifest":
             (path / MANIFEST).write_text('{"format": 1')
     assert newest(checkpoints).step == 1
-    assert f"dltrain: {path} is damaged and passed over: " in capsys.readouterr().err
+    assert f"dltrain: skipped the damaged checkpoint {path}: " in capsys.readouterr().err
     checkpoints.save(snapshot(2, 0.75))
     assert newest(checkpoints).model["w"].tolist() == [0.75] * 3
     assert checkpoints.steps() == [1, 2]
 
 
-def test_a_flipped_bit_anywhere_in_the_manifest_is_damage_and_not_another_model(checkpoints: Checkpoints) -> None:
+def test_flipped_bit_in_manifest_is_detected_as_damage(checkpoints: Checkpoints) -> None:
     checkpoints.save(snapshot(1, 0.5))
     path, _ = checkpoints.save(snapshot(2))
     content = (path / MANIFEST).read_bytes()
@@ -145,7 +145,7 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_damage_and_not_another_model(
         assert newest(checkpoints).step in (1, 2), f"bit {at % 8} of byte {at}"
 
 
-def test_a_corrupt_newer_one_does_not_push_out_good_ones(checkpoints: Checkpoints) -> None:
+def test_corrupt_newer_checkpoint_does_not_evict_valid_ones(checkpoints: Checkpoints) -> None:
     for step in (1, 9):
         path, _ = checkpoints.save(snapshot(step))
     (path / MODEL).unlink()
@@ -153,7 +153,7 @@ def test_a_corrupt_newer_one_does_not_push_out_good_ones(checkpoints: Checkpoint
     assert checkpoints.steps() == [1, 2]
 
 
-def test_another_models_checkpoint_is_refused_and_left_alone(checkpoints: Checkpoints) -> None:
+def test_checkpoint_of_another_model_is_rejected_and_unchanged(checkpoints: Checkpoints) -> None:
     path, _ = checkpoints.save(snapshot(1))
     other = Checkpoints(checkpoints.directory, identity("m", {"w": torch.zeros(4)}), keep=3)
     with pytest.raises(
@@ -163,7 +163,7 @@ def test_another_models_checkpoint_is_refused_and_left_alone(checkpoints: Checkp
     assert path.exists()
 
 
-def test_a_newer_format_is_refused(checkpoints: Checkpoints) -> None:
+def test_newer_format_is_rejected(checkpoints: Checkpoints) -> None:
     path, _ = checkpoints.save(snapshot(1))
     manifest = json.loads((path / MANIFEST).read_text())
     del manifest["sha256"]
@@ -172,19 +172,19 @@ def test_a_newer_format_is_refused(checkpoints: Checkpoints) -> None:
         checkpoints.load()
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_error_names_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match=r"spec\.checkpoint\.volume: found .*/file/job: Not a directory"):
         Checkpoints(tmp_path / "file" / "job", "x", 3)
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path: Path) -> None:
+def test_kill_at_any_time_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
     ended = run([sys.executable, str(BODIES / "kill_while_saving.py"), str(tmp_path)])
     assert (ended.code, ended.output) == (0, "8 kills survived\n")
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
-def test_any_optimizer_goes_on_as_if_never_stopped(kind: type[torch.optim.Optimizer], tmp_path: Path) -> None:
+def test_optimizer_resumes_exactly(kind: type[torch.optim.Optimizer], tmp_path: Path) -> None:
     extra: dict[str, Any] = {"momentum": 0.9} if kind is torch.optim.SGD else {}
 
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -1,4 +1,4 @@
-"""How often checkpoints are worth what they cost."""
+"""Tests of the choice of the checkpoint interval."""
 
 from pathlib import Path
 
@@ -18,12 +18,12 @@ HOUR_S = 3600.0
 
 
 @given(cost_s=st.floats(1e-3, 10), between_s=st.floats(60, 1e7), other=st.floats(0.1, 10))
-def test_no_other_interval_loses_less(cost_s: float, between_s: float, other: float) -> None:
+def test_chosen_interval_minimizes_lost_time(cost_s: float, between_s: float, other: float) -> None:
     chosen_s = best_s(cost_s, between_s)
     assert max(SHORTEST_S, cost_s / COST_PART) <= chosen_s <= max(LONGEST_S, cost_s / COST_PART)
 
     def lost(interval_s: float) -> float:
-        """Part of the time: for checkpoints, and of what faults take back."""
+        """Return the fraction of time lost to checkpoints and to faults."""
         return cost_s / interval_s + interval_s / (2 * between_s)
 
     if SHORTEST_S < chosen_s < LONGEST_S and chosen_s > cost_s / COST_PART:
@@ -31,22 +31,22 @@ def test_no_other_interval_loses_less(cost_s: float, between_s: float, other: fl
         assert lost(chosen_s) <= lost(chosen_s * other) * (1 + 1e-9)
 
 
-def test_faults_are_believed_more_than_what_is_supposed_of_pods() -> None:
+def test_observed_faults_outweigh_the_prior() -> None:
     quiet, one = between_faults_s(3, 0, HOUR_S), between_faults_s(3, 1, HOUR_S)
     assert quiet > 300 * HOUR_S and one < 40 * HOUR_S
     assert between_faults_s(3, 100, 100 * HOUR_S) == pytest.approx(HOUR_S, rel=0.5)
     assert between_faults_s(1000, 0, 0.0) == pytest.approx(HOUR_S), "of a thousand pods one is lost each hour"
 
 
-def test_a_given_interval_stays() -> None:
+def test_fixed_interval_does_not_change() -> None:
     interval = Interval(CheckpointRef(interval_s=7.0), 2)
-    interval.paid(100.0)
+    interval.add_cost(100.0)
     assert interval.seconds(1e6) == 7.0
 
 
 @pytest.mark.mpi
-def test_a_run_measures_what_a_checkpoint_costs_and_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first one, which comes when the plan says; faults that the agents tell of bring the next one sooner."""
+def test_interval_follows_measured_cost_and_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan sets the time of the first checkpoint. Faults that the agents report shorten the next interval."""
     told: dict[int, rank_messages.Checkpointed] = {}
     for faults in (0, 50):
         folder = tmp_path / str(faults)

@@ -1,4 +1,4 @@
-"""docs/how-to/use-the-trained-model.md: what it does with a job's last checkpoint works on a real one."""
+"""docs/how-to/use-the-trained-model.md: its code works on the last checkpoint of a real job."""
 
 import re
 from pathlib import Path
@@ -19,8 +19,8 @@ from support.trainer.plans import make_plan, saving, write
 from support.trainer.ranks import ROOT
 
 
-def test_the_page_loads_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the model is as accurate as the run said."""
+def test_code_of_the_page_loads_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loaded model has the accuracy that the run reported."""
     page = (ROOT / "docs/how-to/use-the-trained-model.md").read_text(encoding="utf-8")
     own, averaged, built_in = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     with Listener(tmp_path) as listener:

@@ -1,4 +1,4 @@
-"""What a script keeps: as it was after a restart, by the rules of checkpoints, and undone with a step done again."""
+"""Tests of kept objects: restored after a restart, and undone when a step is repeated."""
 
 import json
 from collections import OrderedDict
@@ -30,13 +30,13 @@ STATES = st.recursive(
 
 
 @given(STATES)
-def test_a_state_is_what_it_was(state: Any) -> None:
+def test_state_round_trip(state: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
     found = decode(json.loads(json.dumps(encode(state, ("x",), tensors))), tensors.__getitem__)
     assert found == state and repr(found) == repr(state), "types and order, too"
 
 
-def test_tensors_of_a_state_have_names_of_their_own() -> None:
+def test_tensors_of_a_state_have_unique_names() -> None:
     state = {1: torch.ones(2), "1": [torch.zeros(3), (torch.full((), 2.0), np.float32(0.5))], "1.0": torch.arange(2)}
     tensors: dict[str, torch.Tensor] = {}
     found = decode(json.loads(json.dumps(encode(state, ("x",), tensors))), tensors.__getitem__)
@@ -46,7 +46,7 @@ def test_tensors_of_a_state_have_names_of_their_own() -> None:
 
 
 class Average:
-    """As people write it: the state is what it holds."""
+    """A typical user class whose state is its attributes."""
 
     def __init__(self) -> None:
         self.shadow = {"w": torch.ones(2)}
@@ -62,7 +62,7 @@ class Average:
 
 
 def stored(**objects: Any) -> UserObjects:
-    """A new start's, which found in a checkpoint what these were."""
+    """Return the objects of a restarted run that resumes from a checkpoint of the given ones."""
     first, second = UserObjects(), UserObjects()
     for name, made in objects.items():
         first.add(name, made)
@@ -71,7 +71,7 @@ def stored(**objects: Any) -> UserObjects:
     return second
 
 
-def test_objects_lists_and_dictionaries_go_on_in_place() -> None:
+def test_objects_lists_and_dictionaries_are_restored_in_place() -> None:
     average, other = Average(), Average()
     average.update(3.0)
     kept = stored(average=average, history=[1.0, (2, "b")], best=OrderedDict(loss=0.5))
@@ -82,7 +82,7 @@ def test_objects_lists_and_dictionaries_go_on_in_place() -> None:
     assert other.shadow["w"].tolist() == [3.5, 3.5] and history == [1.0, (2, "b")] and best == {"loss": 0.5}
 
 
-def test_a_step_that_is_done_again_does_it_once() -> None:
+def test_repeated_step_changes_kept_objects_once() -> None:
     kept, average, history = UserObjects(), Average(), [1]
     kept.add("average", average)
     kept.add("history", history)
@@ -112,27 +112,27 @@ def test_a_step_that_is_done_again_does_it_once() -> None:
         ("ema", {"of": [set()]}, r"t\.keep: ema: found set in its state\['of'\]\[0\], expected tensors, numbers"),
         ("ema", {(1, 2): 3}, r"found a key of tuple in its state"),
         ("ema", [torch.zeros(2, dtype=torch.complex128)], r"found a tensor of torch\.complex128"),
-        ("history", [1], r"t\.keep: history: found a second one of this name"),
+        ("history", [1], r"t\.keep: history: found a second object with this name"),
         ("new", [1], r"t\.keep: new: found a checkpoint of step 7 that holds ema, history, expected new in it"),
         (
             "ema",
             nn.Linear(4, 2),
-            r"t\.keep: ema: found a Linear that does not take what the checkpoint of step 7 holds",
+            r"t\.keep: ema: found a Linear that cannot load its state of the checkpoint of step 7",
         ),
     ],
 )
-def test_what_cannot_be_kept_is_one_line(name: str, made: Any, why: str) -> None:
+def test_object_that_cannot_be_kept_is_a_one_line_error(name: str, made: Any, why: str) -> None:
     kept = stored(ema=nn.Linear(2, 2), history=[])
     kept.add("history", [])
     with pytest.raises(ValueError, match=why):
         kept.add(name, made)
 
 
-def test_a_checkpoint_that_holds_more_is_refused() -> None:
+def test_checkpoint_with_unknown_objects_is_rejected() -> None:
     kept = stored(ema=AveragedModel(nn.Linear(2, 2)), history=[], best={})
     kept.add("history", [])
     with pytest.raises(
-        ValueError, match=r"t\.steps: found a checkpoint of step 7 that holds best, ema, expected nothing"
+        ValueError, match=r"t\.steps: found a checkpoint of step 7 that holds best, ema, expected only objects"
     ):
         kept.close()
     fresh = UserObjects()
@@ -144,13 +144,13 @@ def test_a_checkpoint_that_holds_more_is_refused() -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_a_script_and_its_scaler_resume_to_the_bit(ranks: int, tmp_path: Path) -> None:
+def test_script_with_grad_scaler_resumes_bit_for_bit(ranks: int, tmp_path: Path) -> None:
     ended = run_ranks(ranks, BODIES / "user_objects.py", str(ranks), tmp_path, "resume")
     assert ended.output.count("resumed: off by 0.0e+00") == 2, ended.output
-    assert "found in the memory of rank 0's pod" in ended.output
+    assert "in the memory of rank 0's pod" in ended.output
 
 
 @pytest.mark.mpi
-def test_a_killed_rank_leaves_what_is_kept_as_in_one_process(tmp_path: Path) -> None:
+def test_kept_objects_survive_a_killed_rank_exactly(tmp_path: Path) -> None:
     ended = run(command(3, BODIES / "user_objects.py", "3", tmp_path, "kill", ulfm=True))
     assert "ranks (0, 2) continue from step 13" in ended.output and "killed: off by" in ended.output, ended.output

@@ -22,7 +22,7 @@ print(faults() - began)
 
 
 def test_steps_reuse_freed_pages_without_page_faults() -> None:
-    """Allocate 30 blocks of 1 MiB, which are 7680 pages. By default, glibc returns them to the kernel after each step."""
+    """Allocate 30 blocks of 1 MiB, which are 7680 pages. By default, glibc returns them after each step."""
     ended = run([sys.executable, "-c", STEPS])
     assert ended.code == 0, ended.output
     assert int(ended.output) < 100

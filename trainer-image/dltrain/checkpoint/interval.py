@@ -1,7 +1,7 @@
-"""How long from one checkpoint to the next: by what one costs and how often training is lost.
+"""Choose the checkpoint interval from the cost of a checkpoint and the mean time between faults.
 
-A checkpoint every T seconds that costs C takes C / T of the time, and a fault loses T / 2 of it in the mean; with M
-seconds between faults the sum C / T + T / (2 M) is least at T = √(2·C·M) (Young 1974), as long as C is far below M.
+A checkpoint of cost C every T seconds takes the fraction C / T of the time. A fault loses T / 2 on average. With M
+seconds between faults, the sum C / T + T / (2 M) is minimal at T = √(2·C·M) (Young 1974), if C is far below M.
 """
 
 from math import sqrt
@@ -10,39 +10,39 @@ from statistics import median
 from dlcontract import CheckpointRef
 
 PRIOR_S = 3.6e6
-"""A pod's time between faults before the run has shown any: a thousand hours, the order of what large clusters tell."""
+"""Prior time between faults of one pod: a thousand hours, the order of magnitude that large clusters report."""
 PRIOR_FAULTS = 0.1
-"""What that is worth: the first faults of a run outweigh it at once."""
+"""Weight of the prior, in faults. The first fault of a run outweighs it."""
 SHORTEST_S, LONGEST_S = 5.0, 1800.0
 COST_PART = 0.02
-"""Of the training time that checkpoints may take at most, however often there are faults."""
-_MEMORY = 5
-"""Checkpoints whose median cost counts."""
+"""Maximum fraction of the training time for checkpoints, however frequent faults are."""
+_RECENT = 5
+"""Number of recent checkpoints whose median cost is used."""
 
 
 def between_faults_s(pods: int, faults: int, trained_s: float) -> float:
-    """Mean time between faults of a job of so many pods that had so many in ``trained_s`` seconds of training."""
+    """Return the estimated mean time between faults, after ``faults`` faults in ``trained_s`` seconds of training."""
     return (PRIOR_FAULTS * PRIOR_S / pods + trained_s) / (PRIOR_FAULTS + faults)
 
 
 def best_s(cost_s: float, between_s: float) -> float:
-    """√(2·C·M) within bounds; the one of the cost is the last to give way."""
+    """Return √(2·C·M) within the bounds. The bound on the cost takes precedence over the others."""
     return max(SHORTEST_S, min(sqrt(2 * cost_s * between_s), LONGEST_S), cost_s / COST_PART)
 
 
 class Interval:
-    """Of a run: as it was given, or chosen from the costs of its checkpoints so far and its faults."""
+    """The checkpoint interval of a run: fixed by the spec, or chosen from measured costs and faults."""
 
     def __init__(self, given: CheckpointRef, pods: int) -> None:
         self._given, self._pods = given, pods
         self._costs: list[float] = []
 
-    def paid(self, cost_s: float) -> None:
-        """A checkpoint cost the training so long."""
-        self._costs = [*self._costs, cost_s][-_MEMORY:]
+    def add_cost(self, cost_s: float) -> None:
+        """Record the training time that a checkpoint cost."""
+        self._costs = [*self._costs, cost_s][-_RECENT:]
 
     def seconds(self, trained_s: float) -> float:
-        """After so long in this launch."""
+        """Return the interval after ``trained_s`` seconds of this attempt."""
         if not self._given.choose_interval or not self._costs:
             return self._given.interval_s
         between_s = between_faults_s(self._pods, self._given.faults, self._given.trained_s + trained_s)

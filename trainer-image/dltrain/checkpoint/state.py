@@ -1,4 +1,4 @@
-"""Training state as named tensors and JSON, and back: any torch model and optimizer."""
+"""Convert the state of any torch model and optimizer to named tensors and JSON, and back."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,9 +11,9 @@ from dltrain.device.rank_device import finish
 
 
 class Staging:
-    """Main memory that snapshots are copied into, one after another. Pinned for copies from a GPU.
+    """Reusable main memory for snapshots. Memory for copies from a GPU is pinned.
 
-    Fresh memory costs a page fault every 4 KiB, which together take several times as long as the copy.
+    New memory would cost a page fault per 4 KiB. Together, these take several times as long as the copy.
     """
 
     def __init__(self) -> None:
@@ -21,8 +21,10 @@ class Staging:
         self._sources: set[torch.device] = set()
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """A contiguous copy; in the memory of the last one of this ``name``, where it fits. One from a GPU is under
-        way when this returns: to wait for each takes as long as to copy a small one.
+        """Return a contiguous copy, in the memory of the previous one with this ``name`` if it fits.
+
+        A copy from a GPU is asynchronous, because waiting for each would take as long as copying a small tensor. Call
+        ``wait`` before use.
         """
         held = self._held.get(name)
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
@@ -32,7 +34,7 @@ class Staging:
         return held.copy_(tensor.detach(), non_blocking=True)
 
     def wait(self) -> None:
-        """Until all copies are made."""
+        """Wait until all copies are complete."""
         for device in self._sources:
             finish(device)
 
@@ -45,10 +47,10 @@ def capture(
     staging: Staging | None = None,
     kept: Mapping[str, Tensor] | None = None,
 ) -> Snapshot:
-    """A copy in main memory, which training may not touch any more.
+    """Return a copy of the state in main memory, which training does not modify.
 
-    ``model``, ``optimizer``: their ``state_dict()``. ``state``: JSON to keep beside them, ``kept``: tensors.
-    ``staging``: where the copy lies; the snapshot is good until the next one is captured there.
+    ``model``, ``optimizer``: their ``state_dict()``. ``state``: additional JSON. ``kept``: additional tensors.
+    ``staging``: memory for the copy. The snapshot is valid until the next capture with the same ``staging``.
     """
     staging = staging or Staging()
     tensors: dict[str, Tensor] = {}
@@ -75,7 +77,7 @@ def restore(
     load_model: Callable[[dict[str, Tensor]], object],
     load_optimizer: Callable[[dict[str, Any]], object],
 ) -> None:
-    """Load a snapshot into a model and an optimizer made the same way. Raises what torch raises when they are not."""
+    """Load a snapshot into an equal model and optimizer. If they differ, raise torch's error."""
     load_model(snapshot.model)
     kept = snapshot.state["optimizer"]
     entries: dict[int, dict[str, Any]] = {}
@@ -93,7 +95,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def replicate(model: nn.Module, broadcast: Any) -> None:
-    """Give every rank rank 0's parameters and buffers. ``broadcast``: bytes to bytes, as ``ProcessGroup.broadcast``."""
+    """Copy rank 0's parameters and buffers to every rank. ``broadcast``: such as ``ProcessGroup.broadcast``."""
     from safetensors.torch import load, save
 
     content = save({name: _copy(tensor) for name, tensor in model.state_dict().items()})

@@ -1,9 +1,9 @@
-"""Checkpoints: written whole or not at all, verified when read, never a pickle.
+"""Checkpoints on disk: written atomically, verified when read, and without pickle.
 
-A checkpoint is a folder with ``model.safetensors``, ``optimizer.safetensors``, ``state.json`` and ``manifest.json``
-(hashes of the others, and which model it is), and ``kept.safetensors`` where a script keeps tensors of its own. It is
-written under another name, made durable, then renamed, so that a crash at any moment leaves the one before. Reading
-falls back to the newest one whose hashes hold.
+A checkpoint is a directory with ``model.safetensors``, ``optimizer.safetensors``, ``state.json`` and ``manifest.json``,
+which holds the hashes of the other files and the identity of the model. ``kept.safetensors`` holds the tensors of
+objects that a script keeps. A checkpoint is written under a temporary name, synced, then renamed, so that a crash at
+any time leaves the previous one intact. Reading uses the newest checkpoint with valid hashes.
 """
 
 import hashlib
@@ -31,18 +31,18 @@ _FIELD = "spec.checkpoint.volume"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State of training after ``step`` steps. ``state``: JSON, all that is no tensor."""
+    """The training state after ``step`` steps. ``state``: all parts that are not tensors, as JSON."""
 
     step: int
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     state: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, Tensor] = field(default_factory=dict)
-    """Of what a script keeps beside model and optimizer."""
+    """Tensors of objects that the script keeps in addition to model and optimizer."""
 
 
 def identity(name: str, model: Mapping[str, Tensor]) -> str:
-    """Hash of a model's name and its tensors' names, shapes and dtypes: which weights fit which model."""
+    """Return a hash of a model's name and its tensors' names, shapes and dtypes. Equal models have equal hashes."""
     rows = [name, *(f"{key} {tuple(tensor.shape)} {tensor.dtype}" for key, tensor in sorted(model.items()))]
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
@@ -56,14 +56,14 @@ def decode(files: Mapping[str, bytes]) -> Snapshot:
 
 
 class Checkpoints:
-    """The checkpoints of one job in ``directory``, of the model ``identity``; the newest ``keep`` are kept.
+    """The checkpoints of one job in ``directory``, for the model ``identity``. Only the newest ``keep`` remain.
 
-    The directory knows the highest ``term`` that anyone wrote under: a run that was cut off from its pods while another
-    coordinator took over finds out here, before it commits anything. A term of 0 claims nothing.
+    The directory stores the highest ``term`` of any writer. If another coordinator has taken over, a run with a lower
+    term detects that here, before it writes a checkpoint. A term of 0 makes no claim.
     """
 
     def __init__(self, directory: Path, identity: str, keep: int, term: int = 0) -> None:
-        """Makes the directory and claims the term. Raises BadInputError when it cannot be written to, FencedError."""
+        """Create the directory and claim the term. Raise BadInputError if it is not writable, or FencedError."""
         self.directory = directory
         self.identity = identity
         self.keep = keep
@@ -79,10 +79,10 @@ class Checkpoints:
             raise BadInputError(_FIELD, found, "a directory this user can write to", _REMEDY) from None
 
     def _claim(self) -> None:
-        """Raises FencedError when the directory is claimed under a higher term, OSError."""
+        """Store the term. Raise FencedError if a higher one is stored already, and OSError."""
         path, found = self.directory / TERM, term_in(self.directory)
         if found > self.term > 0:
-            why = f"found term {found} in {self.directory}, this run has {self.term}: another one has taken over"
+            why = f"found term {found} in {self.directory}, expected {self.term}: another coordinator has taken over"
             raise FencedError(why)
         if found < self.term:
             temporary = path.with_name(f".{TERM}.{os.getpid()}")
@@ -90,13 +90,14 @@ class Checkpoints:
             temporary.replace(path)
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are there, oldest first; nothing is said of their content."""
+        """Return the steps of all checkpoints, oldest first, without verifying their content."""
         names = (path.name.removeprefix("step-") for path in self.directory.glob("step-*"))
         return sorted(int(name) for name in names if name.isdigit())
 
     def save(self, snapshot: Snapshot) -> tuple[Path, int]:
-        """Write a checkpoint; returns its folder and size in bytes once it is durable. Raises OSError, FencedError;
-        then nothing of it is left.
+        """Write a checkpoint durably. Return its directory and its size in bytes.
+
+        Raise OSError or FencedError; then no part of the checkpoint is left.
         """
         temporary = self.directory / f".{step_name(snapshot.step)}.{os.getpid()}"
         try:
@@ -130,7 +131,7 @@ class Checkpoints:
         _sync(temporary)
         self._claim()
         stale = self.directory / f".{final.name}.stale"
-        if final.exists():  # a corrupt one that training fell back from and has now passed again
+        if final.exists():  # A corrupt one, which training has skipped and now reached again.
             _remove(stale)
             final.rename(stale)
         temporary.rename(final)
@@ -139,9 +140,9 @@ class Checkpoints:
         return final, len(manifest) + sum(written.nbytes for written in files.values())
 
     def load(self) -> tuple[Path, dict[str, bytes]] | None:
-        """Folder and files of the newest checkpoint whose hashes hold, None when there is none.
+        """Return the directory and files of the newest checkpoint with valid hashes, or None if there is none.
 
-        Raises BadInputError when it is of another model, or from a newer dltrain; it is left as it is.
+        Raise BadInputError, without changing anything, if it is of another model or another format.
         """
         for step in reversed(self.steps()):
             folder = self.directory / step_name(step)
@@ -156,15 +157,15 @@ class Checkpoints:
                 json.JSONDecodeError,
                 _CorruptError,
             ) as error:
-                text = f"{folder} is damaged and passed over: {type(error).__name__}: {error}"
+                text = f"skipped the damaged checkpoint {folder}: {type(error).__name__}: {error}"
                 print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
         return None
 
     def _read(self, folder: Path) -> dict[str, bytes]:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         claimed = manifest.pop("sha256", None)
-        if claimed not in (None, _digest(manifest)):  # None: written before manifests had a hash of their own
-            raise _CorruptError(f"{folder / MANIFEST}: its hash differs from its content's")
+        if claimed not in (None, _digest(manifest)):  # None: an older version wrote no hash of the manifest.
+            raise _CorruptError(f"{folder / MANIFEST}: its hash does not match its content")
         if manifest["format"] != FORMAT:
             found = f"{folder} of format {manifest['format']}"
             raise BadInputError(_FIELD, found, f"format {FORMAT}", "use the trainer image that wrote it")
@@ -172,14 +173,14 @@ class Checkpoints:
         for name, claim in manifest["files"].items():
             files[name] = (folder / name).read_bytes()
             if hashlib.sha256(files[name]).hexdigest() != claim["sha256"]:
-                raise _CorruptError(f"{folder / name}: its hash differs from the manifest's")
+                raise _CorruptError(f"{folder / name}: its hash does not match the manifest")
         if manifest["identity"] != self.identity:
             found = f"{folder}, a checkpoint of another model"
-            raise BadInputError(_FIELD, found, "one of this job's model", "use another volume, or that model again")
+            raise BadInputError(_FIELD, found, "one of this job's model", "use another volume or that model")
         return files
 
     def _prune(self, newest: int) -> None:
-        """Remove what is too old, and what is newer than the one just written: ``load`` has passed over that."""
+        """Remove old checkpoints, and those newer than the one just written, because ``load`` has skipped these."""
         steps = self.steps()
         good = [step for step in steps if step <= newest][-self.keep :]
         for step in set(steps) - set(good):
@@ -188,7 +189,7 @@ class Checkpoints:
             _remove(leftover)
 
 
-_REMEDY = "check the volume's claim, its access mode and its owner"
+_REMEDY = "check the PersistentVolumeClaim, its access mode and its owner"
 
 
 class _CorruptError(Exception):
@@ -196,7 +197,7 @@ class _CorruptError(Exception):
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
-    """Of a manifest without its own hash: a flipped bit in it must not pass for another model's checkpoint."""
+    """Return the hash of a manifest, so that a flipped bit in it does not look like another model's checkpoint."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""Tensors into a safetensors file, straight from their memory.
+"""Write tensors to a safetensors file directly from their memory.
 
-The library's own ``save`` first makes one object of all bytes, which takes the state's size twice over and holds the
-interpreter's lock meanwhile, so that training stands still in the middle of a background write. Here pieces are hashed
-and written as they lie, and both of that happen without the lock.
+The ``save`` function of the library first copies all bytes into one object. That doubles the memory and holds the GIL,
+so that training pauses during a background write. This module hashes and writes the tensors in pieces, and releases
+the GIL for both.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ NAMES = {
     torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-"""What the format calls them."""
+"""The names of the dtypes in the format."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,10 @@ class Written:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
-    """Durable when this returns. ``tensors``: contiguous, in main memory. Raises OSError, ValueError for a dtype that
-    the format has no name for."""
+    """Write the file durably. ``tensors``: contiguous, in main memory.
+
+    Raise OSError, and ValueError for a dtype that the format does not support.
+    """
     digest, nbytes = hashlib.sha256(), 0
     with path.open("wb", buffering=0) as file:
         for piece in _pieces(tensors):
@@ -47,7 +49,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The header, then the tensors: those of wide elements first, so that all lie at multiples of their width."""
+    """Yield the header, then the tensors, sorted by decreasing element size so that all are aligned."""
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {}
     at = 0

@@ -1,8 +1,8 @@
-"""What a script keeps beside model and optimizer: averages of weights, a history, the best so far.
+"""Objects that a script keeps (``t.keep``) in addition to model and optimizer, such as averaged weights or a history.
 
-Anything with ``state_dict`` and ``load_state_dict``, and plain lists and dictionaries. In a checkpoint the tensors of
-such a state lie in a file of their own, and the rest is JSON that says where they belong: nothing is run when it is
-read. A step that is computed again undoes what its first run did to kept objects after their state was ``freeze``-d.
+An object must have ``state_dict`` and ``load_state_dict``, or be a list or dictionary. A checkpoint stores the tensors
+of such a state in a separate file and the rest as JSON that refers to them, so that reading executes no code. Before a
+step is repeated, ``restore`` undoes its changes to these objects since ``freeze``.
 """
 
 import copy
@@ -22,7 +22,7 @@ _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
 
 
 def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
-    """As JSON; tensors go into ``tensors`` as they are, named by ``path``. Raises MisuseError for what is neither."""
+    """Return a value as JSON. Add its tensors to ``tensors``, named by ``path``. Raise MisuseError for other types."""
     if isinstance(value, Tensor):
         if value.dtype not in tensor_file.NAMES or value.layout is not torch.strided:
             raise _unfit(path, f"a tensor of {value.dtype}, {value.layout}")
@@ -46,7 +46,7 @@ def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any
 
 
 def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """What was encoded; ``tensor``: by its name."""
+    """Return the value that was encoded. ``tensor``: returns the tensor with a name."""
     if isinstance(value, list):
         return [decode(part, tensor) for part in value]
     if not isinstance(value, dict):
@@ -60,7 +60,7 @@ def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 class UserObjects:
-    """The objects of a run, by the names that the script gave them."""
+    """The objects that a script keeps, by name."""
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
@@ -72,14 +72,14 @@ class UserObjects:
         self._complete = False
 
     def load(self, step: int, stored: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """What ``state`` was after ``step`` steps, for the objects to come."""
+        """Set the state after ``step`` steps, which ``add`` restores."""
         self._resumed, self._stored, self._stored_tensors = step, stored, tensors
 
     def add(self, name: str, given: Any) -> None:
-        """One more; it goes on where the run that is resumed left it. Raises MisuseError."""
+        """Add an object and restore its state if the run is resumed. Raise MisuseError if it cannot be kept."""
         kind = type(given).__name__
         if isinstance(given, LRScheduler):
-            raise MisuseError(f"t.keep: {name}: found {kind}, expected it in t.schedule, which steps it, too")
+            raise MisuseError(f"t.keep: {name}: found {kind}, expected it in t.schedule, which also steps it")
         both = all(callable(getattr(given, method, None)) for method in ("state_dict", "load_state_dict"))
         if isinstance(given, type) or not (isinstance(given, list | dict) or both):
             raise MisuseError(
@@ -87,44 +87,45 @@ class UserObjects:
                 "a dict"
             )
         if name in self._objects:
-            raise MisuseError(f"t.keep: {name}: found a second one of this name, expected another name")
+            raise MisuseError(f"t.keep: {name}: found a second object with this name, expected another name")
         if self._complete:
-            raise MisuseError(f"t.keep: {name}: found a call after t.steps has begun, expected it before")
+            raise MisuseError(f"t.keep: {name}: found a call after t.steps has begun, expected a call before it")
         if self._resumed is not None and name not in self._stored:
             raise MisuseError(
                 f"t.keep: {name}: found a checkpoint of step {self._resumed} that holds {self._names(self._stored)}, "
-                f"expected {name} in it: do not keep it, or use another volume"
+                f"expected {name} in it: do not keep {name}, or use another volume"
             )
-        encode(_state(given), (name,), {})  # what cannot be saved is told now
+        encode(_state(given), (name,), {})  # Raise now if the state cannot be saved.
         self._objects[name] = given
         if self._resumed is not None:
             try:
                 self._set(name, self._stored[name], self._stored_tensors)
             except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
                 raise MisuseError(
-                    f"t.keep: {name}: found a {kind} that does not take what the checkpoint of step {self._resumed} "
-                    f"holds of it, expected the same as then: {type(error).__name__}: {error}"
+                    f"t.keep: {name}: found a {kind} that cannot load its state of the checkpoint of step "
+                    f"{self._resumed}, expected an equal object: {type(error).__name__}: {error}"
                 ) from error
 
     def close(self) -> None:
-        """No more of them. Raises MisuseError when the checkpoint held others."""
+        """Accept no more objects. Raise MisuseError if the checkpoint holds objects that were not added."""
         if rest := set(self._stored) - set(self._objects):
             raise MisuseError(
-                f"t.steps: found a checkpoint of step {self._resumed} that holds {self._names(rest)}, expected nothing "
-                "that the script does not t.keep before t.steps: keep it again, or use another volume"
+                f"t.steps: found a checkpoint of step {self._resumed} that holds {self._names(rest)}, expected only "
+                "objects that the script keeps before t.steps: keep them again, or use another volume"
             )
         self._complete, self._stored_tensors = True, {}
 
     def begin(self, *, undoable: bool) -> None:
-        """A step begins; ``undoable``: it may have to be computed again."""
+        """Begin a step. ``undoable``: True if the step may have to be repeated."""
         self._frozen = None
         plain = self._objects.items() if undoable else ()
         self._began = {name: copy.copy(given) for name, given in plain if isinstance(given, list | dict)}
 
     def freeze(self) -> None:
-        """The step under way was given up: ``restore`` will undo what its body does from now on.
+        """Save the state, because the current step will be repeated. ``restore`` undoes later changes.
 
-        To lists and dictionaries: what it did since its beginning. A copy of everything at each step would be too dear.
+        Lists and dictionaries return to their state at the beginning of the step. Copying all objects at each step
+        would be too expensive.
         """
         state, tensors = {}, dict[str, Tensor]()
         for name, given in self._objects.items():
@@ -132,19 +133,19 @@ class UserObjects:
         self._frozen = state, {name: tensor.clone() for name, tensor in tensors.items()}
 
     def restore(self) -> None:
-        """Undo, before the step is computed again."""
+        """Restore the state of ``freeze`` before the step is repeated."""
         if self._frozen is not None:
             state, tensors = self._frozen
             for name in self._objects:
                 self._set(name, state[name], tensors)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As JSON, and the tensors in it as they are."""
+        """Return the state of all objects as JSON, and the tensors that it refers to, without copying."""
         tensors: dict[str, Tensor] = {}
         return {name: encode(_state(given), (name,), tensors) for name, given in self._objects.items()}, tensors
 
     def _set(self, name: str, state: Any, tensors: Mapping[str, Tensor]) -> None:
-        """Tensors go to where the object's own are now."""
+        """Set the state of an object. Move the tensors to the devices of its current tensors."""
         given, own = self._objects[name], dict[str, Tensor]()
         encode(_state(given), (name,), own)
         value = decode(state, lambda key: tensors[key].to(own[key].device) if key in own else tensors[key])

@@ -1,6 +1,7 @@
-"""When and how training state goes to the volume and comes back.
+"""Save and restore the training state during a run.
 
-Data parallel ranks hold equal state, so rank 0 writes it, in the background: training stops only for a copy in memory.
+Data-parallel ranks hold equal state, so only rank 0 writes it. It writes in the background: training pauses only for a
+copy in memory.
 """
 
 import json
@@ -17,7 +18,7 @@ from torch import Tensor
 from dlcontract import CheckpointMark, Plan
 from dltrain.checkpoint import memory_copy
 from dltrain.checkpoint.interval import Interval
-from dltrain.checkpoint.memory_copy import NOTHING, held, step_of
+from dltrain.checkpoint.memory_copy import NOTHING, newest_files, step_of
 from dltrain.checkpoint.state import Staging, capture, restore
 from dltrain.checkpoint.store import Checkpoints, Snapshot, decode, identity
 from dltrain.comm.process_group import ProcessGroup
@@ -27,23 +28,23 @@ from dltrain.protocol.reporter import RankReporter
 from dltrain.protocol.volume_layout import job_directory
 
 SLOWEST_S, SLOWEST_BPS = 60.0, 10e6
-"""The slowest volume that is waited for: this time, and this many bytes a second."""
+"""The slowest supported volume: latency in seconds, and bytes per second."""
 
 
 def patience_s(nbytes: int) -> float:
-    """How long a checkpoint of this size may take."""
+    """Return how many seconds writing a checkpoint of this size may take."""
     return SLOWEST_S + nbytes / SLOWEST_BPS
 
 
 class Writer:
-    """One checkpoint at a time, each announced to the agent (if there is a ``reporter``) once it is durable."""
+    """Write one checkpoint at a time in the background. Report each to ``reporter``, if any, once it is durable."""
 
     def __init__(
-        self, checkpoints: Checkpoints, reporter: RankReporter | None, paid: Callable[[float], float] | None = None
+        self, checkpoints: Checkpoints, reporter: RankReporter | None, on_cost: Callable[[float], float] | None = None
     ) -> None:
-        """``paid``: told what each cost the training; answers in how many seconds the next one comes."""
+        """``on_cost``: takes the training time that a checkpoint cost. Returns the seconds until the next one."""
         self.checkpoints = checkpoints
-        self._reporter, self._paid = reporter, paid
+        self._reporter, self._on_cost = reporter, on_cost
         self._thread: threading.Thread | None = None
         self._error: OSError | FencedError | ValueError | None = None
         self.last: CheckpointMark | None = None
@@ -53,15 +54,16 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, snapshot: Snapshot, stall_s: float = 0.0) -> None:
-        """Write ``snapshot``, whose tensors nobody changes any more, and for which training stood still for
-        ``stall_s``. Raises OSError of the one before.
+        """Start to write ``snapshot``, whose tensors must not change. ``stall_s``: the pause of training for it.
+
+        Raise OSError if the previous checkpoint failed.
         """
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(snapshot, stall_s), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
-        """Until what was begun is durable. Raises OSError when it could not be written, ValueError for its dtypes."""
+        """Wait until the checkpoint is durable. Raise OSError if that failed, ValueError for an unsupported dtype."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -81,8 +83,8 @@ class Writer:
             return
         self.last = CheckpointMark(step=snapshot.step, unix_s=time.time(), path=str(path))
         duration_s = time.perf_counter() - began
-        cost_s = stall_s + time.thread_time() - cpu_began  # this thread's CPU time is taken from the steps beside it
-        next_s = self._paid(cost_s) if self._paid is not None else None
+        cost_s = stall_s + time.thread_time() - cpu_began  # Training loses this thread's CPU time.
+        next_s = self._on_cost(cost_s) if self._on_cost is not None else None
         if self._reporter is not None:
             self._reporter.send(
                 Checkpointed(
@@ -97,13 +99,13 @@ class Writer:
 
 
 class CheckpointManager:
-    """A run's checkpoints as its ranks see them: rank 0 reads and writes, the others receive."""
+    """The checkpoints of a run. Rank 0 reads and writes them; the other ranks receive the state."""
 
     def __init__(self, plan: Plan, world: ProcessGroup, reporter: RankReporter) -> None:
         self.plan, self.world, self.reporter = plan, world, reporter
         self._writer: Writer | None = None
         self._begun: int | None = None
-        """Step of the newest checkpoint, which may still be under way."""
+        """Step of the newest checkpoint, which may not be complete yet."""
         self._saved_at = time.monotonic()
         self._identity = ""
         self._memory: Writer | None = None
@@ -118,23 +120,23 @@ class CheckpointManager:
 
     @property
     def due(self) -> bool:
-        """Whether this rank wants a checkpoint after this step. Only rank 0 ever does."""
+        """True if a checkpoint is due after this step. False on all ranks but rank 0."""
         if self._writer is None or self._writer.busy:
             return False
         return time.monotonic() - self._saved_at >= self.interval_s
 
     @property
     def interval_s(self) -> float:
-        """Between checkpoints on the volume."""
+        """Seconds between checkpoints on the volume."""
         return self._interval.seconds(time.monotonic() - self._launched)
 
-    def _paid(self, cost_s: float) -> float:
-        self._interval.paid(cost_s)
+    def _add_cost(self, cost_s: float) -> float:
+        self._interval.add_cost(cost_s)
         return self.interval_s
 
     @property
     def memory_due(self) -> bool:
-        """Whether the pods should keep the state after this step in memory. Only rank 0 ever says so."""
+        """True if a copy in the pods' memory is due after this step. False on all ranks but rank 0."""
         return self._writer is not None and not self.plan.splits_model and self._pace.due
 
     def resume(
@@ -143,17 +145,16 @@ class CheckpointManager:
         load_model: Callable[[dict[str, Tensor]], object],
         load_optimizer: Callable[[dict[str, Any]], object],
     ) -> Snapshot | None:
-        """Restore the newest state, of a pod's memory or of the volume, on every rank; None when there is none.
+        """Restore the newest state, from a pod's memory or the volume, on every rank. Return None if there is none.
 
-        ``shapes``: the whole model's tensors, of which names, shapes and dtypes matter.
-
-        One rank alone reads it, so that all take the same. Raises BadInputError when it is another job's.
+        ``shapes``: the tensors of the whole model; only names, shapes and dtypes are used. One rank reads the state and
+        broadcasts it, so that all ranks use the same. Raise BadInputError if it does not fit this job.
         """
         if not self.plan.checkpoint.enabled:
             return None
         self._identity = identity(self.plan.model.name or "script", shapes)
         self._memory = self._open_memory()
-        files = held(self._memory.checkpoints) if self._memory is not None else {}
+        files = newest_files(self._memory.checkpoints) if self._memory is not None else {}
         steps = [row[0] for row in self.world.gather([step_of(files)])]
         holder, folder = steps.index(max(steps)), None
         if self.world.rank == 0:
@@ -174,27 +175,27 @@ class CheckpointManager:
             self._begun = snapshot.step
         if self.world.rank == 0:
             place = folder if folder is not None else f"the memory of rank {holder}'s pod"
-            print(f"dltrain: goes on from step {snapshot.step}, found in {place}", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"dltrain: resumed from step {snapshot.step} in {place}", file=sys.stderr, flush=True)  # noqa: T201
         return snapshot
 
     def _open_memory(self) -> Writer | None:
-        """None on ranks that keep nothing, and where there is no such place."""
+        """Return the writer of this pod's copy, or None if this rank writes none or there is no directory."""
         if self.plan.splits_model:
-            return None  # the whole state, gathered for each pod, every few seconds
+            return None  # It would gather the whole state for each pod every few seconds.
         try:
             place = memory_copy.directory(self.world)
             return Writer(Checkpoints(place, self._identity, keep=1), None) if place is not None else None
         except BadInputError as error:
-            self._complain(error)
+            self._warn(error)
             return None
 
     def _open(self) -> Checkpoints:
         checkpoints = Checkpoints(job_directory(self.plan), self._identity, self.plan.checkpoint.keep, self.plan.term)
-        self._writer = Writer(checkpoints, self.reporter, self._paid)
+        self._writer = Writer(checkpoints, self.reporter, self._add_cost)
         return checkpoints
 
     def take_over(self) -> None:
-        """Ranks were lost: the lowest one left writes from now on, and soon, since nobody knows what was written."""
+        """Make this rank the writer if it has become rank 0 after a loss. A checkpoint is then due at once."""
         if self.plan.checkpoint.enabled and self.world.rank == 0 and self._writer is None:
             self._open()
             self._saved_at = -inf
@@ -206,7 +207,7 @@ class CheckpointManager:
         ):
             if state[key] != here:
                 expected = f"{state[key]}, as in the checkpoint in {job_directory(self.plan)}"
-                raise BadInputError(field, str(here), expected, "set it back, or use another volume")
+                raise BadInputError(field, str(here), expected, "restore the previous value, or use another volume")
 
     def save(
         self,
@@ -219,10 +220,10 @@ class CheckpointManager:
         durable: bool = True,
         gathered_s: float = 0.0,
     ) -> None:
-        """Begin a checkpoint of the state after ``step`` steps, unless it is there; all ranks call it.
+        """Start a checkpoint of the state after ``step`` steps, unless there is one. All ranks call this.
 
-        It goes to the pods' memory, too, and only there where it need not be ``durable``. ``gathered_s``: what it took
-        to have the state of all ranks here. Raises OSError.
+        The state is also copied to the pods' memory, and only there if not ``durable``. ``gathered_s``: the time that
+        gathering the state of all ranks took. Raise OSError if the previous checkpoint failed.
         """
         writers = []
         if durable:
@@ -235,12 +236,12 @@ class CheckpointManager:
         began = time.monotonic()
         if writers:
             agreed = {"global_batch": self.plan.global_batch, "seed": self.plan.seed}
-            # What is still being written lies in the staging memory.
+            # A checkpoint that is still being written occupies the staging memory.
             free = not any(writer is not None and writer.busy for writer in (self._writer, self._memory))
             snapshot = capture(step, model, optimizer, state | agreed, self._staging if free else None, kept)
             for writer in writers:
                 self._begin(writer, snapshot, gathered_s + time.monotonic() - began)
-        self._pace.kept(time.monotonic() - began)
+        self._pace.copied(time.monotonic() - began)
 
     def _begin(self, writer: Writer, snapshot: Snapshot, stall_s: float) -> None:
         if writer is not self._memory:
@@ -249,20 +250,20 @@ class CheckpointManager:
         try:
             gpus = self.world.local_size if self.plan.ranks[self.world.rank].gpu else 0
             if not memory_copy.room_for(writer.checkpoints.directory, snapshot, gpus):
-                raise OSError(f"{writer.checkpoints.directory}: no room for the state twice")
+                raise OSError(f"{writer.checkpoints.directory}: found too little memory for two copies of the state")
             writer.begin(snapshot)
         except OSError as error:
             self._memory = None
-            self._complain(error)
+            self._warn(error)
 
-    def _complain(self, error: Exception) -> None:
-        message = f"dltrain: state is not kept in memory, relaunches start from the volume: {error}"
+    def _warn(self, error: Exception) -> None:
+        message = f"dltrain: cannot copy the state to memory, so restarts use the volume: {error}"
         print(message, file=sys.stderr, flush=True)  # noqa: T201
 
     def wait(self) -> None:
-        """Until the last checkpoint is durable. Raises OSError when it could not be written."""
+        """Wait until the last checkpoint is durable. Raise OSError if writing failed."""
         if self._writer is not None:
             self._writer.wait()
         if self._memory is not None:
-            with suppress(OSError):  # the volume has it
+            with suppress(OSError):  # The volume has the state.
                 self._memory.wait()
