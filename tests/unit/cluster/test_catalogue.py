@@ -121,7 +121,7 @@ def test_a_cluster_file() -> None:
         ({"nodes": [{"device": 5}]}, "nodes[0].device: found 5"),
         ({"nodes": [{"labels": {"a": 1}}]}, "nodes[0].labels: found {'a': 1}"),
         ({"nodes": [{"taints": ["x"]}]}, "nodes[0].taints: found ['x']"),
-        ({"nodes": [{"name": "a"}, {"name": "a"}]}, "two nodes called 'a'"),
+        ({"nodes": [{"name": "a"}, {"name": "a"}]}, "two nodes named 'a'"),
         ({"nodes": [{"count": 60_000}, {"count": 60_000}]}, "more than 100000 nodes"),
     ],
 )

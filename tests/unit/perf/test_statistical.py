@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.calibrate.noise import MIN_STEPS, MAX_RUNS, NoiseOf, after, known
+from dljob.calibrate.noise import MAX_RUNS, MIN_STEPS, NoiseOf, after, known
 from dljob.perf.fit.statistical import efficiency, step_progress, steps
 
 batches, noises = st.integers(1, 10**6), st.floats(1e-3, 1e12)
