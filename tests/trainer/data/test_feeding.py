@@ -293,7 +293,7 @@ class Stream(IterableDataset[int]):
         ),
         (Augmented(), {"workers": 0, "prefetch": 2}, "prefetch: found 2 with workers=0; expected workers"),
         ((torch.zeros(3),), {"workers": 2}, "workers: found 2 for samples in memory; expected no workers"),
-        ((torch.zeros(3),), {"collate_fn": list}, "collate_fn: found one for tensors"),
+        ((torch.zeros(3),), {"collate_fn": list}, "collate_fn: found one with a dataset of tensors"),
         ((torch.zeros(3), torch.zeros(2)), {}, r"dataset: found tensors of \[2, 3\] samples; expected equal lengths"),
         (iter([1]), {}, "dataset: found list_iterator; expected a map-style dataset"),
         (

@@ -51,7 +51,7 @@ def test_an_object_comes_by_ranges_and_is_gone_on_with(tmp_path: Path, capsys: p
     note.write_text(note.read_text().replace('"nbytes"', '"of_nbytes"'))
     assert main(arguments) == EXIT_OK
     assert target.read_bytes() == DATA
-    assert "going on at 195.3 KiB" in capsys.readouterr().out
+    assert "resuming at 195.3 KiB" in capsys.readouterr().out
 
 
 def test_a_folder_of_objects(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_weight_comes_before_backward() -> None:
     parallel.weigh(0)
     loss = model(torch.ones(1, 2)).sum() * float("nan")
     loss.backward()
-    with pytest.raises(MisuseError, match="expected it between the batch and backward"):
+    with pytest.raises(MisuseError, match="expected it before backward"):
         parallel.weigh(1)
     parallel.finish()
     assert bool((parallel.buffer.gradient == 0).all()), "a rank without a token adds nothing, not NaN"
@@ -212,7 +212,7 @@ def test_gradients_changed_before_they_are_summed_are_refused() -> None:
         if parallel.gradient_norm() < 1:
             break
         parallel.finish()
-    with pytest.raises(MisuseError, match=r"2 parameters had no part in the loss\. Clip by t\.clip_gradients"):
+    with pytest.raises(MisuseError, match=r"2 parameters had no part in the loss\. Clip with t\.clip_gradients"):
         parallel.finish()
 
 
@@ -221,7 +221,7 @@ def test_parameters_made_trainable_after_wrap_are_refused() -> None:
     parallel = wrapped(nn.Sequential(frozen, nn.Linear(3, 2)))
     parallel.begin(1.0, [0, 0])
     frozen.weight.requires_grad_(True)
-    with pytest.raises(ValueError, match=r"found parameters \[\(3, 2\)\] trainable that were frozen in t.wrap"):
+    with pytest.raises(ValueError, match=r"found trainable parameters \[\(3, 2\)\] that were frozen in t.wrap"):
         parallel.begin(1.0, [0, 0])
 
 

@@ -10,11 +10,11 @@ __all__ = ["load"]
 
 
 def load(dataset: str | Path, seed: int = 0) -> "Dataset":
-    """Load a dataset, split into a training and a held-out part.
+    """Load a dataset that is split into a training part and a held-out part.
 
-    ``dataset``: the name of a built-in one (digits, breast-cancer, wine, iris, digits-32, python-source,
+    ``dataset``: the name of a built-in dataset (digits, breast-cancer, wine, iris, digits-32, python-source,
     synthetic-images, synthetic-tokens), or the path of an ``.npz`` file with x, y, x_test and y_test, or of an ``.npy``
-    or ``.bin`` file of tokens. ``seed``: of the synthetic ones. Raises BadInputError.
+    or ``.bin`` file of tokens. ``seed``: seed of synthetic data. Raises BadInputError.
     """
     from dltrain.data.datasets import load_by_name
 

@@ -1,8 +1,8 @@
-"""Datasets by name or path, split into a training and a held-out part.
+"""Datasets by name or path, split into a training part and a held-out part.
 
-The bundled sets are small files beside this module (hack/make_datasets.py); synthetic ones are computed from the
-sample's number; python-source is the text of Python's own modules; a path names an ``.npz`` with x, y, x_test and
-y_test, or a ``.npy`` or ``.bin`` of tokens.
+The bundled datasets are small files beside this module, made by hack/make_datasets.py. Synthetic samples are computed
+from their numbers. python-source is the text of Python's own modules. A path names an ``.npz`` file with x, y, x_test
+and y_test, or an ``.npy`` or ``.bin`` file of tokens.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ from dltrain.protocol.errors import BadInputError
 FOLDER = Path(__file__).parent
 BUNDLED = ("digits", "breast-cancer", "wine", "iris")
 ENLARGED = {"digits-32": ("digits", 4)}
-"""Images of a bundled set with each pixel as so many by so many: for networks that need more of them."""
+"""Bundled images enlarged by an integer factor (nearest neighbour), for networks that need larger ones."""
 SYNTHETIC = {"synthetic-images": SyntheticImages, "synthetic-tokens": SyntheticTokens}
 PYTHON_SOURCE = "python-source"
 NAMES = (*BUNDLED, *ENLARGED, PYTHON_SOURCE, *SYNTHETIC)
@@ -31,7 +31,7 @@ _TOKENS = (".npy", ".bin")
 
 
 class Dataset(Protocol):
-    """Samples as (inputs, targets): float images or tables with class numbers, or tokens with the next tokens."""
+    """Samples as (inputs, targets): float images or tables with class numbers, or tokens with their next tokens."""
 
     shape: InputShape
     train_samples: int
@@ -43,7 +43,7 @@ class Dataset(Protocol):
 
 
 class ArrayDataset:
-    """Arrays in memory. Integer ``x`` of one dimension a sample are tokens; uint8 images are scaled by ``scale``."""
+    """Arrays in memory. Integer samples ``x`` of one dimension are tokens. uint8 images are scaled by ``scale``."""
 
     def __init__(self, arrays: dict[str, NDArray[np.generic]], scale: float = 1 / 255) -> None:
         x, y, x_test, y_test = (torch.from_numpy(np.ascontiguousarray(arrays[key])) for key in KEYS)
@@ -69,17 +69,17 @@ class ArrayDataset:
 
 
 def load_by_name(dataset: str, seed: int = 0) -> Dataset:
-    """The dataset of this name, or of this path where no built-in one has it. Raises BadInputError."""
+    """Load the built-in dataset of this name, or else the file at this path. Raises BadInputError."""
     return load(reference(dataset), seed)
 
 
 def reference(dataset: str) -> DatasetRef:
-    """What a plan would hold for a name or a path."""
+    """Return the plan's reference to a dataset, which is the name of a built-in one or a path."""
     return DatasetRef(name=dataset) if dataset in NAMES else DatasetRef(path=dataset)
 
 
 def load(ref: DatasetRef, seed: int = 0) -> Dataset:
-    """The dataset a plan names. ``seed``: of the synthetic ones. Raises BadInputError naming the spec's field."""
+    """Load the dataset that a plan names. ``seed``: seed of synthetic data. Raises BadInputError."""
     if ref.name in SYNTHETIC:
         return SYNTHETIC[ref.name](seed)
     if ref.name in (*BUNDLED, *ENLARGED):

@@ -1,7 +1,7 @@
-"""One remote file to one local file: resumed, checked, and there whole or not at all.
+"""Download of one remote file: resumable, verified and atomic.
 
-What a run leaves behind lies in ``.dljob`` beside the data: the part that is there already, what it is a part of, and
-a note on every file that is complete, so that a restarted pod, or the next one at a shared cache, begins there.
+The folder ``.dljob`` beside the data holds the partial file, the version that it is a part of, and a note on every
+complete file. So a restarted pod, or the next pod at a shared cache, continues from there.
 """
 
 import errno
@@ -20,17 +20,17 @@ from dltrain.data.remote_sources import NoRangesError, Remote, Source, Transient
 from dltrain.protocol.errors import BadInputError
 
 WAITS_S = (0.5, 1.0, 2.0, 4.0)
-"""Between tries that bring nothing; one that brings something starts over."""
+"""Delays before retries after attempts without progress. An attempt with progress resets them."""
 PATIENCE_S = 15.0
-"""Nor is there another try after so long without a byte: the job's status shall say within 30 s what is wrong. The
-kubelet starts the container again, 10 s later, then 20 s and so on up to 5 minutes, and it goes on where this ended."""
+"""There is no retry after this time without a byte, so that the job's status shows the fault within 30 s. The kubelet
+restarts the container after 10 s, then 20 s and so on up to 5 minutes, and the download continues where it ended."""
 SAY_EVERY_S = 10.0
 _READ_NBYTES = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def say(text: str) -> None:
-    print(f"dltrain.data.fetch: {text}", flush=True)  # noqa: T201 - the container's log is what people look at
+    print(f"dltrain.data.fetch: {text}", flush=True)  # noqa: T201 - for the container's log
 
 
 def in_units(nbytes: float) -> str:
@@ -42,7 +42,7 @@ def in_units(nbytes: float) -> str:
 
 
 class Progress:
-    """A line now and then on how far one file is."""
+    """Log the progress of one file every ``SAY_EVERY_S`` seconds."""
 
     def __init__(self, name: str, total_nbytes: int | None, done_nbytes: int) -> None:
         self._name, self._total, self._done, self._first = name, total_nbytes, done_nbytes, done_nbytes
@@ -68,7 +68,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Download:
-    """``target``: where the file will be. ``sha256``: hex digits it must have; None: any. ``room_nbytes``: at most."""
+    """The download of ``source`` to ``target``.
+
+    ``sha256``: expected checksum in hex digits, None for any. ``room_nbytes``: size limit.
+    """
 
     source: Source
     target: Path
@@ -78,12 +81,12 @@ class Download:
     room_nbytes: int | None = None
 
     def run(self) -> int:
-        """Bytes of the file, once it is there and right.
+        """Download and verify the file. Return its size in bytes.
 
-        Raises BadInputError when no try can succeed, TransientError when tries were used up.
+        Raises BadInputError if no retry can succeed, TransientError after the last retry.
         """
         if (nbytes := self._complete()) is not None:
-            say(f"{self.target.name}: {in_units(nbytes)} are here already")
+            say(f"{self.target.name}: {in_units(nbytes)} already present")
             return nbytes
         waits, since, damaged, ranges = iter(WAITS_S), time.monotonic(), False, True
         while True:
@@ -91,21 +94,21 @@ class Download:
             try:
                 return self._try(ranges)
             except NoRangesError:
-                say(f"{self.source.shown}: the server sends whole files alone, so a cut connection starts over")
+                say(f"{self.source.shown}: the server supports no ranges, so a cut connection starts over")
                 ranges = False
             except _DamagedError as error:
                 if damaged:
                     raise self._wrong(error.found) from None
-                say(f"{self.target.name}: all parts together have checksum {error.found}; once more from the start")
+                say(f"{self.target.name}: the resumed file has checksum {error.found}; retrying from the start")
                 damaged = True
             except TransientError as error:
                 if ranges and size_of(self._part) > before:
                     waits, since = iter(WAITS_S), time.monotonic()
                 if (wait_s := next(waits, None)) is None or time.monotonic() - since > PATIENCE_S:
                     raise
-                say(f"{error}; again in {wait_s} s")
+                say(f"{error}; retrying in {wait_s} s")
                 time.sleep(wait_s)
-                self.source.be_careful()
+                self.source.shrink_requests()
 
     @property
     def _part(self) -> Path:
@@ -120,7 +123,7 @@ class Download:
         return hashlib.sha256(str(self.target.relative_to(self.notes.parent)).encode()).hexdigest()[:16]
 
     def _complete(self) -> int | None:
-        """Bytes of the file when it has been fetched before, and neither it nor the one at the source has changed."""
+        """Return the file's size if it is complete and neither it nor its source has changed, otherwise None."""
         note = _read(self._note)
         try:
             found = self.target.stat()
@@ -133,7 +136,7 @@ class Download:
         try:
             return found.st_size if self.source.describe().version == note.get("version") != "" else None
         except (BadInputError, TransientError) as error:
-            say(f"{error}; using what was fetched before")
+            say(f"{error}; using the file that was fetched before")
             return found.st_size
 
     def _try(self, ranges: bool) -> int:
@@ -143,7 +146,7 @@ class Download:
         have = self._resumable(remote) if ranges else 0
         digest = hashlib.sha256()
         if have:
-            say(f"{self.target.name}: going on at {in_units(have)}")
+            say(f"{self.target.name}: resuming at {in_units(have)}")
             for data in _chunks(self._part):
                 digest.update(data)
         else:
@@ -175,10 +178,10 @@ class Download:
         return nbytes
 
     def _resumable(self, remote: Remote) -> int:
-        """Bytes of an earlier try that are the beginning of this very file."""
+        """Return the size of an earlier partial download of the same version of the file, or 0."""
         note, have = _read(self._note), size_of(self._part)
         same = (note.get("version"), note.get("of_nbytes")) == (remote.version, remote.nbytes)
-        # Without a version to compare only the checksum can tell.
+        # Without a version, only the checksum can show that both parts belong together.
         known = bool(remote.version) or self.sha256 is not None
         return have if same and known and have <= (remote.nbytes or 0) else 0
 
@@ -215,7 +218,7 @@ class Download:
 
 
 class _DamagedError(Exception):
-    """A file made of parts is not what it should be."""
+    """A resumed download has a wrong checksum."""
 
     def __init__(self, found: str) -> None:
         super().__init__(found)
@@ -224,7 +227,7 @@ class _DamagedError(Exception):
 
 @contextmanager
 def _disk(target: Path) -> Iterator[None]:
-    """A full disk in words."""
+    """Translate the error of a full disk into a TransientError."""
     try:
         yield
     except OSError as error:
@@ -235,8 +238,8 @@ def _disk(target: Path) -> Iterator[None]:
 
 def _full(target: Path, words: str) -> str:
     return (
-        f"the disk for {target.parent} is full: {words}: free space on the node or the claim, or raise "
-        "spec.dataset.size, which requests it"
+        f"the disk for {target.parent} is full: {words}. Free space on the node or the claim, or raise "
+        "spec.dataset.size, which requests the space"
     )
 
 
@@ -258,7 +261,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def sha256_of(path: Path) -> str:
-    """Raises OSError when the file cannot be read."""
+    """Return the file's SHA-256 in hex digits. Raises OSError if the file cannot be read."""
     digest = hashlib.sha256()
     for data in _chunks(path):
         digest.update(data)
@@ -266,7 +269,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A note; empty where there is none that can be read, which means nothing was done."""
+    """Return a note, or an empty dictionary if it is missing or damaged, which means that nothing was done."""
     try:
         found = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

@@ -1,9 +1,9 @@
-"""Gets a job's data into the pod: ``python -m dltrain.data.fetch URI --to FILE``, or checks what is there.
+"""Fetch a job's data into the pod, or check local data: ``python -m dltrain.data.fetch URI --to FILE``.
 
-The dataset's init container runs it. ``http``, ``https`` and ``s3`` URIs are fetched; ``file`` URIs (the image's, or a
-mounted claim's) are checked where they lie. A URI that ends in SHA256SUMS means all files it lists, relative to it.
-Exit codes: 0; 64 when it cannot succeed as the job is written; 74 when it may, later; 143 when it was stopped. The
-last line says why.
+The dataset's init container runs it. It fetches ``http``, ``https`` and ``s3`` URIs, and checks ``file`` URIs, which
+are in the image or on a mounted claim, in place. A URI that ends in SHA256SUMS stands for all files that it lists,
+relative to it. Exit codes: 0; 64 if it cannot succeed with this spec; 74 if a retry may succeed; 143 if it was stopped.
+The last line of output gives the reason.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXI
 
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _FIELD = "spec.dataset.uri"
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,9 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def fetch(uri: str, target: Path, sha256: str | None = None, room_nbytes: int | None = None) -> None:
-    """The file at ``uri`` as ``target``, and for SHA256SUMS all that it lists beside it.
+    """Fetch ``uri`` to ``target``, and for SHA256SUMS all files that it lists into the same folder.
 
-    Raises BadInputError or TransientError (see ``download``).
+    ``room_nbytes``: limit on the size of all files. Raises BadInputError or TransientError (see ``download``).
     """
     folder = target.parent
     notes = folder / ".dljob"
@@ -79,7 +79,7 @@ def fetch(uri: str, target: Path, sha256: str | None = None, room_nbytes: int | 
 
 
 def check(path: Path, sha256: str | None) -> None:
-    """Holds a file against its checksum, and for SHA256SUMS all that it lists. Raises BadInputError."""
+    """Verify a file's checksum, and for SHA256SUMS those of all files that it lists. Raises BadInputError."""
     if sha256 is not None:
         _hold(path, sha256, "spec.dataset.sha256")
     if path.name == DATASET_SUMS:
@@ -100,7 +100,7 @@ def _hold(path: Path, sha256: str, field: str) -> None:
 
 
 def read_sums(path: Path) -> dict[str, str]:
-    """Name to checksum of the files that a SHA256SUMS lists. Raises BadInputError when it is none."""
+    """Return the checksums in a SHA256SUMS file by file name. Raises BadInputError if its format is wrong."""
     expected = "lines of a checksum, two spaces and a relative path, as sha256sum writes them"
     listed: dict[str, str] = {}
     try:
@@ -120,7 +120,7 @@ def read_sums(path: Path) -> dict[str, str]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process at a time fetches into a folder: the others wait, and find it there."""
+    """Hold a file lock, so that one process at a time fetches into a folder. The others then find the data there."""
     with path.open("w") as file:
         said = time.monotonic() - SAY_EVERY_S
         while True:
@@ -132,7 +132,7 @@ def _alone(path: Path) -> Iterator[None]:
                     parts = sum(size_of(part) for part in path.parent.glob("*.part"))
                     say(f"another pod is fetching ({in_units(parts)} under way): waiting for it")
                     said = time.monotonic()
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
             except OSError as error:
                 if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                     raise

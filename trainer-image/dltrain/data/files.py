@@ -1,4 +1,4 @@
-"""A dataset's ``.npz`` file, checked before a model meets it. data``."""
+"""Reading and validating a dataset's ``.npz`` file."""
 
 import zipfile
 from pathlib import Path
@@ -11,11 +11,11 @@ from dltrain.protocol.errors import BadInputError
 KEYS = ("x", "y", "x_test", "y_test")
 FIELD = "spec.dataset.uri"
 MAX_CLASSES = 2**20
-"""Beyond that a number is rather an error than a class: the model would have an output for each."""
+"""Larger class numbers are taken for errors, because the model has an output per class."""
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a file, those of ``KEYS`` among them. Raises BadInputError."""
+    """Return the arrays of a file, which must include ``KEYS``. Raises BadInputError."""
     expected = f"an .npz file with arrays {', '.join(KEYS)}"
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -1,4 +1,4 @@
-"""Remote files through fsspec: what is there, its bytes, and what a backend's errors mean."""
+"""Remote files through fsspec: metadata, contents, and the translation of a backend's errors."""
 
 import os
 from collections import deque
@@ -14,12 +14,12 @@ from aiohttp import ClientConnectorCertificateError, ClientError, ClientResponse
 from dltrain.protocol.errors import BadInputError
 
 CHUNK_NBYTES = 8 * 2**20
-"""Of one ranged request at first: what a cut connection costs."""
-_FINER, _FINEST, _GOOD = 4, 128, 16
-"""After a cut requests become so much smaller, down to that part, and larger again once so many in a row went well:
-some networks cut all that takes long."""
+"""Initial size of a ranged request, and so the loss when a connection is cut."""
+_SHRINK_FACTOR, _MAX_SHRINK, _REGROW_AFTER = 4, 128, 16
+"""A cut connection divides the request size by the first number, down to ``CHUNK_NBYTES`` over the second. The size
+doubles again after every so many requests. Some networks cut all long requests."""
 STREAMS = 4
-"""Requests under way: object stores give each connection a part of what a node can take."""
+"""Number of parallel requests. Object stores limit the bandwidth of each connection below that of a node."""
 CONNECT_S, SILENCE_S = 5.0, 20.0
 _FIELD = "spec.dataset.uri"
 _CREDENTIALS = (
@@ -29,15 +29,15 @@ _CREDENTIALS = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
 )
-"""Where there is any, requests to S3 are signed; else the bucket must be public."""
+"""If any of these is set, requests to S3 are signed. Otherwise the bucket must be public."""
 
 
 class TransientError(OSError):
-    """Network, server or a full disk: another try may succeed, and goes on where this one ended."""
+    """A fault of the network or the server, or a full disk. A retry may succeed and continues where this one ended."""
 
 
 class NoRangesError(Exception):
-    """The server sends whole files alone."""
+    """The server supports no ranged requests."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Remote:
 
     nbytes: int | None
     version: str
-    """Changes when the file does; empty where the server says nothing that would."""
+    """Changes whenever the file changes. Empty if the server reports nothing suitable."""
 
 
 class Source:
@@ -56,19 +56,22 @@ class Source:
         self.uri = uri
         parts = urlsplit(uri)
         self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        """Without what may be a secret."""
+        """The URI without parts that may be secret."""
         self._chunk_nbytes = CHUNK_NBYTES
         options = _s3_options() if parts.scheme == "s3" else _http_options()
         self._fs, self._path = fsspec.core.url_to_fs(uri, use_listings_cache=False, **options)
 
     def beside(self, name: str) -> "Source":
-        """The file of that relative name in this one's folder."""
+        """Return the file with that relative name in this file's folder."""
         address, mark, query = self.uri.partition("?") if self.uri.startswith("http") else (self.uri, "", "")
         name = quote(name) if mark or self.uri.startswith("http") else name
         return Source(f"{address.rpartition('/')[0]}/{name}{mark}{query}")
 
     def describe(self) -> Remote:
-        """Raises BadInputError when there is no such file, or it is not ours to read; TransientError otherwise."""
+        """Return the file's metadata.
+
+        Raises BadInputError if there is no such file or no permission to read it, TransientError for other faults.
+        """
         try:
             info = self._fs.info(self._path)
         except Exception as error:
@@ -77,7 +80,7 @@ class Source:
         return Remote(info.get("size"), str(version))
 
     def read(self, begin: int, nbytes: int) -> Iterator[bytes]:
-        """From ``begin`` to ``nbytes``, in order, by ranged requests of which several are under way."""
+        """Yield the bytes from ``begin`` to ``nbytes`` in order, read by parallel ranged requests."""
         with ThreadPoolExecutor(STREAMS) as pool:
             count = min(STREAMS, -(-(nbytes - begin) // self._chunk_nbytes))
             handles = list(pool.map(lambda _: self._open(self._chunk_nbytes), range(count)))
@@ -86,23 +89,23 @@ class Source:
             try:
                 while begin < nbytes or window:
                     if begin < nbytes and len(window) < count:
-                        # The request before on this handle is done: its result has been given out.
+                        # The previous request on this handle has finished, because its result has been yielded.
                         end = min(begin + self._chunk_nbytes, nbytes)
                         window.append(pool.submit(self._chunk, handles[number % count], begin, end))
                         begin, number = end, number + 1
-                        if number % _GOOD == 0:
+                        if number % _REGROW_AFTER == 0:
                             self._chunk_nbytes = min(2 * self._chunk_nbytes, CHUNK_NBYTES)
                     else:
                         yield window.popleft().result()
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def be_careful(self) -> None:
-        """Ask for less at a time from now on."""
-        self._chunk_nbytes = max(self._chunk_nbytes // _FINER, CHUNK_NBYTES // _FINEST)
+    def shrink_requests(self) -> None:
+        """Reduce the size of requests."""
+        self._chunk_nbytes = max(self._chunk_nbytes // _SHRINK_FACTOR, CHUNK_NBYTES // _MAX_SHRINK)
 
     def stream(self) -> Iterator[bytes]:
-        """All of it, by one request: for servers without ranges."""
+        """Yield the whole file from one request, for servers without ranges."""
         file = self._open(0)
         try:
             while data := file.read(2**20):
@@ -131,7 +134,7 @@ class Source:
         return data
 
     def _meaning(self, error: Exception) -> Exception:
-        """What the error of a backend comes to for a user."""
+        """Translate a backend's error into a BadInputError or a TransientError."""
         chain = list(_chain(error))
         status = next((one.status for one in chain if isinstance(one, ClientResponseError)), None)
         said = f" (HTTP {status})" if status else ""
@@ -151,8 +154,8 @@ class Source:
             return BadInputError(_FIELD, f"{self.shown} refused{said}", "a file that can be read", "correct the URI")
         if any(isinstance(one, ClientConnectorCertificateError) for one in chain):
             return BadInputError(
-                _FIELD, f"{self.shown} with a certificate that nobody here vouches for", "a known authority's",
-                "put yours into the image and name its file as SSL_CERT_FILE in spec.trainer.env",
+                _FIELD, f"{self.shown} with a certificate of an unknown authority", "a certificate of a known one",
+                "put the authority's certificate into the image and set SSL_CERT_FILE to it in spec.trainer.env",
             )  # fmt: skip
         last = chain[-1]
         return TransientError(f"{self.shown}: {type(last).__name__}: {' '.join(str(last).split())[:300]}{said}")
@@ -165,7 +168,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _http_options() -> dict[str, Any]:
-    headers = {"Accept-Encoding": "identity"}  # ranges are of the file, not of what a compressor makes of it
+    headers = {"Accept-Encoding": "identity"}  # otherwise ranges could refer to a compressed form of the file
     if authorization := os.environ.get("HTTP_AUTHORIZATION"):
         headers["Authorization"] = authorization
     timeout = ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)

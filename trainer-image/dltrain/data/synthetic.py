@@ -1,4 +1,4 @@
-"""Data without files: each sample a pure function of (seed, its number), learnable, of any amount. For benchmarks."""
+"""Synthetic, learnable data for benchmarks. Each sample is a pure function of the seed and its number."""
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class _Synthetic:
 
 
 class SyntheticImages(_Synthetic):
-    """3 x 32 x 32 images of 10 classes: a pattern for the class, and noise twice as strong."""
+    """Images of shape (3, 32, 32) in 10 classes: the pattern of the class plus noise that is twice as strong."""
 
     shape = InputShape((3, 32, 32), 10)
 
@@ -46,7 +46,7 @@ class SyntheticImages(_Synthetic):
 
 
 class SyntheticTokens(_Synthetic):
-    """Sequences of 128 tokens out of 256: the next is 5 t + 17 + (0..3), so the best loss is ln 4."""
+    """Sequences of 128 tokens out of 256. Token t is followed by 5 t + 17 + (0..3), so the minimum loss is ln 4."""
 
     shape = InputShape((128,), 256, tokens=True)
 

@@ -1,4 +1,4 @@
-"""Long texts of tokens, cut into sequences. load``."""
+"""Long texts of tokens, split into sequences."""
 
 import sysconfig
 from pathlib import Path
@@ -12,17 +12,20 @@ from dltrain.models import InputShape
 from dltrain.protocol.errors import BadInputError
 
 POSITIONS = 128
-"""Tokens of a sequence."""
+"""Tokens per sequence."""
 _KINDS = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
 SOURCE_SEQUENCES = 11_000
 SOURCE_TEST_SEQUENCES = 1_000
 
 
 class TokenText:
-    """Sequence i is tokens i * 128 to i * 128 + 127, its targets the same one further; the last ones are held out."""
+    """A text in sequences: sequence i holds tokens 128 i to 128 i + 127, its targets are those shifted by one.
+
+    The last sequences are held out.
+    """
 
     def __init__(self, tokens: NDArray[np.unsignedinteger], vocabulary: int, test_samples: int) -> None:
-        """``tokens``: one-dimensional, also mapped from a file: the ranks of a node then share its pages."""
+        """Take one-dimensional ``tokens``. If they are mapped from a file, the ranks of a node share its pages."""
         self._tokens = tokens
         self.test_samples = test_samples
         self.train_samples = (len(tokens) - 1) // POSITIONS - test_samples
@@ -37,9 +40,9 @@ class TokenText:
 
 
 def read_tokens(path: Path) -> TokenText:
-    """Tokens of a one-dimensional .npy of uint8, uint16 or uint32, or a .bin of uint16 (``.uint32.bin``: uint32).
+    """Read a one-dimensional .npy of uint8, uint16 or uint32, or a .bin of uint16 (``.uint32.bin``: uint32).
 
-    A tenth is held out, at the end. Raises BadInputError.
+    The last tenth of the sequences is held out. Raises BadInputError.
     """
     expected = f"a one-dimensional .npy of uint8, uint16 or uint32, or a .bin of uint16, of over {2 * POSITIONS} tokens"
     try:
@@ -61,9 +64,10 @@ def read_tokens(path: Path) -> TokenText:
 
 
 def python_source() -> TokenText:
-    """The source of this Python's own standard library, byte by byte; what is held out are other modules.
+    """Return the bytes of this Python's standard library as tokens. The held-out part is the end of the text.
 
-    Every Python brings the text, under its own licence: nothing is bundled. It differs a little between versions.
+    Every Python installation contains the text, under its own licence, so nothing is bundled. The text differs slightly
+    between versions. Raises BadInputError if it is too short.
     """
     folder, wanted = Path(sysconfig.get_path("stdlib")), SOURCE_SEQUENCES * POSITIONS + 1
     text = b""

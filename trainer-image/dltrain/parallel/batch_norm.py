@@ -1,7 +1,7 @@
-"""Batch normalization over the global batch, for uneven shares. wrap``).
+"""Batch normalization (Ioffe and Szegedy 2015) over the global batch, for uneven shares.
 
-Ioffe and Szegedy 2015, with mean and variance over the samples of all ranks, so that the split of the batch changes
-nothing. torch's own SyncBatchNorm needs GPUs, and takes it that every rank's loss counts the same.
+Mean and variance are those of the samples of all ranks, so results do not depend on the split of the batch. torch's own
+SyncBatchNorm needs GPUs and assumes that the losses of all ranks have equal weight.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @dataclass(frozen=True)
 class Ranks:
-    """What a layer needs to know of the ranks. Plain functions, so that a copy of a model shares them."""
+    """A layer's access to the ranks. The fields are plain functions, so that a copy of a model shares them."""
 
     sum: Callable[[Sequence[float]], list[float]]
-    """Element-wise sum over ranks, in double precision; every rank calls it at the same places."""
+    """Element-wise sum over ranks in double precision. Every rank must call it at the same places."""
     counts: Callable[[], bool]
-    """Whether this rank's samples belong to the batch; a rank left without one computes another's."""
+    """Returns False if this rank has no samples of its own, and therefore computes some of another rank."""
     weight: Callable[[], float]
-    """Factor of this rank's mean loss in the sum over ranks: b_r / B, or its tokens; only ratios matter."""
+    """Returns the weight of this rank's mean loss: b_r / B, or its number of tokens. Only ratios matter."""
 
 
 class SyncBatchNorm(_BatchNorm):
-    """In the place of a BatchNorm: the same parameters and buffers under the same names."""
+    """A replacement for a BatchNorm layer, with the same parameters and buffers under the same names."""
 
     def __init__(self, like: _BatchNorm, ranks: "Ranks") -> None:
         nn.Module.__init__(self)
@@ -35,10 +35,10 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
         if input.dim() < 2:
-            raise ValueError(f"batch norm: found input of {input.dim()} dimensions, expected samples by channels")
+            raise ValueError(f"batch norm: found input of {input.dim()} dimensions; expected samples by channels")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """(N, C, …) normalized per channel. Raises ValueError for one value per channel, PeerLostError."""
+        """Normalize (N, C, …) per channel. Raises ValueError for one value per channel, PeerLostError."""
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
@@ -49,7 +49,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the running statistics, which evaluation uses; they are equal on all ranks."""
+        """Update the running statistics, which evaluation uses. They are equal on all ranks."""
         assert self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None
         self.num_batches_tracked.add_(1)
         factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
@@ -58,9 +58,9 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalize(torch.autograd.Function):
-    """y = (x - mean) / sqrt(variance + eps) * weight + bias, with statistics of all ranks' samples.
+    """Compute y = (x - mean) / sqrt(variance + eps) * weight + bias with the statistics of all ranks' samples.
 
-    With g_r the gradient of rank r's mean loss and w_r its weight, the gradient of the whole is w_r g_r, and
+    If g_r is the gradient of rank r's mean loss and w_r its weight, the gradient of the global loss is w_r g_r, and
     w_r dx_r = weight / std * (w_r g_r - Σ_s w_s Σ g_s / n - x̂ Σ_s w_s Σ g_s x̂_s / n).
     """
 
@@ -71,11 +71,12 @@ class _Normalize(torch.autograd.Function):
         given, x = x, _wide(x)
         variance, mean = torch.var_mean(x, over, correction=0)
         mean, variance = mean.double(), variance.double()
-        # Sums of squares in double precision, made of a variance about the rank's own mean: no digits cancel.
+        # Sums of squares are computed in double precision from the variance about the rank's mean, so that no digits
+        # cancel.
         sums = torch.cat([mean * here, (variance + mean * mean) * here])
         *values, count = layer._ranks.sum([*(sums if here else torch.zeros_like(sums)).tolist(), here])
         if count < 2:
-            raise ValueError(f"batch norm: found {count:g} values per channel in the batch, expected at least 2")
+            raise ValueError(f"batch norm: found {count:g} values per channel in the batch; expected at least 2")
         mean, square = (torch.tensor(values, dtype=torch.float64, device=x.device) / count).chunk(2)
         variance = (square - mean * mean).clamp_(min=0)
         inverse = (variance + layer.eps).rsqrt()
@@ -84,7 +85,7 @@ class _Normalize(torch.autograd.Function):
         output = normal if weight is None else normal * weight.view(shape)
         if bias is not None:
             output = output + bias.view(shape)
-        # Rounded to 16 bits, what is normalized would bias sums; then it is made again from what was given.
+        # Normalized values rounded to 16 bits would bias the sums, so backward recomputes them from 16-bit input.
         ctx.save_for_backward(normal if given is x else given, weight, inverse.to(x.dtype), mean.to(x.dtype))
         ctx.ranks, ctx.counted, ctx.count, ctx.over, ctx.shape, ctx.has_bias = (
             layer._ranks,
@@ -107,14 +108,14 @@ class _Normalize(torch.autograd.Function):
         own = ctx.ranks.weight() if ctx.counted else 0.0
         if ctx.counted and not own:
             raise RuntimeError(
-                "batch norm: found a rank without a token whose samples are part of the statistics, expected tokens on "
-                "every rank: give each rank a larger share"
+                "batch norm: found a rank without tokens whose samples are part of the statistics; expected tokens on "
+                "every rank. Increase the local batch sizes"
             )
         g, gx = gradient.sum(ctx.over), (gradient * normal).sum(ctx.over)
         sums = torch.cat([g, gx]).double() * own if own else torch.zeros(2 * len(g), dtype=torch.float64)
         values = ctx.ranks.sum(sums.tolist())
         if not own:
-            return torch.zeros_like(gradient, dtype=narrow), None, None, None  # weighted with 0 whatever it is
+            return torch.zeros_like(gradient, dtype=narrow), None, None, None  # its weight is 0
         mean, slope = (
             part.to(gradient).view(ctx.shape)
             for part in (torch.tensor(values, dtype=torch.float64) / (own * ctx.count)).chunk(2)
@@ -125,7 +126,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Sums of 16-bit numbers overflow, and autocast hands such over."""
+    """Convert 16-bit numbers, which autocast passes, to float32, because their sums overflow."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -133,7 +134,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def synchronized(model: Model, ranks: Ranks) -> Model:
-    """``model`` with every BatchNorm in it replaced; parameters stay the same objects."""
+    """Replace every BatchNorm in ``model`` by SyncBatchNorm. Parameters stay the same objects."""
     if isinstance(model, _BatchNorm):
         return cast(Model, SyncBatchNorm(model, ranks))
     for name, child in model.named_children():
@@ -142,13 +143,13 @@ def synchronized(model: Model, ranks: Ranks) -> Model:
 
 
 def local_layers(model: nn.Module) -> list[str]:
-    """Names of the layers whose statistics would be those of one rank's samples."""
+    """Return the names of BatchNorm layers, whose statistics would cover only one rank's samples."""
     return [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
 
 
 def unsynchronized(layers: Sequence[str]) -> str:
-    """What to tell of a model whose ``layers`` normalize over the samples of one rank."""
+    """Return the warning for a model whose ``layers`` normalize over the samples of one rank."""
     return (
-        f"{len(layers)} BatchNorm layers ({layers[0]}, …) see the samples of one rank only: what is learned depends on "
-        "the split of the batch; set spec.model.syncBatchNorm, or wrap(…, sync_batch_norm=True)"
+        f"{len(layers)} BatchNorm layers ({layers[0]}, …) use the samples of one rank only, so results depend on the "
+        "split of the batch. Set spec.model.syncBatchNorm, or pass sync_batch_norm=True to t.wrap"
     )

@@ -1,6 +1,6 @@
-"""Numbers that travel with the gradients, in the tail of their buffer.
+"""Numbers that ranks sum together with the gradients, in the tail of the gradient buffer.
 
-Ranks agree by them on what happens after a step, without a message.
+With them, ranks agree on the actions after a step without an extra message.
 """
 
 from collections.abc import Sequence
@@ -8,27 +8,27 @@ from typing import NamedTuple
 
 
 class Shared(NamedTuple):
-    """What ranks share at every step, before the times of each rank; the sum over ranks is what counts."""
+    """The values that are summed over ranks at every step. The times of each rank follow them in the tail."""
 
     loss: float = 0.0
-    """This rank's part of the batch's mean loss."""
+    """This rank's contribution to the batch's mean loss."""
     logged: float = 0.0
-    """Part of the batch whose loss was logged."""
+    """Weight of the samples whose loss was logged."""
     stop: float = 0.0
     save: float = 0.0
     keep: float = 0.0
     square: float = 0.0
-    """Squared norm of the gradient before, where no rank holds all of it."""
+    """Squared norm of this rank's part of the previous gradient, if no rank holds all of it."""
     within: float = 0.0
-    """Weight times squared norm of the rank's own gradient; what AdaScale measures."""
+    """Weight times squared norm of the rank's local gradient, which AdaScale needs."""
     weighed: float = 0.0
-    """Ranks that weigh their loss themselves."""
+    """Number of ranks that called ``weigh``."""
     weight: float = 0.0
-    """What they weigh it by, such as tokens."""
+    """Weights that they passed, such as numbers of tokens."""
 
 
 class Agreed(NamedTuple):
-    """Sums over ranks of what each shared, and the times of the step before by rank."""
+    """The shared values summed over ranks, and the times of the previous step by rank, in seconds."""
 
     shared: Shared
     computed: list[float]
@@ -37,16 +37,16 @@ class Agreed(NamedTuple):
 
 
 def length(ranks: int) -> int:
-    """Numbers in the tail of a world of so many ranks."""
+    """Return the length of the tail for a number of ranks."""
     return len(Shared()) + 3 * ranks
 
 
 def pack(
     shared: Shared, rank: int, ranks: int, compute_s: float, exposed_s: float, demanded_s: float = 0.0
 ) -> list[float]:
-    """This rank's part of the tail; the times are those of its step before.
+    """Return this rank's values for the tail. The times are those of its previous step.
 
-    ``demanded_s``: how long its CPU time takes to come by (``measure.Budget``); 0 where that is unknown.
+    ``demanded_s``: time in which the rank gets the CPU time that it needs (``stopwatch.Budget``), 0 if unknown.
     """
     by_rank = [0.0] * (3 * ranks)
     by_rank[rank::ranks] = compute_s, exposed_s, demanded_s
@@ -54,7 +54,7 @@ def pack(
 
 
 def unpack(total: Sequence[float], ranks: int) -> Agreed:
-    """From the summed tail."""
+    """Split the summed tail into its fields."""
     own, times = total[: len(Shared())], list(total[len(Shared()) :])
     return Agreed(Shared(*own), *(times[i * ranks : (i + 1) * ranks] for i in range(3)))
 

@@ -1,12 +1,12 @@
-"""Data parallel training: gradients of all ranks are summed while backward is still running.
+"""Data-parallel training: the all-reduce of the gradients overlaps with the backward pass.
 
-Rank r computes the mean loss of its b_r samples; its gradient times b_r / B, summed over ranks, is the gradient of the
-mean over the B samples of the batch, as one process would have it, whatever the split. The same holds for a mean over
-tokens, with tokens in the place of samples; their total is known only after the sum, and divides it then.
+Rank r computes the mean loss of its b_r samples. Its gradient times b_r / B, summed over ranks, is the gradient of the
+mean over the B samples of the global batch, for every split. The same holds for a mean over tokens instead of samples.
+The total number of tokens is known only after the reduction, and divides the gradient then.
 
-Once backward has reached every parameter it ends with the wait for the sums, so that a script finds the whole batch's
-gradients in ``p.grad`` and may clip or look at them, as in one process. What it leaves without a part (a head that this
-step does not use) may still come by another backward pass: then the optimizer's step waits, as ``whole`` does.
+A backward pass that reaches every parameter ends with a wait for the reduction. So a script finds the global batch's
+gradients in ``p.grad`` and may clip or inspect them, as in one process. If parameters are left (such as a head that the
+step does not use), another backward pass may reach them. Then the optimizer's step waits, by calling ``whole``.
 """
 
 import time
@@ -27,20 +27,20 @@ from dltrain.timing.backward_passes import Passes
 from dltrain.timing.stopwatch import Lap, reading
 
 _DRIVE_S, _DRIVEN = 0.5e-3, 3
-"""During backward, sums are driven so often at most, and so many of them."""
+"""Minimum interval at which the backward pass makes progress on reductions, and the number of reductions."""
 
 
 def square_of(tensors: Iterable[torch.Tensor]) -> float:
-    """Squared norm of all of them together, read at once: each reading waits for a GPU."""
+    """Return the squared norm of all tensors together. All norms are read at once, as each read waits for a GPU."""
     norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
     return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
 
 
 class DataParallel(Placement):
-    """Sums gradients over ranks, bucket by bucket, started by hooks as backward completes them.
+    """Reduce gradients over ranks by buckets. Hooks start a bucket when the backward pass has completed it.
 
-    Buckets start in the same order on every rank, whatever order backward finishes them in; every hook also drives
-    the messages under way, because MPI moves them only inside calls.
+    Buckets start in the same order on every rank, whatever order the backward pass completes them in. Hooks also make
+    progress on pending messages, because MPI does so only inside calls.
     """
 
     def __init__(
@@ -51,33 +51,35 @@ class DataParallel(Placement):
         tail: int,
         zeros: Callable[[int, torch.dtype, torch.device], torch.Tensor] | None = None,
     ) -> None:
-        """``collective`` makes the strategy for the buckets; ``tail``: numbers shared at every step; ``zeros``: where
-        the memory of the buckets comes from, default torch.
+        """Allocate the buffer and register the hooks.
+
+        ``collective``: makes the collective of the buckets. ``tail``: number of values shared at every step. ``zeros``:
+        allocates the buffer, by default with torch.
         """
         parameters = list(parameters)
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         self.buffer = GradientBuffer(parameters, bucket_nbytes, tail, zeros, marked=not self.in_parts)
         self.collective = collective(self.buffer.slices)
         self.exposed_s = 0.0
-        """Time of the last step spent waiting for the sum, not hidden behind backward."""
+        """Time of the last step spent waiting for the reduction, without overlap with the backward pass."""
         self.waited = Lap()
-        """Of the step under way, time within the script's part of it that was spent on other ranks."""
+        """Time of the current step that calls of the script spent waiting for other ranks."""
         self.passes = Passes(self.buffer.flat.device)
-        """Backward passes of the step under way."""
+        """Backward passes of the current step."""
         self.sum_s = 0.0
-        """Of the last step, from the start of the first sum to the end of the last."""
+        """Time of the last step from the start of the first reduction to the end of the last one."""
         self._sums_began = 0.0
         self.square = 0.0
-        """Squared norm of this rank's part of the last gradient, where it holds but a part of it."""
+        """Squared norm of this rank's part of the last gradient, if it holds only a part."""
         self.square_at: int | None = None
-        """Position in the tail where this rank's weight times the square of its gradient goes; None: nowhere."""
+        """Position in the tail of this rank's weight times its squared gradient norm. None: it is not shared."""
         self.measured_norm = 0.0
-        """Of the whole batch's gradient, before the script touches it; in steps with ``square_at`` only."""
+        """Norm of the global batch's gradient before the script changes it. Set only in steps with ``square_at``."""
         self.weight_at: int | None = None
-        """Position in the tail of the total of what ranks weigh their loss by, which divides the sum; None: nowhere."""
+        """Position in the tail of the sum of the ranks' loss weights, which divides the gradient. None: no division."""
         self._own_square: torch.Tensor | float = 0.0
         self._summed: list[float] = []
-        """Sums of marks and tail."""
+        """Marks and tail, summed over ranks."""
         self._bucket_of = {p: i for i, bucket in enumerate(self.buffer.buckets) for p in bucket.parameters}
         self._missing: list[int] = []
         self._works: list[Work] = []
@@ -89,7 +91,7 @@ class DataParallel(Placement):
         self._accumulates = self._queued = self._whole = False
         self._norm: float | None = None
         self._finished = False
-        """Whether ``finish`` was reached since ``begin``."""
+        """True if ``finish`` has completed since ``begin``."""
         self._left = 1.0
         self._version: int | None = None
         self._lost: PeerLostError | None = None
@@ -99,18 +101,18 @@ class DataParallel(Placement):
         ]
 
     def begin(self, weight: float, shared: list[float]) -> None:
-        """Zero the gradients and open a step; ``weight``: b_r / B. ``shared``: this rank's part of the tail.
+        """Zero the gradients and open a step. ``weight``: b_r / B. ``shared``: this rank's values of the tail.
 
-        Raises MisuseError when the script made parameters trainable that were frozen.
+        Raises MisuseError if the script has made frozen parameters trainable.
         """
         if any(parameter.requires_grad for parameter in self._frozen):
             thawed = [tuple(p.shape) for p in self._frozen if p.requires_grad]
             raise MisuseError(
-                f"model: found parameters {thawed} trainable that were frozen in t.wrap, whose gradients no rank sums: "
-                "wrap the model with all that will ever be trained trainable, and freeze after t.wrap"
+                f"model: found trainable parameters {thawed} that were frozen in t.wrap; expected no new ones, because "
+                "ranks do not reduce their gradients. Freeze parameters only after t.wrap"
             )
         self.buffer.attach()
-        self.buffer.tell(shared)
+        self.buffer.set_tail(shared)
         self._missing = [len(bucket.parameters) for bucket in self.buffer.buckets]
         self._works = []
         self._under_way.clear()
@@ -123,9 +125,9 @@ class DataParallel(Placement):
         self._open, self._finished, self._left = True, False, 1.0
 
     def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
-        """Put ``values`` into the tail from ``position`` on; False when it is too late for this step.
+        """Write ``values`` into the tail from ``position`` on. Return False if it is too late for this step.
 
-        Tensors are not read: on a GPU that would wait for the forward pass.
+        Tensors are copied without reading them, because reading would wait for the forward pass on a GPU.
         """
         if not self._open or len(self._works) == len(self.buffer.buckets):
             return False
@@ -135,32 +137,30 @@ class DataParallel(Placement):
         return True
 
     def weigh(self, weight: float) -> None:
-        """Another weight than ``begin``'s for this step, before its backward pass. Raises MisuseError later on."""
+        """Replace the weight of this step. Raises MisuseError after its backward pass has begun."""
         if not self._open or self._works or self._reached:
-            raise MisuseError(
-                "t.weigh: found a weight in the middle of backward, expected it between the batch and backward()"
-            )
+            raise MisuseError("t.weigh: found a call after backward() has begun; expected it before backward()")
         self._weight = weight
 
     def unscaled(self, scale: float, left: float) -> None:
-        """After ``finish``: losses were multiplied by ``scale``, of which gradients still bear ``left``."""
+        """Record after ``finish`` that losses were multiplied by ``scale``, and gradients still by ``left``."""
         self.measured_norm /= scale
         self._left = left
         self._seen()
 
     def carry(self, factor: float) -> None:
-        """See ``Collective``."""
+        """Scale the residuals of gradient compression; see ``Collective``."""
         self.collective.carry(factor)
 
     def gradient_norm(self) -> float:
-        """Euclidean norm of the gradient that this rank holds; of before ``clip``."""
+        """Return the Euclidean norm of the gradient that this rank holds, before clipping."""
         norm = float(torch.linalg.vector_norm(self.buffer.gradient)) if self._norm is None else self._norm
         return norm / self._left
 
-    def clip(self, most: float) -> float:
-        """Scale the whole batch's gradient so that its norm is at most ``most``; returns the norm it had.
+    def clip(self, max_norm: float) -> float:
+        """Clip the global batch's gradient to a norm of at most ``max_norm``. Return the norm before clipping.
 
-        A lost rank shows in ``finish``; what is returned then is of no use, as in a step that was given up.
+        Returns 0 if a rank was lost, which ``finish`` raises, or if the step was abandoned.
         """
         if not (self._open or self._finished) or self._lost is not None:
             return 0.0
@@ -174,8 +174,8 @@ class DataParallel(Placement):
             self._lost = error
             self.abandon()
             return 0.0
-        if self._norm > most:
-            self.buffer.gradient.mul_(most / (self._norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
+        if self._norm > max_norm:
+            self.buffer.gradient.mul_(max_norm / (self._norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
         self._seen()
         return self._norm
 
@@ -184,7 +184,7 @@ class DataParallel(Placement):
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Backward passes within add up; the one after them is the step's last."""
+        """Accumulate the gradients of backward passes inside. The pass after them is the last of the step."""
         self._accumulates = True
         try:
             yield
@@ -192,10 +192,10 @@ class DataParallel(Placement):
             self._accumulates = False
 
     def finish(self) -> list[float]:
-        """Wait for the sum of all gradients; returns the summed tail. Raises PeerLostError.
+        """Wait for the reduction of all gradients. Return the summed tail.
 
-        Parameters that no rank's backward reached have no gradient afterwards: optimizers pass over them, as in one
-        process. Raises MisuseError when the script changed gradients before they were summed.
+        Parameters that no rank's backward pass reached have no gradient afterwards, so that optimizers skip them as in
+        one process. Raises PeerLostError, and MisuseError if the script changed gradients before their reduction.
         """
         assert self._open, "begin comes before finish"
         self._open = False
@@ -209,23 +209,23 @@ class DataParallel(Placement):
         return self._summed[len(self.buffer.marks) :]
 
     def whole(self) -> None:
-        """Wait until the gradients are those of the whole batch. Raises PeerLostError, MisuseError as ``finish``."""
+        """Wait until the gradients are those of the global batch. Raises PeerLostError, MisuseError as ``finish``."""
         if self._version not in (None, self.buffer.flat._version) and (self.in_parts or not self._whole):
             raise MisuseError(
-                "found gradients changed between backward() and opt.step() while their sum over ranks was under way: "
-                + ("each rank holds a part of it (parallelism.strategy Optimizer)" if self.in_parts else self._rest)
-                + ". Clip by t.clip_gradients(max_norm), which knows"
+                "found gradients changed between backward() and opt.step() before they were reduced over ranks: "
+                + ("each rank holds a part of them (parallelism.strategy Optimizer)" if self.in_parts else self._rest)
+                + ". Clip with t.clip_gradients(max_norm)"
             )
         if self._whole:
             return
         self._catch_up()
         began = time.perf_counter()
-        if not self._reached:  # no backward pass, but perhaps gradients that the script wrote there itself
+        if not self._reached:  # no backward pass, but the script may have written gradients into the buffer
             self._reached.update(index for index, view in enumerate(self.buffer.views) if bool(view.any()))
         for bucket in range(len(self._works), len(self.buffer.buckets)):
             for parameter in self.buffer.buckets[bucket].parameters:
                 if self.buffer.adopt(parameter):
-                    self._reached.add(parameter)  # or put in its place
+                    self._reached.add(parameter)  # the script has assigned another gradient
             self._start(bucket)
         self._wait_for_sums()
         self.exposed_s += time.perf_counter() - began
@@ -248,13 +248,14 @@ class DataParallel(Placement):
         self._seen()
 
     def _catch_up(self) -> None:
-        """Wait until a GPU has done what it was given: else it would count as time spent on other ranks. Whatever comes
-        next needs the sum, so that there is nothing to give the GPU meanwhile.
+        """Wait for the GPU, whose work would otherwise count as time spent on other ranks.
+
+        This costs no overlap, because all further work needs the reduced gradients.
         """
         finish(self.buffer.flat.device)
 
     def _backward_ended(self) -> None:
-        """The engine's last act in a backward pass; one within another (a reentrant checkpoint) has an end, too."""
+        """Finish a backward pass. The autograd engine also calls it after a nested one (a reentrant checkpoint)."""
         self._queued = False
         self.passes.end()
         if self._lost is not None or self._whole or self.in_parts or len(self._works) < len(self.buffer.buckets):
@@ -263,15 +264,15 @@ class DataParallel(Placement):
         began = reading()
         try:
             self._wait_for_sums()
-        except PeerLostError as error:  # ``finish`` tells
+        except PeerLostError as error:  # ``finish`` raises it
             self._lost = error
             self.abandon()
-        took = reading() - began
-        self.waited += took
-        self.exposed_s += took.wall_s
+        spent = reading() - began
+        self.waited += spent
+        self.exposed_s += spent.wall_s
 
     def _seen(self) -> None:
-        """What the gradients' memory is now is our doing: torch counts its changes."""
+        """Note the version counter of the gradients' memory, so that later changes by the script are detected."""
         if self._version is not None or self._reached:
             self._version = self.buffer.flat._version
 
@@ -293,15 +294,16 @@ class DataParallel(Placement):
             self._missing[bucket] -= 1
             if self._missing[bucket] < 0:
                 raise MisuseError(
-                    "found a second backward pass in one step, expected one: call opt.step() after each backward(), or "
-                    "add the losses up and call backward() once, or pass `with t.no_sync():` around all but the last; "
-                    "a layer that torch.utils.checkpoint computes more than once in a step needs use_reentrant=False"
+                    "found a second backward pass in one step; expected one. Call opt.step() after each backward(), or "
+                    "add up the losses and call backward() once, or use `with t.no_sync():` around all passes but the "
+                    "last. A layer that torch.utils.checkpoint computes several times in a step needs "
+                    "use_reentrant=False"
                 )
             try:
                 while len(self._works) < len(self._missing) and not self._missing[len(self._works)]:
                     self._start(len(self._works))
                 self._drive()
-            except PeerLostError as error:  # backward goes on to its end; ``finish`` tells
+            except PeerLostError as error:  # the backward pass continues; ``finish`` raises the error
                 self._lost = error
                 self.abandon()
             self._seen()
@@ -309,9 +311,9 @@ class DataParallel(Placement):
         return ready
 
     def _drive(self) -> None:
-        """Move the oldest sums under way; the links are full with theirs. Not at every hook of a deep model.
+        """Make progress on the oldest reductions, which fill the network links, but not at every hook of a deep model.
 
-        A test in vain gives the CPU up for a moment, as what waits should, but backward is not waiting.
+        A test of an unfinished reduction yields the CPU. That suits a waiting process, but slows the backward pass.
         """
         now = time.perf_counter()
         if now - self._driven < _DRIVE_S:
@@ -327,25 +329,25 @@ class DataParallel(Placement):
             self._sums_began = time.perf_counter()
         gradient = self.buffer.flat[self.buffer.buckets[bucket].start : self.buffer.buckets[bucket].stop]
         if self.square_at is not None and self._weight:
-            norm = torch.linalg.vector_norm(gradient)  # read on a CPU only: backward would wait for a GPU
+            norm = torch.linalg.vector_norm(gradient)  # read it only on a CPU: on a GPU the read would block
             self._own_square += self._weight * (float(norm) if gradient.device.type == "cpu" else norm) ** 2
             if bucket == len(self.buffer.buckets) - 1:
                 self.buffer.tail[self.square_at] = self._own_square
         if not self._weight:
-            gradient.zero_()  # a mean over nothing is NaN, which 0 times it would stay
+            gradient.zero_()  # the mean over no samples is NaN, and 0 * NaN is NaN
         elif self._weight != 1.0:
             gradient.mul_(self._weight)
-        if bucket == len(self.buffer.buckets) - 1 and not self.in_parts:  # now all that will be are reached
+        if bucket == len(self.buffer.buckets) - 1 and not self.in_parts:  # ``_reached`` is complete now
             self.buffer.mark(self._reached)
         self._works.append(self.collective.start(bucket))
         self._under_way.append(self._works[-1])
 
     def abandon(self) -> None:
-        """Wake the ranks that wait for this one's gradients."""
+        """Abort the reductions, so that other ranks do not wait for this one's gradients."""
         self.collective.abandon()
 
     def retire(self) -> None:
-        """Remove the hooks after a loss. The collective's memory must live on: messages may still arrive in it."""
+        """Remove the hooks after a loss of ranks. Keep the collective's memory, where messages may still arrive."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -1,9 +1,9 @@
 """One contiguous buffer that holds all gradients, and its buckets.
 
-Parameters lie in reverse order, since backward reaches the last ones first: the first bucket is full while most of
-the backward pass is still to come. ``p.grad`` is a view, so that nothing is copied. The last bucket ends with *marks*,
-a number for each parameter that counts the ranks whose backward reached it, and with a *tail* of numbers that ranks
-share at every step (loss, stop flag, timings), summed along at no extra message.
+Parameters are in reverse order, because the backward pass reaches the last ones first: the first bucket is complete
+early in the backward pass. ``p.grad`` is a view, so that nothing is copied. The last bucket ends with *marks* and a
+*tail*. A mark counts the ranks whose backward pass reached a parameter. The tail holds numbers that ranks share at
+every step (loss, stop flag, timings). Both are summed with the gradients, without an extra message.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,28 +15,29 @@ from torch import Tensor
 from dltrain.protocol.errors import MisuseError
 
 ALIGNED_NBYTES = 64
-"""Buckets begin at multiples of it: NCCL copies 16 bytes at once where both sides allow it, else one number after the
-other; CPUs have vectors and cache lines of 64."""
+"""Alignment of buckets. NCCL copies 16 bytes at a time only if both sides are aligned. Vectors and cache lines of CPUs
+have 64 bytes."""
 
 
 @dataclass(frozen=True)
 class Bucket:
     start: int
     stop: int
-    """Elements of the buffer."""
+    """Range of elements in the buffer."""
     parameters: tuple[int, ...]
-    """Indices of the parameters inside, in the order of ``GradientBuffer.parameters``."""
+    """Indices of its parameters in ``GradientBuffer.parameters``."""
 
 
-def plan_buckets(sizes: Iterable[int], longest: int, align: int = 1) -> list[Bucket]:
-    """Consecutive parameters of ``sizes`` elements in buckets of at most ``longest``, or of one larger parameter. Each
-    begins at a multiple of ``align``.
+def plan_buckets(sizes: Iterable[int], max_size: int, align: int = 1) -> list[Bucket]:
+    """Divide consecutive parameters of ``sizes`` elements into buckets that begin at multiples of ``align``.
+
+    A bucket has at most ``max_size`` elements, or holds one larger parameter.
     """
     buckets: list[Bucket] = []
     start = stop = 0
     members: list[int] = []
     for index, size in enumerate(sizes):
-        if members and stop + size - start > longest:
+        if members and stop + size - start > max_size:
             buckets.append(Bucket(start, stop, tuple(members)))
             start = stop = -(-stop // align) * align
             members = []
@@ -48,7 +49,7 @@ def plan_buckets(sizes: Iterable[int], longest: int, align: int = 1) -> list[Buc
 
 
 class GradientBuffer:
-    """The gradients of ``parameters``, their marks and ``tail`` shared numbers, contiguous."""
+    """The gradients of ``parameters``, their marks and ``tail`` shared numbers in one contiguous buffer."""
 
     def __init__(
         self,
@@ -59,18 +60,18 @@ class GradientBuffer:
         *,
         marked: bool = False,
     ) -> None:
-        """``zeros``: where the buffer comes from; default: torch. ``marked``: with marks.
+        """Allocate the buffer. ``zeros``: allocates it, by default with torch. ``marked``: add marks.
 
-        Raises MisuseError when nothing is trainable, or parameters differ in dtype or device.
+        Raises MisuseError if no parameter is trainable, or if parameters differ in dtype or device.
         """
         self.parameters = [p for p in parameters if p.requires_grad][::-1]
         kinds = {(p.dtype, p.device) for p in self.parameters}
         if len(kinds) != 1:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "no trainable parameter"
-            raise MisuseError(f"model: found {found}, expected trainable parameters of one dtype on one device")
+            raise MisuseError(f"model: found {found}; expected trainable parameters of one dtype on one device")
         dtype, device = kinds.pop()
         sizes = [p.numel() for p in self.parameters]
-        # Sharded buffers have no gaps: what they hold beside gradients is laid out by the parameters' sizes alone.
+        # Sharded buffers have no gaps, because other buffers with the same layout depend on parameter sizes only.
         align = ALIGNED_NBYTES // dtype.itemsize if marked else 1
         self.buckets = plan_buckets(sizes, max(1, bucket_nbytes // dtype.itemsize), align)
         gradients = self.buckets[-1].stop
@@ -94,26 +95,26 @@ class GradientBuffer:
         self.attach()
 
     def attach(self) -> None:
-        """Make every ``p.grad`` its view, and zero."""
+        """Zero the buffer and make every ``p.grad`` a view of it."""
         self.flat.zero_()
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
-    def tell(self, numbers: Sequence[float]) -> None:
-        """Fill the tail."""
+    def set_tail(self, numbers: Sequence[float]) -> None:
+        """Write the tail."""
         _fill(self.tail, numbers)
 
     def mark(self, reached: Collection[int]) -> None:
-        """Mark the parameters of these indices, of each of which there is one."""
+        """Mark the parameters with these indices."""
         if len(reached) == len(self.marks):
             self.marks.fill_(1)
         else:
             _fill(self.marks, [float(index in reached) for index in range(len(self.marks))])
 
     def adopt(self, index: int) -> bool:
-        """Bring parameter ``index``'s gradient back into the buffer if something replaced ``p.grad``, or removed it.
+        """Copy the gradient of parameter ``index`` into the buffer if ``p.grad`` was replaced. Restore the view.
 
-        Whether there was another one. Raises MisuseError for one that is part of a graph.
+        Return True if it was replaced by another tensor. Raises MisuseError if that tensor is part of a graph.
         """
         parameter, view = self.parameters[index], self.views[index]
         gradient = parameter.grad
@@ -124,10 +125,10 @@ class GradientBuffer:
             return False
         if gradient.requires_grad:
             raise MisuseError(
-                "found backward(create_graph=True), expected gradients that end there, as they are summed over ranks: "
-                "for a penalty on gradients call torch.autograd.grad(…, create_graph=True) and add it to the loss"
+                "found backward(create_graph=True); expected gradients without a graph, which ranks can reduce. For a "
+                "gradient penalty call torch.autograd.grad(…, create_graph=True) and add the penalty to the loss"
             )
-        # An embedding with sparse=True gives a sparse one wherever there was none before.
+        # An embedding with sparse=True makes a sparse gradient if there was none before.
         if gradient.is_sparse or gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             parameter.grad = view
@@ -136,13 +137,17 @@ class GradientBuffer:
 
 
 def _like(parameter: Tensor, part: Tensor) -> Tensor:
-    """A view of ``part`` with the parameter's order of elements (channels last), which optimizers ask of gradients: in
-    another one torch's fused optimizers refuse them, and those of many tensors at once are slow.
+    """Return a view of ``part`` in the parameter's memory format, such as channels_last.
+
+    torch's fused optimizers reject gradients in another format, and its multi-tensor optimizers are slow with them.
     """
-    dense = torch.empty_like(parameter, device="meta")  # keeps the order of what has no gaps
+    dense = torch.empty_like(parameter, device="meta")  # keeps the memory format of a dense tensor
     return part.as_strided(parameter.shape, dense.stride()) if parameter.numel() else part.view(parameter.shape)
 
 
 def _fill(numbers: Tensor, values: Sequence[float]) -> None:
-    """To a GPU from pinned memory, which torch holds until the copy is made: else the rank would wait for the GPU."""
+    """Copy ``values`` into ``numbers``, for a GPU from pinned memory, so that the rank does not wait for the GPU.
+
+    torch keeps pinned memory alive until the copy has finished.
+    """
     numbers.copy_(torch.tensor(values, dtype=numbers.dtype, pin_memory=numbers.is_cuda), non_blocking=True)

@@ -1,4 +1,4 @@
-"""From a plan to gradients that are summed: their memory, their strategy, what was measured of it."""
+"""Set-up of the gradient all-reduce for a plan: its memory, its algorithm, and the measured choice of algorithms."""
 
 import sys
 from collections.abc import Sequence
@@ -18,18 +18,19 @@ from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import Chosen, Summing
 from dltrain.protocol.reporter import RankReporter
 
-_BUCKETS, _LEAST_NBYTES = 8, 256 * 2**10
-"""A small model has so many buckets of at least so much, else its one bucket would wait for the end of backward."""
-Known = list[list[Any]]
-"""Size class, strategy and bytes of a segment of every pick, as JSON keeps it in a checkpoint."""
+_BUCKETS, _MIN_NBYTES = 8, 256 * 2**10
+"""A small model is divided into this many buckets of at least this size. One bucket would wait for the end of the
+backward pass."""
+Choices = list[list[Any]]
+"""Size class, algorithm and segment size in bytes of every choice, as stored in a checkpoint (JSON)."""
 
 
 def data_parallel(
     plan: Plan, world: ProcessGroup, parameters: list[torch.nn.Parameter], tail: int, before: DataParallel | None = None
 ) -> DataParallel:
-    """Gradients summed as the plan says. ``before``: what served other ranks; what it measured holds on.
+    """Return the data-parallel strategy of a plan. ``before``: the previous one, whose measurements are reused.
 
-    All ranks call it together. Raises PeerLostError, BadInputError.
+    All ranks must call it together. Raises PeerLostError, BadInputError.
     """
     if plan.compression and any(parameter.is_cuda for parameter in parameters):
         raise BadInputError("spec.gradientCompression", "gradients on a GPU", "ranks on CPUs", "remove it")
@@ -52,36 +53,39 @@ def data_parallel(
         )
 
     nbytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-    bucket_nbytes = min(plan.bucket_nbytes, max(_LEAST_NBYTES, nbytes // _BUCKETS))
+    bucket_nbytes = min(plan.bucket_nbytes, max(_MIN_NBYTES, nbytes // _BUCKETS))
     return DataParallel(parameters, collective, bucket_nbytes, tail, memory.zeros)
 
 
 def measured_by(parallel: DataParallel) -> Auto | None:
-    """What measured its strategies, if it did; a model in parts has no collective to choose."""
+    """Return the collective that measures algorithms, or None. Model parallelism has none."""
     collective = getattr(parallel, "collective", None)
     return collective if isinstance(collective, Auto) else None
 
 
-def known(parallel: DataParallel) -> Known:
-    """What was measured, to go on by it after a restart: other strategies add up in other orders."""
+def choices(parallel: DataParallel) -> Choices:
+    """Return the measured choices for a checkpoint. Other algorithms would add in another order after a restart."""
     if (auto := measured_by(parallel)) is None:
         return []
     return [[number, pick.strategy, pick.segment_nbytes] for number, pick in sorted(auto.picks.items())]
 
 
-def known_from_record(sums: Sequence[Summing]) -> Known:
-    """What ``tell`` told, as ``reuse`` takes it."""
+def choices_from_record(sums: Sequence[Summing]) -> Choices:
+    """Convert the message of ``report`` to choices for ``reuse``."""
     return [[size_class(each.nbytes), each.strategy, each.segment_nbytes] for each in sums]
 
 
-def reuse(parallel: DataParallel, picks: Known) -> None:
-    """Sum as a run before did, if that can be here; all ranks call it together. Raises PeerLostError."""
+def reuse(parallel: DataParallel, picks: Choices) -> None:
+    """Reduce gradients as an earlier run did, if possible here. All ranks must call it together.
+
+    Raises PeerLostError.
+    """
     if (auto := measured_by(parallel)) is not None:
         auto.reuse({number: Pick(name, segment) for number, name, segment in picks})
 
 
-def tell(parallel: DataParallel, reporter: RankReporter) -> None:
-    """Let the agent and the log know how gradients are summed."""
+def report(parallel: DataParallel, reporter: RankReporter) -> None:
+    """Report to the agent and the log how gradients are reduced."""
     if (auto := measured_by(parallel)) is None:
         return
     picks = sorted(auto.picks.items())
@@ -92,5 +96,5 @@ def tell(parallel: DataParallel, reporter: RankReporter) -> None:
     reporter.send(Chosen(rank=reporter.rank, sums=tuple(sums)))
     if reporter.rank == 0:
         for number, pick in picks:
-            text = f"buckets of {4**number} B and more are summed by {pick}, {pick.bandwidth_Bps / 1e6:.0f} MB/s"
+            text = f"all-reduce of buckets from {4**number} B: {pick}, {pick.bandwidth_Bps / 1e6:.0f} MB/s"
             print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201

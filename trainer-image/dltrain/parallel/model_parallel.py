@@ -1,10 +1,10 @@
-"""Each rank holds a part of the model and sees every sample: what pipeline and tensor parallel have in common.
+"""Common base of pipeline and tensor parallelism, where each rank holds a part of the model and processes all samples.
 
-Nothing is summed over ranks but the tail's few numbers, and gradients of parameters that several stages hold. The
-script's model is cut in place, its parameters made smaller or emptied, and its optimizer gets the held ones alone.
+Ranks reduce only the tail's numbers and the gradients of parameters that several stages hold. The script's model is
+split in place: its parameters become smaller or empty. Its optimizer gets only the parameters that the rank holds.
 
-A checkpoint holds the whole model and the whole optimizer's state, gathered in rank 0's main memory, so that any other
-number of ranks, or strategy, can go on from it.
+A checkpoint holds the whole model and optimizer state, gathered in rank 0's main memory, so that another number of
+ranks or another strategy can resume from it.
 """
 
 import time
@@ -28,7 +28,7 @@ from dltrain.timing.stopwatch import Lap
 
 @dataclass(frozen=True)
 class Cut:
-    """A part of a tensor: of dimension ``dim`` the entries ``index``."""
+    """A part of a tensor: the entries ``index`` of dimension ``dim``."""
 
     dim: int
     index: Tensor
@@ -38,31 +38,31 @@ class Cut:
 
 
 Held = Mapping[str, Cut | None]
-"""Names of parameters, and what of each a rank holds; None: all of it."""
+"""The parts of parameters that a rank holds, by name. None: the whole parameter."""
 
 
 class ModelParallel(DataParallel):
-    """The tail, checkpoints and optimizer of a model of which every rank holds a part."""
+    """The tail, checkpoints and optimizer of a model that is split over the ranks."""
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, world: ProcessGroup, held_by: Callable[[int], Held], tail: int
     ) -> None:
-        """``held_by``: what a rank holds of ``model``, which is cut by it, and so is ``optimizer``.
+        """Split ``model`` and ``optimizer``. ``held_by``: returns the parts that a rank holds.
 
-        Raises ValueError for a model with buffers or with a parameter of two names, and an optimizer with state.
+        Raises ValueError for a model with buffers or with a parameter of two names, or an optimizer with state.
         """
         named = dict(model.named_parameters())
         state = model.state_dict()
         if set(state) != set(named) or optimizer.state:
             extra = sorted(set(state) - set(named))
-            raise ValueError(f"found buffers or second names {extra}, or an optimizer with state, expected neither")
+            raise ValueError(f"found buffers or second names {extra}, or an optimizer with state; expected neither")
         self._world, self._held_by = world, held_by
         self.shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
-        """Of the whole model."""
+        """Shapes of the whole model's tensors."""
         self._held = held_by(world.rank)
         before = [held_by(rank) for rank in range(world.rank)]
         self._reported = {n for n, c in self._held.items() if c is not None or not any(n in held for held in before)}
-        """What this rank speaks for: of what several ranks hold alike, the lowest does."""
+        """Parameters that this rank contributes to checkpoints and norms. The lowest of several holders does so."""
         with torch.no_grad():
             for name, parameter in named.items():
                 if name not in self._held:
@@ -77,9 +77,9 @@ class ModelParallel(DataParallel):
         for group, members in zip(optimizer.param_groups, self._groups, strict=True):
             group["params"] = [self._own[name] for name in members if name in self._own]
         super().__init__(self._own.values(), Alone, 2**62, tail)
-        self.retire()  # backward comes once for each micro-batch, and there is nothing to sum when it is done
+        self.retire()  # hooks are not needed: each micro-batch has a backward pass, without a reduction after it
 
-    # What a step needs.
+    # Methods of a step
 
     def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
         return sampler.part(step, [1], 0)
@@ -88,7 +88,7 @@ class ModelParallel(DataParallel):
         return []
 
     def finish(self) -> list[float]:
-        """The summed tail; gradients of what is held are complete afterwards. Raises PeerLostError."""
+        """Complete the gradients of this rank's parameters. Return the summed tail. Raises PeerLostError."""
         assert self._open, "begin comes before finish"
         began = time.perf_counter()
         self._open = False
@@ -102,23 +102,23 @@ class ModelParallel(DataParallel):
         return shared
 
     def complete_gradients(self) -> None:
-        """Add what other ranks have of the gradients of what is held here. Raises PeerLostError."""
+        """Add the contributions of other ranks to this rank's gradients. Raises PeerLostError."""
 
     def _wait(self, seconds: float) -> None:
-        """Take note of time spent on other ranks."""
+        """Add time spent waiting for other ranks."""
         self.waited += Lap(seconds)
 
     def gradient_norm(self) -> float:
-        """Of what this rank speaks for."""
+        """Return the gradient norm of the parameters that this rank contributes."""
         return float(self.square**0.5)
 
-    # Checkpoints.
+    # Checkpoints
 
     def shape_of(self, model: nn.Module) -> dict[str, Tensor]:
         return self.shapes
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """The whole model's, on rank 0; nothing elsewhere. Raises PeerLostError."""
+        """Return the whole model's tensors on rank 0, and nothing on other ranks. Raises PeerLostError."""
         whole = self._gathered({name: self._own[name].data for name in self._reported}, lambda name: name)
         return {name: whole[name] for name in self.shapes if name in whole}
 
@@ -129,8 +129,9 @@ class ModelParallel(DataParallel):
                 own.data.copy_(whole[name] if part is None else part.of(whole[name]))
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What a whole optimizer's ``state_dict()`` would be, on rank 0; without state elsewhere. Raises
-        PeerLostError.
+        """Return the ``state_dict()`` of the whole optimizer on rank 0, and one without state on other ranks.
+
+        Raises PeerLostError.
         """
         mine = {
             f"{self._members.index(name)}.{key}": value
@@ -149,7 +150,7 @@ class ModelParallel(DataParallel):
         return {"state": states, "param_groups": groups}
 
     def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Take from a whole state what belongs to what is held."""
+        """Load this rank's part of a whole state."""
         local = {name: i for i, name in enumerate(name for name in self._members if name in self._own)}
         states: dict[int, dict[str, Any]] = {}
         for index, state in whole["state"].items():
@@ -166,7 +167,7 @@ class ModelParallel(DataParallel):
         optimizer.load_state_dict({"state": states, "param_groups": groups})
 
     def _gathered(self, mine: dict[str, Tensor], name_of: Callable[[str], str]) -> dict[str, Tensor]:
-        """All ranks' tensors, put together, on rank 0. ``name_of``: the parameter that an entry belongs to."""
+        """Assemble the tensors of all ranks on rank 0. ``name_of``: returns the parameter that an entry belongs to."""
         from safetensors.torch import load, save
 
         whole: dict[str, Tensor] = {}
@@ -175,7 +176,7 @@ class ModelParallel(DataParallel):
             held = self._held_by(rank)
             for entry, tensor in load(part).items():
                 shape, part_of = self.shapes[name_of(entry)].shape, held[name_of(entry)]
-                if part_of is None or tensor.dim() != len(shape):  # also what is one number for a whole parameter
+                if part_of is None or tensor.dim() != len(shape):  # or one number for a whole parameter
                     whole[entry] = tensor
                 else:
                     there = whole.setdefault(entry, torch.empty(shape, dtype=tensor.dtype))
@@ -184,7 +185,7 @@ class ModelParallel(DataParallel):
 
 
 def collect(world: ProcessGroup, content: bytes) -> list[bytes]:
-    """Every rank's bytes in their order, on rank 0; nothing elsewhere. Raises PeerLostError."""
+    """Return every rank's bytes by rank on rank 0, and nothing on other ranks. Raises PeerLostError."""
     counts = [int(row[0]) for row in world.gather([len(content)])]
     if world.rank:
         _transfer(np.frombuffer(content, np.uint8), lambda part: world.comm.Isend(part, 0))

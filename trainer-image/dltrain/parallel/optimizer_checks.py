@@ -1,4 +1,4 @@
-"""Checks of a script's optimizer: what it trains, and how it is stepped. Each error says where the script is wrong."""
+"""Checks of a script's optimizer: its parameters, and how the script calls ``step``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,29 +10,30 @@ from dltrain.protocol.errors import MisuseError
 
 
 def check_trained(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raises MisuseError for an optimizer of parameters that are not the model's, whose gradients no rank would sum."""
+    """Raise MisuseError if the optimizer has parameters outside the model, whose gradients would not be reduced."""
     known = set(model.parameters())
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if strange := [tuple(p.shape) for p in trained if p not in known]:
         raise MisuseError(
-            f"optimizer: found parameters {strange} that are not the model's, expected its alone: put all that is "
-            "trained into one nn.Module"
+            f"optimizer: found parameters {strange} that are not the model's; expected only the model's. Put all "
+            "trained parts into one nn.Module"
         )
 
 
 def check_late(strange: Sequence[nn.Parameter]) -> None:
-    """Of what an optimizer got after ``t.wrap``, what is not the model's. Raises MisuseError when there is some."""
+    """Raise MisuseError if an optimizer got parameters after ``t.wrap`` that are not the model's (``strange``)."""
     if strange:
         raise MisuseError(
-            f"optimizer: found parameters {[tuple(p.shape) for p in strange]} that the model had not in t.wrap, whose "
-            "gradients no rank sums: make the whole model before t.wrap, and freeze what is to be trained later"
+            f"optimizer: found parameters {[tuple(p.shape) for p in strange]} that the model did not have in t.wrap; "
+            "expected only the model's, whose gradients ranks reduce. Create the whole model before t.wrap, and freeze "
+            "the parts that you train later"
         )
 
 
 def without_closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Hook of ``optimizer.step()``. Raises MisuseError: gradients that it computes itself are not summed."""
+    """Raise MisuseError if ``optimizer.step()`` gets a closure, whose gradients would not be reduced."""
     if any(given is not None for given in (*args[1:], kwargs.get("closure"))):  # args[0]: the optimizer
         raise MisuseError(
-            f"{type(optimizer).__name__}.step: found a closure, expected none: gradients are summed over ranks before "
-            "a step, and not within it; call backward() first and choose an optimizer that needs no closure"
+            f"{type(optimizer).__name__}.step: found a closure; expected none, because ranks reduce gradients before "
+            "the step. Call backward() first, and choose an optimizer that needs no closure"
         )

@@ -1,7 +1,7 @@
-"""Pipeline parallel: rank s holds the s-th stage of the model; micro-batches pass from stage to stage.
+"""Pipeline parallelism: rank s holds stage s of the model, and micro-batches pass from stage to stage.
 
-Activations go to the next rank and their gradients back, in messages between neighbours through main memory (also from
-GPUs: the image's MPI does not read theirs), in segments that need no handshake and leave while the sender computes.
+Activations go to the next rank and gradients back to the previous one, through main memory, because the image's MPI
+cannot read GPU memory. Messages are split into segments that need no handshake and are sent while the sender computes.
 """
 
 import time
@@ -24,19 +24,19 @@ from dltrain.parallel.pipeline_stages import costs, cut, sizes, turns
 from dltrain.protocol.errors import BadInputError
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) of some samples to the mean of their loss."""
+"""Returns the mean loss of (outputs, targets)."""
 
 
 class Neighbours:
-    """Tensors to and from the ranks before and behind this one, in main memory."""
+    """Exchange of tensors in main memory with the previous and the next rank."""
 
     def __init__(self, comm: Any, segment_nbytes: int, waited: Callable[[float], None]) -> None:
-        """``comm``: its own. ``waited``: is told the seconds of each wait."""
+        """Prepare it. ``comm``: a separate communicator. ``waited``: called with the seconds of each wait."""
         self.comm, self._segment_nbytes, self._waited = comm, segment_nbytes, waited
         self._sending: list[tuple[Any, Tensor]] = []
 
     def send(self, tensor: Tensor, peer: int) -> None:
-        """Begin to; it must not be changed any more."""
+        """Start to send ``tensor``, which must not change afterwards."""
         from mpi4py import MPI
 
         host = tensor.detach().cpu().contiguous()
@@ -48,7 +48,7 @@ class Neighbours:
         self.progress()
 
     def receive(self, tensor: Tensor, peer: int) -> None:
-        """Fill a tensor in main memory."""
+        """Receive into ``tensor``, which is in main memory."""
         from mpi4py import MPI
 
         began = time.perf_counter()
@@ -60,7 +60,7 @@ class Neighbours:
         self._waited(time.perf_counter() - began)
 
     def progress(self) -> None:
-        """Drive what is being sent: MPI does so only inside calls."""
+        """Make progress on pending messages, which MPI does only inside calls."""
         from mpi4py import MPI
 
         try:
@@ -70,7 +70,7 @@ class Neighbours:
             raise translate(error) from error
 
     def settle(self) -> None:
-        """Until all that was sent is gone."""
+        """Wait until all messages are sent."""
 
         def gone() -> bool:
             self.progress()
@@ -86,13 +86,14 @@ class Neighbours:
 
 
 class Pipeline(ModelParallel):
-    """One stage. ``run`` does forward and backward of a batch on all of them together."""
+    """One stage. ``run`` processes a batch forward and backward, on all stages together."""
 
     def __init__(
         self, plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, sample: Tensor, tail: int
     ):
-        """``sample``: the input of a batch of one, by which stages are cut. Raises BadInputError when there are more
-        stages than layers with parameters.
+        """Split the model into stages by the cost of its layers. ``sample``: an input with batch size 1.
+
+        Raises BadInputError if there are more stages than layers with parameters.
         """
         try:
             known = costs(model, sample)
@@ -116,7 +117,7 @@ class Pipeline(ModelParallel):
         self._tied = self._ties(held_by)
 
     def _ties(self, held_by: Callable[[int], Held]) -> list[tuple[nn.Parameter, MpiAllreduce]]:
-        """Of each parameter that several stages hold: its gradients in main memory, and how they are summed."""
+        """Return the all-reduce for the gradient of each parameter that this and other stages hold."""
         found = []
         held = [held_by(stage) for stage in range(self.stages)]
         for name in self.shapes:
@@ -129,9 +130,10 @@ class Pipeline(ModelParallel):
         return found
 
     def run(self, x: Tensor, y: Tensor, loss_of: LossOf) -> Tensor | None:
-        """Forward and backward of a batch, in micro-batches. Its mean loss on the last stage, None on the others.
+        """Process a batch forward and backward in micro-batches. Return its mean loss on the last stage, else None.
 
-        ``x`` matters on the first stage, ``y`` on the last. Raises PeerLostError.
+        Only the first stage uses ``x``, and only the last stage uses ``y``, apart from their lengths. Raises
+        PeerLostError.
         """
         parts = sizes(len(y), self.micro_batches)
         xs, ys = torch.split(x, list(parts)), torch.split(y, list(parts))
@@ -156,13 +158,13 @@ class Pipeline(ModelParallel):
             else:
                 torch.autograd.backward(out)
             if self.stage:
-                assert begin.grad is not None, "it required one"
+                assert begin.grad is not None, "the stage's input requires a gradient"
                 self._neighbours.send(begin.grad, self.stage - 1)
         self._neighbours.settle()
         return total
 
     def predict(self, model: nn.Module, x: Tensor) -> Tensor | None:
-        """The model's outputs, on the last stage. Raises PeerLostError."""
+        """Return the model's outputs on the last stage, None on the others. Raises PeerLostError."""
         out = self._forward(self._input(x).detach())
         if self.stage == self.stages - 1:
             return out
@@ -171,7 +173,7 @@ class Pipeline(ModelParallel):
         return None
 
     def _input(self, x: Tensor) -> Tensor:
-        """Of this stage, for as many samples as ``x`` has."""
+        """Return this stage's input for as many samples as ``x`` has."""
         if not self.stage:
             return x
         room = torch.empty((len(x), *self._shape_in), dtype=self._dtype)

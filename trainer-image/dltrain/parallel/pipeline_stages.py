@@ -1,8 +1,9 @@
-"""Pipeline stages: where a row of layers is cut, and in which order one does its micro-batches.
+"""Pipeline stages: the split of a sequence of layers, and the schedule of micro-batches in a stage.
 
-Forward passes run ahead by as many micro-batches as there are stages behind; then each is followed by a backward pass
-(1F1B: Narayanan et al. 2021, section 2.2.1). The bubble is GPipe's (Huang et al. 2019), p - 1 of k + p - 1 slots for p
-stages and k micro-batches, while a stage s holds the activations of p - s micro-batches at most, not of all k.
+A stage first runs as many forward passes as there are stages behind it. Then it alternates between a forward and a
+backward pass (1F1B: Narayanan et al. 2021, section 2.2.1). For p stages and k micro-batches, the bubble is GPipe's
+(Huang et al. 2019), p - 1 of k + p - 1 slots. But stage s holds the activations of at most p - s micro-batches, not of
+all k.
 """
 
 import copy
@@ -20,24 +21,24 @@ from dltrain.models.layers import layers_of
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one layer."""
+    """The cost of one layer."""
 
     operations: float
-    """Of one sample forward and backward: matrix products, convolutions and attention."""
+    """Operations per sample, forward and backward, of matrix products, convolutions and attention."""
     parameters: int
     output: tuple[int, ...]
-    """Shape of what it returns for one sample."""
+    """Shape of its output for one sample."""
 
 
 def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
-    """Of each layer, counted on PyTorch's meta device: nothing is computed. ``sample``: a batch of one.
+    """Return the cost of each layer, counted on PyTorch's meta device without computing. ``sample``: a batch of one.
 
-    Backward does twice what forward does, for the weights and for the input; the first layer needs no gradient of the
-    data.
+    A backward pass has twice the operations of a forward pass, for the gradients of weights and of input. The first
+    layer needs no gradient of its input.
     """
     twin = copy.deepcopy(model).to("meta")
     x, found = sample.to("meta"), list[Cost]()
-    with torch.device("meta"), torch.no_grad():  # the device: for what forward() makes
+    with torch.device("meta"), torch.no_grad():  # the device applies to tensors that forward() creates
         for layer in layers_of(twin):
             with FlopCounterMode(display=False) as counter:
                 x = layer.run(x)
@@ -48,16 +49,17 @@ def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
 
 
 def cut(costs: Sequence[Cost], stages: int) -> list[int]:
-    """The first layer of each stage: contiguous stages, the costliest as cheap as can be, each with a parameter.
+    """Return the first layer of each stage. Stages are contiguous, and each has a parameter.
 
-    Cost is operations; of cuts that cost the same, the one whose largest stage has fewest parameters (exact, by dynamic
-    programming over the cuts). Raises ValueError when there are fewer layers with parameters than stages.
+    The split minimizes the operations of the costliest stage, and then the parameters of the largest one. It is exact,
+    by dynamic programming over the splits. Raises ValueError if there are fewer layers with parameters than stages.
     """
     able = sum(cost.parameters > 0 for cost in costs)
     if able < stages:
-        raise ValueError(f"found {able} layers with parameters, expected one for each of {stages} stages")
+        raise ValueError(f"found {able} layers with parameters; expected at least one per stage ({stages})")
     n, never = len(costs), (float("inf"), float("inf"))
-    # best[e]: of the layers before e in the stages so far, the largest operations and parameters; and where each begins
+    # best[e]: the maximum operations and parameters of a stage when the stages so far hold the layers before e, and the
+    # first layer of each stage
     best: list[tuple[tuple[float, float], list[int]]] = [(never, [])] * (n + 1)
     best[0] = ((0.0, 0.0), [])
     for _ in range(stages):
@@ -83,7 +85,7 @@ class Turn(NamedTuple):
 
 
 def turns(stage: int, stages: int, micro_batches: int) -> list[Turn]:
-    """What ``stage`` does, in order: every micro-batch forward and backward once, each in rising order."""
+    """Return the passes of ``stage`` in order: every micro-batch forward and backward once, in ascending order."""
     ahead = min(micro_batches, stages - 1 - stage)
     found = [Turn("forward", i) for i in range(ahead)]
     for i in range(micro_batches - ahead):
@@ -92,5 +94,5 @@ def turns(stage: int, stages: int, micro_batches: int) -> list[Turn]:
 
 
 def sizes(samples: int, micro_batches: int) -> tuple[int, ...]:
-    """Samples of each micro-batch, all with at least one: fewer of them for a short batch."""
+    """Return the sizes of the micro-batches. A batch of fewer samples than micro-batches has fewer micro-batches."""
     return apportion(samples, [1] * min(samples, micro_batches))

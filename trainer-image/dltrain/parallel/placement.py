@@ -1,6 +1,6 @@
-"""Which parts of the batch, the model and the optimizer a rank holds: here all of the model, and its part of the batch.
+"""The parts of the batch, the model and the optimizer that a rank holds.
 
-Strategies that divide more override what they divide.
+By default a rank holds the whole model and optimizer, and its part of the batch. Other strategies override this.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,46 +14,46 @@ from dltrain.batch.sampling import Part, Sampler
 
 
 class Placement:
-    """Of one rank; checkpoints, comparisons and evaluations ask it for what is whole."""
+    """The parts of one rank, and the whole model and optimizer for checkpoints, comparisons and evaluations."""
 
     in_parts = False
-    """Whether a rank gets the sum of its own part of the gradient only, so that ``p.grad`` is of no use to a script."""
+    """True if a rank gets only its part of the reduced gradient, so that a script cannot use ``p.grad``."""
 
     def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
-        """What of a step's batch ``rank`` sees when ranks hold ``shares``."""
+        """Return the part of a step's batch that ``rank`` processes with these ``shares``."""
         return sampler.part(step, shares, rank)
 
     def predict(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-        """The model's outputs; None on a rank that has not got them."""
+        """Return the model's outputs, or None on a rank that does not compute them."""
         outputs: torch.Tensor = model(x)
         return outputs
 
     def stands_in(self, parameter: nn.Parameter) -> bool:
-        """Whether it is in an optimizer in the place of a part of the model's."""
+        """Return True if ``parameter`` is an optimizer shard that stands in for a model parameter."""
         return False
 
     def replicated(self, model: nn.Module) -> list[torch.Tensor]:
-        """The parameters that must be equal on all ranks."""
+        """Return the parameters that must be equal on all ranks."""
         return list(model.parameters())
 
     def shape_of(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
-        """Names, shapes and dtypes of the whole model's tensors."""
+        """Return tensors with the names, shapes and dtypes of the whole model's."""
         return model.state_dict()
 
     def weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """The whole model's tensors, at least on rank 0; all ranks call it together."""
+        """Return the whole model's tensors, at least on rank 0. All ranks must call it together."""
         return model.state_dict()
 
     def load_weights(self, model: nn.Module, whole: dict[str, torch.Tensor]) -> None:
-        """Take from the whole model's tensors what this rank holds."""
+        """Load this rank's part of the whole model's tensors."""
         model.load_state_dict(whole)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole ``optimizer.state_dict()``; all ranks call it together."""
+        """Return the whole ``optimizer.state_dict()``. All ranks must call it together."""
         return optimizer.state_dict()
 
     def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Take from a whole state what this rank holds, in the parameters' order of elements, which files lose."""
+        """Load this rank's part of a whole state, in the parameters' memory format, which files do not preserve."""
         optimizer.load_state_dict(whole)
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
@@ -61,8 +61,8 @@ class Placement:
                     state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def on_any(self, found: bool) -> bool:
-        """Whether something was found in any part of the gradient. Here every rank has looked at all of it."""
+        """Return True if ``found`` is true for any part of the gradient. Here every rank has checked the whole."""
         return found
 
     def spread(self) -> None:
-        """After the update: give every rank what it lacks of it. Here each has updated everything itself."""
+        """Distribute updated parameters to the ranks that lack them. Here every rank has updated all itself."""

@@ -1,11 +1,11 @@
-"""Optimizer parallel: each rank updates, and keeps optimizer state for, its part of the parameters.
+"""Sharded optimizer (ZeRO-1): each rank updates its part of the parameters and holds the optimizer state for it.
 
-Gradients are summed to the owners of their parts (reduce-scatter), owners update, and the new parameters go to
-everyone (all-gather): as much is sent as with one all-reduce, and optimizer state takes 1/n of the memory (Rajbhandari
-et al. 2020, stage 1). For optimizers that treat every number by itself the result is that of replicated ones.
+A reduce-scatter sums gradients at the owners of their parts, the owners update, and an all-gather distributes the new
+parameters. The traffic is that of one all-reduce, and optimizer state takes 1/n of the memory (Rajbhandari et al. 2020,
+stage 1). For element-wise optimizers the result equals that of replicated ones.
 
-Parameters become views of one buffer laid out as the gradients'; the script's optimizer gets the owned parts of it in
-their place, so that its learning rates, groups and hyperparameters are used as they are.
+Parameters become views of one buffer with the layout of the gradients. The owned parts of it replace the parameters in
+the script's optimizer, so that its learning rates, groups and hyperparameters apply unchanged.
 """
 
 import time
@@ -28,7 +28,7 @@ from dltrain.protocol.errors import BadInputError
 
 ELEMENTWISE = (SGD, Adam, AdamW, RMSprop)
 _STATE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg")
-"""What these keep for every number of a parameter; beside it there is at most ``step``."""
+"""State that these optimizers hold per element of a parameter. Besides it there is at most ``step``."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Shard:
     """The part of one parameter that this rank owns."""
 
     parameter: nn.Parameter
-    """1-D, a view of the buffer of parameters."""
+    """One-dimensional view of the buffer of parameters."""
     start: int
     stop: int
-    """Elements of the whole parameter."""
+    """Range of elements in the whole parameter."""
     gradient: Tensor
 
 
 class OptimizerParallel(DataParallel):
-    """``DataParallel`` for one optimizer, whose parameters it replaces by this rank's shards."""
+    """Data parallelism with a sharded optimizer, whose parameters are replaced by this rank's shards."""
 
     in_parts = True
 
@@ -58,8 +58,9 @@ class OptimizerParallel(DataParallel):
         bucket_nbytes: int,
         tail: int,
     ) -> None:
-        """``collective`` sums to owners, ``gather`` spreads from them. Raises BadInputError for an optimizer whose
-        update of a number depends on others, ValueError for one that has state already.
+        """Shard the parameters. ``collective``: makes the reduce-scatter. ``gather``: makes the all-gather.
+
+        Raises BadInputError for an optimizer that is not element-wise, ValueError for one that already has state.
         """
         _check(optimizer)
         super().__init__(parameters, collective, bucket_nbytes, tail)
@@ -89,7 +90,7 @@ class OptimizerParallel(DataParallel):
         return any(parameter is shard.parameter for shard in self._shards.values())
 
     def _divide_groups(self) -> None:
-        """Give the optimizer this rank's shards in the place of whole parameters, in groups that are new to it."""
+        """Replace whole parameters by this rank's shards in new parameter groups of the optimizer."""
         for group in self._optimizer.param_groups[len(self._groups) :]:
             members = list(group["params"])
             known = {*self.buffer.parameters, *self._frozen}
@@ -98,8 +99,9 @@ class OptimizerParallel(DataParallel):
             group["params"] = [self._shards[p].parameter for p in members if p in self._shards]
 
     def finish(self) -> list[float]:
-        """As ``DataParallel``; the gradient's sum is there in this rank's shards only. A frozen parameter has none; one
-        without a part in the loss gets zero, so that all of a shard's neighbours count their steps alike.
+        """Wait for the reduction as in ``DataParallel``. Only this rank's shards get reduced gradients.
+
+        A frozen parameter gets no gradient. An unused parameter gets zero, so that all its shards count steps alike.
         """
         self._divide_groups()
         shared = super().finish()
@@ -122,24 +124,25 @@ class OptimizerParallel(DataParallel):
         return self._world.sum([float(found)])[0] > 0
 
     def spread(self) -> None:
-        """Send the updated shards to everyone. Raises PeerLostError."""
+        """Send the updated shards to all ranks. Raises PeerLostError."""
         began = time.perf_counter()
         _run(self._spread)
         self.exposed_s += time.perf_counter() - began
 
     def gradient_norm(self) -> float:
-        """Of this rank's shards only; not finite if the gradient is not there."""
+        """Return the gradient norm of this rank's shards. It is not finite if their gradient is not."""
         return sqrt(self.square) if self.square < inf else self.square
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What a replicated optimizer's ``state_dict()`` would be, so that any world size can go on with it.
+        """Return the ``state_dict()`` of an equivalent replicated optimizer, which any number of ranks can resume from.
 
-        The gradient buffer, which is free between two steps, takes one kind of state after the other. Raises
-        PeerLostError.
+        The ranks exchange one kind of state after another in the gradient buffer, which is unused between two steps.
+        Raises PeerLostError.
         """
         own = {p: optimizer.state.get(s.parameter, {}) for p, s in self._shards.items()}
         present = [key for state in own.values() for key, value in state.items() if value is not None]
-        counted = [float(own.get(p, {}).get("step", -1)) for p in self.buffer.parameters]  # fewer where it was frozen
+        # Steps of each parameter; fewer if it was frozen for some of them
+        counted = [float(own.get(p, {}).get("step", -1)) for p in self.buffer.parameters]
         rows = self._world.gather([float(key in present) for key in _STATE] + counted)
         agreed = [max(column) for column in zip(*rows, strict=True)]
         indices = {p: i for i, p in enumerate(p for members in self._groups for p in members)}
@@ -165,7 +168,7 @@ class OptimizerParallel(DataParallel):
         return {"state": states, "param_groups": groups}
 
     def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Take this rank's shards of a replicated optimizer's state."""
+        """Load this rank's shards of a replicated optimizer's state."""
         members = [p for ps in self._groups for p in ps]
         mine = [p for ps in self._groups for p in ps if p in self._shards]
         local = {p: i for i, p in enumerate(mine)}
@@ -196,7 +199,7 @@ class OptimizerParallel(DataParallel):
 def optimizer_parallel(
     plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int
 ) -> OptimizerParallel:
-    """As the plan says, over a world of several ranks."""
+    """Return the sharded optimizer of a plan for several ranks."""
     host = plan.ranks[0].host
 
     def collective(buffers: list[Tensor]) -> Collective:
@@ -216,11 +219,11 @@ def _check(optimizer: Optimizer) -> None:
         raise BadInputError(
             "spec.parallelism.strategy",
             f"Optimizer with {type(optimizer).__name__}",
-            f"one that treats every number by itself ({names})",
+            f"an element-wise optimizer ({names})",
             "choose one of them, or strategy Data",
         )
     if optimizer.state:
-        raise ValueError("optimizer: found one with state, expected a new one: wrap() loads it from the checkpoint")
+        raise ValueError("optimizer: found state; expected none, because t.wrap loads it from the checkpoint")
 
 
 def _run(collective: Collective) -> None:

@@ -1,8 +1,9 @@
-"""Tensor parallel: each pair of linear layers is cut through, every rank computes its units of it.
+"""Tensor parallelism: each pair of linear layers is split, and every rank computes a part of its units.
 
-The first layer of a pair is cut by its outputs (columns of the matrix as papers write it), the second by its inputs, so
-that between the two nothing is exchanged: one sum over ranks behind the second in the forward pass, and one before the
-first in the backward pass (Shoeybi et al. 2019, section 3). Attention is cut by heads. All else is on every rank.
+The first layer of a pair is split by outputs (columns of the matrix in papers), the second by inputs, so ranks exchange
+nothing between the two. There is one all-reduce after the second layer in the forward pass, and one before the first
+layer in the backward pass (Shoeybi et al. 2019, section 3). Attention is split by heads. All other layers are on every
+rank.
 """
 
 import time
@@ -25,15 +26,15 @@ from dltrain.protocol.errors import BadInputError
 
 
 class Summing:
-    """Sums activations over ranks by the plan's collective, with a buffer for each size there is."""
+    """All-reduce of activations with the plan's collective, with a buffer per size."""
 
-    def __init__(self, plan: Plan, world: ProcessGroup, took: Callable[[float], None]) -> None:
-        """``took``: is told the seconds of each sum."""
-        self._plan, self._world, self._took = plan, world, took
+    def __init__(self, plan: Plan, world: ProcessGroup, on_time: Callable[[float], None]) -> None:
+        """Prepare it. ``on_time``: called with the duration of each all-reduce in seconds."""
+        self._plan, self._world, self._on_time = plan, world, on_time
         self._by_size: dict[tuple[int, torch.dtype], Collective] = {}
 
     def __call__(self, part: Tensor) -> Tensor:
-        """A new tensor, equal to the bit on all ranks. Raises PeerLostError."""
+        """Return the sum over ranks in a new tensor, bit-identical on all ranks. Raises PeerLostError."""
         began = time.perf_counter()
         key = (part.numel(), part.dtype)
         if key not in self._by_size:
@@ -47,7 +48,7 @@ class Summing:
         room.copy_(part.reshape(-1))
         collective.allreduce(0)
         total = room.clone().view(part.shape)
-        self._took(time.perf_counter() - began)
+        self._on_time(time.perf_counter() - began)
         return total
 
     def abandon(self) -> None:
@@ -60,7 +61,7 @@ class Summing:
 
 
 class _Enter(torch.autograd.Function):
-    """Before a pair: the same going forward; going back, the sum of what each rank's units say."""
+    """The entry of a pair: identity in the forward pass, all-reduce of gradients in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, summing: Summing) -> Tensor:
@@ -73,7 +74,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Behind a pair: the sum of what each rank's units make; the same going back."""
+    """The exit of a pair: all-reduce of outputs in the forward pass, identity in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, summing: Summing) -> Tensor:
@@ -85,13 +86,13 @@ class _Leave(torch.autograd.Function):
 
 
 def units_of(pair: Pair, rank: int, ranks: int) -> range:
-    """The units that a rank computes."""
+    """Return the units that a rank computes."""
     counts = apportion(pair.units, [1] * ranks)
     return range(sum(counts[:rank]), sum(counts[: rank + 1]))
 
 
 def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> Held:
-    """What ``rank`` holds of the whole ``model``: its units of each pair, and all that is in none."""
+    """Return the parts of ``model`` that ``rank`` holds: its units of each pair, and all other parameters."""
     held: dict[str, Cut | None] = {name: None for name, _ in model.named_parameters()}
     for pair in pairs:
         units, width = units_of(pair, rank, ranks), _linear(model, pair.second).in_features // pair.units
@@ -105,10 +106,10 @@ def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> H
 
 
 class TensorParallel(ModelParallel):
-    """This rank's units of every pair, and all else."""
+    """The tensor-parallel part of this rank: its units of every pair, and all other layers."""
 
     def __init__(self, plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int) -> None:
-        """Cuts the model. Raises BadInputError when it has no pair, or more ranks than a pair has units."""
+        """Split the model. Raises BadInputError if it has no pair, or if there are more ranks than units in a pair."""
         pairs = pairs_of(model)
         units = min((pair.units for pair in pairs), default=0)
         if units < world.size:
@@ -144,13 +145,13 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def _summed(first: nn.Linear, second: nn.Linear, summing: Summing) -> None:
-    """Let the pair exchange what its units need of each other."""
+    """Add the communication of tensor parallelism to a pair of layers."""
     first.register_forward_pre_hook(lambda _, args: (_Enter.apply(args[0], summing),))  # type: ignore[no-untyped-call]
     second.forward = _row(second, summing)  # type: ignore[method-assign, assignment]
 
 
 def _row(layer: nn.Linear, summing: Summing) -> Callable[[Tensor], Tensor]:
-    """Its forward pass: the bias comes once, behind the sum."""
+    """Return the forward function of a row-split layer, which adds the bias once, after the all-reduce."""
 
     def forward(x: Tensor) -> Tensor:
         total: Tensor = _Leave.apply(linear(x, layer.weight), summing)  # type: ignore[no-untyped-call]

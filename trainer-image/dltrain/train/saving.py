@@ -109,7 +109,7 @@ class Saving:
             "planned_shares": self._team.planned_shares,
             "accuracy": self._progress.accuracy,
             "loss": self._progress.loss,
-            "summing": gradient_summing.known(parallel),
+            "summing": gradient_summing.choices(parallel),
         }
         optimizer = parallel.optimizer_state(self._optimizer)
         weights = parallel.weights(self._model)

@@ -111,14 +111,14 @@ class Trainer(Together):
         replicate(self.model, self.world.broadcast)
         self._team.take(self.model, optimizer, sample)
         if self._replay is not None:
-            gradient_summing.reuse(self.parallel, gradient_summing.known_from_record(self._replay.sums))
+            gradient_summing.reuse(self.parallel, gradient_summing.choices_from_record(self._replay.sums))
         self.progress.gradient_nbytes = self.parallel.buffer.gradient.nbytes
         UpdateHooks(self.model, optimizer, self._step.sum, self._after_update, lambda p: self.parallel.stands_in(p))
         self._loss_scale.watch(optimizer, self._step, self._after_update)
         if (snapshot := self._saving.resume(self.model, optimizer)) is not None:
             self.step = self._first = snapshot.step
             self.settled = self.settled or self._saving.same_ranks(snapshot)
-        gradient_summing.tell(self.parallel, self.reporter)
+        gradient_summing.report(self.parallel, self.reporter)
         return model, optimizer
 
     def loader(

@@ -82,7 +82,7 @@ def main() -> None:
         together(
             world, model(torch.float32), (torch.rand(9, 1, 8, 8), torch.arange(9)), step, 1, shares=[9] * world.size
         )
-    warned = [str(w.message) for w in caught if "BatchNorm layers (1, …) see the samples of one rank" in str(w.message)]
+    warned = [str(w.message) for w in caught if "BatchNorm layers (1, …) use the samples of one rank" in str(w.message)]
     assert len(warned) == (world.rank == 0 < world.size - 1), "rank 0 of several says what is not exact"
     count = with_hypothesis(world, example, lambda lead: some(given(shares)(lead)))
     say(world, f"{count} examples, off by at most {', '.join(f'{off:.0e} in {dtype}' for dtype, off in worst.items())}")

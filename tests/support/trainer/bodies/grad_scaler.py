@@ -296,7 +296,7 @@ def endings(world: ProcessGroup, data: tuple[torch.Tensor, ...], shares: list[in
         scaler.update()
 
     if world.size > 1:
-        with pytest.raises(ValueError, match=r"each rank holds a part of it .* Clip by t\.clip_gradients"):
+        with pytest.raises(ValueError, match=r"each rank holds a part of them .* Clip with t\.clip_gradients"):
             run(clips_its_part, "Optimizer")
     with pytest.raises(ValueError, match=r"found no opt\.step\(\) \(or scaler\.step\(opt\)\)"):
         run(forgets_to_step)

@@ -157,7 +157,7 @@ def data_parallel(
 def refused(world: ProcessGroup, folder: Path) -> None:
     for name, plan, words in (
         ("digits-cnn", {"parallelism": "Tensor"}, "found Tensor, with a model without a pair of linear layers"),
-        ("mlp", {"parallelism": "Pipeline"}, "found 3 layers with parameters, expected one for each of 4 stages"),
+        ("mlp", {"parallelism": "Pipeline"}, "found 3 layers with parameters; expected at least one per stage (4)"),
     ):
         if "stages" in words and world.size < 4:
             continue

@@ -126,7 +126,7 @@ def main() -> None:
             lambda net: torch.optim.Adagrad(net.parameters()), shares=[3] * world.size, parallelism="Optimizer",
         )  # fmt: skip
     except BadInputError as error:
-        assert "found Optimizer with Adagrad, expected one that treats every number by itself (SGD" in str(error)
+        assert "found Optimizer with Adagrad, expected an element-wise optimizer (SGD" in str(error)
     else:
         raise AssertionError(f"Adagrad was accepted, expected a refusal by {OptimizerParallel.__name__}")
     world.close()

@@ -262,7 +262,7 @@ def held_out(world: ProcessGroup, shares: list[int]) -> None:
     assert everything.tolist() == [[r, r] for r in range(world.size) for _ in range(r)], "none on rank 0"
     loader = trainer.loader((torch.ones(SAMPLES),))
     assert (len(loader), loader.total_steps) == (-(-SAMPLES // sum(shares)), 3 * len(loader))
-    with pytest.raises(ValueError, match=r"found a loop over it, expected one over t\.steps\(loader\)"):
+    with pytest.raises(ValueError, match=r"found a loop over it; expected one over t\.steps\(loader\)"):
         list(loader)
     with pytest.raises(ValueError, match=r"t\.sum: found one float; expected a list"):
         trainer.sum(3.0)  # type: ignore[arg-type]

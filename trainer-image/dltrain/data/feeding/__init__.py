@@ -1,1 +1,1 @@
-"""Batches made ahead: the loader, its worker processes, and the copy to the device."""
+"""Prefetching of batches: the loader, its worker processes, and the copy to the device."""

@@ -1,4 +1,4 @@
-"""A batch to the rank's device."""
+"""Copying of batches to the rank's device."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class DeviceCopier:
-    """On a GPU from pinned memory, so that neither the rank nor what the GPU computes waits for the copy."""
+    """Copy batches to a device. For a GPU it uses pinned memory, so that neither rank nor GPU waits for the copy."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -16,11 +16,11 @@ class DeviceCopier:
         self._stream = torch.cuda.Stream(device) if self._gpu else None  # type: ignore[no-untyped-call]
 
     def now(self, batch: Any) -> Any:
-        """For what is computed next."""
+        """Copy a batch for immediate use."""
         return _mapped(batch, self._moved)
 
     def ahead(self, batch: Any) -> Any:
-        """In another thread, beside what is being computed; ``arrived`` before it is used."""
+        """Copy a batch from another thread, in parallel with computing. Call ``arrived`` before using the result."""
         if self._stream is None:
             return self.now(batch)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
@@ -28,7 +28,7 @@ class DeviceCopier:
             return _Arriving(tensors, self._stream.record_event())
 
     def arrived(self, batch: Any) -> Any:
-        """What ``ahead`` returned, as a batch: what the GPU is given next waits for it."""
+        """Return the batch of an ``ahead`` result. Later work on the current GPU stream waits for the copy."""
         if not isinstance(batch, _Arriving):
             return batch
         current = torch.cuda.current_stream(self._device)
@@ -36,8 +36,9 @@ class DeviceCopier:
 
         def used(part: Any) -> Any:
             if not isinstance(part, Tensor):
-                return self._moved(part)  # only now: what memory it takes on the other stream nobody could know
-            part.record_stream(current)  # its memory must not go to another batch on the other stream before
+                # Objects with a method ``to`` are copied only now, because their memory cannot be recorded on a stream.
+                return self._moved(part)
+            part.record_stream(current)  # otherwise a batch on the copy stream could reuse the memory too early
             return part
 
         return _mapped(batch.batch, used)
@@ -55,8 +56,8 @@ class _Arriving:
 
 
 def _mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """The batch with every leaf of its dicts, lists and tuples replaced; plain tuples become lists."""
-    if callable(getattr(batch, "to", None)):  # a PackedSequence too, which is a tuple, parts of which stay on the CPU
+    """Apply ``function`` to every leaf of the batch's dicts, lists and tuples. Plain tuples become lists."""
+    if callable(getattr(batch, "to", None)):  # also a PackedSequence, a tuple that keeps some parts on the CPU
         return function(batch)
     if isinstance(batch, dict):
         return {key: _mapped(value, function) for key, value in batch.items()}

@@ -1,8 +1,8 @@
-"""The batches of a training, in order, made ahead of the steps that compute on them.
+"""Prefetching of a training's batches, in order.
 
-Which samples a step takes is known beforehand, unless shares change or a step is given up. What was made ahead is used
-only if it is for the very samples that the step turns out to take, else all of it is dropped: so training goes the same
-way, to the last bit, with and without. Who makes a batch may therefore be chosen by what it costs while training runs.
+The samples of a step are known in advance, unless shares change or a step is abandoned. A prefetched batch is used only
+if it holds exactly the samples that the step needs; otherwise all prefetched batches are dropped. So results are equal
+to the last bit with and without prefetching, and the loading method can be chosen by its cost while training runs.
 """
 
 import sys
@@ -23,17 +23,17 @@ from dltrain.data.feeding.worker_pool import Workers
 from dltrain.protocol.errors import SampleError, WorkerLostError
 
 MIN_FETCH_FRACTION, MIN_FETCH_S = 0.05, 1e-3
-"""What fetching must cost, of a step and at least, before somebody does it ahead: a thread and the rank share one
-interpreter, and a process takes memory."""
+"""Loading must take at least this fraction of a step and this time before it is worth prefetching: a thread shares the
+interpreter with the rank, and a process takes memory."""
 MEASURED = 5
-"""Steps, after two that open files and allocate."""
+"""Number of measured steps, after two that open files and allocate."""
 SPARE = 1.25
-"""Workers make so many times the batches that steps take: not all samples are alike."""
+"""Throughput of the workers relative to that of the steps. The margin covers samples that take longer than others."""
 _THREAD_AHEAD = 2
 
 
 class Lane(Protocol):
-    """Who makes batches ahead. Tickets are given in order, and batches got in that order; some may be left out."""
+    """A prefetching method. Tickets are issued in order, and batches are read in that order; some may be skipped."""
 
     def ask(self, request: Request) -> int: ...
 
@@ -45,7 +45,7 @@ class Lane(Protocol):
 
 
 class Thread:
-    """A lane in this process: ``make`` is called for one item after the other."""
+    """A lane that calls ``make`` for one item after another in a thread of this process."""
 
     def __init__(self, make: Callable[[Any], tuple[Any, float]]) -> None:
         self._make = make
@@ -90,7 +90,7 @@ class Thread:
 
 
 class Carried:
-    """A lane of workers that make batches, and a thread of the rank that brings these to its GPU."""
+    """A lane of workers that load batches, and a thread of the rank that copies them to its GPU."""
 
     def __init__(self, workers: Workers, move: Callable[[Any], Any]) -> None:
         self._workers = workers
@@ -124,13 +124,15 @@ class _Asked(NamedTuple):
 
 
 class Feed:
-    """``take`` gives out one step's batch after the other's. ``spent_s``: what making the last one took, whoever did
-    it, when what the step felt of it was less.
+    """The batches of all steps, one after another. ``spent_s``: time to load the last one, here or in a worker.
+
+    With prefetching, the step waits for less than ``spent_s``.
     """
 
     def __init__(self, loader: Loader, part_of: Callable[[int], Part], seed: int, steps: int) -> None:
-        """``part_of``: this rank's part of a step to come, as things are now. ``seed``: the plan's.
-        ``steps``: in all.
+        """Choose a loading method. ``part_of``: returns this rank's part of a future step by the current shares.
+
+        ``seed``: the plan's seed. ``steps``: the number of steps in the training.
         """
         self.spent_s = 0.0
         self._loader, self._part_of, self._seed, self._steps = loader, part_of, seed, steps
@@ -147,7 +149,7 @@ class Feed:
             self._take_workers(Workers(loader.source, loader.workers))
         elif not loader.source.foreign and loader.device.type == "cuda":
             self._take_thread()
-        elif loader.source.foreign and not loader.most_workers:
+        elif loader.source.foreign and not loader.max_workers:
             self._decided = True
 
     def __enter__(self) -> Self:
@@ -161,9 +163,9 @@ class Feed:
                 lane.close()
 
     def take(self, step: int, part: Part) -> Any:
-        """The batch of ``step``, on the device, of which this rank turns out to compute ``part``; None if that is none.
+        """Return the batch of ``step`` on the device, or None if ``part``, which this rank computes, is empty.
 
-        Raises SampleError for the user's dataset, MemoryError and WorkerLostError for a worker.
+        Raises SampleError if the user's dataset fails, MemoryError or WorkerLostError if a worker does.
         """
         if (request := Request.of(part, self._seed)) is None:
             return None
@@ -187,7 +189,7 @@ class Feed:
         return self._loader.mover.arrived(batch)
 
     def _ask(self, lane: Lane, step: int) -> None:
-        """For the steps from this one on, as many as there is room for."""
+        """Request batches from ``step`` on, up to the prefetching limit."""
         ahead = self._asked[-1].step + 1 if self._asked else step
         while len(self._asked) < self._room and ahead < self._steps:
             if (request := Request.of(self._part_of(ahead), self._seed)) is None:
@@ -196,7 +198,7 @@ class Feed:
             ahead += 1
 
     def _fetch(self, request: Request) -> Any:
-        """Here and now; and look what that costs."""
+        """Load a batch in this thread and measure the time."""
         began = time.perf_counter()
         if self._left is not None:
             self._between_s.append(began - self._left)
@@ -211,7 +213,7 @@ class Feed:
         return batch
 
     def _decide(self, fetched_s: float, between_s: float) -> None:
-        """Somebody else fetches if that is worth it; else see again later."""
+        """Start prefetching if loading takes long enough. Otherwise a later call decides."""
         loader = self._loader
         if fetched_s < max(MIN_FETCH_S, MIN_FETCH_FRACTION * (fetched_s + between_s)):
             return
@@ -219,14 +221,14 @@ class Feed:
         if not loader.source.foreign:
             self._take_thread()
             return
-        count = min(loader.most_workers, max(1, ceil(SPARE * fetched_s / max(between_s, 1e-9))))
+        count = min(loader.max_workers, max(1, ceil(SPARE * fetched_s / max(between_s, 1e-9))))
         try:
             self._starting = Workers(loader.source, count, loader.room_nbytes)
         except (ValueError, MemoryError, OSError) as error:
             self._stay(str(error))
 
     def _take_over(self, workers: Workers) -> None:
-        """Once they are ready; the rank goes on alone if they cannot be."""
+        """Switch to the workers once they are ready. Continue without them if they fail to start."""
         try:
             if workers.ready():
                 self._take_workers(workers)
@@ -236,19 +238,22 @@ class Feed:
             self._stay(str(error))
 
     def _go_back(self, request: Request, error: Exception) -> Any:
-        """Nobody asked for the workers: what they cannot do the rank may, which has all that the script has set up."""
+        """Continue without workers after one failed, and return the batch.
+
+        The user did not request workers, and the rank may succeed where they fail, because it has run the script.
+        """
         assert self._lane is not None
         self._lane.close()
         self._lane = None
         self._asked.clear()
-        batch = self._fetch(request)  # raises where it was not for them
+        batch = self._fetch(request)  # raises if the workers were not the cause
         self._stay(str(error))
         return batch
 
     def _stay(self, why: str) -> None:
         print(  # noqa: T201
-            "dltrain: no workers, samples are made between steps as before (t.loader(…, workers=0) says so without "
-            f"this line): {why}",
+            "dltrain: cannot use data workers; the rank continues to load samples between steps. Pass workers=0 to "
+            f"t.loader to avoid this message: {why}",
             file=sys.stderr,
             flush=True,
         )

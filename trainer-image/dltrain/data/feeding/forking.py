@@ -1,10 +1,10 @@
 """Processes forked from a zygote, for a rank that must not fork itself.
 
-A fork of a rank would have MPI's and CUDA's state, its locks as other threads held them, and every page that the rank
-writes afterwards would be copied first. A fork of a zygote is a fresh interpreter with torch imported, in milliseconds
-and mostly in shared memory. Under an agent it is the agent's, of which the rank was forked as well; else one of our
-own. Either way the process is killed when the rank ends, however it ends: the kernel closes the rank's connection to
-the zygote, or ends a zygote of its own, and with it what that has forked.
+A fork of a rank would inherit the state of MPI and CUDA and locks held by other threads, and the kernel would copy
+every page that the rank writes afterwards. A fork of a zygote starts within milliseconds with torch imported, mostly in
+shared memory. Under an agent, the agent's zygote is used, which also forked the rank; otherwise the rank starts its
+own. In both cases the process is killed when the rank exits for any reason: the kernel closes the rank's connection to
+the zygote, or ends the rank's own zygote, and its children end with it.
 """
 
 import json
@@ -22,26 +22,28 @@ from dltrain.protocol.rank_messages import SOCKET_ENV
 
 
 class Child:
-    """A Python command line, run in a fork of a zygote with a descriptor of ours."""
+    """A Python command line that runs in a fork of a zygote and inherits a descriptor."""
 
     def __init__(self, zygote: socket.socket, argv: Sequence[str], fd: int) -> None:
-        """``zygote``: a connection of its own. ``fd``: a socket, which ``inherited.taken`` gets there.
+        """Order the fork. ``zygote``: a separate connection. ``fd``: a socket, which the child receives.
 
         Raises OSError.
         """
         self._zygote = zygote
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_"))}  # no rank of MPI
+        env = {
+            k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_"))
+        }  # the child is no MPI rank
         order = json.dumps({"argv": list(argv), "env": env, "cwd": str(Path.cwd())}).encode() + b"\n"
         sent = socket.send_fds(zygote, [order], [2, fd])
         zygote.sendall(order[sent:])
         self._received = b""
 
     def fileno(self) -> int:
-        """Readable when there is news of the process."""
+        """Return a descriptor that is readable when the process has started or ended."""
         return self._zygote.fileno()
 
     def ended(self, within_s: float) -> Exit | None:
-        """How it ended; None while it has not, and where its zygote is gone, too."""
+        """Return how the process ended, or None if it still runs or its zygote has died, too."""
         while self._received.count(b"\n") < 2 and wait_for(self._zygote, within_s=within_s):
             try:
                 data = self._zygote.recv(4096)
@@ -54,15 +56,15 @@ class Child:
         return Exit.of(json.loads(lines[1])["status"]) if len(lines) > 2 else None
 
     def close(self) -> None:
-        """Kill it if it runs."""
+        """Kill the process if it runs."""
         self._zygote.close()
 
 
 class WorkerForker:
-    """A zygote and connections to it, one for each process to be forked."""
+    """A zygote, and a connection to it for each process to fork."""
 
     def __init__(self, count: int) -> None:
-        """Returns at once; what is ordered waits until the zygote has imported what it imports. Raises OSError."""
+        """Connect or start a zygote without waiting for its imports; orders wait until then. Raises OSError."""
         self._own: subprocess.Popen[bytes] | None = None
         self.connections: list[socket.socket] = []
         self.connections = _agents_zygote(count) or self._start(count)
@@ -89,7 +91,10 @@ class WorkerForker:
 
 
 def _agents_zygote(count: int) -> list[socket.socket]:
-    """Connections to it; none if this process is no fork of it, for it may run another interpreter."""
+    """Return connections to the agent's zygote, or an empty list if this process is no fork of it.
+
+    In that case the zygote may run another interpreter.
+    """
     if sys.orig_argv[1:3] != ["-m", "dltrain.launch.zygote"] or SOCKET_ENV not in os.environ:
         return []
     try:

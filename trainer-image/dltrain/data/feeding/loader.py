@@ -1,4 +1,4 @@
-"""What a script passes to ``t.steps``: a dataset, and how its batches are made."""
+"""The loader that a script passes to ``t.steps``: a dataset and the options for loading its batches."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,11 +14,11 @@ from dltrain.host import cgroup
 from dltrain.protocol.errors import MisuseError
 
 MAX_BATCHES_AHEAD = 128
-"""Twice as many messages, those of before a drop and those of after it, fit into a socket: nobody waits to send one."""
+"""A socket must hold twice as many messages, from before and after a drop, so that no sender blocks."""
 
 
 class Loader:
-    """Batches of ``dataset``: one of ``dltrain.data``, a tuple of tensors, or a torch map-style dataset."""
+    """Load batches of a dataset of ``dltrain.data``, a tuple of tensors, or a map-style torch dataset."""
 
     def __init__(
         self,
@@ -28,68 +28,72 @@ class Loader:
         workers: int | None = None,
         prefetch: int | None = None,
         collate_fn: Collate | None = None,
-        most_workers: int = 0,
+        max_workers: int = 0,
         ranks_here: int = 1,
         plan: Plan | None = None,
     ) -> None:
-        """See ``Trainer.loader``. ``most_workers``: where their number is left open. ``ranks_here``: share the memory.
-        ``plan``: of the training, for its number of steps.
+        """Check the dataset and the options; see ``Trainer.loader``.
 
-        Raises MisuseError when the dataset is none of these, or empty, or the other arguments are not for it.
+        ``max_workers``: limit if ``workers`` is None. ``ranks_here``: number of ranks that share this pod's memory.
+        ``plan``: gives the number of steps. Raises MisuseError if the dataset is unsupported or empty, or if an option
+        does not suit it.
         """
         self.source = Source(dataset, collate_fn)
         self.device, self.mover = device, DeviceCopier(device)
         for name, value in (("workers", workers), ("prefetch", prefetch)):
             if value is not None and value < 0:
-                raise MisuseError(f"{name}: found {value}, expected 0 or more")
+                raise MisuseError(f"{name}: found {value}; expected 0 or more")
         if workers and not self.source.foreign:
-            raise MisuseError(f"workers: found {workers} for samples that are in memory, expected none: leave it out")
+            raise MisuseError(f"workers: found {workers} for samples in memory; expected no workers. Omit it")
         if workers and prefetch is not None and prefetch < workers:
-            raise MisuseError(f"prefetch: found {prefetch} batches for {workers} workers, expected one each at least")
+            raise MisuseError(f"prefetch: found {prefetch} batches for {workers} workers; expected one per worker")
         if workers == 0 and prefetch and self.source.foreign:
             raise MisuseError(
-                f"prefetch: found {prefetch} without workers, expected workers to make what is fetched ahead: a thread "
-                "would draw from the generators that the training step draws from"
+                f"prefetch: found {prefetch} with workers=0; expected workers that load the batches. A thread cannot "
+                "load them, because it would share random generators with the training step"
             )
         if prefetch is not None and prefetch > MAX_BATCHES_AHEAD:
             raise MisuseError(
-                f"prefetch: found {prefetch}, expected at most {MAX_BATCHES_AHEAD}: more would only take memory"
+                f"prefetch: found {prefetch}; expected at most {MAX_BATCHES_AHEAD}. More batches only take memory"
             )
-        self.workers, self.prefetch, self.most_workers = workers, prefetch, most_workers
+        self.workers, self.prefetch, self.max_workers = workers, prefetch, max_workers
         self._ranks_here = ranks_here
         self._plan = plan
 
     def __len__(self) -> int:
-        """Steps of an epoch over this dataset, each of all ranks together."""
-        assert self._plan is not None, "t.loader tells the plan"
+        """Return the number of steps in an epoch over this dataset."""
+        assert self._plan is not None, "t.loader passes the plan"
         return Sampler.planned(self._plan, self.samples).steps_per_epoch
 
     @property
     def total_steps(self) -> int:
-        """Steps of a training on this dataset, as a schedule of the learning rate wants to know beforehand."""
-        assert self._plan is not None, "t.loader tells the plan"
+        """Return the number of steps of the whole training, for example for a learning-rate schedule."""
+        assert self._plan is not None, "t.loader passes the plan"
         return Sampler.planned(self._plan, self.samples).steps(self._plan)
 
     def __iter__(self) -> Iterator[Any]:
-        """Raises MisuseError: who iterates has to say what for."""
+        """Raise MisuseError, because a script must iterate over ``t.steps`` or ``t.held_out``."""
         raise MisuseError(
-            "loader: found a loop over it, expected one over t.steps(loader), which trains on it for all epochs, or "
-            "over t.held_out(loader), which gives every sample to one rank once"
+            "loader: found a loop over it; expected one over t.steps(loader), which trains for all epochs, or over "
+            "t.held_out(loader), which gives every sample to one rank once"
         )
 
     @property
     def room_nbytes(self) -> int | None:
-        """What workers that nobody asked for may take for the dataset: half of what is free. None: not known."""
+        """Return the memory that automatically started workers may use for the dataset, or None if unknown.
+
+        It is half of the free memory, divided by the number of ranks in the pod.
+        """
         free = cgroup.free_nbytes()
         return None if free is None else free // (2 * self._ranks_here)
 
     @property
     def samples(self) -> int:
-        """Of the dataset."""
+        """Return the number of samples in the dataset."""
         return self.source.samples
 
     def fetch(self, request: Request) -> Any:
-        """The samples as one batch, on the device, made here and now. Raises SampleError."""
+        """Load the samples in this thread and return the batch on the device. Raises SampleError."""
         if not self.source.foreign:
             return self.mover.now(self.source.make(request))
         with undisturbed():
@@ -97,7 +101,7 @@ class Loader:
 
 
 def check_loader(where: str, loader: Any) -> None:
-    """Raises MisuseError for what ``t.loader`` did not make."""
+    """Raise MisuseError unless ``loader`` was made by ``t.loader``."""
     if not isinstance(loader, Loader):
         found = type(loader).__name__
-        raise MisuseError(f"{where}: loader: found {found}, expected what t.loader(dataset) returns")
+        raise MisuseError(f"{where}: loader: found {found}; expected the result of t.loader(dataset)")

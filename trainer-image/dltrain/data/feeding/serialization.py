@@ -1,10 +1,10 @@
-"""Objects between a rank and its workers: tensors and arrays in memory that both map, copied once.
+"""Transfer of objects between a rank and its workers through shared memory, with one copy of tensors and arrays.
 
-A message is a few bytes on a socket, and with it a descriptor of anonymous memory (memfd_create(2)). It counts as the
-container's memory and is gone with its last user. /dev/shm, where torch's own processes put tensors, is as small as the
-pod makes it, and a process that writes beyond it dies of SIGBUS.
+A message is a few bytes on a socket and a descriptor of anonymous memory (memfd_create(2)). This memory counts towards
+the container's limit and is freed with its last user. torch's own workers use /dev/shm instead, whose size the pod
+limits; a process that writes beyond the limit is killed by SIGBUS.
 
-Objects go by cloudpickle: what the script itself defines (a class of datasets, a lambda) goes by value, so that a
+Objects are serialized by cloudpickle. It sends definitions of the script (a dataset class, a lambda) by value, so a
 worker need not run the script again.
 """
 
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 _ALIGNED = 64
-_MOST_AT_ONCE = 2**30
-"""Bytes of one write(2), which takes less than 2^31."""
+_WRITE_NBYTES = 2**30
+"""Bytes per write(2), which accepts less than 2^31."""
 
 
 class Readable(Protocol):
@@ -32,15 +32,15 @@ class Readable(Protocol):
 
 
 def wait_for(*connections: Readable, within_s: float | None = None) -> bool:
-    """Until one of them can be read without waiting, or is at its end; whether that came within the time."""
-    poll = select.poll()  # select(2) takes no descriptor above 1023
+    """Wait until a connection is readable or closed. Return False if none is after ``within_s`` seconds."""
+    poll = select.poll()  # select(2) supports no descriptor above 1023
     for connection in connections:
         poll.register(connection, select.POLLIN)
     return bool(poll.poll(None if within_s is None else 1e3 * within_s))
 
 
 def send(connection: socket.socket, head: bytes, content: Any) -> None:
-    """``head`` (a few bytes) and any object. Raises OSError when nobody listens, and what pickling raises."""
+    """Send ``head`` (a few bytes) and an object. Raises OSError if the connection is closed, and pickling errors."""
     fd = pack(content)
     try:
         socket.send_fds(connection, [head], [fd])
@@ -49,10 +49,10 @@ def send(connection: socket.socket, head: bytes, content: Any) -> None:
 
 
 def pack(content: Any, room_nbytes: int | None = None, receivers: int = 0) -> int:
-    """The object in memory, by a descriptor that may go to any number of processes.
+    """Serialize an object into shared memory. Return a descriptor that can be sent to any number of processes.
 
-    ``room_nbytes``: what this and what becomes of it at ``receivers`` may take. Raises MemoryError where that is more,
-    and what pickling raises.
+    ``room_nbytes``: limit on the memory of the serialized object and its copies in ``receivers`` processes. Raises
+    MemoryError above the limit, and pickling errors.
     """
     fd = os.memfd_create("dltrain")
     try:
@@ -64,13 +64,13 @@ def pack(content: Any, room_nbytes: int | None = None, receivers: int = 0) -> in
 
 
 def receive(connection: socket.socket) -> tuple[bytes, Any] | None:
-    """The next head and object, None at the end of the connection. Raises what unpickling raises."""
+    """Return the next head and object, or None at the end of the connection. Raises unpickling errors."""
     for _ in range(2):
         try:
             head, fds, _, _ = socket.recv_fds(connection, 64, 1)
             break
         except ConnectionError:
-            head = b""  # the other end closed with messages unread, which is told, once, before what it sent
+            head = b""  # the peer closed with unread messages; this error comes once, before the data it had sent
     if not head:
         return None
     (fd,) = fds
@@ -80,14 +80,14 @@ def receive(connection: socket.socket) -> tuple[bytes, Any] | None:
         os.close(fd)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # which has no types
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.memmap and _of_a_file(obj):  # perhaps larger than memory: mapped there, too
+        if type(obj) is np.memmap and _of_a_file(obj):  # may exceed the memory: the receiver maps the file, too
             layout, mode = "C" if obj.flags.c_contiguous else "F", "r" if obj.mode == "r" else "r+"
             return _mapped, (str(obj.filename), obj.dtype, mode, obj.offset, obj.shape, layout)
         plain = type(obj) is Tensor and obj.device.type == "cpu" and obj.layout is torch.strided and obj.numel()
         if plain and not (obj.requires_grad or obj.is_quantized or obj.is_conj() or obj.is_neg()):
-            # Dimensions stay in their order in memory (channels_last): kernels, and so the last bits, depend on it.
+            # Keep the memory format (such as channels_last), because kernels and so the last bits depend on it.
             order = list(range(obj.dim()))
             if not obj.is_contiguous() and 0 not in obj.stride():
                 order.sort(key=obj.stride, reverse=True)
@@ -99,7 +99,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # which has no types
 
 
 def _of_a_file(array: Any) -> bool:
-    """Whether a numpy.memmap holds what is in its file; not so a part of one, or one with changes of its own."""
+    """Return True if a numpy.memmap equals its whole file: it is no slice, and changes are not private to it."""
     whole = isinstance(array.base, mmap.mmap) and array.mode in ("r", "r+", "w+")
     return whole and array.filename is not None and Path(array.filename).exists()
 
@@ -113,14 +113,16 @@ def _mapped(name: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...
 
 
 def _write(fd: int, content: Any, room_nbytes: int | None, receivers: int) -> None:
-    """In the file: how many parts, the length of each, then the parts (a pickle, its buffers) at multiples of 64."""
+    """Write the number of parts, their lengths, then the parts (a pickle, its buffers) at multiples of 64 bytes."""
     buffers: list[pickle.PickleBuffer] = []
     skeleton = io.BytesIO()
     _Pickler(skeleton, protocol=5, buffer_callback=buffers.append).dump(content)
     parts = [skeleton.getbuffer(), *(buffer.raw() for buffer in buffers)]
-    needed = sum(part.nbytes for part in parts) + receivers * parts[0].nbytes  # buffers are shared, objects are not
+    needed = (
+        sum(part.nbytes for part in parts) + receivers * parts[0].nbytes
+    )  # receivers share buffers, but copy objects
     if room_nbytes is not None and needed > room_nbytes:
-        raise MemoryError(f"found {needed / 2**20:.0f} MiB to send, expected at most {room_nbytes / 2**20:.0f} MiB")
+        raise MemoryError(f"found {needed / 2**20:.0f} MiB to send; expected at most {room_nbytes / 2**20:.0f} MiB")
     lengths = np.array([len(parts), *(part.nbytes for part in parts)], np.int64).tobytes()
     _put(fd, memoryview(lengths), 0)
     at = len(lengths)
@@ -132,14 +134,14 @@ def _write(fd: int, content: Any, room_nbytes: int | None, receivers: int) -> No
 
 def _put(fd: int, part: memoryview, at: int) -> None:
     while part.nbytes:
-        done = os.pwrite(fd, part[:_MOST_AT_ONCE], at)
+        done = os.pwrite(fd, part[:_WRITE_NBYTES], at)
         part, at = part[done:], at + done
 
 
 def _read(fd: int) -> Any:
     size = os.fstat(fd).st_size
-    # Torch's own map of the file keeps no descriptor open, as Python's does; a batch may live long. What is written to
-    # it stays here.
+    # A torch map of the file keeps no descriptor open, unlike Python's mmap; a batch may live long. The map is private,
+    # so changes stay in this process.
     whole = torch.from_file(f"/proc/self/fd/{fd}", shared=False, size=size, dtype=torch.uint8).numpy()
     count = int(whole[:8].view(np.int64)[0])
     at, parts = 8 * (count + 1), []

@@ -1,7 +1,7 @@
-"""From sample numbers to a batch in main memory, the same in every process.
+"""Loading a batch into main memory by its sample numbers, with the same result in every process.
 
-A user's dataset may draw random numbers (augmentation). Before each sample torch, numpy and ``random`` are seeded by
-(seed, epoch, sample): what a sample looks like depends neither on who makes it, nor on the rank or the split.
+A user's dataset may draw random numbers (augmentation). Before each sample, torch, numpy and ``random`` are seeded by
+(seed, epoch, sample). So a sample does not depend on the process that loads it, on the rank or on the split.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from dltrain.device import randomness
 from dltrain.protocol.errors import BadInputError, MisuseError, SampleError
 
 Collate = Callable[[list[Any]], Any]
-"""Samples to a batch."""
+"""Makes a batch of samples."""
 _ODD, _MIX, _STIR = (np.array(v, np.uint64) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What a rank computes in a step. ``seed``: the plan's."""
+    """The samples that a rank processes in a step. ``seed``: the plan's seed."""
 
     indices: NDArray[np.int64]
     epoch: int
@@ -35,7 +35,7 @@ class Request:
 
     @classmethod
     def of(cls, part: Part, seed: int) -> "Request | None":
-        """None: this rank computes nothing in the step."""
+        """Return the request for a part of the batch, or None if the part is empty."""
         return cls(part.indices, part.epoch, seed) if len(part.indices) else None
 
     def same(self, other: "Request") -> bool:
@@ -46,7 +46,7 @@ class Request:
 
     @property
     def sample_seeds(self) -> list[int]:
-        """One for each sample: SplitMix64 (Steele, Lea and Flood 2014) at the sample's number, keyed by the epoch."""
+        """Return a seed per sample: SplitMix64 (Steele, Lea and Flood 2014) of its number, keyed by the epoch."""
         key = hashlib.blake2b(f"{self.seed} {self.epoch} samples".encode(), digest_size=8).digest()
         z = np.frombuffer(key, np.uint64) + (self.indices.astype(np.uint64) + np.array([1], np.uint64)) * _ODD
         z = (z ^ (z >> np.uint64(30))) * _MIX
@@ -55,29 +55,29 @@ class Request:
 
 
 def _as_tensors(arrays: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Sharing their memory. Raises MisuseError for what is not numbers."""
+    """Return tensors that share the arrays' memory. Raises MisuseError for arrays that do not hold numbers."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a file mapped for reading: batches are copies
+            warnings.simplefilter("ignore", UserWarning)  # a read-only memory map is safe: batches are copies
             return tuple(torch.as_tensor(part) for part in arrays)
     except (TypeError, ValueError) as error:
-        raise MisuseError(f"dataset: found {error}, expected a tuple of tensors or arrays of numbers") from None
+        raise MisuseError(f"dataset: found {error}; expected a tuple of tensors or arrays of numbers") from None
 
 
 class Source:
-    """Makes batches of a dataset: one of ``dltrain.data``, a tuple of tensors, or a map-style dataset of the user's."""
+    """Make batches of a dataset of ``dltrain.data``, a tuple of tensors, or a user's map-style dataset."""
 
     def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
-        """Raises MisuseError when the dataset is none of these, or empty, or ``collate`` is not for it."""
+        """Check the dataset. Raises MisuseError if it is unsupported or empty, or if ``collate`` does not suit it."""
         if isinstance(dataset, DataLoader):
             raise MisuseError(
-                "dataset: found a DataLoader, expected the dataset in it: pass t.loader(loader.dataset), with its "
-                "collate_fn if that is your own; the batch is the job's, divided among the ranks"
+                "dataset: found a DataLoader; expected its dataset. Pass t.loader(loader.dataset), with its collate_fn "
+                "if that is your own. The batch size is the job's, divided among the ranks"
             )
         if isinstance(dataset, IterableDataset):
             raise MisuseError(
-                f"dataset: found {type(dataset).__name__}, an IterableDataset, expected a map-style dataset (with len "
-                "and []) or a tuple of tensors: which samples a step takes must be known before"
+                f"dataset: found {type(dataset).__name__}, an IterableDataset; expected a map-style dataset (with len "
+                "and []) or a tuple of tensors, because sampling by step needs random access"
             )
         if type(dataset) is TensorDataset and collate is None:
             dataset = dataset.tensors
@@ -90,31 +90,30 @@ class Source:
         elif isinstance(dataset, tuple) and all(isinstance(part, Tensor) for part in dataset):
             lengths = {len(part) for part in dataset}
             if len(lengths) != 1:
-                raise MisuseError(f"dataset: found tensors of {sorted(lengths)} samples, expected equally many")
+                raise MisuseError(f"dataset: found tensors of {sorted(lengths)} samples; expected equal lengths")
             (self.samples,) = lengths
         elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
             self.samples = len(dataset)
         else:
             raise MisuseError(
-                f"dataset: found {type(dataset).__name__}, expected a map-style dataset (with len and []) or a tuple "
-                "of tensors; sampling by step needs random access"
+                f"dataset: found {type(dataset).__name__}; expected a map-style dataset (with len and []) or a tuple "
+                "of tensors, because sampling by step needs random access"
             )
         if not self.samples:
-            raise MisuseError("dataset: found no samples, expected at least one")
+            raise MisuseError("dataset: found no samples; expected at least one")
         if collate is not None and not self.foreign:
-            raise MisuseError("collate_fn: found one for tensors, whose batches are slices; expected none")
+            raise MisuseError("collate_fn: found one with a dataset of tensors; expected None. Omit it")
         self.collate = default_collate if collate is None else collate
 
     @property
     def foreign(self) -> bool:
-        """Whether the user's code makes the samples, which may do anything; else they are slices of memory, or ours."""
+        """Return True if the user's code makes the samples. Otherwise they are slices of tensors, or dltrain's."""
         return not self.ours and not isinstance(self.dataset, tuple)
 
     def make(self, request: Request) -> Any:
-        """The batch. Raises SampleError naming the sample that could not be made.
+        """Load and return the batch. Raises SampleError with the number of the sample that failed.
 
-        The process's random generators are elsewhere afterwards if the dataset is ``foreign``: see
-        ``randomness.undisturbed``.
+        A ``foreign`` dataset changes the state of the process's random generators: see ``randomness.undisturbed``.
         """
         if self.ours:
             return self.dataset.train(request.indices)
@@ -133,7 +132,9 @@ class Source:
         indices, seeds = request.indices.tolist(), request.sample_seeds
         many = getattr(self.dataset, "__getitems__", None)
         inner = self.dataset
-        while type(inner) is Subset:  # random_split's: it may ask for one after the other, and each is to have its seed
+        # A Subset (of random_split) has __getitems__ even if its dataset lacks it. Then load samples one by one, so
+        # that each has its own seed.
+        while type(inner) is Subset:
             inner = inner.dataset
         many = many if hasattr(inner, "__getitems__") else None
         index: int | str = indices[0]

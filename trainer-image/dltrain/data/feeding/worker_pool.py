@@ -1,8 +1,8 @@
-"""Worker processes of one rank, which make the batches of steps to come.
+"""Worker processes of one rank, which load the batches of future steps.
 
-Not torch's DataLoader: it forks the rank (see ``hatch``), or runs the script again in every worker; it answers with
-what lies in /dev/shm; it does not know that a step was given up; and a dead worker is noticed after up to five seconds,
-when the agent takes the rank for hung.
+They replace torch's DataLoader for four reasons. It forks the rank (see ``forking``) or runs the script again in every
+worker. It uses /dev/shm. It cannot cancel requests after an abandoned step. It notices a dead worker after up to five
+seconds, when the agent already reports a hang.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ from dltrain.host import cgroup
 from dltrain.protocol.errors import SampleError, WorkerLostError
 
 _SIGKILL = 9
-_OBITUARY_S = 2.0
-"""How long to wait for the way in which a worker ended, once it has."""
+_EXIT_STATUS_S = 2.0
+"""Time to wait for the exit status of a worker that has ended."""
 
 
 class Workers:
-    """``count`` processes that take turns. ``ask`` and ``get`` may be called from two threads."""
+    """``count`` worker processes, used in turn. Two threads may call ``ask`` and ``get``."""
 
     def __init__(self, source: Source, count: int, room_nbytes: int | None = None) -> None:
-        """Returns before they have started. ``room_nbytes``: what the dataset may take once more.
+        """Order the processes without waiting for their start. ``room_nbytes``: memory limit for the dataset's copies.
 
-        Raises ValueError when it cannot be pickled, MemoryError when it is larger, OSError.
+        Raises ValueError if the dataset cannot be pickled, MemoryError if its copies exceed the limit, OSError.
         """
         self._tickets = itertools.count(1)
         self._closing = False
         self._oom_kills = cgroup.oom_kills()
-        packed = _packed(source, room_nbytes, count)  # one for all; and before anything is started, as it may fail
+        packed = _packed(source, room_nbytes, count)  # once for all workers, and first, because it may fail
         try:
             self._forker = WorkerForker(count)
             try:
@@ -51,24 +51,24 @@ class Workers:
         return len(self._workers)
 
     def ready(self) -> bool:
-        """Whether all have started. Raises as ``get`` does."""
+        """Return True if all workers have started. Raises the errors of ``get``."""
         for worker in self._workers:
             while not worker.ready and (serialization.wait_for(worker.connection, within_s=0) or worker.child.ended(0)):
                 self._take(worker)
         return all(worker.ready for worker in self._workers)
 
     def ask(self, request: Request) -> int:
-        """Have a batch made; returns the ticket for ``get``."""
+        """Request a batch. Return the ticket for ``get``."""
         ticket = next(self._tickets)
-        with contextlib.suppress(ConnectionError):  # ``get`` tells how it ended
+        with contextlib.suppress(ConnectionError):  # ``get`` reports how the worker ended
             serialization.send(self._of(ticket).connection, Head(Says.MAKE, ticket).packed(), request)
         return ticket
 
     def get(self, ticket: int) -> tuple[Any, float]:
-        """The batch, and the seconds that a worker spent on it; None instead of one that was dropped.
+        """Return the batch, or None if it was dropped, and the seconds that a worker spent on it.
 
-        Tickets in the order in which they were given; some may be left out. Raises SampleError, MemoryError and
-        WorkerLostError.
+        Tickets must come in the order in which they were issued; some may be skipped. Raises SampleError, MemoryError
+        and WorkerLostError.
         """
         worker = self._of(ticket)
         while True:
@@ -79,21 +79,21 @@ class Workers:
                 return content, head.spent_s
 
     def drop(self) -> None:
-        """Nothing of what was asked for is wanted any more."""
+        """Cancel all requests."""
         ticket = next(self._tickets)
         for worker in self._workers:
             with contextlib.suppress(ConnectionError):
                 serialization.send(worker.connection, Head(Says.FORGET, ticket).packed(), None)
 
     def wake(self) -> None:
-        """Let ``get`` fail in the thread that waits in it: nothing more is wanted."""
+        """Make ``get`` fail in a thread that waits in it, before ``close``."""
         self._closing = True
         for worker in self._workers:
             with contextlib.suppress(OSError):
                 worker.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End them, at once."""
+        """Kill the workers."""
         for worker in self._workers:
             worker.close()
         self._forker.close()
@@ -102,8 +102,9 @@ class Workers:
         return self._workers[ticket % len(self._workers)]
 
     def _take(self, worker: "_Worker") -> tuple[Head, Any]:
-        """The next message of a worker."""
-        # The process, too: another one that was forked at the same moment may hold the worker's end of the connection.
+        """Return the next message of a worker."""
+        # Wait for the process as well: the connection stays open if a process forked at the same moment has inherited
+        # the worker's end of it.
         while True:
             serialization.wait_for(worker.connection, worker.child)
             if serialization.wait_for(worker.connection, within_s=0):
@@ -123,22 +124,22 @@ class Workers:
 
     def _lost(self, worker: "_Worker") -> Exception:
         number = self._workers.index(worker)
-        exit_ = None if self._closing else worker.child.ended(_OBITUARY_S)
+        exit_ = None if self._closing else worker.child.ended(_EXIT_STATUS_S)
         kills = cgroup.oom_kills()
         if exit_ is not None and exit_.signal == _SIGKILL and kills is not None and kills > (self._oom_kills or 0):
             return MemoryError(
-                f"data worker {number} of {self.count} was killed by the kernel for memory: raise the memory limit, or "
-                "use fewer workers or a smaller prefetch"
+                f"data worker {number} of {self.count} was killed by the kernel for lack of memory. Raise the memory "
+                "limit, or use fewer workers or a smaller prefetch"
             )
-        how = "ended, and its zygote with it" if exit_ is None else f"ended with {exit_}"
-        return WorkerLostError(f"data worker {number} of {self.count} {how} while it made a batch; see the log")
+        how = "ended together with its zygote" if exit_ is None else f"ended with {exit_}"
+        return WorkerLostError(f"data worker {number} of {self.count} {how} while it loaded a batch. See the log")
 
 
 class _Worker:
-    """Of one of them, our ends."""
+    """The rank's side of one worker process."""
 
     def __init__(self, zygote: socket.socket, packed: int) -> None:
-        """``packed``: the source."""
+        """Start the process. ``packed``: descriptor of the serialized Source."""
         self.ready = False
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -155,25 +156,25 @@ def _packed(source: Source, room_nbytes: int | None, count: int) -> int:
     try:
         return serialization.pack(source, room_nbytes, count)
     except MemoryError as error:
-        raise MemoryError(f"the dataset does not fit into memory once more: {error}") from error
+        raise MemoryError(f"the dataset's copies for data workers do not fit into memory: {error}") from error
     except OSError:
         raise
-    except Exception as error:  # whatever the user's classes raise
+    except Exception as error:  # the user's classes may raise anything
         raise ValueError(
-            f"dataset: cannot be sent to worker processes: {type(error).__name__}: {error}; open files and connections "
+            f"dataset: cannot be sent to worker processes: {type(error).__name__}: {error}. Open files and connections "
             "in __getitem__ instead, or pass workers=0 to t.loader"
         ) from error
 
 
 class _InWorkerError(Exception):
-    """The traceback of another process."""
+    """The traceback of a worker process."""
 
 
 def _error(head: Head, trouble: Trouble) -> Exception:
     if trouble.memory:
         return MemoryError(f"in a data worker: {trouble.text}")
     if not head.ticket:
-        error: Exception = WorkerLostError(f"data worker: the dataset could not be brought there: {trouble.text}")
+        error: Exception = WorkerLostError(f"data worker: the dataset could not be transferred: {trouble.text}")
     else:
         error = SampleError(trouble.text)
     error.__cause__ = _InWorkerError(f"in a data worker:\n{trouble.trace}")
