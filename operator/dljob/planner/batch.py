@@ -6,7 +6,7 @@ statistical``), and the plans are compared by the request's objective over the w
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import log
+from math import inf, log
 
 from dljob.calibrate.learned import Learned
 from dljob.calibrate.noise import known
@@ -96,11 +96,20 @@ def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int,
 
 
 def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
-    """Of batches with (late, score) each, lower is better: the nearest one to ``base`` that is worth no less than the
-    best by ``MIN_GAIN``."""
+    """Return the batch nearest to ``base`` that is worth choosing, given (late, score) of each; lower is better.
+
+    A batch is worth choosing if its score is within ``MIN_GAIN`` of the best one. Any batch other than ``base`` must
+    also improve on ``base`` by more than ``MIN_GAIN``, unless ``base`` has no plan or is late and the best one is not.
+    """
     late, best = min(scores.values())
-    alike = [b for b, (is_late, score) in scores.items() if is_late == late and score <= best * (1 + MIN_GAIN)]
-    return min(alike, key=lambda b: (abs(log(b / base)), b))
+    alike = {b: score for b, (is_late, score) in scores.items() if is_late == late and score <= best * (1 + MIN_GAIN)}
+    if base in alike:
+        return base
+    base_late, base_score = scores.get(base, (True, inf))
+    least = base_score if base_late == late else inf
+    # The best batch always passes: otherwise ``base`` would be in ``alike``.
+    worth = [b for b, score in alike.items() if score * (1 + MIN_GAIN) < least]
+    return min(worth, key=lambda b: (abs(log(b / base)), b))
 
 
 def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasible:

@@ -56,6 +56,7 @@ def test_without_a_noise_scale_the_batch_stays_and_the_plan_says_so() -> None:
 @given(noise=st.floats(1e-3, 1e9), most=st.integers(512, 20_000))
 @example(noise=1e9, most=8192)
 @example(noise=1e-3, most=8192)
+@example(noise=98.0, most=772)
 def test_the_choice_is_within_the_range_and_worth_it(noise: float, most: int) -> None:
     found = chosen(noise, replace(OPEN, batches=replace(WIDE, most=most)))
     assert 512 <= found.chosen <= most
