@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, Node
@@ -64,6 +64,8 @@ class TestSearch:
 
     @settings(max_examples=10, deadline=None)
     @given(st.lists(st.tuples(st.integers(20, 200), st.floats(0.05, 1.0)), min_size=3, max_size=6), st.integers(7, 15))
+    @example([(98, 0.75), (99, 0.375), (155, 0.5)], 8)
+    @example([(125, 0.75), (24, 1.0), (174, 0.662852869)], 7)
     def test_a_large_cluster_is_searched_nearly_as_well(self, groups: list[tuple[int, float]], log2_batch: int) -> None:
         """No single random combination that was not looked at is better by more than a twentieth."""
         request = replace(RESNET, global_batch=2**log2_batch)

@@ -1,10 +1,11 @@
 """Which node counts to look at, and which of them are best by the screen.
 
 Small clusters are searched completely. On large ones: every device alone over a grid of counts, pairs over a coarser
-grid, every subset of devices at several sizes, then steps to neighbours from the best ones until none is better.
+grid, every subset of devices at several sizes and with every power of two ranks, then steps to neighbours from the best
+ones until none is better.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -56,15 +57,15 @@ class Search:
         for members in by_device:
             size *= 1 + int(self._most[members].sum())
         if size <= COMPLETE:
-            self._look(self._complete(by_device))
+            self._look(self._stacked(self._complete(by_device)))
             return
-        self._look(self._row({i: n}) for i in range(len(self.options)) for n in self._grid(i))
+        self._look(self._stacked(self._row({i: n}) for i in range(len(self.options)) for n in self._grid(i)))
         best = [int(members[self._best_alone(members)]) for members in by_device]
         self._look(self._mixes(best))
         for _ in range(ROUNDS):
             before = self.scores.min(initial=np.inf)
             top = np.argsort(self.scores, kind="stable")[:SEEDS]
-            self._look(row for i in top for row in self._neighbours(self.counts[i], by_device))
+            self._look(np.concatenate([self._neighbours(self.counts[i], best, by_device) for i in top]))
             if not self.scores.min(initial=np.inf) < before:
                 break
 
@@ -78,6 +79,14 @@ class Search:
         for i, n in counts.items():
             row[i] = n
         return row
+
+    def _most_of(self, subset: Sequence[int]) -> NDArray[np.int64]:
+        """Return the row with all nodes of each option in ``subset``."""
+        return self._row({i: int(self._most[i]) for i in subset})
+
+    def _stacked(self, rows: Iterable[NDArray[np.int64]]) -> Counts:
+        """Return the rows as an array, with one column for each option even if there is no row."""
+        return np.array(list(rows), dtype=np.int64).reshape(-1, len(self.options))
 
     def _complete(self, by_device: list[NDArray[np.intp]]) -> Iterator[NDArray[np.int64]]:
         choices = [
@@ -94,45 +103,64 @@ class Search:
             return int(np.argmin(best))
         return int(np.argmax([self.options[i].nodes * self.options[i].ranks_per_node for i in members]))
 
-    def _mixes(self, best: list[int]) -> Iterator[NDArray[np.int64]]:
-        for i, j in combinations(best, 2):
-            for n, m in product(self._grid(i, fine=False), self._grid(j, fine=False)):
-                yield self._row({i: n, j: m})
+    def _mixes(self, best: list[int]) -> Counts:
+        pairs = [
+            self._row({i: n, j: m})
+            for i, j in combinations(best, 2)
+            for n, m in product(self._grid(i, fine=False), self._grid(j, fine=False))
+        ]
         fastest = sorted(best, key=lambda i: self.options[i].curve.slope_s)[:8]
-        for size in range(2, len(fastest) + 1):
-            for subset in combinations(fastest, size):
-                total = int(sum(self._most[i] for i in subset))
-                bounds = {self.request.nodes_min, self.request.nodes_max or total}
-                for nodes in {*(total >> k for k in range(12)), *bounds}:
-                    yield self._row(
-                        {i: min(int(self._most[i]), -(-int(self._most[i]) * nodes // total)) for i in subset}
-                    )
+        subsets = [self._most_of(s) for size in range(2, len(fastest) + 1) for s in combinations(fastest, size)]
+        if not subsets:
+            return self._stacked(pairs)
+        most = np.stack(subsets)
+        return np.concatenate([self._stacked(pairs), self._scaled(most), self._filled(most, fastest)])
 
-    def _neighbours(self, row: NDArray[np.int64], by_device: list[NDArray[np.intp]]) -> Iterator[NDArray[np.int64]]:
-        """Rows with another count of one device: a few more or less, or so many that ranks are a power of two.
+    def _scaled(self, most: Counts) -> Counts:
+        """Return each row of ``most`` at several sizes: the same part of every device."""
+        total = most.sum(axis=1, keepdims=True)
+        bounds = [np.full_like(total, self.request.nodes_min), np.minimum(total, self.request.nodes_max or total)]
+        nodes = np.concatenate([total >> np.arange(12), *bounds], axis=1)
+        scaled = -(-most[:, None, :] * nodes[:, :, None] // total[:, :, None])
+        rows: Counts = np.minimum(most[:, None, :], scaled)
+        return rows.reshape(-1, most.shape[1])
 
-        The latter since halving and doubling is fast there and nowhere between, where no small step finds it.
+    def _filled(self, most: Counts, fastest: Sequence[int]) -> Counts:
+        """Return rows with a power of two ranks, within each row of ``most``: the fastest devices first.
+
+        At such a number, halving and doubling is so much faster than beside it that no step in the nodes of one device
+        improves the row. Therefore the search has to start from the best mix of devices at each power of two.
         """
-        ranks = int(row @ self._per_node)
-        powers = {1 << max(ranks.bit_length() - 1, 0), 1 << ranks.bit_length()}
-        for members in by_device:
-            held = next((int(i) for i in members if row[i]), None)
-            n = int(row[held]) if held is not None else 0
-            others = ranks - (n * int(self._per_node[held]) if held is not None else 0)
-            steps = {0, 1, n - 1, n + 1, n // 2, 2 * n, n + max(1, n // 8), n - max(1, n // 8), 10**9}
-            for i in [int(i) for i in members]:
-                for count in steps | {(power - others) // int(self._per_node[i]) for power in powers}:
-                    new = row.copy()
-                    new[members] = 0
-                    new[i] = min(max(count, 0), int(self._most[i]))
-                    yield new
+        ranks = most[:, fastest] * self._per_node[fastest]
+        before = np.cumsum(ranks, axis=1) - ranks
+        largest = min(int(ranks.sum(axis=1).max()), self.request.global_batch)
+        powers = 1 << np.arange(1, largest.bit_length())
+        filled = np.clip(powers[None, :, None] - before[:, None, :], 0, ranks[:, None, :]) // self._per_node[fastest]
+        rows = np.zeros((len(most), len(powers), most.shape[1]), dtype=np.int64)
+        rows[:, :, fastest] = filled
+        return rows.reshape(-1, most.shape[1])
 
-    def _look(self, rows: Iterator[NDArray[np.int64]]) -> None:
+    def _neighbours(self, row: NDArray[np.int64], best: list[int], by_device: list[NDArray[np.intp]]) -> Counts:
+        """Return rows with another count of one device: slightly or much more or less, or up to a power of two ranks.
+
+        Halving and doubling is fast only when the number of ranks is a power of two, which small steps seldom reach.
+        """
+        held = np.array([m[row[m].argmax()] if row[m].any() else b for m, b in zip(by_device, best, strict=True)])
+        ranks = int(row @ self._per_node)
+        each = held[self._device]
+        n = row[each]
+        others = ranks - n * self._per_node[each]
+        small = np.maximum(1, n // 8)
+        fixed = [np.zeros_like(n), np.ones_like(n), n - 1, n + 1, n // 2, 2 * n, n + small, n - small, self._most]
+        powers = [(power - others) // self._per_node for power in _powers_about(ranks)]
+        counts = np.clip(np.stack([*fixed, *powers], axis=1), 0, self._most[:, None])
+        rows = np.where(self._device[:, None] == self._device, 0, row)
+        rows = np.repeat(rows, counts.shape[1], axis=0)
+        rows[np.arange(len(rows)), np.repeat(np.arange(len(n)), counts.shape[1])] = counts.ravel()
+        return rows
+
+    def _look(self, counts: Counts) -> None:
         """Screen the rows that are within bounds and were not looked at yet."""
-        listed = list(rows)
-        if not listed:
-            return
-        counts = np.stack(listed)
         nodes = counts.sum(axis=1)
         most = self.request.nodes_max or int(self._most.sum())
         counts = counts[(nodes >= max(1, self.request.nodes_min)) & (nodes <= most)]
@@ -166,6 +194,11 @@ class Search:
     def collectives_of(self, rows: Sequence[NDArray[np.int64]]) -> list[CollectiveName]:
         """The collective that the screen found best for each of the rows."""
         return self.screen.screen(np.stack(rows)).collective if rows else []
+
+
+def _powers_about(ranks: int) -> tuple[int, int]:
+    """Return the largest power of two up to ``ranks`` and the smallest one above."""
+    return 1 << max(ranks.bit_length() - 1, 0), 1 << ranks.bit_length()
 
 
 def _numbered(labels: Sequence[str]) -> list[int]:
