@@ -1,4 +1,4 @@
-"""The report of a run: what it keeps, that it stays bounded and goes on over coordinators, and that its page holds it."""
+"""Tests of the run report: its content, bounds, continuation by other coordinators, and its page."""
 
 import asyncio
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def begun(plan: Plan, previous: Document | None = None, unix_s: float = 100.0) -
     return history
 
 
-def told(history: History) -> Document:
+def current_document(history: History) -> Document:
     return history.document(RunPhase.RUNNING, 1, 200.0)
 
 
@@ -49,8 +49,8 @@ def ledger(plan: Plan, term: int) -> Ledger:
     return made
 
 
-def test_a_whole_story() -> None:
-    """A launch, steps, a move of shares, a kill that the others survive, a relaunch from a checkpoint, the end."""
+def test_report_of_a_run_with_faults_and_restart() -> None:
+    """Launch, steps, new local batch sizes, a killed rank that the others survive, a restart from a checkpoint, end."""
     plan = make_plan(2, expected=Expectation(step_s=0.08, total_s=80))
     history = begun(plan)
     for number, unix_s in ((1, 101.0), (10, 102.0), (20, 103.0)):
@@ -86,7 +86,7 @@ def test_a_whole_story() -> None:
     assert Document.parse(document.to_json()) == document
 
 
-def test_ranks_that_are_numbered_anew_keep_their_places() -> None:
+def test_renumbered_ranks_keep_their_places() -> None:
     whole = make_plan(3)
     left = whole.model_copy(update={"ranks": make_plan(2).ranks[:1] + whole.ranks[2:]})
     ranks = tuple(rank.model_copy(update={"rank": n, "share": 60}) for n, rank in enumerate(left.ranks))
@@ -94,20 +94,20 @@ def test_ranks_that_are_numbered_anew_keep_their_places() -> None:
     history.begin_world(whole, left.model_copy(update={"ranks": ranks}), 0.0)
     for rank in (0, 1):
         history.hear(step(1, rank), 0, 1.0)
-    assert [total.place for total in told(history).ranks] == ["digits-cpu-0/0", "digits-cpu-2/0"]
-    assert told(history).splits[0].shares == {"digits-cpu-0/0": 60, "digits-cpu-2/0": 60}
+    assert [total.place for total in current_document(history).ranks] == ["digits-cpu-0/0", "digits-cpu-2/0"]
+    assert current_document(history).splits[0].shares == {"digits-cpu-0/0": 60, "digits-cpu-2/0": 60}
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=3000))
-def test_a_long_run_is_bounded_and_its_means_are_kept(gaps: list[int]) -> None:
+def test_long_run_is_bounded_and_keeps_its_means(gaps: list[int]) -> None:
     history = begun(make_plan(1))
     number, total_s = 1, 0.1
     history.hear(step(1, share=120, size=1), 0, 100.0)
     for count, gap in enumerate(gaps):
         number, total_s = number + gap, total_s + gap * (0.1 + count / 1e4)
         history.hear(step(number, share=120, step_s=0.1 + count / 1e4, size=1), 0, 100.0 + count)
-    document = told(history)
+    document = current_document(history)
     assert len(document.points) <= CAPACITY
     assert sum(point.steps for point in document.points) == document.points[-1].step == number
     assert sum(point.steps * point.step_s for point in document.points) == pytest.approx(total_s)
@@ -116,26 +116,26 @@ def test_a_long_run_is_bounded_and_its_means_are_kept(gaps: list[int]) -> None:
 
 def test_lists_of_events_are_bounded() -> None:
     assert thinned(list(range(CAPACITY))) == list(range(CAPACITY))
-    fewer = thinned(list(range(5 * CAPACITY)))
-    assert len(fewer) <= CAPACITY and (fewer[0], fewer[-1]) == (0, 5 * CAPACITY - 1)
+    thin = thinned(list(range(5 * CAPACITY)))
+    assert len(thin) <= CAPACITY and (thin[0], thin[-1]) == (0, 5 * CAPACITY - 1)
 
 
 @pytest.fixture
-def keeper_plan(tmp_path: Path) -> Iterator[Plan]:
+def saving_plan(tmp_path: Path) -> Iterator[Plan]:
     yield make_plan(2, checkpoint=saving(tmp_path))
 
 
-def test_the_next_coordinator_goes_on_and_a_fenced_one_writes_nothing(keeper_plan: Plan) -> None:
-    folder = job_directory(keeper_plan)
+def test_next_coordinator_continues_and_fenced_one_writes_nothing(saving_plan: Plan) -> None:
+    folder = job_directory(saving_plan)
 
     async def story() -> None:
-        first = files.RunReportWriter(ledger(keeper_plan, 1), 100.0)
-        first.history.begin_world(keeper_plan, keeper_plan, 100.0)
+        first = files.RunReportWriter(ledger(saving_plan, 1), 100.0)
+        first.history.begin_world(saving_plan, saving_plan, 100.0)
         first.history.hear(step(1), 0, 101.0)
         first.history.fault(KILLED, 102.0)
         assert await first.write(RunPhase.STOPPED, 103.0) == str(folder / files.HTML)
-        second = files.RunReportWriter(ledger(keeper_plan, 2), 110.0)
-        second.history.begin_world(keeper_plan, keeper_plan, 110.0)
+        second = files.RunReportWriter(ledger(saving_plan, 2), 110.0)
+        second.history.begin_world(saving_plan, saving_plan, 110.0)
         second.history.hear(step(2), 0, 112.0)
         await second.write(RunPhase.SUCCEEDED, 113.0, Outcome(steps=2, seconds=3))
         (folder / TERM).write_text("2")
@@ -143,44 +143,44 @@ def test_the_next_coordinator_goes_on_and_a_fenced_one_writes_nothing(keeper_pla
         await first.write(RunPhase.FAILED, 115.0)
 
     asyncio.run(story())
-    document = files.read(keeper_plan)
+    document = files.read(saving_plan)
     assert document is not None and document.phase is RunPhase.SUCCEEDED and document.term == 2
     assert [point.step for point in document.points] == [1, 2] and document.totals.faults == {"RankKilled": 1}
     assert document.started_unix_s == 100 and document.totals.down_s == 10 and len(document.plans) == 1
-    assert files.read(keeper_plan.model_copy(update={"uid": "another"})) is None
+    assert files.read(saving_plan.model_copy(update={"uid": "another"})) is None
     (folder / files.JSON).write_text("{broken")
-    assert files.read(keeper_plan) is None
+    assert files.read(saving_plan) is None
     assert sorted(path.name for path in folder.iterdir()) == [files.HTML, files.JSON, TERM]
 
 
-def test_it_is_written_while_the_job_trains_and_a_fault_at_once(keeper_plan: Plan) -> None:
-    async def written(keeper: files.RunReportWriter, unix_s: float) -> float | None:
-        """When the report on the volume is of, once a tick at ``unix_s`` is over."""
-        keeper.tick(unix_s)
-        await keeper.idle()
-        document = files.read(keeper_plan)
+def test_report_is_written_periodically_and_at_once_after_a_fault(saving_plan: Plan) -> None:
+    async def written(writer: files.RunReportWriter, unix_s: float) -> float | None:
+        """Return the time of the report on the volume after a tick at ``unix_s``."""
+        writer.tick(unix_s)
+        await writer.idle()
+        document = files.read(saving_plan)
         return document.updated_unix_s if document is not None else None
 
     async def story() -> None:
-        keeper = files.RunReportWriter(ledger(keeper_plan, 1), 100.0)
-        assert await written(keeper, 100.5) is None
-        assert await written(keeper, 131.0) == 131.0
-        assert await written(keeper, 132.0) == 131.0
-        keeper.history.fault(KILLED, 133.0)
-        assert await written(keeper, 133.5) == 133.5
-        assert await written(keeper, 134.0) == 133.5
+        writer = files.RunReportWriter(ledger(saving_plan, 1), 100.0)
+        assert await written(writer, 100.5) is None
+        assert await written(writer, 131.0) == 131.0
+        assert await written(writer, 132.0) == 131.0
+        writer.history.fault(KILLED, 133.0)
+        assert await written(writer, 133.5) == 133.5
+        assert await written(writer, 134.0) == 133.5
 
     asyncio.run(story())
 
 
-def test_a_volume_that_cannot_be_written_does_not_fail_the_job(tmp_path: Path) -> None:
+def test_unwritable_volume_does_not_fail_the_job(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     plan = make_plan(1, checkpoint=saving(tmp_path / "file"))
     for unwritable in (plan, make_plan(1)):
         assert asyncio.run(files.RunReportWriter(ledger(unwritable, 1), 0.0).write(RunPhase.FAILED, 1.0)) is None
 
 
-def test_the_page_is_well_formed_escapes_and_holds_the_values() -> None:
+def test_page_is_well_formed_and_escaped_and_holds_the_values() -> None:
     plan = make_plan(2, job="digits", expected=Expectation(step_s=0.08))
     history = begun(plan)
     for number in range(1, 30):
@@ -188,21 +188,21 @@ def test_the_page_is_well_formed_escapes_and_holds_the_values() -> None:
             history.hear(step(number, rank), 0, 100.0 + number)
     history.hear(Evaluated(rank=0, step=29, accuracy=0.875), 0, 130.0)
     history.fault(KILLED.model_copy(update={"log_tail": "</pre><script>alert(1)</script>"}), 131.0)
-    text = page(told(history))
-    root = ElementTree.fromstring(text)  # which an unescaped < or a control character would end
+    text = page(current_document(history))
+    root = ElementTree.fromstring(text)  # Fails on an unescaped < or a control character.
     rows = root.findall(".//table[@id='series']/tbody/tr")
     assert [(row[0].text, row[2].text) for row in rows] == [(str(n), f"{1 / n:.6g}") for n in range(1, 30)]
     assert [cell.text for cell in root.findall(".//table[@id='evaluations']/tbody/tr/td")][:2] == ["29", "0.875"]
     captions = {caption.text for caption in root.iter("figcaption")}
-    assert {"Loss over steps", "Time of a step: predicted and measured", "Share of the batch"} <= captions
+    assert {"Loss over steps", "Time of a step: predicted and measured", "Local batch sizes"} <= captions
     assert not list(root.iter("script")) and "http" not in text.replace("http-equiv", "")
     curve = root.find(".//svg[@aria-label='Loss over steps']/polyline")
     assert curve is not None and len(curve.attrib["points"].split()) == 29
     heights = [float(pair.split(",")[1]) for pair in curve.attrib["points"].split()]
-    assert heights == sorted(heights), "a loss that falls goes down the page"
+    assert heights == sorted(heights), "a falling loss goes down the page"
 
 
-def test_energy_and_noise_scale_are_shown_over_relaunches() -> None:
+def test_energy_and_noise_scale_accumulate_over_restarts() -> None:
     plan = make_plan(2)
     history = begun(plan)
 
@@ -213,9 +213,9 @@ def test_energy_and_noise_scale_are_shown_over_relaunches() -> None:
     for number, joules in ((1, 10.0), (2, 700.0)):
         for rank in (0, 1):
             hear(number, rank, joules)
-    history.begin_world(plan, plan, 110.0)  # counters of ranks begin anew
+    history.begin_world(plan, plan, 110.0)  # The counters of the ranks start from 0 again.
     hear(2, 0, 50.0)
-    document = told(history)
+    document = current_document(history)
     assert (document.totals.energy_J, document.totals.energy_sources) == (1450.0, ("NVML",))
     assert {rank.place: rank.energy_J for rank in document.ranks} == {
         place(plan.ranks[0]): 750,
@@ -227,27 +227,27 @@ def test_energy_and_noise_scale_are_shown_over_relaunches() -> None:
     assert "of 2 pods" not in figures, "every pod was read"
 
 
-def test_updates_that_a_grad_scaler_left_out_are_told() -> None:
+def test_updates_skipped_by_grad_scaler_are_shown() -> None:
     history = begun(make_plan(1))
     for number, skipped in ((1, 1), (9, 4)):
         history.hear(step(number).model_copy(update={"loss_scale": 2.0**12, "skipped_updates": skipped}), 0, 101.0)
-    assert told(history).totals.skipped_updates == 4
-    assert "left out by the GradScaler</dt><dd>4 updates" in page(told(history))
-    assert "GradScaler" not in page(told(begun(make_plan(1)))), "not where there is none"
+    assert current_document(history).totals.skipped_updates == 4
+    assert "skipped by the GradScaler</dt><dd>4 updates" in page(current_document(history))
+    assert "GradScaler" not in page(current_document(begun(make_plan(1)))), "the script has no GradScaler"
 
 
-def test_what_no_counter_tells_is_said_so() -> None:
+def test_page_says_that_energy_and_noise_are_unknown() -> None:
     history = begun(make_plan(1))
     history.hear(step(1), 0, 101.0)
-    text = page(told(history))
-    assert "not readable: the pods can read no counter of NVML or RAPL" in text and "not measured" in text
+    text = page(current_document(history))
+    assert "not readable: the pods cannot read a counter of NVML or RAPL" in text and "not measured" in text
 
 
-def test_an_empty_run_has_a_page_too() -> None:
-    ElementTree.fromstring(page(told(History(make_plan(1), 0.0))))
+def test_empty_run_has_a_page() -> None:
+    ElementTree.fromstring(page(current_document(History(make_plan(1), 0.0))))
 
 
-def test_a_thousand_ranks_stay_readable_and_small() -> None:
+def test_report_of_a_thousand_ranks_is_bounded() -> None:
     plan = make_plan(1000, global_batch=4000)
     history = begun(plan)
     for rank in range(1000):
@@ -255,10 +255,10 @@ def test_a_thousand_ranks_stay_readable_and_small() -> None:
     for number in range(2, 200):
         shares = (4 + number % 2, 4 - number % 2, *[4] * 998)
         history.hear(Resharded(rank=0, step=number, shares=shares, reason="measured while training"), 0, 101.0)
-    document = told(history)
+    document = current_document(history)
     assert len(document.splits) <= 20 and document.totals.splits == 198
     root = ElementTree.fromstring(page(document))
-    chart = root.find(".//svg[@aria-label='Share of the batch, the 8 of 1000 ranks that moved most']")
+    chart = root.find(".//svg[@aria-label='Local batch sizes, the 8 of 1000 ranks that changed most']")
     assert chart is not None and len(chart.findall("polyline")) == 8
     assert "digits-cpu-1/0" in "".join(title.text or "" for title in chart.iter("title"))
     assert len(document.to_json()) < 2e6
@@ -266,7 +266,7 @@ def test_a_thousand_ranks_stay_readable_and_small() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9)), max_size=30))
-def test_any_curve_is_drawn_within_its_frame(points: list[tuple[float, float]]) -> None:
+def test_curve_stays_within_its_frame(points: list[tuple[float, float]]) -> None:
     drawn = lines("t", "x", "y", [Curve("a", sorted(points))], [Mark(0, "m")])
     if not points:
         assert drawn == ""
@@ -281,16 +281,16 @@ def test_any_curve_is_drawn_within_its_frame(points: list[tuple[float, float]]) 
     ("low", "high", "expected"),
     [(0, 10, [0, 2, 4, 6, 8, 10]), (0.3, 1.1, [0.4, 0.6, 0.8, 1.0]), (5, 5, [5]), (-1, 1, [-1, -0.5, 0, 0.5, 1])],
 )
-def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
+def test_ticks_are_round_numbers(low: float, high: float, expected: list[float]) -> None:
     assert ticks(low, high) == expected
 
 
-def test_bars_without_a_value_are_left_out() -> None:
+def test_bars_without_a_value_are_omitted() -> None:
     assert bars("t", "x", ["a"], []) == bars("t", "x", ["a"], [("r", [0.0])]) == ""
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.0032, "3.2 ms"), (12.1, "12.1 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
 )
-def test_durations_are_for_people(seconds: float, text: str) -> None:
+def test_duration_format(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -1,7 +1,7 @@
-"""Which samples a rank computes at a step: a pure function of (seed, step, shares), so that no loader has state.
+"""Select the samples of a rank for a step: a pure function of (seed, step, shares), so that loaders have no state.
 
-Laws, held by property tests: an epoch's steps take every sample once;
-ranks' parts of a step are disjoint and make up the batch, for any shares.
+Property tests verify two laws. The steps of an epoch use every sample once. For any shares, the ranks' parts of a step
+are disjoint and together form the batch.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from dltrain.batch.shares import apportion
 
 @lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
-    """The order of an epoch: samples sorted by a Philox stream keyed with (seed, epoch).
+    """Return the order of samples in an epoch: sorted by a Philox stream with the key (seed, epoch).
 
-    Raw counter output instead of ``Generator.permutation``, whose stream may change between numpy releases.
+    This uses raw counter output, because ``Generator.permutation`` may change between numpy releases.
     """
     keys = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(samples)
     return np.argsort(keys, kind="stable")
@@ -27,22 +27,22 @@ def permutation(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's part of a step's batch."""
+    """The part of a step's batch that one rank computes."""
 
     epoch: int
     indices: NDArray[np.int64]
-    """Samples to compute, at least one for a worker."""
+    """Indices of the samples; at least one for a worker."""
     weight: float
-    """Factor of the mean gradient over ``indices`` in the sum over ranks: samples counted here by the batch's."""
+    """Weight of the mean gradient over ``indices`` in the all-reduce: this rank's samples divided by the batch size."""
     batch: int
-    """Samples of the step over all ranks."""
+    """Global batch size of the step."""
     last: bool
-    """Whether the step ends its epoch."""
+    """True if the step is the last of its epoch."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Batches of ``batch`` samples out of ``samples``; the last of an epoch holds what is left."""
+    """Split ``samples`` samples into batches of ``batch``. The last batch of an epoch holds the rest."""
 
     samples: int
     batch: int
@@ -50,7 +50,7 @@ class Sampler:
 
     @classmethod
     def planned(cls, plan: Plan, samples: int) -> "Sampler":
-        """For a dataset of so many samples, of which a batch takes all where they are fewer than it."""
+        """Create the sampler for a dataset of ``samples`` samples. A batch is at most the whole dataset."""
         return cls(samples, min(plan.global_batch, samples), plan.seed)
 
     @property
@@ -58,14 +58,14 @@ class Sampler:
         return -(-self.samples // self.batch)
 
     def steps(self, plan: Plan) -> int:
-        """Of the whole training."""
+        """Return the number of steps of the whole training."""
         return plan.steps or (plan.epochs or 0) * self.steps_per_epoch
 
     def part(self, step: int, shares: Sequence[int], rank: int) -> Part:
-        """``rank``'s part of ``step`` (from 0, over epochs) when ranks hold ``shares`` of a full batch.
+        """Return the part of ``rank`` in ``step``, counted from 0 across epochs. ``shares``: the local batch sizes.
 
-        A worker left without a sample in a short batch gets the batch's first one with weight 0, so that every
-        worker runs the same code in every step. A rank with share 0 gets no sample.
+        If a short batch leaves a worker without a sample, it gets the first sample with weight 0, so that every worker
+        runs the same code in every step. A rank with share 0 gets no sample.
         """
         epoch, index = divmod(step, self.steps_per_epoch)
         batch = permutation(self.seed, epoch, self.samples)[index * self.batch : (index + 1) * self.batch]
@@ -78,7 +78,7 @@ class Sampler:
 
 
 def once(samples: int, shares: Sequence[int], rank: int) -> list[Part]:
-    """``rank``'s part of all samples, in order, in batches of its share: every sample is in one rank's, once."""
+    """Return the part of ``rank`` of all samples in order, in batches of its share. Each sample is used once."""
     parts, size = apportion(samples, shares), max(1, shares[rank])
     mine = np.arange(sum(parts[:rank]), sum(parts[: rank + 1]))
     batches = [mine[begin : begin + size] for begin in range(0, len(mine), size)]

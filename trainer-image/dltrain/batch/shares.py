@@ -1,6 +1,6 @@
-"""Shares of the batch by measured speed: which ones are best, and whether a change is worth it. Pure.
+"""Choose the local batch sizes (shares) from measured speeds, and decide if a change is worthwhile. Pure.
 
-A rank needs ``fixed_s + per_sample_s * share`` for a step, and the step takes as long as its slowest rank.
+A rank needs ``fixed_s + per_sample_s * share`` for a step. The step time is that of the slowest rank.
 """
 
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from math import floor
 
 HYSTERESIS = 0.15
-"""A change must shorten the step's compute by this part: less is within the noise of a short probe."""
+"""Minimum relative reduction of the compute time for a change. Less is within the noise of a short probe."""
 
 
 def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """``total`` in whole parts proportional to ``weights``, by largest remainder; ties go to the lower index."""
+    """Split ``total`` into integers in proportion to ``weights``: largest remainder method, ties to the lower index."""
     whole = sum(weights)
-    assert whole > 0, "some weight is positive"
+    assert whole > 0, "at least one weight must be positive"
     parts = [total * weight // whole for weight in weights]
     by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
     for index in by_remainder[: total - sum(parts)]:
@@ -32,7 +32,7 @@ class Speed:
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Speed:
-    """Least-squares line through (share, seconds), neither part of it negative. One point is all per sample."""
+    """Fit a line to (share, seconds) by least squares, with non-negative coefficients. One point gives fixed_s = 0."""
     n = len(points)
     mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
     spread = sum((x - mean_x) ** 2 for x, _ in points)
@@ -43,14 +43,16 @@ def fit(points: Sequence[tuple[int, float]]) -> Speed:
 
 
 def balanced(speeds: Sequence[Speed], batch: int, limits: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Shares of at least 1 that sum to ``batch`` and make the slowest rank's time least. Ties go to lower ranks.
+    """Return shares of at least 1 that sum to ``batch`` and minimize the slowest rank's time. Ties go to lower ranks.
 
-    ``limits``: most samples of each rank; together they hold the batch.
+    ``limits``: the maximum share of each rank. Their sum must be at least ``batch``.
     """
     limits = limits or [batch] * len(speeds)
-    assert batch >= len(speeds) and sum(limits) >= batch, "a sample for each rank, and room for all"
+    assert batch >= len(speeds) and sum(limits) >= batch, (
+        "the batch must have a sample for each rank and fit the limits"
+    )
     low, high = 0.0, max(speed.step_s(batch) for speed in speeds)
-    for _ in range(60):  # the time T at which ranks filled up to T hold the batch, rounded down
+    for _ in range(60):  # Bisect the time T in which all ranks together process the batch.
         middle = (low + high) / 2
         if sum(_filled(speed, middle, limit) for speed, limit in zip(speeds, limits, strict=True)) <= batch:
             low = middle
@@ -75,7 +77,7 @@ def worthwhile(
     gain: float = HYSTERESIS,
     limits: Sequence[int] | None = None,
 ) -> tuple[int, ...] | None:
-    """Better shares than ``now`` when they shorten the slowest rank's step by more than ``gain``, else None."""
+    """Return better shares than ``now`` if they reduce the slowest rank's time by more than ``gain``, else None."""
     better = balanced(speeds, batch, limits)
 
     def slowest(shares: Sequence[int]) -> float:

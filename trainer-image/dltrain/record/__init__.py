@@ -1,1 +1,1 @@
-"""What is known of a run: the ledger, and the report beside the checkpoints."""
+"""The record of a run: the ledger of progress updates, and the run report beside the checkpoints."""

@@ -1,4 +1,4 @@
-"""What the coordinator knows of its job's progress, and the report made of it. No I/O, no clock of its own."""
+"""The coordinator's record of the job's progress, and the report created from it. No I/O; callers pass the time."""
 
 from collections import Counter
 
@@ -31,11 +31,11 @@ from dltrain.protocol.rank_messages import (
 HANG_MIN_S = 5.0
 HANG_STEPS = 10.0
 START_DEADLINE_S = 900.0
-"""From a rank's first word to its first step: a large dataset may be read in between."""
+"""Time from a rank's first message to its first step. The rank may read a large dataset in between."""
 
 
 class Ledger:
-    """News of the ranks, accumulated; ``report`` shows them. Counters go on over relaunches and coordinators."""
+    """Accumulate the messages of ranks for ``report``. Counters continue across restarts and coordinators."""
 
     def __init__(self, plan: Plan, previous: Report | None) -> None:
         self.plan = self._placed = plan
@@ -56,7 +56,7 @@ class Ledger:
         self._link: tuple[float | None, float | None] = (None, None)
         self._world_size = 0
         self.leader = 0
-        """The rank that speaks for the job: the lowest one left."""
+        """The rank whose progress represents the job: the lowest one left."""
         self._deadlines: dict[int, tuple[float, float]] = {}
         if previous is not None and previous.uid == plan.uid:
             self._resume(previous)
@@ -73,7 +73,7 @@ class Ledger:
         self._link = (previous.link_latency_s, previous.link_bandwidth_Bps)
 
     def begin_world(self, plan: Plan) -> None:
-        """The ranks of ``plan`` start anew: what was said of running ones is void."""
+        """Begin an attempt with the ranks of ``plan``. Discard the state of the previous ranks."""
         self._placed = plan
         self._deadlines.clear()
         self._measures.clear()
@@ -82,12 +82,12 @@ class Ledger:
         self.leader = 0
 
     def mark_start(self, **marks: float) -> None:
-        """Set marks of the start, as long as the first step was not made."""
+        """Set milestones of the start, until the first step is complete."""
         if self.startup.first_step_unix_s is None:
             self.startup = self.startup.model_copy(update=marks)
 
     def hear(self, news: News, now_s: float) -> bool:
-        """Take in one piece of news; ``now_s`` is any monotonic clock. Returns whether it is worth a report at once."""
+        """Record one message. Return True if it needs a report at once. ``now_s``: of any monotonic clock."""
         transition = False
         limit_s = self._deadlines.get(news.rank, (0.0, START_DEADLINE_S))[1]
         match news:
@@ -101,7 +101,7 @@ class Ledger:
                 limit_s = max(HANG_MIN_S, HANG_STEPS * (news.step_s if news.typical_s is None else news.typical_s))
                 self._measures[news.rank] = news.measure
                 if news.rank == self.leader:
-                    transition = self._world_size == 0  # the first one after a launch
+                    transition = self._world_size == 0  # The first update of an attempt.
                     self._world_size = news.world_size
                     self._step = news
             case Busy():
@@ -125,26 +125,26 @@ class Ledger:
         return transition
 
     def count(self, cause: str) -> None:
-        """A relaunch, or a loss that the others go on without."""
+        """Count a restart, or a loss that the other ranks continue without."""
         self.restarts = dict(Counter(self.restarts) + Counter([cause]))
 
     def forget_rank(self, number: int) -> None:
-        """A rank ended: nothing more is expected of it."""
+        """Remove the deadline of a rank that has ended."""
         self._deadlines.pop(number, None)
 
     def silent_rank(self, now_s: float) -> tuple[int, float] | None:
-        """The rank that is overdue for longest and for how many seconds it was silent; None if none is."""
+        """Return the most overdue rank and the seconds of its silence, or None if no rank is overdue."""
         overdue = [(now_s - heard_s - limit_s, n, now_s - heard_s) for n, (heard_s, limit_s) in self._deadlines.items()]
         worst = max(overdue, default=None)
         return None if worst is None or worst[0] <= 0 else (worst[1], worst[2])
 
     def gain_s(self, missing: int, ranks: int) -> float:
-        """Time that the job ends earlier if ``missing`` of its ``ranks`` came back now, at no cost."""
+        """Return the seconds that the job would save if ``missing`` of its ``ranks`` returned now without any cost."""
         step = self._step
         return (step.steps - step.step) * step.step_s * missing / ranks if step is not None else 0.0
 
     def mismatches(self) -> tuple[Mismatch, ...]:
-        """Ranks that found another device than planned; those that told none do not count."""
+        """Return the ranks that found another device than planned. Ranks that reported no device do not count."""
         return tuple(
             Mismatch(rank=n, planned=self._placed.ranks[n].device[:63], found=found[:63])
             for n, found in sorted(self._found.items())
@@ -152,7 +152,7 @@ class Ledger:
         )
 
     def report(self, unix_s: float) -> Report:
-        """Everything, as the operator reads it."""
+        """Return the report for the operator."""
         step, evaluated, before = self._step or self._before, self._evaluated, self._before
         accuracy = before.accuracy if before else None
         if evaluated or self.outcome:

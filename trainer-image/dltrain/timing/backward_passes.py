@@ -1,8 +1,9 @@
-"""How long the backward passes of a step take.
+"""Measure the duration of the backward passes of a step.
 
-A pass begins at the loss, if it was told (``t.log``), else when it has reached a first parameter, the last one in use;
-it ends when autograd's engine does. Steps with several passes (a batch in parts) have the sum. On a GPU the times are
-its stream's, read once the step has waited for it.
+A pass starts at the loss, if the script called ``t.log``. Otherwise it starts at the first parameter that gets its
+gradient, which is the last one used in the forward pass. It ends when the autograd engine ends. With gradient
+accumulation, the durations of all passes are added. On a GPU, events in the stream measure the time. They are read
+after the step has waited for the stream.
 """
 
 import time
@@ -11,35 +12,35 @@ from typing import Any
 import torch
 
 Moment = Any
-"""Seconds of a clock, or an event in a GPU's stream."""
+"""Seconds of a clock, or an event in a GPU stream."""
 
 
 class Passes:
-    """Of one step after the other."""
+    """Measure the backward passes of one step after another."""
 
     def __init__(self, device: torch.device) -> None:
         self._gpu = device.type == "cuda"
         self.begin()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._done: list[tuple[Moment, Moment]] = []
         self._began: Moment | None = None
 
     def start(self) -> None:
-        """Backward is at work; it may have been for a while."""
+        """Record that a backward pass runs, if that was not recorded yet."""
         if self._began is None:
             self._began = self._now()
 
     def end(self) -> None:
-        """A pass, or one within another, has ended."""
+        """Record the end of a pass, which may be nested in another."""
         if self._began is not None:
             self._done.append((self._began, self._now()))
             self._began = None
 
     @property
     def seconds(self) -> float:
-        """Of all passes of the step; on a GPU after it was waited for."""
+        """Total duration of the step's passes. On a GPU, wait for the stream before."""
         if self._gpu:
             return sum(float(began.elapsed_time(ended)) for began, ended in self._done if ended.query()) / 1e3
         return float(sum(ended - began for began, ended in self._done))

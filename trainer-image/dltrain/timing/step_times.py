@@ -1,7 +1,7 @@
-"""Where a rank's time goes, step by step, and means of it.
+"""The parts of a rank's step times and their means.
 
-Means, not medians, tell where time goes: under a CPU quota most steps run at full speed and a few stand still for most
-of 100 ms, and it is both together that a run takes.
+Means are used instead of medians. Under a CPU quota, most steps run at full speed and a few pause for most of 100 ms;
+the run time includes both.
 """
 
 from collections import deque
@@ -12,37 +12,37 @@ from typing import NamedTuple
 from dlcontract import RankMeasure
 
 WINDOW = 50
-"""Steps that a mean looks back on: several periods of a quota, and short enough to follow a change."""
+"""Number of steps in a mean: several periods of a CPU quota, but short enough to follow changes."""
 
 
 class Times(NamedTuple):
-    """One step of this rank, in seconds; together the step's time."""
+    """The parts of one step of this rank, in seconds. data_s + compute_s + exposed_s is the step time."""
 
     data_s: float
     """Waiting for the batch."""
     compute_s: float
-    """Forward, backward and update."""
+    """Forward pass, backward pass and update."""
     exposed_s: float
-    """Waiting for the sum after backward: for slower ranks, then for the network; and agreeing that all have it."""
+    """Exposed communication: waiting for slower ranks, the rest of the all-reduce, and the agreement on the step."""
     agree_s: float = 0.0
-    """Of that, the agreement."""
+    """Part of ``exposed_s``: the agreement that the step commits."""
     exposed_cpu_s: float = 0.0
-    """CPU time of this process meanwhile, all of its threads."""
+    """CPU time of all threads of this process during ``exposed_s``."""
     fetch_s: float = 0.0
-    """Making the batch, by whoever did: what of it is more than ``data_s`` was done beside other steps."""
+    """Making the batch, in any process. What exceeds ``data_s`` overlapped with other steps."""
     forward_s: float = 0.0
-    """Of ``compute_s``: before backward and between its passes, the loss included."""
+    """Part of ``compute_s``: forward passes and losses. 0: unknown."""
     backward_s: float = 0.0
-    """Of ``compute_s``; what is left of it is the update. 0, as ``forward_s``: not told."""
+    """Part of ``compute_s``: backward passes. The rest of ``compute_s`` is the update. 0: unknown."""
     sum_s: float = 0.0
-    """From the start of the step's first sum over ranks to the end of its last, most of it beside backward."""
+    """From the start of the step's first all-reduce to the end of its last. Most of it overlaps with backward."""
 
 
 class Window:
-    """The last steps' times and what of ``exposed_s`` was waiting for others.
+    """The times of the last steps, with ``exposed_s`` divided into waiting and communication.
 
-    The rank that came last did not wait for anybody: its exposed time, the least of all ranks', is the network's;
-    what another rank spent beyond that was waiting.
+    The slowest rank waits for no other. Its exposed time, the minimum over all ranks, is communication. What exceeds it
+    on another rank is waiting.
     """
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class Window:
         self._samples: deque[int] = deque(maxlen=WINDOW)
 
     def add(self, times: Times, samples: int) -> None:
-        """A step of ``samples`` over all ranks."""
+        """Add a step. ``samples``: its global batch size."""
         self._times.append(times)
         self._samples.append(samples)
 
     def add_exposed(self, of_all_ranks: Sequence[float]) -> None:
-        """Exposed time of every rank that computes, of the step before."""
+        """Add the exposed times of all workers in the previous step."""
         self._comm_s.append(min(of_all_ranks))
 
     @property
@@ -65,7 +65,7 @@ class Window:
 
     @property
     def typical_s(self) -> float:
-        """Median of the steps: what silence is held against, for one long step must not excuse ten."""
+        """Median step time. Hang detection uses it, because a single long step must not extend the deadline."""
         return median(t.data_s + t.compute_s + t.exposed_s for t in self._times) if self._times else 0.0
 
     @property

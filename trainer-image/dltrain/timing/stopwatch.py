@@ -1,4 +1,4 @@
-"""What a step takes this rank: on the clock, on a CPU, and how long that CPU time takes to come by."""
+"""Measure a rank's steps: wall-clock time, CPU time, and the time needed to obtain that CPU time."""
 
 import time
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from dltrain.timing.step_times import Times
 
 BUDGET_WINDOW_S = 1.0
-"""Ten periods of a quota."""
+"""Ten periods of a CPU quota."""
 FORGETTING = 1.01
-"""How much faster than it has shown a rank may be after each such window: what slowed it down may be over."""
+"""Growth of the estimated rate per window, because the cause of a slowdown may have ended."""
 
 
 @dataclass(frozen=True)
 class Lap:
-    """A stretch of time: on the clock, on a CPU in this thread, and on CPUs in all threads of the process."""
+    """A duration: wall-clock time, CPU time of this thread, and CPU time of all threads of the process."""
 
     wall_s: float = 0.0
     thread_s: float = 0.0
@@ -30,16 +30,17 @@ NOTHING = Lap()
 
 
 def reading() -> Lap:
-    """Of the clocks, now: the difference of two is a stretch."""
+    """Read the clocks. The difference of two readings is a duration."""
     return Lap(time.perf_counter(), time.thread_time(), time.process_time())
 
 
 class Budget:
-    """What part of a CPU this rank gets when it asks for all of it: less than 1 under a quota, or beside others.
+    """Estimate ``rate``, the fraction of a CPU that this rank gets under full load.
 
-    A quota stops a process only once it has used up its part of a period, and a rank that waits for others uses none.
-    So the time that its computing takes says little of how much more it could do; the CPU time that it uses does, once
-    ``rate`` is known. It is at most what it got while it computed, and at least what it got on the whole.
+    It is below 1 under a CPU quota or on a shared CPU. A quota throttles a process only after it has used its part of a
+    period, and a rank that waits uses no CPU time. The duration of computing therefore does not show how much more work
+    the rank could do; its CPU time divided by ``rate`` does. ``rate`` is at most the fraction that the rank got while
+    it computed, and at least the fraction that it got overall.
     """
 
     def __init__(self) -> None:
@@ -47,38 +48,38 @@ class Budget:
         self._computed = self._whole = Lap()
 
     def add(self, computed: Lap, whole: Lap) -> float:
-        """A step, and its computing. Returns seconds that its CPU time takes to come by."""
+        """Add a step (``whole``) and its computing. Return the seconds needed to obtain the step's CPU time."""
         self._computed += computed
         self._whole += whole
         if self._whole.wall_s >= BUDGET_WINDOW_S:
-            most, least = (lap.thread_s / max(lap.wall_s, 1e-9) for lap in (self._computed, self._whole))
-            self.rate = max(least, min(most, FORGETTING * self.rate), 1e-3)
+            upper, lower = (lap.thread_s / max(lap.wall_s, 1e-9) for lap in (self._computed, self._whole))
+            self.rate = max(lower, min(upper, FORGETTING * self.rate), 1e-3)
             self._computed = self._whole = Lap()
         return whole.thread_s / self.rate
 
 
 class Stopwatch:
-    """Of one step after the other: its batch, then in turns computing and waiting for other ranks."""
+    """Measure one step after another: fetching the batch, then computing and waiting in turns."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.demanded_s = 0.0
-        """Time that the CPU time of the last step takes to come by; 0 where that is not known."""
+        """Seconds needed to obtain the CPU time of the last step; 0 if unknown."""
         self._forward_s = self._backward_s = 0.0
         self._now = reading()
         self._data = self._computed = self._waited = Lap()
 
     def begin(self) -> None:
-        """A step's batch is wanted."""
+        """Begin a step; the rank now waits for the batch."""
         self._lap()
         self._computed = self._waited = Lap()
 
     def fetched(self) -> None:
-        """The batch is here."""
+        """Record that the batch has arrived."""
         self._data = self._lap()
 
     def computed(self, waited: Lap = NOTHING) -> None:
-        """``waited``: spent on other ranks amid computing."""
+        """Record the end of computing. ``waited``: the part of it spent waiting for other ranks."""
         self._computed += self._lap() - waited
         self._waited += waited
 
@@ -86,12 +87,12 @@ class Stopwatch:
         self._waited += self._lap()
 
     def differentiated(self, backward_s: float) -> None:
-        """What was computed so far is forward, and backward for so long."""
+        """Divide the computing so far into forward and ``backward_s`` of backward."""
         self._backward_s = backward_s
         self._forward_s = max(0.0, self._computed.wall_s - backward_s) if backward_s else 0.0
 
     def times(self, exposed_s: float, agree_s: float, fetch_s: float, sum_s: float = 0.0) -> Times:
-        """Of the step just made; the arguments as in ``Times``."""
+        """Return the times of the last step. Arguments as in ``Times``."""
         return Times(
             self._data.wall_s,
             self._computed.wall_s,
@@ -105,11 +106,11 @@ class Stopwatch:
         )
 
     def demand(self) -> None:
-        """Count the step just made for the budget and ``demanded_s``."""
+        """Add the last step to the budget and update ``demanded_s``."""
         self.demanded_s = self._budget.add(self._computed, self._data + self._computed + self._waited)
 
     def _lap(self) -> Lap:
-        """Since the last one."""
+        """Return the duration since the previous call."""
         now = reading()
         lap = now - self._now
         self._now = now

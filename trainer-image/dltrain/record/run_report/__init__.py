@@ -1,1 +1,1 @@
-"""The report of a run, as JSON and as a page with plots, beside the checkpoints."""
+"""The run report beside the checkpoints: a JSON file, and an HTML page with plots."""

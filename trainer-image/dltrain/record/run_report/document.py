@@ -1,7 +1,7 @@
-"""What ``report.json`` holds: one run from its first launch to its end, over relaunches, pods and plans.
+"""The content of ``report.json``: one run from its first attempt to its end, across restarts, pods and plans.
 
-Bounded whatever the run's length: series are means over more and more steps, lists of events are thinned. Docs:
-``docs/reference/run-report.md``.
+The size is bounded for runs of any length: points average over more and more steps, and lists of events are thinned.
+Documentation: ``docs/reference/run-report.md``.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -15,24 +15,24 @@ SCHEMA = 1
 
 
 class Point(Record):
-    """Means over ``steps`` steps up to ``step``."""
+    """Means over the ``steps`` steps that end with ``step``."""
 
     step: int
     steps: Annotated[int, Field(ge=1)]
     unix_s: float
-    """At the last of them."""
+    """Time of the last of these steps."""
     loss: float | None = None
     learning_rate: float | None = None
     gradient_norm: float | None = None
     step_s: float
-    predicted_s: Annotated[float | None, Field(description="What the plan in force expected of a step.")] = None
+    predicted_s: Annotated[float | None, Field(description="Step time predicted by the current plan.")] = None
     samples_per_s: float
-    compute_s: Annotated[float, Field(description="Forward, backward and update, mean over ranks; so are the next.")]
+    compute_s: Annotated[float, Field(description="Forward, backward and update; mean over ranks, as the next.")]
     comm_s: float
     wait_s: float
     data_s: float
     world_size: int
-    noise_samples: Annotated[float | None, Field(description="Gradient noise scale of the run up to here.")] = None
+    noise_samples: Annotated[float | None, Field(description="Gradient noise scale of the run so far.")] = None
 
 
 class Evaluation(Record):
@@ -43,7 +43,7 @@ class Evaluation(Record):
 
 
 class PlanEntry(Record):
-    """A plan and when it took effect."""
+    """A plan, and the time and step at which it took effect."""
 
     number: int
     digest: str
@@ -56,7 +56,7 @@ class PlanEntry(Record):
 
 
 class Split(Record):
-    """The shares of the global batch from ``step`` on, by place: a pod's name, ``/``, the rank's number in it."""
+    """The local batch sizes from ``step`` on, by place: pod name, ``/``, local rank."""
 
     step: int
     unix_s: float
@@ -65,7 +65,7 @@ class Split(Record):
 
 
 class AttemptRecord(Record):
-    """Ranks that trained from ``unix_s`` on; 0 from when the job was stopped or a relaunch began."""
+    """The number of ranks that train from ``unix_s`` on. 0 while the job is stopped or restarts."""
 
     step: int
     unix_s: float
@@ -76,18 +76,18 @@ class Fault(Record):
     step: int
     unix_s: float
     failure: Failure
-    resumed_unix_s: Annotated[float | None, Field(description="When the next step was told.")] = None
+    resumed_unix_s: Annotated[float | None, Field(description="Time of the next reported step.")] = None
 
 
 class Checkpoint(Record):
     step: int
     unix_s: float
-    duration_s: Annotated[float, Field(description="Writing in the background; training went on.")]
+    duration_s: Annotated[float, Field(description="Time to write it, in the background.")]
     nbytes: int
 
 
 class RankTotal(Record):
-    """Where a rank's time went, over all launches; estimated from means over its last 50 steps at each news."""
+    """The parts of a rank's time over all attempts, estimated from means over its last 50 steps at each update."""
 
     place: str
     device: str = ""
@@ -96,22 +96,26 @@ class RankTotal(Record):
     comm_s: float = 0.0
     wait_s: float = 0.0
     data_s: float = 0.0
-    energy_J: Annotated[float | None, Field(description="None: no counter was read, or another rank's has it.")] = None
+    energy_J: Annotated[float | None, Field(description="None: no counter is readable, or another rank reads it.")] = (
+        None
+    )
 
 
 class Totals(Record):
-    """Counted over the whole run; the lists beside it may have been thinned."""
+    """Totals over the whole run. They are exact even if the lists of events were thinned."""
 
-    training_s: Annotated[float, Field(description="In steps.")] = 0.0
-    down_s: Annotated[float, Field(description="From each fault to the next step.")] = 0.0
-    steps_repeated: Annotated[int, Field(description="Done again after a relaunch.")] = 0
+    training_s: Annotated[float, Field(description="Time spent in steps.")] = 0.0
+    down_s: Annotated[float, Field(description="Time from each fault to the next step.")] = 0.0
+    steps_repeated: Annotated[int, Field(description="Repeated after a restart.")] = 0
     faults: dict[str, int] = {}
     checkpoints: int = 0
     checkpoint_s: float = 0.0
     checkpoint_nbytes: int = 0
     splits: int = 0
-    skipped_updates: Annotated[int | None, Field(description="By the script's GradScaler; None: it has none.")] = None
-    energy_J: Annotated[float | None, Field(description="None: no counter could be read.")] = None
+    skipped_updates: Annotated[
+        int | None, Field(description="Skipped by the script's GradScaler; None: it has none.")
+    ] = None
+    energy_J: Annotated[float | None, Field(description="None: no counter is readable.")] = None
     energy_sources: tuple[str, ...] = ()
 
 
@@ -135,12 +139,12 @@ class Document(Record):
     epoch: int | None = None
     outcome: Outcome | None = None
     totals: Totals = Totals()
-    least_steps: Annotated[int, Field(ge=1, description="A point stands for so many steps, or more.")] = 1
+    least_steps: Annotated[int, Field(ge=1, description="A point represents at least this many steps.")] = 1
     points: tuple[Point, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     plans: tuple[PlanEntry, ...] = ()
     splits: tuple[Split, ...] = ()
-    sums: Annotated[tuple[Summing, ...], Field(description="How gradients were summed, as measured at the start.")] = ()
+    sums: Annotated[tuple[Summing, ...], Field(description="All-reduce algorithms chosen at the start.")] = ()
     worlds: tuple[AttemptRecord, ...] = ()
     faults: tuple[Fault, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
@@ -153,12 +157,12 @@ class Document(Record):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """Raises ValueError naming the field when it is none."""
+        """Parse a report. Raise ValueError with the name of an invalid field."""
         return cls.model_validate_json(text)
 
     @property
     def prediction_error(self) -> float | None:
-        """(predicted - measured) / measured step time, over the steps that a prediction was made for."""
+        """(predicted - measured) / measured step time, over all steps with a prediction."""
         points = [(p.predicted_s, p.step_s, p.steps) for p in self.points if p.predicted_s]
         measured = sum(step_s * steps for _, step_s, steps in points)
         return sum((predicted - step_s) * steps for predicted, step_s, steps in points) / measured if measured else None
@@ -171,7 +175,7 @@ MEANS = (
 
 
 def merged(first: Point, second: Point) -> Point:
-    """One point for the steps of both, ``second`` the later."""
+    """Return one point for the steps of both. ``second`` is the later one."""
     steps = first.steps + second.steps
     means: dict[str, Any] = {}
     for name in MEANS:

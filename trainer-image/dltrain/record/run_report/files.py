@@ -1,7 +1,7 @@
-"""Keeps a run's report beside its checkpoints: ``report.json`` and ``report.html``.
+"""Write the run report beside the checkpoints: ``report.json`` and ``report.html``.
 
-Written while the job trains too, so that it can be looked at, and so that the coordinator after this one goes on with
-it. A volume that is slow or gone must not hold up the job: writing is in a thread, and failure is only logged.
+The report is also written during the training, so that users can read it and a later coordinator can continue it. A
+slow or missing volume must not delay the job, so a thread writes the report, and errors are only logged.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 JSON, HTML = "report.json", "report.html"
 INTERVAL_S = 30.0
 LIMIT_S = 10.0
-"""How long the end of a job waits for its report."""
+"""How long a job waits for its report at its end."""
 
 
 def read(plan: Plan) -> Document | None:
-    """The report so far of this job, if there is one that can be read."""
+    """Return the existing report of this job, or None if there is none or it is unreadable."""
     if not plan.checkpoint.enabled:
         return None
     path = job_directory(plan) / JSON
@@ -34,13 +34,13 @@ def read(plan: Plan) -> Document | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("report %s cannot be read and begins anew: %s", path, error)
+        log.warning("cannot read the report %s, so a new one begins: %s", path, error)
         return None
     return document if document.uid == plan.uid else None
 
 
 def write(folder: Path, document: Document) -> None:
-    """Both files, each whole or not at all. Raises OSError."""
+    """Write both files, each atomically. Raise OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in ((JSON, document.to_json()), (HTML, page(document))):
         temporary = folder / f".{name}.{os.getpid()}"
@@ -52,31 +52,31 @@ def write(folder: Path, document: Document) -> None:
 
 
 class RunReportWriter:
-    """The report of the job that is coordinated."""
+    """Write the run report of the coordinator's job."""
 
     def __init__(self, ledger: Ledger, unix_s: float) -> None:
-        """``ledger``: what knows the plan, the phase and the term."""
+        """``ledger``: the source of the plan, the phase and the term."""
         self.history = History(ledger.plan, unix_s, read(ledger.plan))
         self._ledger = ledger
         self._writing: asyncio.Future[None] | None = None
         self._written_unix_s = unix_s
-        self._told_faults = self.history.faults
-        self._complained = False
+        self._written_faults = self.history.faults
+        self._failed = False
 
     def tick(self, unix_s: float) -> None:
-        """Write in the background: every ``INTERVAL_S``, and a fault at once, since the next may be this pod's."""
-        due = unix_s - self._written_unix_s >= INTERVAL_S or self.history.faults != self._told_faults
+        """Write in the background every ``INTERVAL_S``, and at once after a fault, because this pod may fail next."""
+        due = unix_s - self._written_unix_s >= INTERVAL_S or self.history.faults != self._written_faults
         if not due or (self._writing is not None and not self._writing.done()):
             return
         self._begin(self.history.document(self._ledger.phase, self._ledger.term, unix_s))
 
     async def idle(self) -> None:
-        """Until nothing is being written."""
+        """Wait until no write is in progress."""
         if self._writing is not None:
             await asyncio.shield(self._writing)
 
     async def write(self, phase: RunPhase, unix_s: float, outcome: Outcome | None = None) -> str | None:
-        """Ranks have stopped: write now. The page's path; None where it could not be written, or not in time."""
+        """Write the report after the ranks have stopped. Return the page's path, or None on an error or a timeout."""
         self.history.halted(unix_s)
         plan = self._ledger.plan
         if not plan.checkpoint.enabled:
@@ -86,12 +86,12 @@ class RunReportWriter:
                 await self.idle()
                 await asyncio.shield(self._begin(self.history.document(phase, self._ledger.term, unix_s, outcome)))
         except TimeoutError:
-            log.warning("report not written within %.0f s", LIMIT_S)
+            log.warning("cannot write the run report within %.0f s", LIMIT_S)
             return None
-        return None if self._complained else str(job_directory(plan) / HTML)
+        return None if self._failed else str(job_directory(plan) / HTML)
 
     def _begin(self, document: Document) -> asyncio.Future[None]:
-        self._written_unix_s, self._told_faults = document.updated_unix_s, self.history.faults
+        self._written_unix_s, self._written_faults = document.updated_unix_s, self.history.faults
         self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._ledger.plan, document))
         return self._writing
 
@@ -100,10 +100,10 @@ class RunReportWriter:
             return
         try:
             if claimed_term(plan) > document.term:
-                return  # another coordinator has taken over, and writes
+                return  # Another coordinator has taken over and writes the report.
             write(job_directory(plan), document)
-            self._complained = False
+            self._failed = False
         except OSError as error:
-            if not self._complained:
-                log.warning("report in %s not written: %s", job_directory(plan), error)
-            self._complained = True
+            if not self._failed:
+                log.warning("cannot write the run report in %s: %s", job_directory(plan), error)
+            self._failed = True

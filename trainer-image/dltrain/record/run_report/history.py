@@ -1,6 +1,6 @@
-"""From the news of a run to its report: accumulation in bounded memory, without a clock or I/O.
+"""Accumulate the messages of a run into its report, in bounded memory, without I/O. Callers pass the time.
 
-Steps that are done again after a relaunch replace those before: series are over the training as it stands.
+Steps that are repeated after a restart replace their first run, so that a series contains each step once.
 """
 
 from collections import Counter
@@ -23,19 +23,19 @@ from dltrain.record.run_report.document import (
 )
 
 CAPACITY = 512
-"""Points of a series and entries of a list, at most."""
+"""Maximum number of points of a series and entries of a list."""
 SHARES = 20_000
-"""Shares in all splits together, at most."""
+"""Maximum number of local batch sizes in all splits together."""
 E = TypeVar("E")
 
 
 def place(rank: Rank) -> str:
-    """Where a rank runs. Ranks are numbered anew when pods are lost; this stays."""
+    """Return the place of a rank. It stays the same when ranks are renumbered after a loss."""
     return f"{rank.pod}/{rank.local_rank}"
 
 
 def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
-    """At most ``capacity``: all, or the first and the last and every other one between."""
+    """Return at most ``capacity`` entries: drop every second one, but never the first or last, until they fit."""
     kept = list(entries)
     while len(kept) > max(2, capacity):
         kept = [*kept[:-1:2], kept[-1]]
@@ -43,7 +43,7 @@ def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
 
 
 class History:
-    """One run. ``previous``: what an earlier coordinator of it had written."""
+    """The history of one run. ``previous``: the report of an earlier coordinator."""
 
     def __init__(self, plan: Plan, unix_s: float, previous: Document | None = None) -> None:
         self._plan = self._placed = plan
@@ -61,7 +61,7 @@ class History:
             updated_unix_s=unix_s,
         )
         before = self._document
-        self._points, self._least = list(before.points), before.least_steps
+        self._points, self._min_steps = list(before.points), before.least_steps
         self._evaluations, self._checkpoints = list(before.evaluations), list(before.checkpoints)
         self._plans, self._splits, self._worlds = list(before.plans), list(before.splits), list(before.worlds)
         self._faults, self._sums = list(before.faults), before.sums
@@ -69,32 +69,32 @@ class History:
         self._ranks = {total.place: total for total in before.ranks}
         self._measures: dict[int, RankMeasure] = {}
         self._last_steps: dict[int, int] = {}
-        """Step of each rank's last news in this world."""
+        """Step of each rank's last update in this attempt."""
         self._used_J: dict[int, float] = {}
-        """Energy by each rank's last news in this world."""
+        """Energy in each rank's last update in this attempt."""
         self._down_since: float | None = next((f.unix_s for f in self._faults if f.resumed_unix_s is None), None)
         self._split_known = False
         self._launched_at = 0
-        """Steps that were done when the ranks were launched."""
+        """Number of completed steps when the ranks were launched."""
         self.step, self._steps, self._epoch = before.step, before.steps, before.epoch
 
     @property
     def faults(self) -> int:
-        """So far."""
+        """Number of faults so far."""
         return sum(self._totals.faults.values())
 
     @property
     def lost(self) -> int:
-        """Faults so far before which nothing could be saved: all but pods that were told to stop."""
+        """Number of faults without time for a checkpoint: all except pods that received SIGTERM."""
         return self.faults - self._totals.faults.get("PodStopped", 0)
 
     @property
     def trained_s(self) -> float:
-        """In steps, so far."""
+        """Seconds spent in steps so far."""
         return self._totals.training_s
 
     def begin_world(self, whole: Plan, placed: Plan, unix_s: float) -> None:
-        """Ranks are launched: of ``whole``, on the pods that there are."""
+        """Begin an attempt of the plan ``whole``. ``placed``: the plan for the pods that are present."""
         self._plan, self._placed = whole, placed
         self._measures, self._last_steps, self._used_J, self._split_known = {}, {}, {}, False
         expected, digest = whole.expected, whole.digest()
@@ -112,7 +112,7 @@ class History:
             self._plans = thinned([*self._plans, entry])
 
     def hear(self, news: News, leader: int, unix_s: float) -> None:
-        """News of a rank; ``leader`` is the one that speaks for the job."""
+        """Record a message of a rank. ``leader``: the rank whose progress represents the job."""
         match news:
             case Step():
                 self._stepped(news, leader, unix_s)
@@ -129,7 +129,7 @@ class History:
                 self._measures = {rank: measure for rank, measure in self._measures.items() if rank in news.alive}
 
     def fault(self, failure: Failure, unix_s: float) -> None:
-        """Something went wrong; training may be down from now on."""
+        """Record a fault. Training counts as down until the next step."""
         fault = Fault(step=self.step, unix_s=unix_s, failure=failure)
         self._faults = thinned([*self._faults, fault])
         counts = Counter(self._totals.faults) + Counter([failure.reason])
@@ -138,11 +138,11 @@ class History:
             self._down_since = unix_s
 
     def halted(self, unix_s: float) -> None:
-        """No rank trains from now on, until the next step is told."""
+        """Record that no rank trains until the next reported step."""
         self._sized(0, unix_s)
 
     def document(self, phase: RunPhase, term: int, unix_s: float, outcome: Outcome | None = None) -> Document:
-        """The report as of now."""
+        """Return the current report."""
         return self._document.model_copy(
             update={
                 "phase": phase,
@@ -153,7 +153,7 @@ class History:
                 "epoch": self._epoch,
                 "outcome": outcome,
                 "totals": self._totals,
-                "least_steps": self._least,
+                "least_steps": self._min_steps,
                 "points": tuple(self._points),
                 "evaluations": tuple(self._evaluations),
                 "plans": tuple(self._plans),
@@ -168,7 +168,7 @@ class History:
 
     def _stepped(self, news: Step, leader: int, unix_s: float) -> None:
         before = self._last_steps.get(news.rank)
-        steps = 1 if before is None else news.step - before  # the first step after a launch is told at once
+        steps = 1 if before is None else news.step - before  # The first step of an attempt is reported at once.
         if steps < 1 or news.rank >= len(self._placed.ranks):
             return
         if not self._last_steps:
@@ -176,7 +176,7 @@ class History:
         self._last_steps[news.rank] = news.step
         self._measures[news.rank] = news.measure
         self._count(self._placed.ranks[news.rank], news.measure, steps)
-        self._use(news)
+        self._add_energy(news)
         if not self._split_known and len(self._measures) == len(self._placed.ranks):
             self._split({n: m.share for n, m in self._measures.items()}, self._launched_at, unix_s, "launched")
         if news.rank != leader:
@@ -223,8 +223,8 @@ class History:
             update=parts | {"device": measure.device or rank.device, "steps": old.steps + steps}
         )
 
-    def _use(self, news: Step) -> None:
-        """Energy since the rank's last news; steps that are done again have used theirs."""
+    def _add_energy(self, news: Step) -> None:
+        """Add the energy since the rank's last update. Repeated steps count each time."""
         if news.energy is None:
             return
         more_J = max(0.0, news.energy.joules - self._used_J.get(news.rank, 0.0))
@@ -238,23 +238,23 @@ class History:
         )
 
     def _add(self, point: Point) -> None:
-        if self._points and self._points[-1].steps + point.steps <= self._least:
+        if self._points and self._points[-1].steps + point.steps <= self._min_steps:
             self._points[-1] = merged(self._points[-1], point)
         else:
             self._points.append(point)
         if len(self._points) <= CAPACITY:
             return
-        self._least = max(2 * self._least, 2 * sum(point.steps for point in self._points) // CAPACITY)
-        fewer: list[Point] = []
+        self._min_steps = max(2 * self._min_steps, 2 * sum(point.steps for point in self._points) // CAPACITY)
+        merged_points: list[Point] = []
         for each in self._points:
-            if fewer and fewer[-1].steps + each.steps <= self._least:
-                fewer[-1] = merged(fewer[-1], each)
+            if merged_points and merged_points[-1].steps + each.steps <= self._min_steps:
+                merged_points[-1] = merged(merged_points[-1], each)
             else:
-                fewer.append(each)
-        self._points = fewer
+                merged_points.append(each)
+        self._points = merged_points
 
     def _go_back(self, step: int) -> None:
-        """Training goes on from ``step``; what was known of later ones is void."""
+        """Discard the points after ``step``, because training resumes from it."""
         if step < self.step:
             repeated = self._totals.steps_repeated + self.step - step
             self._totals = self._totals.model_copy(update={"steps_repeated": repeated})
@@ -278,7 +278,7 @@ class History:
 
     def _split(self, shares: Mapping[int, int], step: int, unix_s: float, reason: str) -> None:
         if sum(shares.values()) != self._plan.global_batch:
-            return  # of different moments
+            return  # The shares are from different times.
         self._split_known = True
         by_place = {place(self._placed.ranks[rank]): share for rank, share in sorted(shares.items())}
         if self._splits and self._splits[-1].shares == by_place and self._splits[-1].step <= step:

@@ -1,7 +1,7 @@
-"""A run's report as one HTML file that needs no network: figures, plots, and the values behind them.
+"""The run report as one HTML file without external resources: figures, plots and the values of the plots.
 
-It is XML, too, so that tools can read its tables. Text of the run (messages, logs, names) is escaped, and a content
-security policy forbids scripts and requests.
+The file is also well-formed XML, so that tools can read its tables. Text of the run (messages, logs, names) is escaped.
+A content security policy forbids scripts and requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,9 +11,9 @@ from dltrain.record.run_report.document import Document
 from dltrain.record.run_report.plots import Curve, Mark, bars, clean, lines, number
 
 LINES = 8
-"""Curves of single ranks in a plot, and"""
+"""Maximum number of curves of single ranks in a plot."""
 BARS = 64
-"""bars; of more ranks those that say most."""
+"""Maximum number of bars. With more ranks, the plot shows the most relevant ones."""
 PARTS = ("computing", "communicating", "waiting", "reading data")
 
 _STYLE = """
@@ -47,12 +47,12 @@ pre { white-space: pre-wrap; margin: .2rem 0; } .scroll { overflow-x: auto; } su
 
 
 def page(document: Document) -> str:
-    """The whole file."""
+    """Return the HTML file."""
     title = f"{document.namespace}/{document.job}"
     steps = f"{number(document.step)} of {number(document.steps)}" if document.steps else number(document.step)
     body = [
         f"<h1>{clean(title)}</h1>",
-        f'<p class="soft">{clean(document.model)} on {clean(document.dataset or "data of its own")}, '
+        f'<p class="soft">{clean(document.model)} on {clean(document.dataset or "its own data")}, '
         f"batch {number(document.global_batch)}, seed {document.seed}; {document.phase.value}, step {steps}; "
         f"began {_date(document.started_unix_s)}, as of {_date(document.updated_unix_s)}</p>",
         _figures(document),
@@ -82,16 +82,16 @@ def _figures(document: Document) -> str:
     tiles = [
         ("accuracy, held out", None if accuracy is None else f"{100 * accuracy:.2f} %"),
         ("loss", None if loss is None else number(loss)),
-        ("from start to now", duration(document.updated_unix_s - document.started_unix_s)),
-        ("in training steps", duration(totals.training_s)),
+        ("time since the start", duration(document.updated_unix_s - document.started_unix_s)),
+        ("time in steps", duration(totals.training_s)),
         ("step, mean", None if mean_s is None else duration(mean_s)),
         ("step, predicted", None if predicted_s is None else duration(predicted_s)),
         ("prediction error", None if error is None else f"{100 * error:+.1f} %"),
         ("faults", faults or "none"),
-        ("lost to faults", f"{duration(totals.down_s)}, {number(totals.steps_repeated)} steps done again"),
+        ("lost to faults", f"{duration(totals.down_s)}, {number(totals.steps_repeated)} repeated steps"),
         ("checkpoints", f"{totals.checkpoints}, of {size(totals.checkpoint_nbytes / (totals.checkpoints or 1))}"),
         ("gradient noise scale", "not measured" if noise is None else f"{noise:.3g} samples"),
-        ("left out by the GradScaler", _skipped(totals.skipped_updates)),
+        ("skipped by the GradScaler", _skipped(totals.skipped_updates)),
         ("energy", _energy(document)),
     ]
     cells = "".join(f"<div><dt>{name}</dt><dd>{clean(text)}</dd></div>" for name, text in tiles if text is not None)
@@ -103,14 +103,14 @@ def _skipped(updates: int | None) -> str | None:
 
 
 def _energy(document: Document) -> str:
-    """What counters counted, and which; RAPL's are of whole nodes."""
+    """Return the measured energy and its sources. RAPL counts whole nodes."""
     totals = document.totals
     if totals.energy_J is None:
-        return "not readable: the pods can read no counter of NVML or RAPL"
+        return "not readable: the pods cannot read a counter of NVML or RAPL"
     pods = {rank.place.split("/")[0] for rank in document.ranks}
     read = {rank.place.split("/")[0] for rank in document.ranks if rank.energy_J is not None}
     of = f", {len(read)} of {len(pods)} pods" if len(read) < len(pods) else ""
-    whole = ", all that ran on the CPUs" if "RAPL" in totals.energy_sources else ""
+    whole = ", including other work on these CPUs" if "RAPL" in totals.energy_sources else ""
     return f"{joules(totals.energy_J)} by {' and '.join(totals.energy_sources)}{of}{whole}"
 
 
@@ -137,7 +137,7 @@ def _plots(document: Document) -> Iterable[str]:
     yield lines("Where a step's time goes, mean over ranks", "step", "ms", where, zero=True)
     rows = [(rank.place, [getattr(rank, part) for part in parts]) for rank in document.ranks]
     busiest = sorted(sorted(rows, key=lambda row: -row[1][0])[:BARS])
-    of = f", the {BARS} of {len(rows)} that compute longest" if len(rows) > BARS else ""
+    of = f", the {BARS} of {len(rows)} with the most computing" if len(rows) > BARS else ""
     yield bars(f"Where each rank's time went{of}", "seconds", PARTS, busiest)
     yield _split_plot(document)
     sizes = [(world.unix_s - began, float(world.size)) for world in document.worlds]
@@ -151,7 +151,7 @@ def _plots(document: Document) -> Iterable[str]:
 
 
 def _split_plot(document: Document) -> str:
-    """Shares over steps: of all ranks, or of those that moved most."""
+    """Plot the local batch sizes over steps, of all ranks or of those that changed most."""
     splits = document.splits
     moved = {
         name: max(seen) - min(seen)
@@ -164,8 +164,8 @@ def _split_plot(document: Document) -> str:
         points = [(float(split.step), float(split.shares.get(name, 0))) for split in splits]
         points.append((float(max(document.step, points[-1][0])), points[-1][1]))
         curves.append(Curve(name, points, steps=True))
-    of = f", the {LINES} of {len(moved)} ranks that moved most" if len(moved) > LINES else ""
-    return lines(f"Share of the batch{of}", "step", "samples", curves, zero=True)
+    of = f", the {LINES} of {len(moved)} ranks that changed most" if len(moved) > LINES else ""
+    return lines(f"Local batch sizes{of}", "step", "samples", curves, zero=True)
 
 
 def _tables(document: Document) -> Iterable[str]:
@@ -179,7 +179,7 @@ def _tables(document: Document) -> Iterable[str]:
             )
             for fault in document.faults
         ]  # fmt: skip
-        yield "<h2>Faults</h2>" + _table(("when", "step", "cause", "rank", "trained again after", "message"), rows)
+        yield "<h2>Faults</h2>" + _table(("when", "step", "cause", "rank", "resumed after", "message"), rows)
         tail = next((f.failure.log_tail for f in reversed(document.faults) if f.failure.log_tail), "")
         if tail:
             yield f"<details><summary>Last log of a rank that failed</summary><pre>{clean(tail)}</pre></details>"
@@ -193,8 +193,8 @@ def _tables(document: Document) -> Iterable[str]:
     if document.splits:
         kept = document.splits[-20:]
         shares = [(number(s.step), s.reason, ", ".join(f"{n} {v}" for n, v in s.shares.items())) for s in kept]
-        yield f'<h2>Split of the batch</h2><p class="soft">{document.totals.splits} in all; the last ones:</p>'
-        yield _table(("from step", "why", "samples"), shares)
+        yield f'<h2>Local batch sizes</h2><p class="soft">{document.totals.splits} changes; the last ones:</p>'
+        yield _table(("from step", "reason", "samples"), shares)
     names = ("step", "steps", "loss", "learning_rate", "gradient_norm", "step_s", "predicted_s", "samples_per_s",
              "compute_s", "comm_s", "wait_s", "data_s", "world_size", "noise_samples")  # fmt: skip
     values = [[_value(getattr(point, name)) for name in names] for point in document.points]
@@ -221,7 +221,7 @@ def _date(unix_s: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """For people: '3.2 ms', '12.1 s', '3 min 20 s', '2 h 5 min'."""
+    """Format a duration, such as '3.2 ms', '12.1 s', '3 min 20 s' or '2 h 5 min'."""
     if seconds < 1:
         return f"{1e3 * seconds:.3g} ms"
     if seconds < 60:
@@ -232,7 +232,7 @@ def duration(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """For people: '1.2 MB'."""
+    """Format a size, such as '1.2 MB'."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.3g} {unit}"
@@ -241,7 +241,7 @@ def size(nbytes: float) -> str:
 
 
 def joules(energy_J: float) -> str:
-    """For people: '950 J', '12.3 kJ', '4.56 MJ'."""
+    """Format an energy, such as '950 J', '12.3 kJ' or '4.56 MJ'."""
     for unit in ("J", "kJ", "MJ"):
         if energy_J < 1000:
             return f"{energy_J:.3g} {unit}"

@@ -1,6 +1,6 @@
-"""Plots as SVG elements for a page: lines over steps or time, and stacked bars.
+"""Plots as SVG elements: lines over steps or time, and stacked bars.
 
-Colours come from the page's style (classes ``c0`` to ``c7``), so that light and dark both read well.
+The style of the page defines the colours (classes ``c0`` to ``c7``) for light and dark mode.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ COLOURS = 8
 
 @dataclass(frozen=True)
 class Curve:
-    """``points``: (x, y), by rising x. ``steps``: holds its value until the next point."""
+    """A curve. ``points``: (x, y) by rising x. ``steps``: True if a value holds until the next point."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -25,26 +25,26 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line where something happened."""
+    """A vertical line at an event."""
 
     x: float
     text: str
 
 
 def clean(text: str) -> str:
-    """``text`` for HTML that is XML, too: escaped, without the control characters that XML has no name for."""
+    """Escape ``text`` for HTML and XML, and remove control characters, which XML does not allow."""
     return escape("".join(c for c in text if c in "\n\t" or c.isprintable() or c == "\N{NO-BREAK SPACE}"))
 
 
 def number(value: float) -> str:
-    """Short: 4 digits, thousands with a thin space."""
+    """Format a number with 4 digits, or an integer with thin spaces between thousands."""
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
     return f"{value:.4g}"
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from ``low`` to ``high``, about ``count`` of them."""
+    """Return about ``count`` round numbers from ``low`` to ``high``."""
     if high <= low:
         return [low]
     rough = (high - low) / count
@@ -59,7 +59,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def _extent(low: float, high: float, margin: float) -> tuple[float, float]:
-    """An axis that holds both ends, with a part of its length to spare; never without length."""
+    """Return the ends of an axis from ``low`` to ``high`` plus a relative margin. Its length is never 0."""
     length = high - low
     if length <= 1e-9 * max(abs(low), abs(high), 1e-30):
         length = max(abs(high), 1e-9)
@@ -70,7 +70,7 @@ def _extent(low: float, high: float, margin: float) -> tuple[float, float]:
 def lines(
     title: str, x_label: str, y_label: str, curves: Sequence[Curve], marks: Sequence[Mark] = (), *, zero: bool = False
 ) -> str:
-    """A figure; empty where no curve has a point. ``zero``: y begins at 0."""
+    """Return a line plot, or an empty string if no curve has a point. ``zero``: True if y begins at 0."""
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return ""
@@ -111,7 +111,7 @@ def lines(
 
 
 def bars(title: str, x_label: str, parts: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """A stacked bar a row, of as many values as there are ``parts``; empty without rows."""
+    """Return one stacked bar per row, with one value for each of ``parts``, or an empty string without rows."""
     longest = max((sum(values) for _, values in rows), default=0.0)
     if not longest:
         return ""
