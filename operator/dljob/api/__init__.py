@@ -1,4 +1,4 @@
-"""The Kubernetes API of dljob: the types of DLJob and DLProfile, and the only home of camelCase."""
+"""The Kubernetes API of dljob: the types of DLJob and DLProfile. Only this package uses camelCase names."""
 
 from dljob.api.base import API_VERSION, GROUP, VERSION, Rule, duration_s
 from dljob.api.profile import (

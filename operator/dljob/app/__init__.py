@@ -1,1 +1,1 @@
-"""The operator's process: settings, logging, health, and how its parts start and end."""
+"""The operator's process: settings, logging, health checks, start and shutdown."""

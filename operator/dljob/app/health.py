@@ -1,4 +1,4 @@
-"""/metrics, /healthz and /readyz on one port, plain HTTP, read-only."""
+"""HTTP server of /metrics, /healthz and /readyz on one port, read-only."""
 
 from collections.abc import Awaitable, Callable
 
@@ -7,14 +7,14 @@ from aiohttp import web
 from dljob.controller.metrics import CONTENT_TYPE, Metrics
 
 Problem = Callable[[], str | None]
-"""What is wrong, or None."""
+"""Returns a description of the problem, or None."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def serve(
     port: int, metrics: Metrics, ill: Problem, not_ready: Problem, scraped: Callable[[], None]
 ) -> web.AppRunner:
-    """Start serving; ``scraped`` is called before metrics are collected. ``cleanup`` the result to end it."""
+    """Start the server. ``scraped`` is called before metrics are collected. Call ``cleanup`` on the result to stop."""
 
     async def exposition(request: web.Request) -> web.Response:
         scraped()

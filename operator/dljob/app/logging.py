@@ -1,4 +1,4 @@
-"""Logging of the operator's process: one line a message, as text or as JSON."""
+"""Logging of the operator's process: one line per message, as text or JSON."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(level: str, form: str) -> None:
-    """Log to stderr. kopf's own talk of every event is kept to warnings, unless everything is wanted."""
+    """Log to stderr. kopf logs every event, so only its warnings are logged unless the level is debug."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s")

@@ -1,4 +1,4 @@
-"""``dljob-operator``: the operator's process, from its parts. Configured by the environment alone; see ``settings``."""
+"""``dljob-operator``: the operator's process. Only environment variables configure it; see ``settings``."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ PORT_RANGES_SINCE = (1, 25)
 
 
 class Operator:
-    """The parts of one operator, and how they start and end."""
+    """The parts of one operator, with their start and shutdown."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class Operator:
         self._controller: Controller | None = None
 
     async def run(self) -> None:
-        """Until a signal. Raises what ended it otherwise."""
+        """Run until a signal arrives. Raise the error of a part that failed."""
         settings, connection = self._settings, connect()
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(connection.session())
@@ -75,7 +75,7 @@ class Operator:
             raise self._failure
 
     async def _kinds_served(self, api: Api) -> tuple[int, int]:
-        """The server's version, once it serves our kinds: kopf would not notice them later."""
+        """Wait until the API server serves dljob's kinds and return its version. kopf would not notice them later."""
         while True:
             try:
                 version = await api.version()
@@ -83,7 +83,7 @@ class Operator:
                     self._waits_for = f"the CustomResourceDefinition of {kind.kind}"
                     await api.find(kind, None, limit="1")
             except ApiError as error:
-                # In chosen namespaces alone, listing all is forbidden, but then the kind is there.
+                # An operator of some namespaces may not list all of them, but a 403 shows that the kind exists.
                 if error.code == 403:
                     return version
                 log.warning("waiting for %s: %s", self._waits_for, error)
@@ -92,7 +92,7 @@ class Operator:
                 return version
 
     async def _work(self, controller: Controller, watches: Watches, leader: Leader) -> None:
-        """As leader, with full caches: workers, and the Lease renewed."""
+        """Wait for full caches and the Lease, then run the workers and renew the Lease."""
         self._waits_for = "the first lists of all kinds"
         await watches.synced.wait()
         self._waits_for = None
@@ -106,7 +106,7 @@ class Operator:
                 group.create_task(leader.hold())
 
     async def _resync(self, kube: Kube) -> None:
-        """Now and then: what no watch told of is found, and every job is looked at."""
+        """Periodically find deletions that watches missed, and reconcile every job."""
         while True:
             await asyncio.sleep(self._settings.resync_s)
             for kind in WATCHED:
@@ -119,7 +119,7 @@ class Operator:
                 self._queue.add(job.key)
 
     async def _guarded(self, task: Coroutine[Any, Any, None]) -> None:
-        """A part that fails ends the operator, which its Deployment then starts anew."""
+        """Stop the operator if a part fails. Its Deployment then restarts it."""
         try:
             await task
         except BaseExceptionGroup as errors:
@@ -127,7 +127,7 @@ class Operator:
         except Exception as error:  # noqa: BLE001 - raised by ``run``
             self._failure = error
         if self._failure is not None:
-            log.error("the operator ends: %s", self._failure)
+            log.error("the operator stops: %s", self._failure)
             self._stop.set()
 
     def _ill(self) -> str | None:
@@ -148,7 +148,7 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 
 
 def main() -> None:
-    """Entry point. Exits with 2 on bad settings, 1 when a part of the operator failed."""
+    """Run the operator. Exit with 1 on invalid settings or if a part of the operator failed."""
     try:
         settings = Settings.of(os.environ)
         set_up(settings.log_level, settings.log_format)

@@ -1,18 +1,18 @@
-"""The operator's environment, read once into a frozen value.
+"""The operator's settings, read once from environment variables.
 
 | variable | default | meaning |
 | --- | --- | --- |
-| DLJOB_TRAINER_IMAGE | (required) | image of pods whose job names none |
+| DLJOB_TRAINER_IMAGE | (required) | trainer image of jobs that set none |
 | DLJOB_TRAINER_PULL_POLICY | IfNotPresent | its pull policy: Always, IfNotPresent or Never |
 | DLJOB_NAMESPACE | default | the operator's own namespace, for its Lease |
-| DLJOB_POD_NAME | host name and a random part | who holds the Lease |
-| DLJOB_WATCH_NAMESPACES | (all) | namespaces whose jobs are looked after, comma-separated |
-| DLJOB_LEADER_ELECTION | true | whether to work only while holding the Lease ``dljob-operator`` |
+| DLJOB_POD_NAME | host name and a random part | identity of the holder of the Lease |
+| DLJOB_WATCH_NAMESPACES | (all) | namespaces whose jobs the operator manages, comma-separated |
+| DLJOB_LEADER_ELECTION | true | work only while holding the Lease ``dljob-operator`` |
 | DLJOB_CLUSTER_DOMAIN | cluster.local | DNS domain of the cluster |
 | DLJOB_CONCURRENCY | 8 | jobs reconciled at the same time |
 | DLJOB_METRICS_PORT | 9470 | port of /metrics, /healthz and /readyz |
 | DLJOB_METRICS_SOURCES | [] | NetworkPolicy peers (JSON) that may read pods' metrics; empty: everyone |
-| DLJOB_RESYNC_SECONDS | 600 | how often what no watch covers is applied again, and caches are checked |
+| DLJOB_RESYNC_SECONDS | 600 | interval for applying objects that are not watched, and for checking caches |
 | DLJOB_LOG_LEVEL | info | debug, info, warning or error |
 | DLJOB_LOG_FORMAT | text | text or json |
 """
@@ -48,10 +48,10 @@ class Settings:
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> "Settings":
-        """Raises ValueError naming the variable, what was found and what was expected."""
+        """Return the settings of an environment. Raise ValueError with the variable, the value and what is expected."""
         image = env.get("DLJOB_TRAINER_IMAGE", "")
         if not image:
-            raise ValueError("DLJOB_TRAINER_IMAGE: found nothing, expected the image in which jobs train; set it")
+            raise ValueError("DLJOB_TRAINER_IMAGE: found nothing, expected the trainer image of jobs; set it")
         return cls(
             trainer_image=image,
             trainer_pull_policy=_one_of(
@@ -71,7 +71,7 @@ class Settings:
         )
 
     def render(self, *, port_ranges: bool) -> RenderConfig:
-        """What manifests depend on; ``port_ranges``: whether the server knows them (1.25 and later)."""
+        """Return the settings for manifests. ``port_ranges``: the API server supports ``endPort`` (1.25 and later)."""
         return RenderConfig(
             trainer_image=self.trainer_image,
             image_pull_policy=self.trainer_pull_policy,
@@ -88,14 +88,14 @@ def _one_of(env: Mapping[str, str], name: str, default: str, allowed: tuple[str,
     return value
 
 
-def _number(env: Mapping[str, str], name: str, default: float, least: float, most: float) -> float:
+def _number(env: Mapping[str, str], name: str, default: float, minimum: float, maximum: float) -> float:
     text = env.get(name) or str(default)
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not least <= value <= most:
-        raise ValueError(f"{name}: found {text!r}, expected a number from {least:g} to {most:g}")
+    if not minimum <= value <= maximum:
+        raise ValueError(f"{name}: found {text!r}, expected a number from {minimum:g} to {maximum:g}")
     return value
 
 

@@ -1,6 +1,6 @@
-"""``dljob plan | run | top | serve``, also as ``kubectl dljob``.
+"""The command line ``dljob plan | run | top | serve``, also available as ``kubectl dljob``.
 
-Exit codes: 0 done; 1 no plan is possible, or the job failed; 2 wrong input, with one line that says what; 130
+Exit codes: 0 success; 1 no plan is possible, or the job failed; 2 invalid input, explained in one line; 130
 interrupted.
 """
 

@@ -1,4 +1,4 @@
-"""The command line: arguments, and errors as one line."""
+"""Parse the command line, run a command, and print errors as one line."""
 
 import argparse
 import os
@@ -11,21 +11,21 @@ from dljob.cli import plan, run, serve, top
 from dljob.cli.errors import BadInputError
 
 EXAMPLES = """examples:
-  dljob plan job.yaml                           what would run on the current cluster, and why
-  dljob plan job.yaml --cluster cluster.yaml    the same for a cluster described in a file
-  dljob plan job.yaml --json | jq .plan         for programs
-  dljob run job.yaml                            apply, follow until it is complete, exit 1 if it fails
-  dljob top -A                                  all jobs: progress, measured and predicted step time
-  dljob serve --port 8470                       the planner over HTTP
+  dljob plan job.yaml                           show the plan for the current cluster, and the reasons
+  dljob plan job.yaml --cluster cluster.yaml    show the plan for a cluster described in a file
+  dljob plan job.yaml --json | jq .plan         print the plan as JSON
+  dljob run job.yaml                            apply the job and follow it; exit with 1 if it fails
+  dljob top -A                                  show all jobs with progress and step times
+  dljob serve --port 8470                       serve the planner over HTTP
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line. As a kubectl plug-in it is called ``kubectl dljob``."""
+    """Return the argument parser. As a kubectl plug-in, the command is ``kubectl dljob``."""
     called = Path(sys.argv[0]).name
     top_level = argparse.ArgumentParser(
         prog="kubectl dljob" if called.startswith("kubectl-dljob") else "dljob",
-        description="Distributed deep-learning jobs on Kubernetes: plan them, run them, watch them.",
+        description="Plan, run and watch distributed deep-learning jobs on Kubernetes.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -44,7 +44,7 @@ def _version() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return its exit code."""
     given = parser().parse_args(arguments)
     try:
         code: int = given.run(given)
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader (head, less) has what it wants; nothing may be written on exit.
+        # The reader (head, less) closed the pipe. Python must not write to it again on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code

@@ -1,5 +1,5 @@
-"""The one exception that the command line turns into a line and exit code 2."""
+"""The exception that the command line prints as one line, with exit code 2."""
 
 
 class BadInputError(Exception):
-    """Something the user gave is wrong: what was found, what was expected, what to do."""
+    """Invalid input of the user. The message says what was found, what was expected and what to do."""

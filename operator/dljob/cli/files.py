@@ -1,4 +1,4 @@
-"""Manifests and cluster files from disk or standard input."""
+"""Read manifests and cluster files from disk or standard input."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ MAX_NBYTES = 16 * 2**20
 
 
 def documents(path: str) -> list[Any]:
-    """The YAML (or JSON) documents of a file, or of standard input for ``-``. Raises BadInputError."""
+    """Return the YAML or JSON documents of a file, or of standard input for ``-``. Raise BadInputError on failure."""
     try:
         if path == "-":
             text = sys.stdin.read(MAX_NBYTES + 1)
@@ -30,11 +30,11 @@ def documents(path: str) -> list[Any]:
     try:
         return [document for document in yaml.safe_load_all(text) if document is not None]
     except (yaml.YAMLError, RecursionError) as error:
-        raise BadInputError(f"{path}: found no YAML: {' '.join(str(error).split())[:300]}") from None
+        raise BadInputError(f"{path}: found invalid YAML: {' '.join(str(error).split())[:300]}") from None
 
 
 def manifests(path: str) -> list[Any]:
-    """The documents of a file, with the items of lists in their place. Raises BadInputError when there are none."""
+    """Return the documents of a file, with each List replaced by its items. Raise BadInputError if there are none."""
     found: list[Any] = []
     for document in documents(path):
         items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
@@ -45,7 +45,7 @@ def manifests(path: str) -> list[Any]:
 
 
 def jobs(path: str) -> list[Job]:
-    """The DLJobs of a file, of any number of documents. Raises BadInputError when there is none, or one is wrong."""
+    """Return all DLJobs of a file. Raise BadInputError if there is none, or if one is invalid."""
     wanted = [m for m in manifests(path) if not isinstance(m, dict) or m.get("kind") == "DLJob"]
     if not wanted:
         raise BadInputError(f"{path}: found no DLJob among its documents, expected one")
@@ -56,7 +56,7 @@ def jobs(path: str) -> list[Job]:
 
 
 def profiles(path: str) -> dict[tuple[str, str], Learned]:
-    """What the DLProfiles of a file know, as ``kubectl get dlprofiles -o yaml`` prints them. Raises BadInputError."""
+    """Return the constants in the DLProfiles of a file (``kubectl get dlprofiles -o yaml``), or raise BadInputError."""
     found = [m for m in manifests(path) if isinstance(m, dict) and m.get("kind") == "DLProfile"]
     if not found:
         raise BadInputError(f"{path}: found no DLProfile among its documents, expected one")
@@ -67,7 +67,7 @@ def profiles(path: str) -> dict[tuple[str, str], Learned]:
 
 
 def cluster(path: str) -> ClusterView:
-    """A cluster described in a file. Raises BadInputError."""
+    """Return the cluster that a file describes, or raise BadInputError."""
     found = documents(path)
     if len(found) != 1:
         raise BadInputError(f"{path}: found {len(found)} documents, expected one with nodes")

@@ -1,4 +1,4 @@
-"""A job's status as lines, each said once."""
+"""Print the changes of a job's status as lines."""
 
 import sys
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ FOLLOWED_CONDITIONS = {"Planned", "VolumeReady", "PodsReady", "DeviceMismatch", 
 
 
 class Follower:
-    """Prints what changed between two looks at a job."""
+    """Prints the changes between two reads of a job."""
 
     def __init__(self, generation: int) -> None:
-        """``generation``: of the manifest that was applied; what the status says of earlier ones is not news."""
+        """``generation``: that of the applied manifest. A status of an earlier generation is not printed."""
         self._generation = generation
         self._said: dict[str, tuple[str, str, str]] = {}
         self._phase: Phase | None = None
@@ -25,12 +25,15 @@ class Follower:
         self._restarts = 0
 
     def look(self, body: Mapping[str, Any]) -> int | None:
-        """Print the news; the exit code once the job has come to an end."""
+        """Print the changes. Return the exit code if the job has ended, otherwise None."""
         try:
             status = DLJobStatus.model_validate(body.get("status") or {})
         except ValidationError as error:
             first = error.errors()[0]
-            _say(f"status not understood: {'.'.join(map(str, first['loc']))}: {first['msg']}; is this dljob older?")
+            _say(
+                f"status: found {'.'.join(map(str, first['loc']))} that this version does not understand: "
+                f"{first['msg']}; update dljob"
+            )
             return 1
         if status.observed_generation < self._generation:
             return None
@@ -45,7 +48,7 @@ class Follower:
             _say(f"phase {status.phase.value}")
         if status.restarts > self._restarts:
             self._restarts = status.restarts
-            _say(f"restarted, {status.restarts} in all: {status.restarts_by_cause}")
+            _say(f"restarted ({status.restarts} in total): {status.restarts_by_cause}")
         self._progress(status)
         return self._end(status, body)
 

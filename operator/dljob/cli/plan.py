@@ -1,4 +1,4 @@
-"""``dljob plan``: what would run, how fast, and why not otherwise. Nothing is changed anywhere."""
+"""``dljob plan``: show the plan of a job, its predictions and the alternatives. Nothing is changed."""
 
 import argparse
 import json
@@ -17,20 +17,22 @@ from dljob.planner import Choice, Decision, Learned, scaling
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "plan",
-        help="show the plan of a DLJob, its candidates and what was ruled out",
+        help="show the plan of a DLJob, other candidates and rejected options",
         description="Show the plan that a DLJob would get: candidates with predicted step time, throughput, "
-        "efficiency, energy and cost, the bottleneck, and what was ruled out. Runs nothing. Exits with 1 when no plan "
-        "is possible, with 2 for bad input.",
-        epilog="cluster.yaml holds nodes: [{name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, cpu: 64, "
-        "memory: 512Gi, bandwidth: 12.5G}, …]; see docs/explanation/planning.md.",
+        "efficiency, energy and cost, the bottleneck, and options that were ruled out. The command runs nothing. It "
+        "exits with 1 if no plan is possible, and with 2 for invalid input.",
+        epilog="cluster.yaml contains nodes: [{name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, "
+        "cpu: 64, memory: 512Gi, bandwidth: 12.5G}, …]; see docs/explanation/planning.md.",
     )
-    command.add_argument("file", metavar="JOB.yaml", help="manifest with one DLJob or more; - for standard input")
-    command.add_argument("--cluster", metavar="FILE", help="plan for the cluster in this file, not the current one")
+    command.add_argument("file", metavar="JOB.yaml", help="manifest with one or more DLJobs; - for standard input")
     command.add_argument(
-        "--profiles", metavar="FILE", help="with --cluster: what was measured (kubectl get dlprofiles -o yaml)"
+        "--cluster", metavar="FILE", help="plan for the cluster in this file instead of the current cluster"
     )
-    command.add_argument("--json", action="store_true", help="print JSON, a document for each job")
-    command.add_argument("--plot", metavar="FILE.png", help="also draw the scaling curve (needs matplotlib)")
+    command.add_argument(
+        "--profiles", metavar="FILE", help="with --cluster: measured profiles (kubectl get dlprofiles -o yaml)"
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON document per job")
+    command.add_argument("--plot", metavar="FILE.png", help="also plot the scaling curve (needs matplotlib)")
     command.set_defaults(run=run)
 
 
@@ -41,13 +43,13 @@ def run(given: argparse.Namespace) -> int:
         view = files.cluster(given.cluster)
         known = files.profiles(given.profiles) if given.profiles else known
     elif given.profiles:
-        raise BadInputError("--profiles: found no --cluster, expected it: the current cluster has profiles of its own")
+        raise BadInputError("--profiles: found no --cluster, expected it: the current cluster has its own profiles")
     else:
         view, known = remote.reach(remote.observe)
     code = 0
     for i, job in enumerate(jobs):
         if given.profiles and (wanted := profile_key(job.spec)) not in (models := {model for model, _ in known}):
-            hint = f"--profiles: found {', '.join(sorted(models))}, none of {wanted}: planned from data sheets"
+            hint = f"--profiles: found {', '.join(sorted(models))}, expected {wanted}: the plan uses data sheets"
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         found = recommend(job, view, known)
         points = scaling(found.request, view, known) if isinstance(found.answer, Decision) else []
@@ -67,7 +69,7 @@ def _lines(found: Recommendation, points: list[tuple[int, Choice]]) -> list[str]
 
 
 def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
-    """The best plan with so many nodes, each, for programs."""
+    """Return the best plan for each number of nodes, for the JSON output."""
     return [
         {
             "nodes": nodes,
@@ -82,7 +84,7 @@ def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
 
 
 def draw(path: Path, index: int, found: Recommendation, points: Sequence[tuple[int, Choice]]) -> None:
-    """Step time and efficiency over nodes, with the interval, as an image. Raises BadInputError where it cannot."""
+    """Plot step time with its p90, and efficiency, over the number of nodes. Raise BadInputError on failure."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The current cluster as the command line sees it: by the operator's own observe code."""
+"""Read the current cluster with the operator's own code."""
 
 import argparse
 import asyncio
@@ -15,19 +15,20 @@ FIELD_OWNER = "kubectl-dljob"
 
 
 def add_namespace(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-n", "--namespace", help="namespace; default: the kubeconfig's, else 'default'")
+    command.add_argument("-n", "--namespace", help="namespace (default: that of the kubeconfig, or 'default')")
 
 
 def reach(work: Callable[[Any], Awaitable[T]]) -> T:
-    """Run ``work(api)`` against the API server of the kubeconfig. Raises BadInputError when it cannot be reached.
+    """Run ``work(api)`` with the API server of the kubeconfig. Raise BadInputError if it cannot be reached.
 
-    What the operator needs is imported only here, so that planning from files works without it.
+    The operator's dependencies are imported only here, so that planning from files works without them.
     """
     try:
         from dljob.kube import ApiError
     except ImportError as error:
         raise BadInputError(
-            f"the current cluster needs the package {error.name}: pip install 'dljob[operator]', or use --cluster FILE"
+            f"reading the current cluster needs the package {error.name}: pip install 'dljob[operator]', or use "
+            "--cluster FILE"
         ) from None
 
     async def connected() -> T:
@@ -46,7 +47,7 @@ def _in_words(error: Any) -> str:
     if error.code == 0:
         return f"the API server does not answer: {error.message}; check KUBECONFIG and the cluster"
     if error.code == 401:
-        return "the API server does not know you: check the credentials in KUBECONFIG"
+        return "the API server rejected the credentials: check KUBECONFIG"
     if error.not_found and ("requested resource" in error.message or "page not found" in error.message):
         return "the cluster has no DLJob resource: install dljob first (helm install dljob charts/dljob)"
     return str(error.message)
@@ -63,7 +64,7 @@ async def _api() -> AsyncIterator[Any]:
 
 
 def default_namespace() -> str:
-    """The namespace of the kubeconfig's current context. Raises BadInputError where there is no usable one."""
+    """Return the namespace of the kubeconfig's current context. Raise BadInputError without a usable kubeconfig."""
     from dljob.controller.connection import connect
 
     try:
@@ -73,7 +74,7 @@ def default_namespace() -> str:
 
 
 async def observe(api: Any) -> tuple[ClusterView, dict[tuple[str, str], Any]]:
-    """The cluster as it is, and what profiles know; without profiles where they may not be read."""
+    """Return the current cluster and its profiles; no profiles if the user may not read them."""
     from dljob.kube import ApiError, cluster_view
     from dljob.kube.kinds import NODE, POD, PROFILE
     from dljob.kube.trim import node

@@ -1,4 +1,4 @@
-"""``dljob run``: apply a DLJob and follow it to its end."""
+"""``dljob run``: apply a DLJob and follow it until it ends."""
 
 import argparse
 import asyncio
@@ -12,22 +12,22 @@ from dljob.cli.follow import Follower
 from dljob.job.recommendation import parse_job
 
 LOOK_S = 0.5
-OUTLIVES = "the job goes on without this command; follow it again with dljob run, end it with kubectl delete dljob"
+OUTLIVES = "the job continues without this command; follow it again with dljob run, end it with kubectl delete dljob"
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "run",
         help="apply a DLJob and follow it until it is complete",
-        description="Apply the manifest (server-side), then print every transition and the progress until the job is "
-        "complete (exit 0), has failed (exit 1) or shows a PlanOnly plan (exit 0). Ctrl-C leaves the job running.",
+        description="Apply the manifest (server-side). Then print changes and progress until the job is complete or "
+        "shows a PlanOnly plan (exit 0), or has failed (exit 1). Ctrl-C leaves the job running.",
     )
-    command.add_argument(
-        "file", metavar="JOB.yaml", help="manifest with a DLJob, and what it needs beside; - for stdin"
-    )
+    command.add_argument("file", metavar="JOB.yaml", help="manifest with one DLJob; - for standard input")
     remote.add_namespace(command)
-    command.add_argument("--no-follow", action="store_true", help="apply alone")
-    command.add_argument("--timeout", type=float, metavar="SECONDS", help="stop following, and exit 1, after so long")
+    command.add_argument("--no-follow", action="store_true", help="apply the job and return")
+    command.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="stop following after this time and exit with 1"
+    )
     command.set_defaults(run=run)
 
 
@@ -38,7 +38,7 @@ def run(given: argparse.Namespace) -> int:
     if len(wanted) != 1 or others:
         raise BadInputError(
             f"{given.file}: found {len(wanted)} DLJobs{' and ' + ', '.join(others) if others else ''}, expected one "
-            "DLJob alone; apply other objects with kubectl"
+            "DLJob and nothing else; apply other objects with kubectl"
         )
     try:
         parse_job(wanted[0])
@@ -48,7 +48,8 @@ def run(given: argparse.Namespace) -> int:
     namespace = given.namespace or metadata.get("namespace") or remote.default_namespace()
     if given.namespace and metadata.get("namespace") not in (None, given.namespace):
         raise BadInputError(
-            f"--namespace {given.namespace}: the manifest says {metadata['namespace']}; drop one of them"
+            f"--namespace: found {given.namespace}, expected {metadata['namespace']} as in the manifest; remove one of "
+            "them"
         )
     body = {**wanted[0], "metadata": {**metadata, "namespace": namespace}}
     try:
@@ -73,8 +74,8 @@ async def _apply_and_follow(api: Any, body: Mapping[str, Any], follow: bool, tim
                 await asyncio.sleep(LOOK_S)
                 answer = await api.get(DLJOB, metadata["namespace"], metadata["name"])
                 if answer["metadata"]["uid"] != metadata["uid"]:
-                    raise BadInputError(f"{metadata['name']}: was deleted and made again while it was followed")
+                    raise BadInputError(f"{metadata['name']}: the job was deleted and created again meanwhile")
     except TimeoutError:
-        print(f"dljob: not done after {timeout_s:g} s; {OUTLIVES}", file=sys.stderr)
+        print(f"dljob: the job is not finished after {timeout_s:g} s; {OUTLIVES}", file=sys.stderr)
         return 1
     return code

@@ -14,12 +14,13 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command = commands.add_parser(
         "serve",
         help="answer POST /v1/plan over HTTP",
-        description='The planner over HTTP: POST /v1/plan with {"job": MANIFEST, "cluster": {"nodes": [...]}} returns '
-        "the plan as JSON; GET /healthz says ok. Plain HTTP without authentication: put it behind what provides both.",
+        description='Serve the planner over HTTP: POST /v1/plan with {"job": MANIFEST, "cluster": {"nodes": [...]}} '
+        "returns the plan as JSON, and GET /healthz returns ok. The service has no TLS and no authentication: put it "
+        "behind a proxy that provides both.",
     )
-    command.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
-    command.add_argument("--port", type=int, default=8470, help="port to listen at; 0: any (default: %(default)s)")
-    command.add_argument("--cluster", metavar="FILE", help="cluster of questions that bring none")
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    command.add_argument("--port", type=int, default=8470, help="port to listen on; 0: any (default: %(default)s)")
+    command.add_argument("--cluster", metavar="FILE", help="cluster for requests that contain none")
     command.set_defaults(run=run)
 
 
@@ -32,7 +33,7 @@ def run(given: argparse.Namespace) -> int:
     with service:
         host, port = service.server_address[:2]
         print(f"dljob serve: http://{host!s}:{port}/v1/plan", file=sys.stderr, flush=True)
-        # shutdown() waits for serve_forever() to return, so the signal's thread must not be the one that serves.
+        # shutdown() waits for serve_forever() to return, so another thread than the serving one must call it.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: threading.Thread(target=service.shutdown).start())
         service.serve_forever()

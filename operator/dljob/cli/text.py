@@ -1,4 +1,4 @@
-"""Recommendations as text: tables, the scaling curve. Pure."""
+"""Format recommendations as text: tables and the scaling curve. No I/O."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from dljob.planner.types.texts import duration, gibibytes, joules
 
 BAR = 30
 BASIS = {
-    "catalogue": "data sheets; the first run measures and later plans use it",
+    "catalogue": "data sheets; later plans use the measurements of the first run",
     "profile": "measurements of earlier runs (kubectl get dlprofiles)",
 }
 BASIS_OF_PARTS = {
-    "catalogue": "data sheets; runs in parts of the model are measured, but teach no later plan",
-    "profile": "measurements of whole models in earlier runs (kubectl get dlprofiles)",
+    "catalogue": "data sheets; later plans do not use measurements of runs with model parallelism",
+    "profile": "measurements of earlier runs without model parallelism (kubectl get dlprofiles)",
 }
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell; the first one to the left, as all that hold words."""
+    """Return the lines of a table. The first column and text columns are left-aligned, numbers right-aligned."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     words = [all(not row[i][:1].isdigit() for row in rows) for i in range(len(header))]
     return [
@@ -55,12 +55,12 @@ HEADER = ["  PLAN", "STEP", "P90", "SAMPLES/S", "EFFICIENCY", "TRAINING", "ENERG
 
 
 def decision(found: Decision) -> list[str]:
-    """The candidates, best first and the chosen one marked, what it is made of, and what was ruled out."""
+    """Return the candidates, best first, with the chosen one marked, its details, and the rejected options."""
     p = found.chosen.prediction
     lines = table(HEADER, [_row(c, c == found.chosen) for c in found.candidates])
     lines += ["", f"Bottleneck: {p.bottleneck}", f"Step:       {_parts(p)}"]
     lines.append(
-        f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} a pod"
+        f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} per pod"
     )
     lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.in_parts else BASIS)[p.basis]}")
     if found.power_advice:
@@ -72,7 +72,7 @@ def decision(found: Decision) -> list[str]:
     if len(found.trade_offs) > 1:
         lines += [
             "",
-            "Trade-offs: what was looked at and is not beaten in time, energy and cost alike",
+            "Trade-offs: plans that no other considered plan beats in time, energy and cost at once",
         ]
         rows = [_row(c, c == found.chosen) for c in found.trade_offs]
         lines += table([HEADER[0], *HEADER[-3:]], [[row[0], *row[-3:]] for row in rows])
@@ -95,10 +95,10 @@ def infeasible(found: Infeasible) -> list[str]:
 
 
 def batches(found: BatchDecision, rule: str | None) -> list[str]:
-    """The global batches that were looked at, the chosen one marked. ``rule``: how the learning rate is adapted."""
+    """Return the global batch sizes that were considered. ``rule``: how the learning rate is scaled."""
     lines = ["", f"Global batch: {found.text}"]
     if rule is not None:
-        lines.append(f"Learning rate: by {rule}")
+        lines.append(f"Learning rate: scaled by {rule}")
     if not found.options:
         return lines
     rows = []
@@ -114,9 +114,9 @@ def batches(found: BatchDecision, rule: str | None) -> list[str]:
 
 def recommendation(found: Recommendation) -> list[str]:
     request = found.request
-    what = request.model or ("own program" + (f" like {request.like}" if request.like else ""))
+    what = request.model or ("training script" + (f" like {request.like}" if request.like else ""))
     steps = f"{request.total_steps} steps of {request.global_batch} samples"
-    goal = f"least {request.minimize.lower()}"
+    goal = f"minimize {request.minimize.lower()}"
     if request.deadline_s is not None:
         goal += f" within {duration(request.deadline_s)}"
     head = f"{found.job.name}: {what}, {steps}, {goal}"
@@ -125,12 +125,12 @@ def recommendation(found: Recommendation) -> list[str]:
     body = decision(found.answer)
     if found.answer.batch is not None:
         rule = learning_rate_rule(found.job.spec, found.answer.batch.chosen)
-        body += batches(found.answer.batch, f"{rule[0]} from that for {rule[1]} samples" if rule else None)
+        body += batches(found.answer.batch, f"{rule[0]} from batch size {rule[1]}" if rule else None)
     return [head, "", *body]
 
 
 def scaling_curve(points: Sequence[tuple[int, Choice]], chosen: Choice) -> list[str]:
-    """A bar of throughput for each number of nodes; the chosen plan's is marked."""
+    """Return a bar chart of throughput over the number of nodes, with the chosen number marked."""
     if len(points) < 2:
         return []
     most = max(choice.prediction.samples_per_s for _, choice in points)
@@ -152,4 +152,4 @@ def scaling_curve(points: Sequence[tuple[int, Choice]], chosen: Choice) -> list[
         "  ".join([a.ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True)), last])
         for a, *cells, last in [header, *rows]
     ]
-    return ["", "Scaling: the best plan with so many nodes", *lines]
+    return ["", "Scaling: the best plan for each number of nodes", *lines]

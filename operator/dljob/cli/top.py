@@ -1,4 +1,4 @@
-"""``dljob top``: all jobs, with measured and predicted step time."""
+"""``dljob top``: show all jobs with measured and predicted step time."""
 
 import argparse
 import time
@@ -20,13 +20,15 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command = commands.add_parser(
         "top",
         help="show jobs with progress, measured and predicted step time",
-        description="Show all jobs: phase, progress, steps per second, measured and predicted step time and their "
-        "difference, time left, restarts.",
+        description="Show all jobs with phase, progress, steps per second, measured and predicted step time, the error "
+        "of the prediction, remaining time and restarts.",
     )
     remote.add_namespace(command)
-    command.add_argument("-A", "--all-namespaces", action="store_true", help="jobs of all namespaces")
-    command.add_argument("-w", "--watch", action="store_true", help="again every --interval seconds, until Ctrl-C")
-    command.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="default: %(default)s")
+    command.add_argument("-A", "--all-namespaces", action="store_true", help="show the jobs of all namespaces")
+    command.add_argument("-w", "--watch", action="store_true", help="refresh every --interval seconds until Ctrl-C")
+    command.add_argument(
+        "--interval", type=float, default=2.0, metavar="SECONDS", help="refresh interval (default: %(default)s)"
+    )
     command.set_defaults(run=run)
 
 
@@ -53,7 +55,7 @@ async def _jobs(api: Any, namespace: str | None) -> list[Mapping[str, Any]]:
 
 
 def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool) -> list[str]:
-    """A line for each job, by namespace and name."""
+    """Return a table with one line per job, sorted by namespace and name."""
     rows = []
     for body in sorted(jobs, key=lambda b: (b["metadata"]["namespace"], b["metadata"]["name"])):
         metadata = body["metadata"]

@@ -1,4 +1,4 @@
-"""Every metric of the operator. Labels are bounded: never a job's name, whose series would outlive it."""
+"""All metrics of the operator. Labels are bounded: a job's name is never a label, because its series would remain."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -16,76 +16,80 @@ _RESULTS = ("ok", "refused", "error")
 
 
 def _diverged(status: DLJobStatus) -> int:
-    """How often ranks were found to hold different parameters: relaunches for it, and the last failure of all."""
+    """Return how often ranks had different parameters: restarts with this cause, plus 1 if it failed the job."""
     failed = find(status.conditions, "Failed")
     last = failed is not None and is_true(status.conditions, "Failed") and failed.reason == PARAMETERS_DIVERGED
     return status.restarts_by_cause.get(PARAMETERS_DIVERGED, 0) + int(last)
 
 
 class Metrics:
-    """One registry an operator, so that tests have their own."""
+    """The metrics, in a registry of their own, so that each test has one."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call] # a series more for each, which nobody asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call] # Avoids one extra series per metric.
         self.registry = registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         prefix = "dljob_operator"
         self.reconcile_s = Histogram(
             f"{prefix}_reconcile_duration_seconds",
-            "Time of one reconcile. When the 99th percentile passes a second, look at the API server's latency.",
+            "Duration of one reconcile. If the 99th percentile exceeds 1 s, check the API server's latency.",
             buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
             registry=registry,
         )
         self.reconciles = Counter(
             f"{prefix}_reconciles",
-            "Reconciles by result: ok; refused (the API server took an object not: see the job's events); error "
+            "Reconciles by result: ok; refused (the API server rejected an object: see the job's events); error "
             "(see the operator's log).",
             ["result"],
             registry=registry,
         )
         self.queue_depth = Gauge(
             f"{prefix}_queue_depth",
-            "Jobs that wait for a worker. Raise operator.concurrency when it does not go back to 0.",
+            "Jobs that wait for a worker of the operator. If it does not return to 0, raise operator.concurrency.",
             registry=registry,
         )
         self.jobs = Gauge(
-            f"{prefix}_jobs", "Jobs by phase. Look at those that stay Pending or Recovering.", ["phase"],
+            f"{prefix}_jobs", "Jobs by phase. Check jobs that stay Pending or Recovering.", ["phase"],
             registry=registry,
         )  # fmt: skip
         self.leader = Gauge(
-            f"{prefix}_leader", "1 on the operator that works. The sum over replicas must be 1.", registry=registry
+            f"{prefix}_leader",
+            "1 on the replica that is the leader. The sum over replicas must be 1.",
+            registry=registry,
         )
         self.plans = Counter(
             f"{prefix}_plans",
-            "Plans by result: accepted, or infeasible (no plan is possible: the job's Planned condition says why).",
+            "Plans by result: accepted, or infeasible (no plan is possible: see the job's condition Planned).",
             ["result"],
             registry=registry,
         )
         self.plan_error = Histogram(
             f"{prefix}_plan_step_error_ratio",
-            "(predicted - measured) / measured step time of finished jobs. Far from 0: see docs on calibration.",
+            "(predicted - measured) / measured step time of finished jobs. If it is far from 0, see the docs on "
+            "calibration.",
             buckets=(-0.9, -0.5, -0.3, -0.2, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5),
             registry=registry,
         )
         self.finished = Counter(
-            f"{prefix}_jobs_finished", "Jobs that ended, by outcome: Complete or Failed.", ["outcome"],
+            f"{prefix}_jobs_finished", "Finished jobs by outcome: Complete or Failed.", ["outcome"],
             registry=registry,
         )  # fmt: skip
         self.recoveries = Counter(
             f"{prefix}_recoveries",
-            "Relaunches of ranks, over all jobs. A rise without evictions or lost nodes: look at failing programs.",
+            "Restarts of ranks, over all jobs. If it rises without evictions or lost nodes, check the training "
+            "scripts for failures.",
             registry=registry,
         )
         self.diverged = Counter(
             f"{prefix}_parameters_diverged",
-            "Times that a job's ranks were found to hold different parameters, whether it went on or failed. If any: "
-            "suspect the hardware; status.restartsByCause and the condition Failed tell the job.",
+            "How often the ranks of a job had different parameters, whether the job continued or failed. If it is not "
+            "0, suspect the hardware; status.restartsByCause and the condition Failed show the job.",
             registry=registry,
         )
         self.requests = Counter(
             f"{prefix}_api_requests",
-            "Requests to the API server by verb, resource and code; code 0: no answer.",
+            "Requests to the API server by verb, resource and code. Code 0: no answer.",
             ["verb", "resource", "code"],
             registry=registry,
         )
@@ -106,7 +110,7 @@ class Metrics:
             self.finished.labels(outcome)
 
     def went_on(self, before: DLJobStatus, after: DLJobStatus) -> None:
-        """Count what a new status tells that the one before did not."""
+        """Count the restarts, divergences and outcomes that a new status adds to the one before."""
         self.recoveries.inc(max(0, after.restarts - before.restarts))
         self.diverged.inc(max(0, _diverged(after) - _diverged(before)))
         for outcome in ("Complete", "Failed"):
@@ -116,10 +120,10 @@ class Metrics:
                     self.plan_error.observe(after.measured.step_error)
 
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
-        """Count one request; ``resource`` is one of the few kinds the operator deals with."""
+        """Count one request; ``resource`` is one of the few kinds that the operator uses."""
         self.requests.labels(verb, resource, str(code)).inc()
         self.request_s.labels(verb).observe(seconds)
 
     def text(self) -> bytes:
-        """The exposition, in ``CONTENT_TYPE``."""
+        """Return the metrics in the format ``CONTENT_TYPE``."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""Observed → Desired: the whole of a job's desired state from what is observed. Pure: no clock, no I/O."""
+"""Compute the whole desired state of a job (``Desired``) from what is observed (``Observed``). No clock, no I/O."""
 
 from dljob.reconcile.decide import needs_view, reconcile
 from dljob.reconcile.desired import Desired, RunMeasurements, Scale, Target

@@ -1,4 +1,4 @@
-"""The one decision: everything that should be, of everything that is."""
+"""The main decision: the desired state of a job from its observed state."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -17,11 +17,11 @@ from dljob.render import RenderConfig
 from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready
 
 RECHECK_S = 30.0
-"""How soon a job that waits for something outside of it is looked at again; most of it also comes as an event."""
+"""Seconds after which a job that waits for something external is reconciled again; most changes also cause an event."""
 
 
 def needs_view(observed: Observed, parsed: ParsedJob | None = None) -> bool:
-    """Whether ``reconcile`` would plan, and so needs a ClusterView, which costs a list of pods."""
+    """Return True if ``reconcile`` would plan. It then needs a ClusterView, which costs a list of all pods."""
     if observed.job.deleting:
         return False
     known = parsed or parse_observed(observed)
@@ -29,12 +29,12 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None) -> bool:
 
 
 def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: ParsedJob | None = None) -> Desired:
-    """Return all of the desired state of one job. ``observed.view`` must be there when ``needs_view`` says so.
+    """Return the whole desired state of one job. ``observed.view`` is required if ``needs_view`` returns True.
 
-    ``parsed``: what ``parse_observed`` made of the same job, if the caller has it already.
+    ``parsed``: the result of ``parse_observed`` for the same job, if the caller has it already.
     """
     if observed.job.deleting:
-        return Desired()  # owner references do the rest
+        return Desired()  # The garbage collector deletes the job's objects by their owner references.
     known = replace(parsed, observed=observed) if parsed else parse_observed(observed)
     draft = Draft()
     if known.finished:
@@ -61,7 +61,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
 def _plan(
     known: ParsedJob, draft: Draft, config: RenderConfig, now: datetime
 ) -> tuple[StoredPlan | None, PlanStatus | None]:
-    """The plan that should be in force, and the one that is only shown."""
+    """Return the plan that should be in force, and the plan that is only shown (mode PlanOnly)."""
     assert known.spec is not None
     if not planning.wants_plan(known):
         if known.accepted is not None and known.spec.planning.mode is not PlanningMode.PLAN_ONLY:
@@ -84,9 +84,11 @@ def _suspend(known: ParsedJob, draft: Draft) -> None:
     observed = known.observed
     bring_down(draft, observed)
     if quiet(observed):
-        draft.verdicts.append(Verdict("Suspended", TRUE, "Suspended", "spec.suspend is true; no pod runs"))
+        draft.verdicts.append(
+            Verdict("Suspended", TRUE, "Suspended", "spec.suspend is true, and all pods have stopped")
+        )
     else:
-        text = f"{len(observed.pods)} pods are writing their last checkpoint"
+        text = f"{len(observed.pods)} pods are writing a last checkpoint before they stop"
         draft.verdicts.append(Verdict("Suspended", FALSE, "Suspending", text))
     if known.accepted is not None:
         draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job is suspended"))
@@ -95,7 +97,7 @@ def _suspend(known: ParsedJob, draft: Draft) -> None:
 def _roll(
     known: ParsedJob, draft: Draft, spec: DLJobSpec, target: StoredPlan, config: RenderConfig, now: datetime
 ) -> None:
-    """Pods by the target plan; by way of zero where others run."""
+    """Bring up the pods of the target plan. First stop all pods of another plan."""
     observed, current = known.observed, known.accepted
     if find(known.before.conditions, "Suspended") is not None:
         draft.verdicts.append(Verdict("Suspended", FALSE, "NotSuspended", "spec.suspend is false"))
@@ -103,13 +105,15 @@ def _roll(
     if (changed or not in_force(observed, target)) and not quiet(observed):
         bring_down(draft, observed)
         why = "the spec has changed" if current is None or target.replans == 0 else "another plan is better"
-        text = f"{why}: {len(observed.pods)} pods checkpoint and leave before the new ones start"
+        text = f"{why}: {len(observed.pods)} pods write a checkpoint and stop before the new pods start"
         draft.verdicts.append(Verdict("Running", FALSE, "Restarting", text))
         return
     volume = volume_ready(observed, spec, target)
     draft.verdicts.append(volume)
     if blocks(volume) and quiet(observed):
-        draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the volume cannot serve"))
+        draft.verdicts.append(
+            Verdict("Running", FALSE, "NotStarted", "a volume is not usable; see the condition VolumeReady")
+        )
         draft.requeue_in(RECHECK_S)
         return
     target = fence(known, draft, spec, target, now)
@@ -120,7 +124,7 @@ def _roll(
 
 
 def _end(known: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> Desired:
-    """The job is over: the outcome into status, the pods away."""
+    """End the job: set its outcome in the status and remove its pods."""
     draft.verdicts.append(verdict)
     if known.spec is not None and known.report is not None and verdict.type == "Complete":
         draft.measurements = run.measurements(known.spec, known.report, known.accepted)
@@ -141,7 +145,7 @@ def _finished(known: ParsedJob, draft: Draft, now: datetime, *, just_now: bool =
 
 
 def _without_spec(known: ParsedJob, draft: Draft, now: datetime) -> Desired:
-    """What runs goes on under the plan it has; nothing new is made."""
+    """Leave a job with an invalid spec running under its plan, and create nothing."""
     if known.accepted is None:
         return _finish(known, draft, None, now)
     if end := run.ending(known, now):
@@ -152,10 +156,10 @@ def _without_spec(known: ParsedJob, draft: Draft, now: datetime) -> Desired:
 
 
 def _after_predecessor(known: ParsedJob, draft: Draft, now: datetime) -> Desired:
-    """Objects of these names belong to someone else: to a deleted job of the same name, most likely."""
+    """Wait until objects with the job's names are gone that another owner has, such as a deleted job of this name."""
     text = (
-        f"found {', '.join(known.observed.leftovers)} of another owner; waiting until they are gone: delete them or "
-        "choose another name"
+        f"found {', '.join(known.observed.leftovers)} with another owner; the job waits until they are gone: delete "
+        "them, or choose another job name"
     )
     draft.verdicts.append(Verdict("PodsReady", FALSE, "NamesTaken", text))
     draft.requeue_in(1.0)

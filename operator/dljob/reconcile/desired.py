@@ -1,4 +1,4 @@
-"""What a reconcile wants done, as data."""
+"""The desired state of a job as data: the result of a reconcile."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from dljob.status import Event, Verdict
 
 @dataclass(frozen=True)
 class Scale:
-    """Replicas of a StatefulSet, with its template left as it is."""
+    """New replicas of a StatefulSet; its template does not change."""
 
     name: str
     replicas: int
@@ -20,7 +20,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Target:
-    """An object to delete; ``force``: without waiting for its kubelet, which is lost."""
+    """An object to delete; ``force``: do not wait for its kubelet, because the node is lost."""
 
     kind: str
     name: str
@@ -30,28 +30,28 @@ class Target:
 
 @dataclass(frozen=True)
 class RunMeasurements:
-    """What a run measured about one model, for the profiles of its devices."""
+    """Measurements of a run of one model, for the profiles of its devices."""
 
     model: str
     report: Report
     place: Place | None = None
-    """Where it ran; None when that was not on devices of one kind, evenly."""
+    """Placement of the run; None unless it used one device type, with equal numbers on each node."""
     data: str | None = None
-    """What it trained on."""
+    """Key of its dataset."""
 
 
 @dataclass(frozen=True)
 class Desired:
-    """Done in this order: objects (what is first is needed first), secret, scales, deletes; then events and status."""
+    """Desired state. The controller applies objects in order, then secret, scales, deletes, events and status."""
 
     objects: tuple[Manifest, ...] = ()
     secret: str | None = None
-    """Name of the Secret to create unless it exists."""
+    """Name of the Secret to create if it does not exist."""
     scales: tuple[Scale, ...] = ()
     deletes: tuple[Target, ...] = ()
     delete_job: bool = False
     plan: StoredPlan | None = None
-    """The plan that ``objects`` hold, for which pods should run."""
+    """The plan in ``objects``, whose pods should run."""
     status: DLJobStatus | None = None
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
@@ -60,7 +60,7 @@ class Desired:
 
 @dataclass
 class Draft:
-    """A Desired in the making; lives within one call of ``reconcile``."""
+    """A ``Desired`` under construction, within one call of ``reconcile``."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     objects: list[Manifest] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Draft:
     measurements: RunMeasurements | None = None
     plan: StoredPlan | None = None
     wanted: int = 0
-    """Pods that should run now."""
+    """Number of pods that should run now."""
 
     def requeue_in(self, seconds: float) -> None:
         self.requeues_s.append(max(0.0, seconds))

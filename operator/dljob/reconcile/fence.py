@@ -1,7 +1,7 @@
-"""Pods on lost nodes: their StatefulSet waits for ever for a kubelet that does not answer.
+"""Fencing of pods on lost nodes, whose StatefulSet would wait forever for a kubelet that does not answer.
 
-After ``nodeLostSeconds`` the job's term is raised, so that agents which come back are refused, and the pods are
-deleted by force. The term comes first: the plan is applied before anything is deleted.
+After ``nodeLostSeconds`` the operator raises the job's term, so that agents that return are rejected, and force-deletes
+the pods. The plan with the new term is applied before any pod is deleted.
 """
 
 from datetime import datetime, timedelta
@@ -13,7 +13,7 @@ from dljob.reconcile.parsed import ParsedJob
 
 
 def fence(known: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan, now: datetime) -> StoredPlan:
-    """The plan, with a higher term where pods are fenced off; their deletion is in the draft."""
+    """Add the deletion of overdue pods to the draft. Return the plan, with a higher term if there are any."""
     lost_s, nodes = spec.run_policy.node_lost_seconds, known.observed.lost_nodes
     overdue = []
     for pod in known.observed.pods:

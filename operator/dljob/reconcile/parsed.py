@@ -1,4 +1,4 @@
-"""Observed, understood: spec, status, plan and report parsed, and what is wrong with those that are not."""
+"""Parse spec, status, plan and report of an observed job, and describe parse errors."""
 
 import json
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class ParsedJob:
     spec: DLJobSpec | None
     spec_problem: str | None
     digest: str | None
-    """Of the spec, when there is one."""
+    """Digest of the spec, if it is valid."""
     accepted: StoredPlan | None
     report: Report | None
     report_problem: str | None
@@ -57,7 +57,7 @@ def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:
 
 
 def _accepted(observed: Observed) -> StoredPlan | None:
-    """The plan in force; None where there is none, or where what there is is not one of this job."""
+    """Return the plan in force; None if there is none, if it does not parse, or if it belongs to another job."""
     if observed.plan is None:
         return None
     try:
@@ -68,7 +68,10 @@ def _accepted(observed: Observed) -> StoredPlan | None:
 
 
 def _report(observed: Observed, accepted: StoredPlan | None) -> tuple[Report | None, str | None]:
-    """A report of this job and not from before a fence, and what is wrong with it: all of it, or its noise scale."""
+    """Return the report and its problem, if any.
+
+    Reports of other jobs and of fenced coordinators are dropped. An invalid noise scale alone does not drop the report.
+    """
     if observed.report is None:
         return None, None
     problem = None
@@ -77,18 +80,18 @@ def _report(observed: Observed, accepted: StoredPlan | None) -> tuple[Report | N
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "document"
-        problem = f"{where}: {first['msg']} ({error.error_count()} problems in all)"
+        problem = f"{where}: {first['msg']} ({error.error_count()} errors in total)"
         if any(each["loc"][:1] != ("noise",) for each in error.errors()):
             return None, _ignored(observed, problem)
-        # Nothing depends on the noise scale while the job runs; without the rest it would never end.
+        # Nothing depends on the noise scale while the job runs, but without the rest the job would never end.
         report = Report.model_validate_json(json.dumps({**json.loads(observed.report), "noise": None}))
         problem = f"the noise scale of this run is ignored: {problem}"
     except ValueError as error:
         return None, _ignored(observed, str(error))
     if report.uid != observed.job.uid:
-        return None, None  # of an earlier job of this name; its ConfigMap goes with it
+        return None, None  # It belongs to an earlier job of this name; its ConfigMap will be deleted with that job.
     if accepted is not None and report.term < accepted.plan.term:
-        return None, None  # of a coordinator that was fenced
+        return None, None  # A fenced coordinator wrote it.
     return report, problem
 
 

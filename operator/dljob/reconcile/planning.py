@@ -1,4 +1,4 @@
-"""From spec and cluster to an accepted plan, or to the reason why there is none."""
+"""Make the plan of a job from its spec and the cluster, or find the reason why none is possible."""
 
 from dataclasses import replace
 from math import ceil
@@ -17,16 +17,16 @@ from dljob.render import Names, RenderConfig
 from dljob.status import FALSE, TRUE, Verdict
 
 MAX_SET_NAME = 52
-"""A StatefulSet's pods carry its name and a hash of 11 characters in a label of at most 63."""
+"""Longest StatefulSet name: a pod label of at most 63 characters holds the name and a hash of 11 characters."""
 RETRY_S = 15.0
-"""How soon a plan that was not possible is tried again; changes of nodes come as events besides."""
+"""Seconds after which planning is retried if no plan was possible. Changes of nodes also cause a retry."""
 
 
-PARTS_WERE_SLOW = "this job's steps in parts of the model took longer than predicted"
+PARTS_WERE_SLOW = "this job's steps with model parallelism took longer than predicted"
 
 
 def wants_plan(known: ParsedJob) -> bool:
-    """Whether the spec asks for a plan that is not there."""
+    """Return True if the spec needs a plan that does not exist yet."""
     spec = known.spec
     if spec is None or known.finished or spec.suspend:
         return False
@@ -36,7 +36,7 @@ def wants_plan(known: ParsedJob) -> bool:
 
 
 def _shown(known: ParsedJob) -> bool:
-    """Whether the status shows the plan that PlanOnly asks for, of just this spec."""
+    """Return True if the status already shows the PlanOnly plan of the current spec."""
     return any(
         c.type == "Planned" and c.status is TRUE and c.observed_generation == known.observed.job.generation
         for c in known.before.conditions
@@ -44,7 +44,10 @@ def _shown(known: ParsedJob) -> bool:
 
 
 def decide(known: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
-    """A plan for the spec on the cluster as it is; the one in force where it would be the same but for its number."""
+    """Return a plan for the spec on the current cluster.
+
+    If it differs from the plan in force only by its number, the plan in force is returned.
+    """
     job, spec, view = known.observed.job, known.spec, known.observed.view
     assert spec is not None and view is not None and known.digest is not None
     asked, whole = planner_request(job.name, spec, _begun_with(known)), _parts_were_slow(known)
@@ -55,7 +58,7 @@ def decide(known: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     current = known.accepted
     shown = known.before.plan if current is None and known.observed.sets else None
     last = current.plan.number if current else shown.number if shown else 0
-    # The plan's ConfigMap may have been deleted after a fence; the last coordinator's report still has the term.
+    # After a fence the plan's ConfigMap may have been deleted. The last coordinator's report still has the term.
     term = current.plan.term if current else known.report.term if known.report else 1
     service = Names.of(job).service
     proposed = trainer_plan(
@@ -65,7 +68,7 @@ def decide(known: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         return contradicted
     if current is not None and current.plan.digest() == proposed.digest():
         proposed = current.plan
-    elif shown is not None and shown.digest == proposed.digest():  # its ConfigMap was deleted; all else stands
+    elif shown is not None and shown.digest == proposed.digest():  # Only its ConfigMap was deleted.
         proposed = proposed.model_copy(update={"number": shown.number})
     prediction = decision.chosen.prediction
     return StoredPlan(
@@ -80,10 +83,10 @@ def decide(known: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
 
 
 def _parts_were_slow(known: ParsedJob) -> bool:
-    """Whether a plan of strategy Auto with parts of the model has taken longer than predicted, under this spec.
+    """Return True if strategy Auto chose model parallelism for this spec, and steps took longer than predicted.
 
-    Only a contradicted plan is made anew for the same spec. What its steps took taught no profile, since they were of
-    parts; so the planner would find the same plan again, or one much like it. Of whole models profiles know more.
+    A job is replanned for the same spec only if measurements contradict its plan. Steps with model parallelism do not
+    update profiles, so the planner would find the same plan again, or one much like it.
     """
     spec, current = known.spec, known.accepted
     if spec is None or current is None or spec.parallelism.strategy is not ParallelismStrategy.AUTO:
@@ -92,10 +95,10 @@ def _parts_were_slow(known: ParsedJob) -> bool:
 
 
 def _begun_with(known: ParsedJob) -> RunningBatch | None:
-    """The batch that a job with batchSizeRange began with, which its checkpoints are of; None while it has none.
+    """Return the global batch size of a running job with batchSizeRange and of its checkpoints, if there is one.
 
-    An edit before the first checkpoint chooses anew, and so does a range that does not contain that batch any more:
-    then ``_by_checkpoint`` has the last word.
+    An edit before the first checkpoint allows a new choice. So does a range that no longer contains the batch size;
+    ``_by_checkpoint`` then decides.
     """
     spec, current = known.spec, known.accepted
     assert spec is not None
@@ -106,21 +109,21 @@ def _begun_with(known: ParsedJob) -> RunningBatch | None:
     shown = current.status if current is not None else known.before.plan
     if shown is None:
         return None
-    # A status alone does not say whether ranks split the model, and each share was the whole batch.
+    # The status alone does not tell whether ranks split the model, so that each had the whole batch.
     batch = (
         current.plan.global_batch
         if current is not None
         else sum(share for group in shown.groups for share in group.batch_per_rank)
     )
-    choice = shown.batch_choice  # None: the range is new
+    choice = shown.batch_choice  # None if the range is new.
     least = bounds.min or spec.global_batch_size
     return RunningBatch(batch, choice.noise_scale if choice else None) if least <= batch <= bounds.max else None
 
 
 def _by_checkpoint(known: ParsedJob, current: Plan, proposed: Plan) -> Infeasible | None:
-    """Why training cannot go on by the proposed plan from the checkpoint that there is.
+    """Return the reason why the proposed plan cannot resume from the job's checkpoint, if there is one.
 
-    The trainer would refuse it, and the job fail for good; so the plan in force stays, and the job goes on.
+    The trainer would reject the plan and the job would fail. The plan in force therefore stays, and the job continues.
     """
     saved = known.before.last_checkpoint
     if saved is None or not (current.checkpoint.enabled and proposed.checkpoint.enabled):
@@ -136,14 +139,17 @@ def _by_checkpoint(known: ParsedJob, current: Plan, proposed: Plan) -> Infeasibl
         if was != wanted:
             text = (
                 f"found {wanted}, expected {was}, as in the job's checkpoint of step {saved.step}: set it back, or "
-                "delete the job and create it anew, to train from the beginning"
+                "delete the job and create it again to train from the beginning"
             )
             return Infeasible("CheckpointContradicted", field, text)
     return None
 
 
 def _group(group: Group, view: ClusterView) -> StoredGroup:
-    """CPU to request: what the plan needs, but at most half of what is free, so that it fits where it was made for."""
+    """Return the stored form of a group.
+
+    The CPU request is the plan's need, but at most half of the free CPU, so that pods fit on the planned nodes.
+    """
     free = sorted((node.free_cpu for node in view.nodes if node.device == group.device), reverse=True)[: group.nodes]
     half_m = int(500 * min(free, default=0.0))
     needed_m = ceil(100 * group.cpu_per_pod) * 10
@@ -158,7 +164,7 @@ def _group(group: Group, view: ClusterView) -> StoredGroup:
 
 
 def _fitting(job: str, decision: Decision) -> Decision:
-    """The decision with group names short enough for the names of this job's StatefulSets."""
+    """Return the decision with group names that are short enough for the StatefulSet names of this job."""
     room = MAX_SET_NAME - len(job) - 1
     if all(len(group.name) <= room for group in decision.chosen.groups):
         return decision

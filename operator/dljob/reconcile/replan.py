@@ -1,8 +1,8 @@
-"""Another plan for a job that runs, when what it measures contradicts the plan it has.
+"""Replan a running job whose measurements contradict its plan.
 
-Told in the condition PlanContradicted, which also carries the state: SlowerThanPredicted (what the run measured is
-taught to the profiles), then, with them, Replanning (a better plan was found; the pods checkpoint and leave) or
-NoBetterPlan (asked once for each plan); Replanned when the new one is in force.
+The reason of the condition PlanContradicted is the state. SlowerThanPredicted: the measurements update the profiles.
+Then, with these profiles, Replanning: a better plan was found, and the pods write a checkpoint and stop; or
+NoBetterPlan, which is checked once for each plan. Replanned: the new plan is in force.
 """
 
 from dataclasses import replace
@@ -22,17 +22,17 @@ from dljob.status import FALSE, TRUE, Verdict, find
 
 CONDITION = "PlanContradicted"
 MIN_STEPS = 100
-"""A run is not judged by its first steps: caches are cold, and the trainer is still moving shares."""
+"""The first steps do not count, because caches are cold and the trainer is still adapting local batch sizes."""
 LEARNING_S = 5.0
-"""Between teaching the profiles and planning with them: they come back through the API server's watch."""
+"""Delay between updating profiles and planning with them, which return through a watch of the API server."""
 START_UP_S = 20.0
-"""What a change of plan costs where the job's own start was not measured."""
+"""Cost of changing the plan if the job's own start-up time was not measured."""
 MAX_REPLANS = 3
-"""For one spec: predictions that fail so often will not hold the next time either."""
+"""Limit for one spec: after so many wrong predictions, the next one is unlikely to be better."""
 
 
 def undecided(known: ParsedJob) -> bool:
-    """Whether a plan has to be looked for, which takes a view of the cluster."""
+    """Return True if a better plan must be searched for, which needs a view of the cluster."""
     found = find(known.before.conditions, CONDITION)
     return (
         found is not None
@@ -43,7 +43,7 @@ def undecided(known: ParsedJob) -> bool:
 
 
 def replan(known: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
-    """The plan to go on with: another one, or the accepted one. Verdicts and what is to be learned go to the draft."""
+    """Return the plan to continue with, and add verdicts and measurements to the draft."""
     accepted, report = known.accepted, known.report
     if accepted is None or report is None or not _may(known):
         return accepted
@@ -53,14 +53,14 @@ def replan(known: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) 
         return _move(known, draft, config)
     text = _contradiction(known, accepted, report, now)
     if text is None:
-        told = reason == "SlowerThanPredicted"  # NoBetterPlan stays: asked once for each plan
-        if told and report.phase is RunPhase.RUNNING and report.plan_number == accepted.plan.number:
-            draft.verdicts.append(Verdict(CONDITION, FALSE, "AsPredicted", "steps take what was predicted"))
+        was_slower = reason == "SlowerThanPredicted"  # NoBetterPlan stays, because it is checked once for each plan.
+        if was_slower and report.phase is RunPhase.RUNNING and report.plan_number == accepted.plan.number:
+            draft.verdicts.append(Verdict(CONDITION, FALSE, "AsPredicted", "the step time is within the prediction"))
         return accepted
     if reason is None:
         assert known.spec is not None
         learned = run.measurements(known.spec, report, accepted)
-        # The noise scale grows during a training: half of one says too little, and the run will say it again.
+        # The noise scale grows during training. The end of the run reports it again, from all steps.
         draft.measurements = learned and replace(learned, data=None)
         draft.verdicts.append(Verdict(CONDITION, TRUE, "SlowerThanPredicted", text))
         draft.requeue_in(LEARNING_S)
@@ -76,15 +76,18 @@ def replan(known: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) 
 
 
 def unjudged(known: ParsedJob, draft: Draft, new: StoredPlan) -> None:
-    """A plan of another spec: what was said of the one before does not hold for it."""
+    """Reset PlanContradicted for a plan of a changed spec, because it was about the plan before."""
     found = find(known.before.conditions, CONDITION)
     if found is not None and found.status is TRUE:
-        text = f"plan {new.plan.number} was made for the spec as it is now"
+        text = f"plan {new.plan.number} is for the changed spec"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
 
 
 def _may(known: ParsedJob) -> bool:
-    """Plans of people's own stay; so do those made for energy or cost, of which a run measures nothing."""
+    """Return True if the job may be replanned.
+
+    Fixed plans stay. So do plans that minimize energy or cost, because a run measures neither.
+    """
     spec, accepted = known.spec, known.accepted
     return (
         spec is not None
@@ -98,7 +101,7 @@ def _may(known: ParsedJob) -> bool:
 
 
 def _contradiction(known: ParsedJob, accepted: StoredPlan, report: Report, now: datetime) -> str | None:
-    """What a step takes and should take, where that is beyond the plan's interval."""
+    """Describe measured and predicted step time if the measured one exceeds the plan's p90; otherwise return None."""
     launched = find(known.before.conditions, "Running")
     running_s = 0.0
     if launched is not None and launched.status is TRUE:
@@ -111,25 +114,25 @@ def _contradiction(known: ParsedJob, accepted: StoredPlan, report: Report, now: 
         or report.step < MIN_STEPS
         or report.step_s is None
         or not 0 < p90_s < report.step_s
-        or running_s < MIN_STEPS * p90_s  # ranks that have just been launched again are cold, too
+        or running_s < MIN_STEPS * p90_s  # Caches are also cold after a restart.
     ):
         return None
-    return f"plan {accepted.plan.number}: steps take {report.step_s:.3g} s, predicted were at most {p90_s:.3g} s (p90)"
+    return f"plan {accepted.plan.number}: found a step time of {report.step_s:.3g} s, expected {p90_s:.3g} s (p90)"
 
 
 def _judged(known: ParsedJob, accepted: StoredPlan, report: Report, config: RenderConfig, text: str) -> Verdict:
-    """Whether the rest of the training would be done sooner by another plan, its switching cost included."""
+    """Return the verdict whether another plan finishes the training sooner, including the cost of the change."""
     assert report.step_s is not None
     other = _other(known, accepted, config)
     if isinstance(other, str):
         return Verdict(CONDITION, TRUE, "NoBetterPlan", f"{text}; {other}")
     left, startup = max(0, report.steps - report.step), known.before.startup
     switch_s = (startup.total_seconds if startup else None) or START_UP_S
-    again = left if accepted.plan.checkpoint.enabled else report.steps  # without checkpoints from the beginning
+    again = left if accepted.plan.checkpoint.enabled else report.steps  # Without checkpoints it starts again.
     stay_s, move_s = left * report.step_s, again * other.plan.expected.step_p90_s + switch_s
     both = (
-        f"the {left} steps left take {stay_s:.3g} s as it is, "
-        f"{move_s:.3g} s by {other.status.summary}, restart included"
+        f"the remaining {left} steps take {stay_s:.3g} s with this plan, "
+        f"{move_s:.3g} s with {other.status.summary}, including the restart"
     )
     if move_s >= stay_s:
         return Verdict(CONDITION, TRUE, "NoBetterPlan", f"{text}; {both}")
@@ -137,13 +140,13 @@ def _judged(known: ParsedJob, accepted: StoredPlan, report: Report, config: Rend
 
 
 def _other(known: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> StoredPlan | str:
-    """The best plan by what is known now, or why it is none."""
+    """Return the best plan with current profiles, or the reason why there is no better plan."""
     found = planning.decide(known, config)
     if isinstance(found, Infeasible):
-        whole = " with the whole model on each rank" if accepted.plan.splits_model else ""
+        whole = " without model parallelism" if accepted.plan.splits_model else ""
         return f"no plan is possible now{whole}: {found.message}"
     if _layout(found) == _layout(accepted):
-        return "with what was measured it is still the best plan"
+        return "it is still the best plan with the measurements"
     assert known.spec is not None
     volume = volume_ready(known.observed, known.spec, found)
     if blocks(volume):
@@ -153,8 +156,10 @@ def _other(known: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Stor
 
 
 def _layout(accepted: StoredPlan) -> object:
-    """What only a restart changes for the better: the trainer itself moves shares and, where it measures them, chooses
-    among collectives; other requests of CPU make no step faster.
+    """Return the parts of a plan that only a restart can improve.
+
+    The trainer itself adapts local batch sizes and, if it measures them, chooses among collectives. Another CPU request
+    makes no step faster.
     """
     plan, places = accepted.plan, [group.model_copy(update={"cpu_m": 1}) for group in accepted.groups]
     return places, plan.parallelism, plan.micro_batches, "measured" if plan.measure_collective else plan.collective

@@ -1,7 +1,7 @@
-"""From a plan to pods and back: what is applied, scaled and deleted, and in which order.
+"""Bring pods of a plan up and down: the objects to apply, scale and delete, in order.
 
-Pods of two plans or two templates never mix: a change goes through zero pods (each checkpoints on its way out).
-So a plan or a template in force is only written while no pod runs.
+Pods of two plans or templates never run at the same time. A change first stops all pods, and each writes a checkpoint.
+Plans and templates are therefore written only while no pod runs.
 """
 
 from dljob.api import DLJobSpec
@@ -12,11 +12,11 @@ from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, s
 
 
 def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> None:
-    """All of the job's objects, sets with their replicas; sets of groups that the plan no longer has are deleted."""
+    """Apply all objects of the job, StatefulSets with replicas, and delete the sets of groups not in the plan."""
     job = observed.job
     draft.objects.extend(support(job, spec, accepted, config))
     claim = checkpoint_claim(job, spec, accepted)
-    if claim is not None and claim["metadata"]["name"] not in observed.claims:  # a claim's spec does not change
+    if claim is not None and claim["metadata"]["name"] not in observed.claims:  # The spec of a claim is immutable.
         draft.objects.append(claim)
     draft.secret = Names.of(job).secret
     present = {item.name: item for item in observed.sets}
@@ -32,16 +32,16 @@ def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: Stored
 
 
 def bring_down(draft: Draft, observed: Observed) -> None:
-    """No pods; everything else stays."""
+    """Scale all StatefulSets to 0; everything else stays."""
     draft.scales.extend(Scale(item.name, 0) for item in observed.sets if item.replicas > 0)
     draft.wanted = 0
 
 
 def in_force(observed: Observed, accepted: StoredPlan) -> bool:
-    """Whether every set that has pods has them by this plan's spec."""
+    """Return True if all StatefulSets with replicas have the template of this plan."""
     return all(item.spec_digest == accepted.revision for item in observed.sets if item.replicas > 0)
 
 
 def quiet(observed: Observed) -> bool:
-    """Whether no pod runs or may start to."""
+    """Return True if no pod runs or can start."""
     return not observed.pods and all(item.replicas == 0 for item in observed.sets)

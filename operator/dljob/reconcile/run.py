@@ -1,4 +1,4 @@
-"""What the coordinator's report and the pods say about the run."""
+"""Conditions about the run, from the coordinator's report and the pods."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ REPORTING = "ReportValid"
 
 
 def ending(known: ParsedJob, now: datetime) -> Verdict | None:
-    """Complete or Failed, when the job is over."""
+    """Return the verdict Complete or Failed if the job is over."""
     report, accepted = known.report, known.accepted
     if report is not None and accepted is not None and report.plan_number == accepted.plan.number:
         if report.phase is RunPhase.SUCCEEDED:
@@ -31,9 +31,9 @@ def ending(known: ParsedJob, now: datetime) -> Verdict | None:
 
 
 def _no_data(known: ParsedJob) -> Verdict | None:
-    """Failed, when a pod found that the data of this very spec cannot be had.
+    """Return the verdict Failed if a pod found that the dataset of the current spec cannot be fetched.
 
-    Not when a pod is replaced in an elastic job that has trained: the others have their data, and go on.
+    An elastic job that has trained continues when this happens to a replaced pod, because the others have their data.
     """
     if known.accepted is None or known.accepted.spec_digest != known.digest:
         return None
@@ -72,11 +72,11 @@ def _failed(known: ParsedJob, report: Report, limit: int) -> Verdict:
 
 
 def _tries(failures: int, limit: int) -> str:
-    return f"the program failed {failures} times, spec.runPolicy.backoffLimit is {limit}"
+    return f"the training script failed {failures} times, spec.runPolicy.backoffLimit is {limit}"
 
 
 def _told(failure: Failure, more: str = "") -> str:
-    """Where, what, with which exit code and last words; nothing of it twice, as the trainer's words may have it."""
+    """Describe a failure: rank, host, message, exit code and log. Parts that the message contains are not repeated."""
     message, log = failure.message, failure.log_tail.strip()
     where = f"rank {failure.rank}" if failure.rank is not None and f"rank {failure.rank} " not in message else ""
     where = " on ".join(part for part in (where, failure.host if failure.host not in message else "") if part)
@@ -97,7 +97,7 @@ def _last(failure: Failure | None) -> str:
 
 
 def active_since(status: DLJobStatus) -> datetime | None:
-    """Since when the job has been active: its start, or its last resumption; None while it is suspended."""
+    """Return the start of the job or its last resumption, whichever is later; None while it is suspended."""
     resumed = find(status.conditions, "Suspended")
     if resumed is not None and resumed.status is TRUE:
         return None
@@ -106,7 +106,7 @@ def active_since(status: DLJobStatus) -> datetime | None:
 
 
 def deadline(known: ParsedJob, now: datetime) -> datetime | None:
-    """When the job will have been active for too long; counted from now where it is only starting."""
+    """Return the time when ``activeDeadlineSeconds`` ends, counted from now for a job that is only starting."""
     if known.spec is None or known.spec.suspend:
         return None
     limit_s = known.spec.run_policy.active_deadline_seconds
@@ -120,21 +120,24 @@ def _overdue(known: ParsedJob, now: datetime) -> Verdict | None:
     assert known.spec is not None
     return Verdict(
         "Failed", TRUE, "DeadlineExceeded",
-        f"the job was active for longer than spec.runPolicy.activeDeadlineSeconds: "
-        f"{known.spec.run_policy.active_deadline_seconds}",
+        "the job was active for longer than spec.runPolicy.activeDeadlineSeconds: "
+        f"{known.spec.run_policy.active_deadline_seconds} s",
     )  # fmt: skip
 
 
 def running(known: ParsedJob, accepted: StoredPlan) -> Verdict:
-    """The Running condition of a job whose pods are wanted."""
+    """Return the Running condition of a job whose pods should run."""
     report = known.report
     pods = [pod for pod in known.observed.pods if not pod.deleting]
     ready = sum(pod.ready for pod in pods)
     if report is None or report.plan_number != accepted.plan.number:
         was = find(known.before.conditions, "Running")
-        if was is not None and (was.status is TRUE or was.reason in RECOVERING):  # its coordinator was fenced
+        if was is not None and (was.status is TRUE or was.reason in RECOVERING):  # Its coordinator was fenced.
             return Verdict(
-                "Running", FALSE, "PodsLost", f"{ready} of {accepted.nodes} pods are ready; others come back"
+                "Running",
+                FALSE,
+                "PodsLost",
+                f"{ready} of {accepted.nodes} pods are ready; lost pods are being replaced",
             )
         return Verdict("Running", FALSE, "Starting", f"{ready} of {accepted.nodes} pods are ready")
     if report.phase is RunPhase.RUNNING:
@@ -144,22 +147,25 @@ def running(known: ParsedJob, accepted: StoredPlan) -> Verdict:
         on = f" on {report.world_size} ranks" if report.world_size else ""
         return Verdict("Running", TRUE, "Running", f"step {report.step}{steps}{on}")
     if report.phase is RunPhase.RELAUNCHING:
-        return Verdict("Running", FALSE, "Relaunching", f"the ranks are being started again{_last(report.failure)}")
-    words = {RunPhase.WAITING: "agents wait for each other", RunPhase.LAUNCHING: "ranks are being started"}
+        return Verdict("Running", FALSE, "Relaunching", f"the ranks are restarting{_last(report.failure)}")
+    words = {RunPhase.WAITING: "waiting for the agents of all pods", RunPhase.LAUNCHING: "ranks are starting"}
     return Verdict("Running", FALSE, "Starting", words.get(report.phase, "pods are starting"))
 
 
 def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
-    """Ranks run, by the report, and no pod is ready: pods that were are lost; others need a moment more."""
+    """Return the Running condition when the report says that ranks run, but no pod is ready.
+
+    Pods that were ready before are lost. Otherwise they are still starting.
+    """
     if was is None or (was.status is FALSE and was.reason not in RECOVERING):
         return Verdict("Running", FALSE, "Starting", f"0 of {accepted.nodes} pods are ready")
     if was.reason == "Relaunching":
         return Verdict("Running", FALSE, was.reason, was.message)
-    return Verdict("Running", FALSE, "PodsLost", "no pod is ready; training goes on when they are back")
+    return Verdict("Running", FALSE, "PodsLost", "no pod is ready; training continues when lost pods are replaced")
 
 
 def mentions(known: ParsedJob) -> Iterator[Verdict]:
-    """Conditions that stand only once there was cause for them."""
+    """Yield the conditions that exist only after a problem: ReportValid and DeviceMismatch."""
     report, before = known.report, known.before.conditions
     if known.report_problem is not None:
         yield Verdict(REPORTING, FALSE, "InvalidNoiseScale" if report else "InvalidReport", known.report_problem)
@@ -171,17 +177,18 @@ def mentions(known: ParsedJob) -> Iterator[Verdict]:
         listed = ", ".join(f"rank {m.rank}: {m.planned} planned, {m.found} found" for m in report.mismatches[:8])
         text = (
             f"{len(report.mismatches)} ranks run on another device than planned ({listed}); "
-            "correct the nodes' labels; nothing is learned from this run"
+            "correct the node labels. This run does not update profiles"
         )
         yield Verdict("DeviceMismatch", TRUE, "DeviceMismatch", text)
     elif find(before, "DeviceMismatch") is not None:
-        yield Verdict("DeviceMismatch", FALSE, "DevicesAsPlanned", "every rank runs on the device that was planned")
+        yield Verdict("DeviceMismatch", FALSE, "DevicesAsPlanned", "every rank runs on its planned device")
 
 
 def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -> RunMeasurements | None:
-    """What a run teaches; nothing where ranks computed parts of the model, or may have (Auto, and the plan is gone).
+    """Return the measurements of a run for profiles; None if ranks used, or may have used, model parallelism.
 
-    Its place is known on one kind of devices, as many on each node, without servers.
+    They may have if the strategy is Auto and the plan is gone. The placement is set only for one device type, with
+    equal numbers on each node and without parameter servers.
     """
     asked = spec.parallelism.strategy
     if accepted.plan.splits_model if accepted is not None else asked.splits_model or asked is ParallelismStrategy.AUTO:

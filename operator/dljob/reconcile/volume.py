@@ -1,4 +1,4 @@
-"""Whether the volumes can serve, said before pods wait for them in vain. Every 'no' names its remedies."""
+"""Check that the volumes are usable before pods wait for them. Every problem names its remedies."""
 
 from collections.abc import Iterable
 
@@ -14,16 +14,16 @@ _HOPELESS = {
     "ClaimNotFound", "ClaimNotShared", "StorageClassNotFound", "NoDefaultStorageClass", "DatasetClaimNotFound",
     "DatasetClaimNotShared",
 }  # fmt: skip
-"""Reasons in which pods would only wait."""
+"""Reasons for which pods would wait forever."""
 
 
 def volume_ready(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict:
-    """The VolumeReady condition: the dataset's claim first, then the checkpoints'."""
+    """Return the VolumeReady condition: problems of the dataset's claim first, then the checkpoint claim."""
     return _dataset(observed, spec, accepted) or _checkpoints(observed, spec, accepted)
 
 
 def blocks(verdict: Verdict) -> bool:
-    """Whether no pod should be made before this is mended."""
+    """Return True if no pod should be created until the user fixed the problem."""
     return verdict.status is FALSE and verdict.reason in _HOPELESS
 
 
@@ -84,15 +84,15 @@ def _existing(claim: ClaimSeen) -> Verdict:
     if claim.problem:
         return _no(
             "ProvisioningFailed",
-            f"claim {claim.name!r} of class {claim.storage_class!r} gets no volume: {claim.problem}; name a class that "
-            f"can provide {_list(claim.access_modes)} in spec.checkpoint.volume.storageClassName, or an existing claim "
-            "in claimName",
+            f"claim {claim.name!r} of class {claim.storage_class!r} gets no volume: {claim.problem}; set "
+            f"spec.checkpoint.volume.storageClassName to a class that supports {_list(claim.access_modes)}, or "
+            "claimName to an existing claim",
         )
     return Verdict("VolumeReady", UNKNOWN, "Binding", f"claim {claim.name!r} waits for its volume")
 
 
 def _class(observed: Observed, spec: DLJobSpec) -> Verdict | None:
-    """What keeps the claim that dljob would create from ever being served."""
+    """Return the reason why the claim that dljob would create could never be bound, if there is one."""
     wanted = spec.checkpoint.volume.storage_class_name
     if observed.classes is None:
         return None
@@ -101,13 +101,13 @@ def _class(observed: Observed, spec: DLJobSpec) -> Verdict | None:
         return _no(
             "StorageClassNotFound",
             f"spec.checkpoint.volume.storageClassName: found no StorageClass {wanted!r}, expected one of "
-            f"{_list(present)}; name one of these or create the class, or bring a claim of your own in claimName",
+            f"{_list(present)}; choose one of these, create the class, or set claimName to an existing claim",
         )
     if wanted is None and not any(item.default for item in observed.classes):
         return _no(
             "NoDefaultStorageClass",
             "spec.checkpoint.volume: no storageClassName is set and the cluster has no default StorageClass; set it to "
-            f"one of {_list(present)}, or bring a claim of your own in claimName",
+            f"one of {_list(present)}, or set claimName to an existing claim",
         )
     return None
 

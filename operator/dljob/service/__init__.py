@@ -1,4 +1,4 @@
-"""The recommendation service: which plan a DLJob would get on a cluster, over HTTP."""
+"""The recommendation service: the plan of a DLJob on a cluster, over HTTP."""
 
 from dljob.service.server import MAX_NBYTES, Service
 

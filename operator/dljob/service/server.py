@@ -1,7 +1,7 @@
-"""The recommendation service: which plan a DLJob would get on a cluster, over HTTP.
+"""The recommendation service: the plan of a DLJob on a cluster, over HTTP.
 
-``POST /v1/plan`` takes ``{"job": …, "cluster": …, "profiles": …}`` as JSON (see ``recommend.answer``) and returns the
-plan; ``GET /healthz`` says ok. Stateless, reads no cluster, needs no rights.
+``POST /v1/plan`` takes ``{"job": …, "cluster": …, "profiles": …}`` as JSON (see ``recommendation.answer``) and returns
+the plan. ``GET /healthz`` returns ok. The service is stateless, reads no cluster and needs no permissions.
 """
 
 import json
@@ -15,14 +15,14 @@ from dljob.cluster import ClusterView
 from dljob.job.recommendation import Constants, answer
 
 MAX_NBYTES = 8 * 2**20
-"""Of a question: 10,000 nodes take about 2 MB."""
+"""Largest request body. 10,000 nodes take about 2 MB."""
 AT_ONCE = 8
-"""Connections that are served at the same time; more wait in the kernel's queue."""
+"""Connections that are served at the same time. Others wait in the kernel's queue."""
 READ_LIMIT_S = 10.0
 
 
 class Service(ThreadingHTTPServer):
-    """Serves until ``shutdown``; ``view`` and ``constants`` are what questions without a cluster are about."""
+    """HTTP server of recommendations, until ``shutdown``. Requests without a cluster use ``view`` and ``constants``."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -76,10 +76,10 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             reply = answer(json.loads(body), self.server.view, self.server.constants)
         except RecursionError:
-            self._refuse(HTTPStatus.BAD_REQUEST, "body: found JSON nested too deep, expected a DLJob and a cluster")
+            self._refuse(HTTPStatus.BAD_REQUEST, "body: found JSON nested too deeply, expected a DLJob and a cluster")
         except json.JSONDecodeError as error:
             self._refuse(
-                HTTPStatus.BAD_REQUEST, f"body: found no JSON ({error}), expected an object with job and cluster"
+                HTTPStatus.BAD_REQUEST, f"body: found invalid JSON ({error}), expected an object with job and cluster"
             )
         except ValueError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(HTTPStatus.OK, reply)
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        # What the client still sends is not read, so the connection cannot serve another request.
+        # The rest of the request is not read, so the connection cannot serve another request.
         self.close_connection = True
         self._reply(status, {"error": message})
 
@@ -102,4 +102,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        """Requests are not logged."""
+        """Do not log requests."""

@@ -1,4 +1,4 @@
-"""DLJobStatus from all that is known of a job."""
+"""Build the DLJobStatus of a job."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,7 @@ from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
 def previous(job: JobSeen) -> DLJobStatus:
-    """The status as it stands; an empty one where it is none of ours (a hand or another version wrote it)."""
+    """Return the current status, or an empty one if it does not parse (edited by hand, or of another version)."""
     try:
         return DLJobStatus.model_validate(job.status)
     except ValidationError:
@@ -42,9 +42,9 @@ def build(
     wanted: int = 0,
     plan_only: PlanStatus | None = None,
 ) -> DLJobStatus:
-    """The status after this reconcile. ``wanted``: pods that should run now.
+    """Return the status after this reconcile. ``wanted``: number of pods that should run now.
 
-    ``report`` is the last valid one of this job, be it of an older plan; where there is none, what was known stays.
+    ``report`` is the last valid report of this job, possibly for an older plan. Without a report, earlier values stay.
     """
     job = observed.job
     conditions = merge(before.conditions, verdicts, job.generation, now)
@@ -76,7 +76,7 @@ def _milliseconds(time: datetime) -> datetime:
 
 
 def _time(unix_s: float) -> datetime:
-    """UTC, to the second. A report is untrusted: times no calendar holds become its last one."""
+    """Return a time in UTC, to the second. Reports are untrusted, so times are limited to the year 9999."""
     return datetime.fromtimestamp(min(unix_s, 253402300799.0), UTC).replace(microsecond=0)
 
 
@@ -103,7 +103,7 @@ def _from_report(
     }
     saved = report.last_checkpoint or status.last_checkpoint
     if report.steps > 0:
-        # A checkpoint is proof of its step: the report before it, or of a launch that starts from it, may be behind.
+        # A checkpoint proves its step. An earlier report, or one of an attempt that resumes from it, may be behind.
         step = min(max(report.step, saved.step if saved else 0), report.steps)
         changes["progress"] = Progress(
             step=step,
@@ -152,7 +152,7 @@ def _measured(report: Report, accepted: StoredPlan) -> Measured:
 
 
 def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | None:
-    """Seconds by part. The clocks of nodes differ, and creation is known to the second: parts are never negative."""
+    """Return the seconds by part, none below 0: node clocks differ, and creation times are rounded to seconds."""
     marks, accepted_at = report.startup, status.start_time
     if accepted_at is None:
         return None
@@ -173,7 +173,7 @@ def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | Non
 
 
 def people(seconds: float) -> str:
-    """A time for people: the two largest units, such as 2h5m or 40s; at most 999999 days."""
+    """Format a time with its two largest units, such as 2h5m or 40s; at most 999999 days."""
     left = timedelta(seconds=round(min(seconds, 86400.0 * 999_999)))
     hours, rest = divmod(left.seconds, 3600)
     minutes, rest_s = divmod(rest, 60)

@@ -1,4 +1,4 @@
-"""Conditions: what a reconcile found becomes metav1.Conditions with honest times, and the phase derives from them."""
+"""Turn verdicts into metav1.Conditions with correct transition times, and derive the phase from them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from dljob.api import Condition, ConditionStatus, Phase
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 MAX_MESSAGE = 2048
-"""Longer messages are cut: a status is read by people, and stored on every change."""
+"""Longer messages are shortened, because people read a status and every change stores it."""
 
 RECOVERING = ("Relaunching", "PodsLost")
-"""Reasons of Running=False in which a job that ran is on its way back."""
+"""Reasons of Running=False for a job that ran before and recovers."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one part of a reconcile has to say; becomes the condition of that type."""
+    """The finding of one part of a reconcile. It becomes the condition of its type."""
 
     type: str
     status: ConditionStatus
@@ -27,9 +27,9 @@ class Verdict:
 def merge(
     previous: Iterable[Condition], verdicts: Iterable[Verdict], generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """Previous conditions with the verdicts' laid over them, in order of first appearance.
+    """Update the previous conditions by the verdicts, in order of first appearance.
 
-    The transition time moves only when the status of a condition does, as metav1.Condition demands.
+    The transition time changes only when the status of a condition changes, as metav1.Condition requires.
     """
     result = {condition.type: condition for condition in previous}
     for verdict in verdicts:
@@ -47,7 +47,7 @@ def merge(
 
 
 def _cut(message: str) -> str:
-    """The beginning and the end: a log's last line says most."""
+    """Shorten a message in its middle, because the last line of a log is the most informative."""
     if len(message) <= MAX_MESSAGE:
         return message
     half = MAX_MESSAGE // 2 - 3
@@ -64,7 +64,7 @@ def is_true(conditions: Iterable[Condition], kind: str) -> bool:
 
 
 def phase(conditions: tuple[Condition, ...]) -> Phase:
-    """One word for the conditions."""
+    """Return the phase that summarizes the conditions."""
     for kind, word in (("Failed", Phase.FAILED), ("Complete", Phase.COMPLETE), ("Suspended", Phase.SUSPENDED)):
         if is_true(conditions, kind):
             return word

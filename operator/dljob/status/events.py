@@ -1,4 +1,4 @@
-"""Which changes of conditions people are told of, as Kubernetes events."""
+"""Kubernetes events about changes of conditions."""
 
 import hashlib
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
     "FetchingDataset",
 }  # fmt: skip
-"""Reasons of conditions that are not True which only say that something has not come yet or is over."""
+"""Reasons without an event: the condition is not True because something has not started yet, or is over."""
 _QUIET_WHEN_TRUE = {"Accepted", "NotNeeded"}
 MAX_MESSAGE = 1000
-"""The API server refuses longer ones (1024)."""
+"""The API server rejects messages of more than 1024 characters."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Event:
     message: str
 
     def name(self, job: str, uid: str) -> str:
-        """The same for the same news of the same job, so that repeating it raises a count, not a pile."""
+        """Return a name that is equal for equal events of a job, so that repetitions raise the count of one event."""
         digest = hashlib.sha256(f"{uid}/{self.reason}/{self.message}".encode()).hexdigest()[:16]
         return f"{job}.{digest}"
 
 
 def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Event, ...]:
-    """One event for each condition whose status or reason changed and that has news."""
+    """Return an event for each condition whose status or reason changed in a way that matters to users."""
     before = tuple(before)
     return tuple(_event(new) for new in after if _is_news(find(before, new.type), new))
 

@@ -1,11 +1,11 @@
-"""The least JSON merge patch from one document to another."""
+"""JSON merge patches."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """RFC 7386: nulls remove, maps nest, all else replaces. Empty when nothing changed."""
+    """Return the smallest JSON merge patch (RFC 7386) from ``old`` to ``new``; empty if they are equal."""
     patch: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         if key not in old:

@@ -1,4 +1,4 @@
-"""What a job's pods say, as one condition: the first thing that keeps them from being ready, with its remedy."""
+"""The PodsReady condition of a job: the first problem that keeps its pods from being ready, with the remedy."""
 
 from collections.abc import Sequence
 
@@ -11,20 +11,20 @@ _IMAGE = {
 }  # fmt: skip
 _CRASH = {"CrashLoopBackOff", "Error", "OOMKilled", "Completed"}
 NOT_YET = {"ContainerCreating", "PodInitializing"}
-"""Reasons of a container that is on its way."""
+"""Waiting reasons of a container that is starting normally."""
 
 
 def pods_ready(observed: Observed, wanted: int) -> Verdict:
-    """The PodsReady condition of ``wanted`` pods."""
+    """Return the PodsReady condition of a job that needs ``wanted`` pods."""
     pods = [pod for pod in observed.pods if not pod.deleting]
     ready = sum(pod.ready for pod in pods)
     if observed.refused is not None:
         refused = observed.refused
-        text = f"the API server refused {refused.kind} {refused.name}: {refused.message}"
+        text = f"the API server rejected {refused.kind} {refused.name}: {refused.message}"
         return Verdict("PodsReady", FALSE, "ObjectRefused", text)
     if wanted == 0:
         reason = "Stopping" if observed.pods else "Stopped"
-        return Verdict("PodsReady", FALSE, reason, f"{len(observed.pods)} pods left, none wanted")
+        return Verdict("PodsReady", FALSE, reason, f"{len(observed.pods)} pods are left; expected 0")
     if ready >= wanted:
         return Verdict("PodsReady", TRUE, "AllReady", f"{ready} of {wanted} pods are ready")
     starting = Verdict("PodsReady", FALSE, "Starting", f"{ready} of {wanted} pods are ready")
@@ -32,7 +32,7 @@ def pods_ready(observed: Observed, wanted: int) -> Verdict:
 
 
 def _others(pods: Sequence[PodSeen]) -> str:
-    return f" ({len(pods)} pods in all)" if len(pods) > 1 else ""
+    return f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
 
 
 def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
@@ -44,16 +44,16 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
     why, image = pod.stuck, pod.stuck.image
     if why.reason in _IMAGE:
         text = (
-            f"spec.trainer.image: pod {pod.name}{_others(stuck)} cannot get image {image!r}: {why.reason}: "
+            f"spec.trainer.image: pod {pod.name}{_others(stuck)} cannot pull image {image!r}: {why.reason}: "
             f"{why.message}; "
-            "correct the image's name, push it, or name a Secret with the registry's credentials in "
+            "correct the image name, push the image, or name a Secret with the registry credentials in "
             "spec.trainer.imagePullSecrets"
         )
         return Verdict("PodsReady", FALSE, "ImagePullFailed", text)
     if why.reason in _CRASH:
         text = (
             f"the agent in pod {pod.name}{_others(stuck)} ended {pod.restarts} times: {why.reason}: {why.message}; "
-            f"see kubectl logs {pod.name} --previous, and build your own image FROM the trainer image"
+            f"see kubectl logs {pod.name} --previous. A custom image must be built FROM the trainer image"
         )
         return Verdict("PodsReady", FALSE, "AgentCrashing", text)
     text = (
@@ -64,14 +64,14 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
 
 
 def _fetching(pods: Sequence[PodSeen]) -> Verdict | None:
-    """What cannot succeed ends the job (``reconcile.run``); here is what is tried again, or goes on."""
+    """Return the verdict about dataset fetches that run or are retried. Hopeless ones end the job in ``run``."""
     fetching = [pod for pod in pods if pod.fetching is not None]
     failed = [pod for pod in fetching if pod.fetching and pod.fetching.exit_code is not None]
     if failed:
         pod, again = failed[0], failed[0].fetching
         assert again is not None
         text = (
-            f"spec.dataset.uri: pod {pod.name}{_others(failed)} could not get the data and tries again: "
+            f"spec.dataset.uri: pod {pod.name}{_others(failed)} could not fetch the data and retries: "
             f"{again.message} (exit code {again.exit_code}); see kubectl logs {pod.name} -c {DATASET_CONTAINER}"
         )
         return Verdict("PodsReady", FALSE, "DatasetNotFetched", text)
@@ -82,24 +82,24 @@ def _fetching(pods: Sequence[PodSeen]) -> Verdict | None:
 
 
 def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
-    # A pod that waits for its volume is the VolumeReady condition's to explain.
+    # The VolumeReady condition explains pods that wait for their volume.
     waiting = [pod for pod in pods if pod.unschedulable and "PersistentVolumeClaim" not in pod.unschedulable]
     if not waiting:
         return None
     text = (
-        f"no node takes pod {waiting[0].name}{_others(waiting)}: {waiting[0].unschedulable}; free a node, lower "
-        "spec.resources, or widen spec.devices and spec.scheduling"
+        f"no node fits pod {waiting[0].name}{_others(waiting)}: {waiting[0].unschedulable}; free a node, lower "
+        "spec.resources, or allow more nodes in spec.devices and spec.scheduling"
     )
     return Verdict("PodsReady", FALSE, "Unschedulable", text)
 
 
 def _not_made(observed: Observed) -> Verdict | None:
-    """A quota, a policy or an override that is refused for pods but not for their StatefulSet."""
+    """Return the verdict about a StatefulSet whose pods a quota, a policy or an override prevents."""
     for item in observed.sets:
         if item.problem and item.replicas:
             text = (
-                f"StatefulSet {item.name} cannot make its pods: {item.problem}; raise the quota, relax the policy, or "
-                "correct spec.podTemplateOverrides and spec.resources"
+                f"StatefulSet {item.name} cannot create its pods: {item.problem}; raise the quota, relax the policy, "
+                "or correct spec.podTemplateOverrides and spec.resources"
             )
             return Verdict("PodsReady", FALSE, "PodsRefused", text)
     return None

@@ -45,7 +45,7 @@ def test_truth(text: str, expected: bool) -> None:
     assert of(DLJOB_LEADER_ELECTION=text).leader_election is expected
 
 
-def test_what_manifests_depend_on_reaches_them() -> None:
+def test_settings_reach_the_manifests() -> None:
     peers = '[{"podSelector": {}}]'
     config = of(
         DLJOB_TRAINER_PULL_POLICY="Never", DLJOB_CLUSTER_DOMAIN="corp.example", DLJOB_METRICS_SOURCES=peers
@@ -57,7 +57,7 @@ def test_what_manifests_depend_on_reaches_them() -> None:
 @pytest.mark.parametrize(
     ("name", "found", "expected"),
     [
-        ("DLJOB_TRAINER_IMAGE", "", "the image in which jobs train"),
+        ("DLJOB_TRAINER_IMAGE", "", "the trainer image of jobs"),
         ("DLJOB_TRAINER_PULL_POLICY", "Sometimes", "Always, IfNotPresent, Never"),
         ("DLJOB_LEADER_ELECTION", "maybe", "true, 1, yes, false, 0, no"),
         ("DLJOB_CONCURRENCY", "0", "a number from 1 to 256"),

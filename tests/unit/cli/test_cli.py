@@ -1,4 +1,4 @@
-"""The command line: what it prints, and that every wrong input is one line and exit code 2."""
+"""The command line: its output; invalid input causes one line and exit code 2."""
 
 import json
 import os
@@ -36,7 +36,7 @@ spec: {model: {name: mlp}, dataset: {name: digits}, globalBatchSize: 64, epochs:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with cluster.yaml and job.yaml, and no cluster within reach."""
+    """Return a directory with cluster.yaml and job.yaml; no API server can be reached."""
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     (tmp_path / "job.yaml").write_text(MINIMAL)
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ class TestPlan:
         for word in ("STEP", "P90", "EFFICIENCY", "ENERGY", "COST", "Bottleneck: ", "Based on:   data sheets"):
             assert word in text
         assert "Ruled out\n  1 x cpu: taint dedicated=db:NoSchedule is not tolerated" in text
-        assert "Scaling: the best plan with so many nodes" in text
+        assert "Scaling: the best plan for each number of nodes" in text
         assert "\n* 3 " in text, "the chosen number of nodes is marked in the scaling curve"
 
     def test_json(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +106,7 @@ class TestPlan:
 WRONG = {
     "no such file": (["plan", "absent.yaml"], "absent.yaml: No such file or directory"),
     "a folder": (["plan", "."], ".: Is a directory"),
-    "no YAML": (["plan", "bad.yaml"], "bad.yaml: found no YAML"),
+    "invalid YAML": (["plan", "bad.yaml"], "bad.yaml: found invalid YAML"),
     "no text": (["plan", "binary"], "binary: "),
     "empty": (["plan", "empty.yaml"], "empty.yaml: found nothing, expected a DLJob"),
     "no job": (["plan", "cluster.yaml"], "found no DLJob among its documents"),
@@ -258,7 +258,7 @@ class TestTop:
 
 
 class TestFollow:
-    def test_news_are_said_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_each_change_is_printed_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         follower = Follower(1)
         condition = {"type": "Planned", "status": "True", "reason": "Planned", "message": "plan 1: 3 x cpu",
                      "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
@@ -275,7 +275,7 @@ class TestFollow:
         assert follower.look(running) is None
         assert capsys.readouterr().out.splitlines() == [
             "phase Running",
-            "restarted, 1 in all: {'PeerLost': 1}",
+            "restarted (1 in total): {'PeerLost': 1}",
             " 50 %  step 50/100  loss 0.25  accuracy 90.0 %  step 10ms (predicted 12ms)  20s left",
         ]
         done = job("Complete", result={"steps": 100, "seconds": 3.5, "accuracy": 0.981})
@@ -285,7 +285,7 @@ class TestFollow:
     def test_failure_is_exit_code_1(self) -> None:
         assert Follower(1).look(job("Failed")) == 1
 
-    def test_what_is_said_of_an_earlier_manifest_is_no_news(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_status_of_an_earlier_generation_is_not_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert Follower(2).look(job("Complete", generation=1)) is None
         assert capsys.readouterr().out == ""
 

@@ -99,7 +99,7 @@ CONSTANTS = {
 
 
 def measured(**status: Any) -> dict[str, Any]:
-    """A question with a profile that holds nonsense."""
+    """Return a request with an invalid profile."""
     return {"job": JOB, "cluster": NODES, "profiles": [{**PROFILE, "status": status}]}
 
 
@@ -110,8 +110,8 @@ def with_spec(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"{", "body: found no JSON"),
-        (b"[" * 100_000, "body: found JSON nested too deep"),
+        (b"{", "body: found invalid JSON"),
+        (b"[" * 100_000, "body: found JSON nested too deeply"),
         ([], "question: found list, expected a mapping with job, cluster"),
         ({"cluster": NODES}, "question: found ['cluster']"),
         ({"job": JOB, "nodes": []}, "question: found ['job', 'nodes']"),

@@ -209,9 +209,9 @@ class TestTheCommandLine:
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--profiles", "profiles.yaml"]) == 0
         text = capsys.readouterr().out
         chosen, steps = shown["globalBatchSize"], shown["steps"]
-        assert text.startswith(f"open: digits-cnn, {steps} steps of {chosen} samples, least time\n")
+        assert text.startswith(f"open: digits-cnn, {steps} steps of {chosen} samples, minimize time\n")
         assert "Global batch: noise scale 10000 samples, measured in 3 runs" in text
-        assert "Learning rate: by AdaScale from that for 48 samples" in text
+        assert "Learning rate: scaled by AdaScale from batch size 48" in text
         table = text[text.index("  GLOBAL BATCH") :].splitlines()
         assert table[0].split() == [
             "GLOBAL",
@@ -249,8 +249,8 @@ class TestTheCommandLine:
         assert main(["plan", "job.yaml", *arguments]) == 2
         assert words in capsys.readouterr().err
 
-    def test_profiles_of_another_model_are_told(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_warning_about_profiles_of_another_model(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         text = (folder / "profiles.yaml").read_text().replace("model: digits-cnn", "model: mlp")
         (folder / "other.yaml").write_text(text)
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--profiles", "other.yaml"]) == 0
-        assert "open: --profiles: found mlp, none of digits-cnn: planned from data sheets" in capsys.readouterr().err
+        assert "open: --profiles: found mlp, expected digits-cnn: " in capsys.readouterr().err

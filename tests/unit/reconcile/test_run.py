@@ -264,17 +264,17 @@ class TestEnds:
             (
                 ["python", "a.py"], "RankFailed", "rank 0 in pod digits-cpu-0 ended with exit code 1", "bye",
                 "spec.trainer.command: rank 0 in pod digits-cpu-0 ended with exit code 1; "
-                "the program failed 4 times, spec.runPolicy.backoffLimit is 3; log: bye",
+                "the training script failed 4 times, spec.runPolicy.backoffLimit is 3; log: bye",
             ),
             (
                 None, "BadInput", "spec.dataset.uri: found no file /a", "dltrain: BadInput: spec.dataset.uri: found no file /a",
                 "rank 0 on digits-cpu-0: spec.dataset.uri: found no file /a (exit code 1); "
-                "the program failed 4 times, spec.runPolicy.backoffLimit is 3",
+                "the training script failed 4 times, spec.runPolicy.backoffLimit is 3",
             ),
             (
                 None, "TrainingError", "KeyError: 'x'", "Traceback:\n  a.py\nKeyError: 'x'",
                 "rank 0 on digits-cpu-0: KeyError: 'x' (exit code 1); "
-                "the program failed 4 times, spec.runPolicy.backoffLimit is 3; log: Traceback:\n  a.py\nKeyError: 'x'",
+                "the training script failed 4 times, spec.runPolicy.backoffLimit is 3; log: Traceback:\n  a.py\nKeyError: 'x'",
             ),
         ],
         ids=["a program of the user's", "the log says no more", "a traceback"],

@@ -1,4 +1,4 @@
-"""What a user asks for: a module for each section of ``DLJobSpec``."""
+"""The types of ``DLJobSpec``, with one module for each section."""
 
 from dljob.api.spec.checkpoint import Checkpoint, CheckpointVolume, ReclaimPolicy
 from dljob.api.spec.dataset import BUILTIN_DATASETS, BuiltinDataset, Dataset
