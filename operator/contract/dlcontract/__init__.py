@@ -1,8 +1,8 @@
-"""The contract between the operator and the trainer, as JSON with a schema number.
+"""The contract between operator and trainer: JSON documents with a schema number, and shared names.
 
-``Plan`` goes from the operator to the agents (ConfigMap ``<job>-plan``, key ``plan.json``); ``Report`` comes
-back (ConfigMap ``<job>-report``, key ``report.json``). Reports cross a trust boundary: parse them with
-``Report.parse``, which refuses whatever does not fit. Both sides import their shared names from here.
+The operator sends the ``Plan`` to the agents (ConfigMap ``<job>-plan``, key ``plan.json``). The coordinator sends the
+``Report`` back (ConfigMap ``<job>-report``, key ``report.json``). Reports are untrusted: parse them with
+``Report.parse``, which rejects invalid ones.
 """
 
 from dlcontract import reasons

@@ -1,4 +1,4 @@
-"""Names of the collectives: how gradients are summed over ranks."""
+"""Names of the collectives, the algorithms that reduce gradients over ranks."""
 
 from typing import Literal, get_args
 
@@ -6,4 +6,4 @@ CollectiveName = Literal["Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", 
 COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
 
 MEASURABLE: tuple[CollectiveName, ...] = ("Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling")
-"""Collectives in which every rank is a worker and MPI is all they share: ranks may choose among them by themselves."""
+"""Collectives that need only MPI and no servers. Ranks may measure these and choose among them."""

@@ -1,4 +1,4 @@
-"""The plan: what the operator decided about a job, complete. It goes to the agents in the ConfigMap ``<job>-plan``."""
+"""The plan of a job, which the operator sends to the agents in the ConfigMap ``<job>-plan``."""
 
 import hashlib
 from enum import StrEnum
@@ -17,7 +17,7 @@ class Role(StrEnum):
 
 
 class Rank(Record):
-    """One rank: where it runs and its share of the global batch."""
+    """One rank: its place and its local batch size."""
 
     rank: Annotated[int, Field(ge=0)]
     pod: Name
@@ -25,15 +25,15 @@ class Rank(Record):
     group: Name
     device: Name
     local_rank: Annotated[int, Field(ge=0, description="Index among the ranks of the pod; its GPU, if any.")] = 0
-    gpu: Annotated[bool, Field(description="Whether device is a GPU's product name; else a class of CPU nodes.")] = (
-        False
-    )
+    gpu: Annotated[
+        bool, Field(description="True if device is a GPU's product name; otherwise it is a class of CPU nodes.")
+    ] = False
     share: Annotated[
         int,
         Field(
             ge=0,
-            description="Samples of the global batch: its own, or all of them where it has a part of the model; 0 for "
-            "a parameter server.",
+            description="Local batch size in samples. With model parallelism it is the global batch size. 0 for a "
+            "parameter server.",
         ),
     ]
     role: Role = Role.WORKER
@@ -59,9 +59,9 @@ class OptimizerRef(Record):
     learning_rate: Annotated[float, Field(gt=0)] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    find_rate: Annotated[bool, Field(description="Whether a range test replaces learning_rate.")] = False
+    find_rate: Annotated[bool, Field(description="True: a learning-rate range test replaces learning_rate.")] = False
     scaling: Literal["Linear", "SquareRoot", "AdaScale"] | None = None
-    base_batch: Annotated[int | None, Field(ge=1, description="Batch that learning_rate is for, with scaling.")] = None
+    base_batch: Annotated[int | None, Field(ge=1, description="Batch size for learning_rate, with scaling.")] = None
 
     @model_validator(mode="after")
     def _scaling_has_a_base(self) -> Self:
@@ -76,15 +76,17 @@ class CheckpointRef(Record):
     interval_s: Annotated[float, Field(gt=0)] = 60.0
     choose_interval: Annotated[
         bool,
-        Field(description="Whether ranks choose it once they know what a checkpoint costs; interval_s until then."),
+        Field(description="True: ranks choose the interval once the cost of a checkpoint is measured."),
     ] = False
     keep: Annotated[int, Field(ge=1)] = 3
-    faults: Annotated[int, Field(ge=0, description="Of the run before this launch; filled in by the agents.")] = 0
-    trained_s: Annotated[float, Field(ge=0, description="In steps before it; filled in by the agents.")] = 0.0
+    faults: Annotated[int, Field(ge=0, description="Faults of the run before this attempt; set by the agents.")] = 0
+    trained_s: Annotated[
+        float, Field(ge=0, description="Training time in steps before this attempt; set by the agents.")
+    ] = 0.0
 
 
 class Expectation(Record):
-    """What the operator predicted, so that the trainer can export it beside what it measures."""
+    """The operator's prediction. The trainer exports it as metrics beside its measurements."""
 
     step_s: Annotated[float, Field(ge=0)] = 0.0
     step_p90_s: Annotated[float, Field(ge=0)] = 0.0
@@ -92,10 +94,10 @@ class Expectation(Record):
 
 
 class Plan(Record):
-    """What the operator decided, complete: a trainer needs nothing else but the volume.
+    """The complete plan of a job. Apart from its volumes, the trainer needs nothing else.
 
-    Laws: ranks are numbered 0..n-1 in order, shares sum to ``global_batch`` (where ranks split the model, each is it),
-    every worker has a share >= 1, exactly one of ``epochs`` and ``steps`` is set.
+    Invariants: ranks are numbered 0..n-1 in order; shares sum to ``global_batch``, or each equals it with model
+    parallelism; every worker has a share of at least 1; exactly one of ``epochs`` and ``steps`` is set.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -103,27 +105,27 @@ class Plan(Record):
     namespace: Name
     uid: Name
     number: Annotated[int, Field(ge=1)]
-    term: Annotated[int, Field(ge=1, description="Raised by the operator when it fences a lost node.")] = 1
+    term: Annotated[int, Field(ge=1, description="The operator raises it when it fences a lost node.")] = 1
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
     global_batch: Annotated[int, Field(ge=1)]
     collective: CollectiveName = "Ring"
     measure_collective: Annotated[
         bool,
         Field(
-            description="Whether ranks measure strategies at their start and use the fastest for each bucket's size."
+            description="True: ranks measure the collectives at their start and use the fastest for each bucket size."
         ),
     ] = False
-    """``collective`` is then what the operator expects of them."""
+    """If True, ``collective`` is the operator's expectation."""
     compression: Annotated[
         Literal["BF16", "FP16"] | None,
-        Field(description="How gradients travel, with error feedback; None: as they are."),
+        Field(description="Number format of compressed gradients, with error feedback. None: no compression."),
     ] = None
     parallelism: Literal["Data", "Optimizer", "Pipeline", "Tensor"] = "Data"
     synchronization: Literal["Synchronous", "Asynchronous", "StaleSynchronous"] = "Synchronous"
     staleness_bound: Annotated[
-        int | None, Field(ge=1, description="Steps that workers may be apart; with StaleSynchronous.")
+        int | None, Field(ge=1, description="Steps that workers may be apart, with StaleSynchronous.")
     ] = None
-    micro_batches: Annotated[int, Field(ge=1, description="Parts of a batch that follow each other, in Pipeline.")] = 1
+    micro_batches: Annotated[int, Field(ge=1, description="Number of micro-batches per batch, with Pipeline.")] = 1
     bucket_nbytes: Annotated[int, Field(ge=4096)] = 4 * 2**20
     segment_nbytes: Annotated[int, Field(ge=1024)] = 128 * 2**10
     model: ModelRef
@@ -132,12 +134,21 @@ class Plan(Record):
     epochs: Annotated[int | None, Field(ge=1)] = None
     steps: Annotated[int | None, Field(ge=1)] = None
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    rebalance: Annotated[bool, Field(description="Whether the trainer may move shares by measured speed.")] = True
+    rebalance: Annotated[bool, Field(description="True: the trainer may change shares by measured speed.")] = True
     checkpoint: CheckpointRef = CheckpointRef()
     compare_steps: Annotated[
-        int, Field(ge=0, description="Steps between comparisons of all ranks' parameters; 0: only before checkpoints.")
+        int,
+        Field(
+            ge=0, description="Steps between comparisons of the parameters of all ranks. 0: only before checkpoints."
+        ),
     ] = 100
-    min_ranks: Annotated[int, Field(ge=1, description="The trainer may go on with so few; elastic when < ranks.")] = 1
+    min_ranks: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Fewest ranks with which the trainer may continue. A job is elastic if it is below its ranks.",
+        ),
+    ] = 1
     backoff_limit: Annotated[int, Field(ge=0)] = 3
     grace_s: Annotated[float, Field(gt=0)] = 60.0
     expected: Expectation = Expectation()
@@ -149,7 +160,7 @@ class Plan(Record):
         if [r.rank for r in self.ranks] != list(range(len(self.ranks))):
             raise ValueError(f"ranks: found {[r.rank for r in self.ranks]}, expected 0..{len(self.ranks) - 1} in order")
         if self.splits_model:
-            self._splits_lawfully()
+            self._check_model_parallel()
         elif (total := sum(r.share for r in self.ranks)) != self.global_batch:
             raise ValueError(f"ranks: shares sum to {total}, expected global_batch {self.global_batch}")
         for r in self.ranks:
@@ -159,14 +170,14 @@ class Plan(Record):
         if servers and (self.collective != "ParameterServer" or 0 in servers):
             raise ValueError(
                 f"ranks: {servers} are parameter servers with collective {self.collective}; expected ParameterServer, "
-                "and rank 0 to be a worker: it speaks for the job"
+                "and rank 0 to be a worker, because it reports for the job"
             )
         if self.collective == "ParameterServer" and len(self.ranks) > 1 and not servers:
-            raise ValueError("ranks: none is a parameter server, expected at least one with collective ParameterServer")
+            raise ValueError("ranks: found no parameter server, expected at least one with collective ParameterServer")
         if self.compression and (self.collective != "Ring" or self.parallelism != "Data" or self.measure_collective):
             raise ValueError(
-                f"compression: found collective {self.collective} with parallelism {self.parallelism}, expected Ring, "
-                "which it stands for, with Data, and nothing to measure"
+                f"compression: found collective {self.collective} with parallelism {self.parallelism}, expected Ring "
+                "with Data and without measure_collective"
             )
         if self.measure_collective and (self.collective not in MEASURABLE or self.parallelism != "Data"):
             raise ValueError(
@@ -188,58 +199,59 @@ class Plan(Record):
                 "StaleSynchronous alone"
             )
         if self.synchronization != "Synchronous":
-            self._apart_lawfully()
+            self._check_asynchronous()
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(f"epochs {self.epochs} and steps {self.steps}: expected exactly one of them")
         if self.min_ranks > len(self.ranks):
             raise ValueError(f"min_ranks {self.min_ranks}: expected at most the {len(self.ranks)} ranks of the plan")
         return self
 
-    def _apart_lawfully(self) -> None:
-        """Workers that do not wait for each other, but for one parameter server."""
+    def _check_asynchronous(self) -> None:
+        """Raise ValueError if the plan does not allow asynchronous training."""
         servers = sum(r.role is Role.SERVER for r in self.ranks)
         if servers != 1:
             raise ValueError(f"ranks: found {servers} parameter servers with {self.synchronization}, expected 1")
         if self.parallelism != "Data" or self.model.command or self.optimizer.find_rate or self.rebalance:
             raise ValueError(
                 f"synchronization: found {self.synchronization} with parallelism {self.parallelism}, a command, "
-                "find_rate or rebalance, expected a built-in model with shares that stay as they are"
+                "find_rate or rebalance, expected a built-in model with fixed shares"
             )
         if self.optimizer.scaling == "AdaScale":
             raise ValueError(f"optimizer.scaling: found AdaScale with {self.synchronization}, expected Synchronous")
 
-    def _splits_lawfully(self) -> None:
+    def _check_model_parallel(self) -> None:
+        """Raise ValueError if the plan does not allow model parallelism."""
         if any(r.share != self.global_batch for r in self.ranks):
             found = sorted({r.share for r in self.ranks})
             raise ValueError(f"ranks: shares {found} with parallelism {self.parallelism}, expected {self.global_batch}")
         if self.model.command or self.optimizer.find_rate or self.rebalance or self.min_ranks < len(self.ranks):
             raise ValueError(
                 f"parallelism: found {self.parallelism} with a command, find_rate, rebalance or min_ranks below "
-                f"{len(self.ranks)}, expected a built-in model on ranks that stay as they are"
+                f"{len(self.ranks)}, expected a built-in model on a fixed set of ranks"
             )
         if self.collective == "ParameterServer":
             raise ValueError(f"collective: found ParameterServer with parallelism {self.parallelism}, expected another")
 
     @property
     def splits_model(self) -> bool:
-        """Whether ranks hold parts of the model and each sees the whole batch."""
+        """Return True if each rank holds a part of the model and processes the whole batch."""
         return self.parallelism in ("Pipeline", "Tensor")
 
     @property
     def pods(self) -> tuple[str, ...]:
-        """Pod names in rank order, each once."""
+        """Return the distinct pod names in rank order."""
         return tuple(dict.fromkeys(r.pod for r in self.ranks))
 
     def to_json(self) -> str:
-        """Canonical JSON: equal plans give equal text."""
+        """Return canonical JSON: equal plans have equal text."""
         return self.model_dump_json(by_alias=True)
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """A plan from JSON. Raises ValueError (pydantic's) naming the field when it is not one."""
+        """Parse a plan from JSON. Raise pydantic's ValidationError, a ValueError that names the field."""
         return cls.model_validate_json(text)
 
     def digest(self) -> str:
-        """12 hex digits over everything but the plan's number, term and expectation: same digest, same training."""
+        """Return 12 hex digits over all but number, term and expectation. Equal digests mean equal training."""
         body = self.model_copy(update={"number": 1, "term": 1, "expected": Expectation()})
         return hashlib.sha256(body.to_json().encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Reasons of failures that both sides name: the trainer reports them, the operator decides by them."""
+"""Reasons of failures that the trainer reports and the operator acts on."""
 
 BAD_INPUT = "BadInput"
 COMMAND_NOT_FOUND = "CommandNotFound"
@@ -10,4 +10,4 @@ RANK_STOPPED = "RankStopped"
 TRAINING_ERROR = "TrainingError"
 
 OF_PROGRAM = (COMMAND_NOT_FOUND, RANK_FAILED, RANK_CRASHED, RANK_STOPPED, NO_RESULT, TRAINING_ERROR)
-"""Failures that a training script answers for."""
+"""Failures that the training script causes."""

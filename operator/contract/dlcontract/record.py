@@ -1,4 +1,4 @@
-"""What every document of the contract shares: a schema number, strictness, and bounds of its values."""
+"""Base of the contract's documents: schema number, strict validation and bounds of values."""
 
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ SCHEMA = 1
 
 Text = Annotated[str, Field(max_length=8192)]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
-# What a report may claim is bounded: JSON's integers are not, and a date or a float made of 10**400 is an error.
+# Values of a report are bounded, because JSON integers are not, and 10**400 fits neither a date nor a float.
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 UnixTime = Annotated[float, Field(ge=0, le=2.5e11, description="Seconds; up to the year 9892.")]
@@ -19,15 +19,17 @@ class Record(BaseModel):
 
 
 class UntrustedRecord(Record):
-    """Part of a report. A trainer may be newer than the operator, such as after a rollback or with an image of the
-    user's: what it says beyond this is passed over, or its jobs would never end. A plan is obeyed whole or not at all.
+    """Base of the parts of a report. Unknown fields are ignored.
+
+    A trainer may be newer than the operator, such as after a rollback or with a custom image. If its fields were
+    rejected, its jobs would never end. Unknown fields of a plan, in contrast, are rejected.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 def schema_of(text: str | bytes) -> Any:
-    """The schema number a document claims, or None: to tell 'newer than I know' from 'broken'."""
+    """Return the schema number of a document, or None, to tell a newer document from a broken one."""
     import json
 
     document = json.loads(text)

@@ -1,6 +1,6 @@
-"""The report: what the trainer tells about a run, in the ConfigMap ``<job>-report``; untrusted input for the operator.
+"""The trainer's report about a run, in the ConfigMap ``<job>-report``. It is untrusted input for the operator.
 
-Parse it with ``Report.parse``, which refuses whatever does not fit.
+Parse it with ``Report.parse``, which rejects invalid reports.
 """
 
 from enum import StrEnum
@@ -12,12 +12,11 @@ from dlcontract.record import Count, Name, Seconds, Text, UnixTime, UntrustedRec
 
 MAX_LOG_TAIL = 4096
 MAX_NOISE = 1e9
-"""Samples; a larger noise scale is an error of measurement: the largest told of trainings are 1e7 (McCandlish et al.
-2018, figure 4)."""
+"""Largest valid noise scale in samples. The largest published ones are 1e7 (McCandlish et al. 2018, figure 4)."""
 
 
 class RunPhase(StrEnum):
-    """Where the job is, as its coordinator sees it."""
+    """State of the job, as its coordinator reports it."""
 
     WAITING = "Waiting"
     LAUNCHING = "Launching"
@@ -29,7 +28,7 @@ class RunPhase(StrEnum):
 
 
 class RankMeasure(UntrustedRecord):
-    """Means over the last steps of one rank, in seconds."""
+    """Means over the most recent steps of one rank, in seconds."""
 
     rank: Annotated[int, Field(ge=0, le=100_000)]
     device: Annotated[str, Field(max_length=63)] = ""
@@ -38,16 +37,24 @@ class RankMeasure(UntrustedRecord):
     wait_s: Seconds = 0.0
     comm_s: Seconds = 0.0
     data_s: Seconds = 0.0
-    forward_s: Annotated[Seconds, Field(description="Of compute_s: before backward, with the loss.")] = 0.0
-    backward_s: Annotated[Seconds, Field(description="Of compute_s; 0: not told, such as of parts of a model.")] = 0.0
-    sum_s: Annotated[Seconds, Field(description="From the start of a step's first sum to the end of its last.")] = 0.0
-    agree_s: Annotated[Seconds, Field(description="Of comm_s: agreeing that a step commits; 0 if not elastic.")] = 0.0
-    wait_cpu_s: Annotated[Seconds, Field(description="CPU time that wait_s and comm_s cost the process.")] = 0.0
-    fetch_s: Annotated[Seconds, Field(description="Making a batch, by whoever did; data_s is what is felt.")] = 0.0
+    forward_s: Annotated[Seconds, Field(description="Part of compute_s: forward pass and loss.")] = 0.0
+    backward_s: Annotated[
+        Seconds, Field(description="Part of compute_s. 0: unknown, such as with model parallelism.")
+    ] = 0.0
+    sum_s: Annotated[
+        Seconds, Field(description="From the start of a step's first all-reduce to the end of its last.")
+    ] = 0.0
+    agree_s: Annotated[
+        Seconds, Field(description="Part of comm_s: agreement that a step commits. 0 if not elastic.")
+    ] = 0.0
+    wait_cpu_s: Annotated[Seconds, Field(description="CPU time of the process during wait_s and comm_s.")] = 0.0
+    fetch_s: Annotated[
+        Seconds, Field(description="Time to make a batch, in any process. data_s is the part that delays the step.")
+    ] = 0.0
 
 
 class ProbePoint(UntrustedRecord):
-    """Compute time of one step (forward, backward, update; no communication) measured on a rank's real device."""
+    """Measured compute time of one step (forward, backward, update; no communication) on a rank's device."""
 
     device: Annotated[str, Field(max_length=63)]
     batch: Annotated[int, Field(ge=1, le=2**53)]
@@ -55,14 +62,14 @@ class ProbePoint(UntrustedRecord):
 
 
 class Noise(UntrustedRecord):
-    """The gradient noise scale of a run (``dltrain.optim.noise_scale``): in samples, from so many of its steps."""
+    """The gradient noise scale of a run in samples, and the number of steps (``dltrain.optim.noise_scale``)."""
 
     samples: Annotated[float, Field(ge=0, le=MAX_NOISE)]
     steps: Count
 
 
 class Failure(UntrustedRecord):
-    """Why the ranks ended, in the words a user needs."""
+    """The reason why the ranks ended, in words for the user."""
 
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=64)]
     message: Text
@@ -70,8 +77,8 @@ class Failure(UntrustedRecord):
     host: Annotated[str, Field(max_length=253)] = ""
     exit_code: Annotated[int | None, Field(ge=-(2**31), lt=2**32)] = None
     log_tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] = ""
-    counts: Annotated[bool, Field(description="Whether it counts against backoff_limit.")] = True
-    retry: Annotated[bool, Field(description="false: the same plan cannot succeed (bad input).")] = True
+    counts: Annotated[bool, Field(description="True: it counts towards backoff_limit.")] = True
+    retry: Annotated[bool, Field(description="False: the same plan cannot succeed (invalid input).")] = True
 
 
 class CheckpointMark(UntrustedRecord):
@@ -81,7 +88,7 @@ class CheckpointMark(UntrustedRecord):
 
 
 class StartupMarks(UntrustedRecord):
-    """Unix times of the start, for the breakdown in status."""
+    """Unix times of the start-up, for status.startup."""
 
     agents_up_unix_s: UnixTime | None = None
     launched_unix_s: UnixTime | None = None
@@ -96,11 +103,11 @@ class Outcome(UntrustedRecord):
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
     checkpoint: Annotated[str | None, Field(max_length=1024)] = None
-    report: Annotated[str | None, Field(max_length=1024, description="Path of the run's report, a page.")] = None
+    report: Annotated[str | None, Field(max_length=1024, description="Path of the run report.")] = None
 
 
 class Mismatch(UntrustedRecord):
-    """A rank that found another device than its plan names."""
+    """A rank that found another device than the planned one."""
 
     rank: Count
     planned: Annotated[str, Field(max_length=63)]
@@ -108,7 +115,7 @@ class Mismatch(UntrustedRecord):
 
 
 class Report(UntrustedRecord):
-    """News of a job from its coordinator; untrusted input for the operator."""
+    """Report about a job from its coordinator; untrusted input for the operator."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     uid: Name
@@ -122,12 +129,12 @@ class Report(UntrustedRecord):
     epoch: Count | None = None
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
-    step_s: Annotated[Seconds | None, Field(description="Mean over the last steps.")] = None
+    step_s: Annotated[Seconds | None, Field(description="Mean over the most recent steps.")] = None
     samples_per_s: Annotated[float | None, Field(ge=0, le=1e15)] = None
     world_size: Count = 0
     ranks: Annotated[tuple[RankMeasure, ...], Field(max_length=4096)] = ()
     restarts: Annotated[dict[Name, Count], Field(max_length=32)] = {}
-    failures: Annotated[Count, Field(description="Failures that counted against backoff_limit.")] = 0
+    failures: Annotated[Count, Field(description="Failures that counted towards backoff_limit.")] = 0
     failure: Failure | None = None
     last_checkpoint: CheckpointMark | None = None
     startup: StartupMarks = StartupMarks()
@@ -145,7 +152,7 @@ class Report(UntrustedRecord):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """A report from JSON of at most 1 MiB. Raises ValueError naming the field when it is not one."""
+        """Parse a report from JSON of at most 1 MiB. Raise ValueError that names the field if it is invalid."""
         if len(text) > 2**20:
             raise ValueError(f"report: found {len(text)} bytes, expected at most {2**20}")
         return cls.model_validate_json(text)

@@ -1,1 +1,1 @@
-"""From a DLJob to a question for the planner, and from its answer to status and to the plan for the trainer."""
+"""Translate a DLJob into a planner request, and the planner's decision into the status and the trainer's plan."""

@@ -1,4 +1,4 @@
-"""What two jobs must share to cost the same (the key of a DLProfile), and to train on the same data."""
+"""Keys that tell which jobs cost the same per sample (key of a DLProfile) and which train on the same data."""
 
 import hashlib
 import json
@@ -8,10 +8,10 @@ from dljob.perf.workload.models import MODELS
 
 
 def profile_key(spec: DLJobSpec) -> str:
-    """Model part of the DLProfile's key: what makes two jobs cost the same per sample.
+    """Return the model part of the DLProfile's key. Jobs with equal keys cost the same per sample.
 
-    A built-in model's name, with the dataset unless it is the one that the model is made for (its samples' shape sets
-    the cost); else a digest of the user's program.
+    The key is the name of a built-in model, with the dataset unless it is the model's default, because the shape of
+    samples determines the cost. For a training script it is a digest.
     """
     if spec.trainer.command:
         program = [spec.trainer.image, spec.trainer.command, spec.trainer.args, spec.model.manifest()]
@@ -24,7 +24,7 @@ def profile_key(spec: DLJobSpec) -> str:
 
 
 def data_key(spec: DLJobSpec) -> str:
-    """What makes two jobs of a model train on the same data, and so with the same noise in their gradients."""
+    """Return the key of the training data. Jobs of a model with equal keys have the same gradient noise."""
     if spec.dataset.name is not None:
         return spec.dataset.name.value
     return f"data-{hashlib.sha256(str(spec.dataset.uri).encode()).hexdigest()[:8]}"

@@ -1,7 +1,7 @@
-"""What the operator sees of one job, as a frozen snapshot: pods, sets, claims, plan and report.
+"""An immutable snapshot of one job: pods, StatefulSets, claims, plan and report.
 
-``kube`` makes it from its caches; ``reconcile`` decides on it; ``status`` and ``render`` read it. Only what a
-decision depends on is here, so that a cluster of ten thousand pods fits in little memory.
+``kube`` builds it from its caches, ``reconcile`` decides on it, and ``status`` and ``render`` read it. It holds only
+what decisions depend on, so that ten thousand pods fit into little memory.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from dljob.planner import Learned
 JOB_LABEL = "dljob.dev/job"
 GROUP_LABEL = "dljob.dev/group"
 SPEC_ANNOTATION = "dljob.dev/spec"
-"""On StatefulSets: digest of the part of the spec that the template came from."""
+"""Annotation of StatefulSets: digest of the part of the spec that their template depends on."""
 DATASET_CONTAINER = "dataset"
-"""The init container that fetches and checks a job's data."""
+"""Name of the init container that fetches and verifies a job's data."""
 APPLIED_ANNOTATION = "dljob.dev/applied"
-"""On every owned object: digest of the manifest that was applied, so that a restart applies nothing again."""
+"""Annotation of all owned objects: digest of the applied manifest, so that a restart does not apply it again."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class JobSeen:
 
 @dataclass(frozen=True)
 class Stuck:
-    """Why a container does not run, in the kubelet's words."""
+    """The kubelet's reason why a container does not run."""
 
     reason: str
     message: str
@@ -49,12 +49,12 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Fetching:
-    """The dataset's init container, until it has ended well."""
+    """State of the dataset's init container until it succeeds."""
 
     exit_code: int | None = None
-    """Of its last run, where that failed."""
+    """Exit code of its last run, if that failed."""
     message: str = ""
-    """The last line that run said."""
+    """Last line of the log of that run."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PodSeen:
     restarts: int = 0
     stuck: Stuck | None = None
     unschedulable: str | None = None
-    """The scheduler's message, when it found no node."""
+    """The scheduler's message, if it found no node."""
     fetching: Fetching | None = None
     deleting: bool = False
 
@@ -80,7 +80,7 @@ class SetSeen:
     spec_digest: str
     applied: str = ""
     problem: str | None = None
-    """Why it does not make its pods, where it complained."""
+    """Reason why its pods could not be created, from a warning event."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ClaimSeen:
     access_modes: tuple[str, ...]
     storage_class: str | None = None
     problem: str | None = None
-    """What the provisioner complained of."""
+    """The provisioner's warning."""
     applied: str = ""
 
 
@@ -102,7 +102,7 @@ class ClassSeen:
 
 @dataclass(frozen=True)
 class Refused:
-    """An object of the job that the API server did not take."""
+    """An object of the job that the API server rejected."""
 
     kind: str
     name: str
@@ -115,18 +115,18 @@ class Observed:
     sets: tuple[SetSeen, ...] = ()
     pods: tuple[PodSeen, ...] = ()
     claims: Mapping[str, ClaimSeen] = field(default_factory=dict)
-    """Of the job's namespace, by name."""
+    """Claims of the job's namespace by name."""
     classes: tuple[ClassSeen, ...] | None = None
-    """Storage classes; None: the operator may not read them."""
+    """Storage classes; None if the operator may not read them."""
     plan: Mapping[str, str] | None = None
-    """Data of the ConfigMap ``<job>-plan``; None: there is none of this job."""
+    """Data of the ConfigMap ``<job>-plan``; None if this job has none."""
     report: str | None = None
-    """Text of the report; None: none was written."""
+    """Text of the report; None if there is none."""
     leftovers: tuple[str, ...] = ()
     """Objects with this job's names that belong to another owner, such as 'StatefulSet digits-cpu'."""
     lost_nodes: Mapping[str, datetime] = field(default_factory=dict)
-    """Nodes that are gone or NotReady, and since when."""
+    """Nodes that are gone or NotReady, with the time since when."""
     view: ClusterView | None = None
-    """Present when ``reconcile.needs_view`` asked for it."""
+    """The cluster; set if ``reconcile.needs_view`` returned True."""
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)
     refused: Refused | None = None

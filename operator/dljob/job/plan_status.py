@@ -1,4 +1,4 @@
-"""A decision as ``status.plan`` shows it."""
+"""Translate a planner's decision into ``status.plan``."""
 
 from dljob.api import (
     BatchCandidate,
@@ -16,7 +16,7 @@ from dljob.planner import BatchDecision, Choice, Decision, Prediction
 
 
 def figures(value: float) -> float:
-    """Four significant figures: more than any prediction is good for, and what people can read in a column."""
+    """Round to four significant figures, which is readable and more precise than any prediction."""
     return float(f"{value:.4g}")
 
 
@@ -72,7 +72,7 @@ def _candidate(choice: Choice, chosen: Choice) -> Candidate:
 
 
 def plan_status(spec: DLJobSpec, decision: Decision, number: int, digest: str) -> PlanStatus:
-    """What ``status.plan`` says about an accepted decision; ``digest`` is the contract plan's."""
+    """Return ``status.plan`` for an accepted decision. ``digest``: that of the trainer's plan."""
     chosen = decision.chosen
     return PlanStatus(
         number=number,

@@ -1,7 +1,4 @@
-"""DLProfile objects and the planner's constants: what a report teaches, and what the planner reads.
-
-Pure.
-"""
+"""Translate DLProfile objects into the planner's constants, and update them from reports. No I/O."""
 
 import hashlib
 import re
@@ -36,19 +33,19 @@ from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.workload import builtin
 
 STEADY_STEPS = 50
-"""Steps behind a rank's means in a report."""
+"""Number of steps in the means that a rank reports."""
 PROBE_STEPS = 5
 
 
 def profile_name(model: str, device: str) -> str:
-    """The DLProfile's name: model and device readable, and a digest so that no two pairs share one."""
+    """Return the name of a DLProfile: readable model and device, and a digest that makes it unique."""
     digest = hashlib.sha256(f"{model}\n{device}".encode()).hexdigest()[:8]
     readable = re.sub(r"[^a-z0-9]+", "-", f"{model}-{device}".lower()).strip("-")[:48].strip("-")
     return f"{readable}-{digest}"
 
 
 def learned(status: DLProfileStatus) -> Learned:
-    """A profile as the planner reads it."""
+    """Return the planner's constants of a profile."""
     known = status.constants
     return Learned(
         points=tuple(LearnedPoint(p.batch, p.seconds, p.observations) for p in status.compute),
@@ -76,7 +73,7 @@ def _contention(status: DLProfileStatus) -> Contention:
 
 
 def devices(report: Report) -> tuple[str, ...]:
-    """Devices that a report teaches about; none when some rank ran on another device than planned."""
+    """Return the devices that a report measured; none if a rank ran on another device than planned."""
     if report.mismatches:
         return ()
     return tuple(sorted({p.device for p in report.probes} | {r.device for r in report.ranks if r.device and r.share}))
@@ -91,10 +88,10 @@ def updated_profile(
     place: Place | None = None,
     data: str | None = None,
 ) -> DLProfileStatus:
-    """The profile of (model, device) after a run that ended with ``report``; ``place``: where, on equal nodes only.
-    ``data``: what its noise scale was measured on; None: it has none.
+    """Return the profile of (model, device) after a run that ended with ``report``.
 
-    Times of computing are kept as of one device alone: without what devices of one node slow each other down.
+    ``place``: placement of the run, on equal nodes only. ``data``: key of the data of its noise scale; None if it has
+    none. Compute times are stored for one device alone, without the slowdown by other devices of the node.
     """
     if device not in devices(report):
         return before
@@ -139,7 +136,7 @@ def _updated_noise(before: DLProfileStatus, report: Report, data: str | None) ->
 
 
 def _fetched(report: Report, device: str) -> float | None:
-    """The median over ranks of what a sample took to be made; None where no rank said."""
+    """Return the median over ranks of the time to make a sample; None if no rank reported it."""
     said = [r.fetch_s / r.share for r in report.ranks if r.device == device and r.share > 0 and r.fetch_s > 0]
     return median(said) if said else None
 
@@ -152,9 +149,9 @@ def _scaled(
     place: Place | None,
     points: Sequence[LearnedPoint],
 ) -> tuple[tuple[ScalingPoint, ...], ScalingConstants | None, NextMeasurement | None]:
-    """Steps on several devices, their constants and what to measure next, with this run's if it ran as planned.
+    """Return the steps on several devices, their constants and the next measurement.
 
-    That is on equal devices, as many on each node.
+    They include this run if it ran as planned on equal devices, with equal numbers on each node.
     """
     ranks = [r for r in report.ranks if r.share > 0]
     if not points or place is None or not ranks or not report.step_s or {r.device for r in ranks} != {device}:
@@ -202,13 +199,13 @@ def _constants(found: Scaling | None) -> ScalingConstants | None:
 
 
 def _curve(model: str, device: str, points: Sequence[LearnedPoint]) -> Curve:
-    """Time of one device alone: through the points, with the catalogue's shape, or a line's for a user's program."""
+    """Fit the compute time of one device to the points, with the catalogue's shape or, for scripts, a line."""
     pairs = [(p.batch, p.compute_s) for p in points]
     return calibrated(_catalogue(model, device) or Curve((0.0,), (1e-9,), pairs[-1][1] / pairs[-1][0]), pairs)
 
 
 def _expected(model: str, device: str) -> Callable[[int], float] | None:
-    """What the catalogue says of a built-in model on the device; None for a user's program or data."""
+    """Return the catalogue's compute time of a built-in model on the device; None for custom scripts or data."""
     curve = _catalogue(model, device)
     return curve.seconds if curve else None
 

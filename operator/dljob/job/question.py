@@ -1,4 +1,4 @@
-"""The question that a job's spec asks of the planner."""
+"""Translate a job's spec into a request to the planner."""
 
 from math import ceil
 
@@ -21,7 +21,7 @@ from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
 
 
 def train_samples(spec: DLJobSpec) -> int:
-    """Samples of one epoch: the built-in dataset's training part, or dataset.samples."""
+    """Return the samples of one epoch: the training part of a built-in dataset, or dataset.samples."""
     if spec.dataset.name is not None:
         return DATASETS[spec.dataset.name.value].train_samples
     assert spec.dataset.samples is not None, "a rule of the API requires samples with uri"
@@ -29,7 +29,7 @@ def train_samples(spec: DLJobSpec) -> int:
 
 
 def total_steps(spec: DLJobSpec) -> int:
-    """Optimizer steps of the whole training; a partial last batch of an epoch is a step."""
+    """Return the optimizer steps of the whole training. A partial last batch of an epoch counts as a step."""
     if spec.steps is not None:
         return spec.steps
     assert spec.epochs is not None, "a rule of the API requires epochs or steps"
@@ -37,44 +37,44 @@ def total_steps(spec: DLJobSpec) -> int:
 
 
 def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] | None:
-    """By which rule the learning rate is adapted to a batch, and the batch that it is for; None: it is for this one.
+    """Return the rule that scales the learning rate to ``batch``, and the batch size of the rate; None for no scaling.
 
-    What the spec says; else, for a batch that the planner chose, AdaScale for SGD (Johnson et al. 2020) and the root
-    for Adam and AdamW, whose steps do not grow with the gradient (Malladi et al. 2022). A rate that is searched for is
-    found with the batch chosen.
+    The spec's rule takes precedence. For a batch size that the planner chose, the default is AdaScale for SGD (Johnson
+    et al. 2020), and the square root for Adam and AdamW, whose steps do not grow with the gradient (Malladi et al.
+    2022). A learning-rate search already uses the chosen batch size.
     """
-    told = spec.optimizer.learning_rate_scaling
-    if told is not None:
-        return told.rule, told.base_batch_size
+    requested = spec.optimizer.learning_rate_scaling
+    if requested is not None:
+        return requested.rule, requested.base_batch_size
     if batch == spec.global_batch_size or spec.optimizer.find_learning_rate:
         return None
     sgd = spec.optimizer.name is OptimizerName.SGD
     return ScalingRule.ADA_SCALE if sgd else ScalingRule.SQUARE_ROOT, spec.global_batch_size
 
 
-def _batches(spec: DLJobSpec, kept: RunningBatch | None) -> Batches | None:
-    """What the planner may choose the batch from; no more than the data has samples."""
+def _batches(spec: DLJobSpec, running: RunningBatch | None) -> Batches | None:
+    """Return the batch sizes that the planner may choose from, up to the number of samples in the data."""
     if spec.batch_size_range is None:
         return None
     base, epoch = spec.global_batch_size, train_samples(spec)
-    most = max(base, min(spec.batch_size_range.max, epoch))
-    return Batches(spec.batch_size_range.min or base, most, data_key(spec), epoch, kept)
+    largest = max(base, min(spec.batch_size_range.max, epoch))
+    return Batches(spec.batch_size_range.min or base, largest, data_key(spec), epoch, running)
 
 
-def planner_request(name: str, spec: DLJobSpec, kept: RunningBatch | None = None) -> Request:
-    """The question that a job's spec asks of the planner. ``kept``: the batch of a job that has begun."""
+def planner_request(name: str, spec: DLJobSpec, running: RunningBatch | None = None) -> Request:
+    """Return the planner request of a job's spec. ``running``: the batch size of a job that has started."""
     hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
     collective, strategy = _collective(spec.collective), spec.parallelism.strategy
     if strategy is ParallelismStrategy.AUTO and spec.trainer.command:
-        strategy = ParallelismStrategy.DATA  # whether a program's optimizer can be shared out is not known
+        strategy = ParallelismStrategy.DATA  # A script's optimizer may not be shardable.
     if spec.gradient_compression is not None:
-        collective = "Ring"  # whose traffic it has, at half the bytes
-    apart, sample_nbytes = spec.parallelism.asynchronous, spec.dataset.sample_bytes
+        collective = "Ring"  # Compressed gradients have the ring's traffic with half the bytes.
+    asynchronous, sample_nbytes = spec.parallelism.asynchronous, spec.dataset.sample_bytes
     return Request(
         job=name,
         global_batch=spec.global_batch_size,
         total_steps=total_steps(spec),
-        batches=_batches(spec, kept),
+        batches=_batches(spec, running),
         model=spec.model.name.value if spec.model.name else None,
         profile=profile_key(spec),
         dataset=spec.dataset.name.value if spec.dataset.name else None,
@@ -86,7 +86,7 @@ def planner_request(name: str, spec: DLJobSpec, kept: RunningBatch | None = None
         dataset_samples=spec.dataset.samples if spec.dataset.uri else None,
         optimizer=spec.optimizer.name.value,
         momentum=spec.optimizer.momentum,
-        nodes_min=max(2, spec.nodes.min) if apart else spec.nodes.min,  # a worker, and a server
+        nodes_min=max(2, spec.nodes.min) if asynchronous else spec.nodes.min,  # One worker and one server.
         nodes_max=spec.nodes.max,
         devices=spec.devices,
         node_selector=spec.scheduling.node_selector,
@@ -96,8 +96,8 @@ def planner_request(name: str, spec: DLJobSpec, kept: RunningBatch | None = None
         memory_per_pod_nbytes=int(quantity(resources.memory)) if resources.memory else None,
         minimize=spec.objective.minimize.value,
         deadline_s=duration_s(spec.objective.deadline) if spec.objective.deadline else None,
-        # A torchrun script sums with torch.distributed whatever the plan says, and knows nothing of shares.
-        collective=collective or ("Torch" if torchrun else "ParameterServer" if apart else None),
+        # A torchrun script reduces gradients with torch.distributed whatever the plan says, and ignores shares.
+        collective=collective or ("Torch" if torchrun else "ParameterServer" if asynchronous else None),
         strategy=strategy.value,
         no_split_reason="optimizer.findLearningRate needs ranks that hold the whole model"
         if spec.optimizer.find_learning_rate
@@ -121,6 +121,6 @@ def _collective(asked: Collective) -> CollectiveName | None:
 
 
 def micro_batches(spec: DLJobSpec) -> int:
-    """Parts of a batch that pass a pipeline one after the other, each with a sample; 1 where there is no pipeline."""
+    """Return the number of micro-batches of a pipeline, each with at least one sample; 1 without a pipeline."""
     default = MICRO_BATCHES_PER_STAGE * (spec.parallelism.stages or 0)
     return min(spec.parallelism.micro_batches or max(1, default), spec.global_batch_size)

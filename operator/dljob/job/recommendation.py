@@ -1,4 +1,4 @@
-"""A manifest and a cluster → a recommendation, as objects and as JSON. Pure."""
+"""Recommend a plan for a manifest and a cluster, as objects or JSON. No I/O."""
 
 import re
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Infeasible, Learned, Request, plan
 
 NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-"""What the API server takes by the rules for all names and JOB_NAME_RULE together."""
+"""Job names that satisfy both Kubernetes' rules for names and JOB_NAME_RULE."""
 
 Constants = Mapping[tuple[str, str], Learned]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A DLJob that need not be in any cluster."""
+    """A DLJob, which may exist only as a manifest."""
 
     name: str
     namespace: str | None
@@ -36,11 +36,11 @@ class Job:
 class Recommendation:
     job: Job
     request: Request
-    """With the global batch that was chosen, where the spec leaves it open."""
+    """The request. With ``batchSizeRange`` it has the chosen global batch size."""
     answer: Decision | Infeasible
 
     def document(self) -> dict[str, Any]:
-        """As JSON: ``plan`` as status.plan shows it, and ``warning``; or ``infeasible``."""
+        """Return the JSON form: ``plan`` in the form of status.plan and ``warning``, or ``infeasible``."""
         if isinstance(self.answer, Infeasible):
             found = self.answer
             rejected = [Rejected(summary=r.summary, reason=r.reason).manifest() for r in found.refusals]
@@ -61,7 +61,7 @@ class Recommendation:
 
 
 def parse_job(manifest: object) -> Job:
-    """A DLJob from its manifest. Raises ValueError naming the field, what was found and what was expected."""
+    """Parse the manifest of a DLJob. Raise ValueError with the field, the value and what is expected."""
     if not isinstance(manifest, Mapping):
         raise ValueError(f"manifest: found {type(manifest).__name__}, expected a mapping")  # noqa: TRY004 - user input
     if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, "DLJob"):
@@ -81,7 +81,7 @@ def parse_job(manifest: object) -> Job:
 
 
 def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
-    """Learned constants from DLProfile objects as the API server sends them. Raises ValueError for what is none."""
+    """Return the constants of DLProfile objects in the API server's form. Raise ValueError for invalid objects."""
     if not isinstance(documents, list):
         raise ValueError(f"profiles: found {type(documents).__name__}, expected a list")  # noqa: TRY004 - user input
     constants = {}
@@ -104,15 +104,13 @@ def recommend(job: Job, view: ClusterView, constants: Constants) -> Recommendati
 
 
 def answer(question: object, view: ClusterView | None = None, constants: Constants | None = None) -> dict[str, Any]:
-    """The answer to ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}``, all as JSON.
+    """Answer a request ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}``, all as JSON.
 
-    Without ``cluster``: on ``view``. ``profiles`` may be left out. Raises ValueError for a question that is none.
+    ``view`` is used without ``cluster``. ``profiles`` is optional. Raise ValueError for an invalid request.
     """
     if not isinstance(question, Mapping) or set(question) - {"job", "cluster", "profiles"} or "job" not in question:
         found = sorted(map(str, question)) if isinstance(question, Mapping) else type(question).__name__
-        raise ValueError(
-            f"question: found {found}, expected a mapping with job, cluster and, if there are any, profiles"
-        )
+        raise ValueError(f"question: found {found}, expected a mapping with job, cluster and, optionally, profiles")
     job = parse_job(question["job"])
     if "cluster" in question:
         view = cluster_view(question["cluster"])

@@ -1,4 +1,4 @@
-"""Validation errors of a spec in words that name the field, what was found and what was expected."""
+"""Messages for validation errors of a spec. They name the field, the value and what is expected."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from dljob.api.base import PATTERNS
 
 
 def in_words(error: ValidationError, root: str = "spec") -> str:
-    """What is wrong with a spec: ``spec.nodes.min: found 0, expected …``, problems separated by semicolons."""
+    """Describe all errors of a spec, such as ``spec.nodes.min: found 0, expected …``, separated by semicolons."""
     return "; ".join(_in_words(item, root) for item in error.errors())
 
 
@@ -23,12 +23,12 @@ def _in_words(error: ErrorDetails, root: str) -> str:
     if error["type"] == "missing":
         return f"{where}: found nothing, expected a value; add it"
     if error["type"] == "extra_forbidden":
-        return f"{where}: found an unknown field; remove it, or see kubectl explain dljob.spec"
+        return f"{where}: found an unknown field; remove it, or see kubectl explain dljob.spec for the known fields"
     return f"{where}: found {error['input']!r:.200}, expected {_expected(error)}"
 
 
 def _expected(error: ErrorDetails) -> str:
-    """In words that follow "expected"."""
+    """Return the words that follow "expected"."""
     if meaning := PATTERNS.get(str(error.get("ctx", {}).get("pattern"))):
         return meaning
     message = error["msg"]
@@ -38,7 +38,7 @@ def _expected(error: ErrorDetails) -> str:
 
 
 def _found(rule: str, given: object) -> str:
-    """What stands in the fields that a rule speaks of, of the object that breaks it."""
+    """Return the values of the fields that the message of a broken rule mentions."""
     found = {name: _at(given, name) for name in re.findall(r"[A-Za-z][A-Za-z.]*[A-Za-z]", rule)}
     known = [name for name, value in found.items() if value is not None]
     inner = [name for name in known if not any(other.startswith(f"{name}.") for other in known)]

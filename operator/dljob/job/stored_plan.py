@@ -1,6 +1,7 @@
-"""An accepted plan with all that the operator needs to render and show it again, as kept in ``<job>-plan``.
+"""The accepted plan as stored in the ConfigMap ``<job>-plan``.
 
-``plan.json`` is for the agents, ``operator.json`` for the operator: after a restart it plans nothing anew.
+``plan.json`` is for the agents. ``operator.json`` is for the operator, which therefore does not plan again after a
+restart.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ _RUN_POLICY_NOT_IN_DIGEST = ("activeDeadlineSeconds", "ttlSecondsAfterFinished",
 
 
 class StoredGroup(BaseModel):
-    """One group of the plan, as its StatefulSet needs it."""
+    """One group of the plan, with the values for its StatefulSet."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,7 +29,7 @@ class StoredGroup(BaseModel):
     is_gpu: bool
     nodes: Annotated[int, Field(ge=1)]
     ranks_per_node: Annotated[int, Field(ge=1)]
-    cpu_m: Annotated[int, Field(ge=1, description="CPU to request for a pod, in thousandths.")]
+    cpu_m: Annotated[int, Field(ge=1, description="CPU request of a pod, in thousandths.")]
 
 
 class StoredPlan(BaseModel):
@@ -39,15 +40,17 @@ class StoredPlan(BaseModel):
     groups: tuple[StoredGroup, ...]
     memory_nbytes: Annotated[int, Field(ge=1, description="Main memory of the largest pod.")]
     spec_digest: str
-    replans: Annotated[int, Field(ge=0, description="Plans of this spec that measurements have replaced.")] = 0
+    replans: Annotated[
+        int, Field(ge=0, description="Number of plans of this spec that were replaced because of measurements.")
+    ] = 0
     splitting_disabled: Annotated[
-        bool, Field(description="Steps of this spec in parts of the model took too long: no plan has parts any more.")
+        bool, Field(description="True: no plan uses model parallelism, because its steps took too long for this spec.")
     ] = False
     warning: str | None = None
 
     @property
     def revision(self) -> str:
-        """What pods are made from: pods of another revision leave before those of this one start."""
+        """Return the revision of the pods. Pods of another revision stop before those of this one start."""
         return f"{self.spec_digest}-{self.replans}" if self.replans else self.spec_digest
 
     @property
@@ -55,7 +58,7 @@ class StoredPlan(BaseModel):
         return sum(group.nodes for group in self.groups)
 
     def data(self) -> dict[str, str]:
-        """Data of the ConfigMap; ``parse`` reads it back."""
+        """Return the data of the ConfigMap. ``parse`` reads it."""
         mine = self.model_dump(mode="json", by_alias=True, exclude={"plan"}, exclude_none=True)
         return {
             dlcontract.PLAN_KEY: self.plan.to_json(),
@@ -64,7 +67,7 @@ class StoredPlan(BaseModel):
 
     @classmethod
     def parse(cls, data: Mapping[str, str]) -> Self:
-        """Raises ValueError when the data are not what ``data`` wrote."""
+        """Parse the data of the ConfigMap. Raise ValueError if ``data`` did not write it."""
         missing = [key for key in (dlcontract.PLAN_KEY, OPERATOR_KEY) if key not in data]
         if missing:
             raise ValueError(f"plan ConfigMap: found keys {sorted(data)}, expected {' and '.join(missing)} too")
@@ -75,7 +78,7 @@ class StoredPlan(BaseModel):
 
 
 def spec_digest(spec: DLJobSpec) -> str:
-    """Digest of what a plan and its pods depend on: equal digests need no new plan and no new pods."""
+    """Return the digest of the fields on which plan and pods depend. Equal digests need no new plan and no new pods."""
     manifest = {key: value for key, value in spec.manifest().items() if key not in _NOT_IN_DIGEST}
     policy = manifest.get("runPolicy", {})
     manifest["runPolicy"] = {key: policy[key] for key in policy if key not in _RUN_POLICY_NOT_IN_DIGEST}

@@ -1,4 +1,4 @@
-"""A decision as the trainer reads it: the plan of the contract."""
+"""Translate a planner's decision into the plan for the trainer."""
 
 import dlcontract
 from dljob.api import Collective, DLJobSpec, Framework, ParallelismStrategy, duration_s
@@ -39,21 +39,23 @@ def _dataset(spec: DLJobSpec) -> dlcontract.DatasetRef:
 
 
 def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
-    """Whether ranks may find out by themselves how to sum: the model's choice is then but its expectation."""
+    """Return True if ranks measure the collectives themselves; the planned one is then only an expectation."""
     several = sum(len(group.shares) for group in chosen.groups) > 1
     theirs = spec.collective is Collective.AUTO and spec.gradient_compression is None and strategy == "Data"
     return several and theirs and chosen.collective in dlcontract.MEASURABLE
 
 
 def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
-    """As asked for, even on one rank, which shares nothing out."""
+    """Return the strategy of the spec, even on one rank, or the planner's choice for Auto."""
     asked = spec.parallelism.strategy
     return chosen.strategy if asked is ParallelismStrategy.AUTO else asked.value
 
 
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
-    """Fewest ranks the trainer may go on with: those of the smallest ``nodes.min`` nodes, and the servers; all of them
-    where each has a part of the model."""
+    """Return the fewest ranks with which the trainer may continue.
+
+    These are the ranks of the smallest ``nodes.min`` nodes and the servers; with model parallelism, all ranks.
+    """
     if choice.in_parts:
         return sum(len(g.shares) for g in choice.groups)
     servers = sum(share == 0 for g in choice.groups for share in g.shares)
@@ -69,7 +71,7 @@ def _checkpoint(spec: DLJobSpec) -> dlcontract.CheckpointRef:
 
 
 def _grace_s(spec: DLJobSpec) -> float:
-    """Seconds a pod gets to end, pod-template overrides included: what its last checkpoint must fit in."""
+    """Return the termination grace period, including overrides. The last checkpoint must fit into it."""
     found = [override.spec.get("terminationGracePeriodSeconds") for override in spec.pod_template_overrides]
     changed = [seconds for seconds in found if isinstance(seconds, int) and seconds > 0]
     return float([spec.run_policy.termination_grace_period_seconds, *changed][-1])
@@ -86,16 +88,16 @@ def trainer_plan(
     service: str,
     cluster_domain: str,
 ) -> dlcontract.Plan:
-    """The decision as the trainer reads it.
+    """Return the trainer's plan for a decision.
 
-    Pods are named as their StatefulSets name them, ``<job>-<group>-<index>``, and found through the headless
-    ``service`` as ``<pod>.<service>.<namespace>.svc.<cluster_domain>``.
+    Pods have the names of their StatefulSets, ``<job>-<group>-<index>``, and the DNS names of the headless ``service``,
+    ``<pod>.<service>.<namespace>.svc.<cluster_domain>``.
     """
     chosen, optimizer = decision.chosen, spec.optimizer
     spread = sum(g.nodes for g in chosen.groups) > 1
     strategy = parallelism(spec, chosen)
     batch = decision.batch.chosen if decision.batch else spec.global_batch_size
-    # With another batch than the spec's there are steps for the same progress, which need not be whole epochs.
+    # With another batch size than the spec's, the steps for the same progress need not be whole epochs.
     steps = decision.batch.steps if decision.batch and batch != spec.global_batch_size else spec.steps
     rule = learning_rate_rule(spec, batch)
     return dlcontract.Plan(
@@ -133,7 +135,7 @@ def trainer_plan(
         epochs=spec.epochs if steps is None else None,
         steps=steps,
         seed=spec.seed,
-        # Shares that the user dictates stay, and so do those of a torchrun script, which knows nothing of shares.
+        # Local batch sizes that the user sets stay. A torchrun script ignores shares.
         rebalance=spec.planning.uneven
         and all(group.batch_per_rank is None for group in spec.planning.groups)
         and spec.trainer.framework is not Framework.TORCHRUN
