@@ -1,4 +1,4 @@
-"""Real agents, real mpirun, real ranks, in namespaces of their own: a job from its plan to its report."""
+"""Tests of whole jobs from plan to report, with real agents, mpirun and ranks in separate namespaces."""
 
 import os
 import re
@@ -43,12 +43,12 @@ def speaking(*arguments: str) -> list[str]:
 
 
 def rank_process(pod: Pod, rank: int) -> int:
-    """The host's process number of the rank's present incarnation, by its own words."""
+    """Return the host's process number of the rank's current process, from its log."""
     numbers = re.findall(rf"rank {rank} of \d+ is process (\d+)", pod.text())
     return pod.process(int(numbers[-1]))
 
 
-def test_three_pods_train_and_a_restarted_pod_remembers(three: Job) -> None:
+def test_three_pods_train_and_restarted_pods_do_not_train_again(three: Job) -> None:
     three.start(three.plan(speaking("20", "mpi=1")), **NO_TORCH)
     report = three.until(lambda r: r.phase is RunPhase.SUCCEEDED)
     assert report.outcome is not None and report.outcome.accuracy == 0.5
@@ -80,7 +80,7 @@ def test_three_pods_train_and_a_restarted_pod_remembers(three: Job) -> None:
 def test_built_in_model_from_the_zygote(two: Job) -> None:
     two.start(two.plan(steps=30))
     two.until(lambda r: r.step >= 1)
-    for pod in two.pods:  # a fork of the zygote has its command line
+    for pod in two.pods:  # A fork of the zygote has its command line.
         assert sum("dltrain.launch.zygote" in line for line in pod.command_lines()) == 2, pod.command_lines()
     report = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
     families = {f.name: f for f in text_string_to_metric_families(two.pods[0].get("/metrics")[1])}
@@ -90,7 +90,7 @@ def test_built_in_model_from_the_zygote(two: Job) -> None:
         "gradient_bandwidth_bytes_per_second", "link_bandwidth_bytes_per_second", "checkpoint_duration_seconds",
         "checkpoint_timestamp_seconds", "checkpoint_cost_seconds", "checkpoint_interval_seconds", "parameters_agree",
     ]  # fmt: skip
-    assert not [name for name in shown if not families[f"dljob_trainer_{name}"].samples], "exported for real"
+    assert not [name for name in shown if not families[f"dljob_trainer_{name}"].samples], "every metric is exported"
     assert report.step == 30 and report.last_checkpoint is not None and report.world_size == 2
     assert report.probes and report.mismatches == ()
     assert report.outcome is not None and report.outcome.report is not None
@@ -102,16 +102,16 @@ def test_built_in_model_from_the_zygote(two: Job) -> None:
     assert [world.size for world in document.worlds] == [2, 0] and document.faults == ()
     page = ElementTree.parse(report.outcome.report)
     assert len(page.findall(".//table[@id='series']/tbody/tr")) == len(document.points)
-    # But mpirun's own, when it loses a race with its child that nobody minds.
+    # mpirun warns about setpgid if it loses a harmless race with its child.
     assert not [
         line for pod in two.pods for line in pod.text().splitlines() if "Warning" in line and "setpgid" not in line
     ]
 
 
-def test_killed_rank_is_relaunched_in_the_same_pods(three: Job) -> None:
+def test_killed_rank_is_restarted_in_the_same_pods(three: Job) -> None:
     three.start(three.plan(speaking("400", "mpi=1")), **NO_TORCH)
     three.until(lambda r: r.step >= 1)
-    for pod in three.pods:  # what the network policy lets through
+    for pod in three.pods:  # The ports that the network policy allows.
         mpi = pod.listening() - {AGENT_PORT, METRICS_PORT}
         assert len(mpi) >= 2 and all(MPI_PORTS[0] <= port <= MPI_PORTS[1] for port in mpi), mpi
     os.kill(rank_process(three.pods[1], 1), KILL)
@@ -122,7 +122,7 @@ def test_killed_rank_is_relaunched_in_the_same_pods(three: Job) -> None:
     assert all(pod.starts == 1 for pod in three.pods)
 
 
-def test_hung_rank_is_noticed_and_relaunched(two: Job) -> None:
+def test_hung_rank_is_detected_and_restarted(two: Job) -> None:
     two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
     two.until(lambda r: r.step >= 1)
     os.kill(rank_process(two.pods[1], 1), STOP)
@@ -130,8 +130,8 @@ def test_hung_rank_is_noticed_and_relaunched(two: Job) -> None:
     assert report.restarts == {"Hung": 1}
 
 
-def test_a_hung_ranks_failure_says_where_it_hangs(two: Job) -> None:
-    """And not where the other one waits for it, whichever was silent for longer."""
+def test_failure_of_a_hung_rank_shows_its_stack(two: Job) -> None:
+    """It is the rank that hangs, not the one that waits for it, whichever was silent for longer."""
     two.start(two.plan(["python", SPEAKING.replace("speaking_rank", "stuck")], backoff_limit=0))
     report = two.until(lambda r: r.phase is RunPhase.FAILED)
     failure = report.failure
@@ -140,8 +140,8 @@ def test_a_hung_ranks_failure_says_where_it_hangs(two: Job) -> None:
     assert "stuck.py" in failure.log_tail and " in stuck\n" in failure.log_tail, failure.log_tail
 
 
-def test_a_stopped_process_is_noticed_whatever_it_was_busy_with(two: Job) -> None:
-    """A rank that said it would be silent for an hour; and mpirun, on which nobody waits."""
+def test_stopped_process_is_detected_even_while_busy(two: Job) -> None:
+    """The processes are a rank that has announced an hour of work, and mpirun, which nothing waits for."""
     two.start(two.plan(speaking("4000", "mpi=1", "busy=3600")), **NO_TORCH)
     two.until(lambda r: r.step >= 1)
     two.wait(lambda: "busy from now on" in two.pods[1].text())
@@ -177,7 +177,7 @@ def test_command_that_fails_at_once_fails_the_job(two: Job) -> None:
     assert leave(two) == [0, 0]
 
 
-def test_out_of_memory_kills_the_rank_and_the_agent_tells(two: Job) -> None:
+def test_out_of_memory_kills_the_rank_and_the_agent_reports_it(two: Job) -> None:
     two.pods[1].limit_memory(150 * 2**20)
     greedy = "import os\nif os.environ['RANK'] == '1': hog = bytearray(os.urandom(1)) * 2**28\nprint('fine')"
     two.start(two.plan(["python", "-c", greedy], backoff_limit=0), **NO_TORCH)
@@ -186,21 +186,21 @@ def test_out_of_memory_kills_the_rank_and_the_agent_tells(two: Job) -> None:
     assert two.pods[1].starts == 1 and two.pods[1].get("/healthz")[0] == 200
 
 
-def test_bad_input_fails_the_job_without_a_second_try(two: Job) -> None:
+def test_bad_input_fails_the_job_without_retry(two: Job) -> None:
     two.start(two.plan(["sh", "-c", "exit 64"]), **NO_TORCH)
     report = two.until(lambda r: r.phase is RunPhase.FAILED)
     assert report.failures == 1 and report.restarts == {}
     assert report.failure is not None and report.failure.reason == "BadInput" and not report.failure.retry
 
 
-def test_command_that_does_not_exist(two: Job) -> None:
+def test_missing_command_fails_the_job(two: Job) -> None:
     two.start(two.plan(["no-such-program"], backoff_limit=0), **NO_TORCH)
     report = two.until(lambda r: r.phase is RunPhase.FAILED)
     assert report.failure is not None and report.failure.reason == "CommandNotFound"
     assert "no-such-program" in report.failure.log_tail
 
 
-def test_torchrun_scripts_get_their_environment(two: Job) -> None:
+def test_torchrun_scripts_get_torchrun_variables(two: Job) -> None:
     names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT OMP_NUM_THREADS"
     command = ["sh", "-c", f"for n in {names}; do eval echo $n=\\$$n; done; env | grep -c ^OMPI_ || true"]
     two.start(two.plan(model=ModelRef(command=tuple(command), framework="Torchrun")), **NO_TORCH)
@@ -225,19 +225,23 @@ def test_forks_of_the_zygote_are_ordinary_programs() -> None:
         lines = one.pods[0].text().splitlines()
         assert sum("exit handlers ran" in line for line in lines) == 2
         drawn = [line.split()[-2:] for line in lines if "] random " in line]
-        assert len({first for first, _ in drawn}) == len({second for _, second in drawn}) == 2, "forks with one seed"
+        assert len({first for first, _ in drawn}) == len({second for _, second in drawn}) == 2, (
+            "forks must not share a seed"
+        )
 
 
 UNHEARD = "unheard=2"
-"""As right after the first step: one rank's news of it are still on their way. The checkpoint needs that rank, too."""
+"""Delays the update of one rank, as right after the first step. The checkpoint needs that rank as well."""
 
 
-def test_job_deleted_in_the_middle_leaves_fast(three: Job) -> None:
-    """Well within the grace period, which is the time that a rank gets that does not end."""
+def test_deleted_job_ends_well_within_the_grace_period(three: Job) -> None:
+    """A rank that does not exit would use the whole grace period."""
     three.start(three.plan(speaking("4000", "mpi=1", UNHEARD), grace_s=600), **NO_TORCH)
     three.until(lambda r: r.step >= 1)
     at_home = [bool(list(pod.directory.glob("tmp/dljob/mpi/*/hwloc.sm"))) for pod in three.pods]
-    assert all(at_home), "MPI's files of one pod among another's, where processes of the same number overwrite them"
+    assert all(at_home), (
+        "each pod must have its own MPI files, because processes of different pods can have the same number"
+    )
     assert leave(three) == [143, 143, 143]
     report = three.report
     assert report is not None and report.phase is RunPhase.STOPPED and report.last_checkpoint is not None
@@ -245,7 +249,7 @@ def test_job_deleted_in_the_middle_leaves_fast(three: Job) -> None:
     assert report.failure is None or report.failure.reason == "PodStopped"
 
 
-def test_evicted_pod_stops_the_world_and_its_return_resumes_it(three: Job) -> None:
+def test_evicted_pod_stops_the_attempt_and_its_return_resumes_it(three: Job) -> None:
     three.start(three.plan(speaking("4000", "mpi=1"), grace_s=600), **NO_TORCH)
     running = three.until(lambda r: r.step >= 1)
     three.pods[2].signal(TERM)
@@ -259,7 +263,7 @@ def test_evicted_pod_stops_the_world_and_its_return_resumes_it(three: Job) -> No
     assert three.pods[0].starts == 1
 
 
-def test_lost_pod_is_waited_for(two: Job) -> None:
+def test_job_waits_for_a_lost_pod(two: Job) -> None:
     two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
     two.until(lambda r: r.step >= 1)
     two.pods[1].kill()
@@ -269,7 +273,7 @@ def test_lost_pod_is_waited_for(two: Job) -> None:
     two.until(lambda r: r.phase is RunPhase.RUNNING and r.step > report.step)
 
 
-def test_lost_coordinator_comes_back_with_a_higher_term(two: Job) -> None:
+def test_lost_coordinator_returns_with_a_higher_term(two: Job) -> None:
     two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
     before = two.until(lambda r: r.step >= 1)
     two.pods[0].kill()
@@ -279,7 +283,7 @@ def test_lost_coordinator_comes_back_with_a_higher_term(two: Job) -> None:
     assert two.pods[1].starts == 1
 
 
-def test_a_volume_remembers_terms_that_all_agents_forgot(two: Job) -> None:
+def test_term_survives_on_the_volume(two: Job) -> None:
     plan = two.plan(speaking("4000", "mpi=1"))
     claimed = volume_layout.job_directory(plan) / volume_layout.TERM
     claimed.parent.mkdir()
@@ -320,7 +324,7 @@ def test_agent_reaps_what_ranks_leave_behind(two: Job) -> None:
         two.wait(lambda pod=pod: len(pod.pids()) == 2)
 
 
-def test_misconfigured_agent_says_what_is_missing(two: Job) -> None:
+def test_misconfigured_agent_names_the_missing_variable(two: Job) -> None:
     pod = two.pods[0]
     pod.start(DLJOB_UID="")
     assert pod.wait() == 64

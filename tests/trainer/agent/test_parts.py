@@ -1,4 +1,4 @@
-"""Parts of the agent that are functions of their input: tables of cases."""
+"""Tests of the pure functions of the agent."""
 
 import sys
 import tempfile
@@ -60,7 +60,7 @@ def world(*ends: RankEnded, **fields: Any) -> Attempt:
     return made
 
 
-def said(reason: str, **fields: Any) -> Failure:
+def reported(reason: str, **fields: Any) -> Failure:
     return Failure(reason=reason, message="as it said", **fields)
 
 
@@ -72,17 +72,17 @@ CASES: dict[str, tuple[Attempt, str, int | None, bool, bool]] = {
     "segmentation fault": (world(ended(2, number=11)), "RankCrashed", 2, True, True),
     "exit 1": (world(ended(0, 1, tail="Traceback")), "RankFailed", 0, True, True),
     "bad input": (world(ended(0, 64)), "BadInput", 0, True, False),
-    "unlike parameters": (world(ended(1, 77)), "ParametersDiverged", 1, True, True),
+    "different parameters": (world(ended(1, 77)), "ParametersDiverged", 1, True, True),
     "diverged": (world(ended(0, 76)), "Diverged", 0, True, True),
     "no such command": (world(ended(0, 127)), "CommandNotFound", 0, True, True),
-    "its own words": (world(ended(1, 1), failures=[(1, said("TrainingError"))]), "TrainingError", 1, True, True),
-    "words of a survivor": (world(ended(1, number=9), failures=[(0, said("PeerLost"))]), "RankKilled", 1, True, True),
+    "reported failure": (world(ended(1, 1), failures=[(1, reported("TrainingError"))]), "TrainingError", 1, True, True),
+    "failure reported by a survivor": (world(ended(1, number=9), failures=[(0, reported("PeerLost"))]), "RankKilled", 1, True, True),
     "hung": (world(hung=(2, 7.0)), "Hung", 2, True, True),
-    "pod told to stop": (world(ended(0, 143), ended(1, 143), ended(2, 143), left={"p-1"}), "PodStopped", None, False, True),
+    "pod received SIGTERM": (world(ended(0, 143), ended(1, 143), ended(2, 143), left={"p-1"}), "PodStopped", None, False, True),
     "pod lost, survivors leave": (world(ended(0, 75), lost={"p-1": "silent for 5 s"}), "PodLost", None, False, True),
     "mpirun failed": (world(launcher=Exit(code=1)), "LaunchFailed", None, True, True),
-    "only echoes": (world(ended(0, 75), ended(1, 75), ended(2, 75)), "PeerLost", 0, True, True),
-    "stopped by a stranger": (world(ended(0, 143)), "RankStopped", 0, True, True),
+    "only consequences": (world(ended(0, 75), ended(1, 75), ended(2, 75)), "PeerLost", 0, True, True),
+    "exit as if stopped": (world(ended(0, 143)), "RankStopped", 0, True, True),
     "built-in without a result": (world(ended(0, 0), ended(1, 0), ended(2, 0), launcher=Exit(code=0)), "NoResult", None, True, True),
 }  # fmt: skip
 
@@ -96,17 +96,17 @@ def test_diagnosis(case: tuple[Attempt, str, int | None, bool, bool]) -> None:
     assert failure.message
 
 
-def test_an_echo_is_no_explanation() -> None:
+def test_consequence_is_no_explanation() -> None:
     assert not explained(world(ended(0, 75)))
     assert not explained(world(launcher=Exit(code=1)))
-    assert not explained(world(failures=[(1, said("TrainingError"))])), "the end of its log is still to come"
-    assert explained(world(ended(1, 1), failures=[(1, said("TrainingError"))]))
+    assert not explained(world(failures=[(1, reported("TrainingError"))])), "the end of its log is still to come"
+    assert explained(world(ended(1, 1), failures=[(1, reported("TrainingError"))]))
     assert explained(world(ended(0, 75), ended(1, number=9)))
     assert explained(world(lost={"p-1": "silent"}))
 
 
-def test_who_hangs_is_who_does_not_wait_for_others() -> None:
-    """By what the ranks wrote down, once all that run have; a stopped one writes nothing."""
+def test_hung_rank_is_the_one_that_does_not_wait_for_others() -> None:
+    """The stacks in the logs of all running ranks decide. A stopped rank writes no stack."""
     where = {n: f'Thread 0x1 (most recent call first):\n  File "{file}"' for n, file in (
         (0, "/x/dltrain/comm/core/waiting.py"), (1, "/app/train.py"), (2, "/x/dltrain/comm/core/waiting.py"),
     )}  # fmt: skip
@@ -117,16 +117,16 @@ def test_who_hangs_is_who_does_not_wait_for_others() -> None:
     failure = diagnose(facts)
     assert (failure.rank, failure.host, failure.log_tail) == (1, "p-1", where[1])
     facts.logs = where | {1: where[0], 2: "step 3"}
-    assert diagnose(facts).rank == 2, "all others wait, for a process that cannot answer"
+    assert diagnose(facts).rank == 2, "all others wait for a process that cannot answer"
 
 
-def test_a_failure_in_its_own_words_is_completed_by_the_agent() -> None:
-    facts = world(ended(1, number=6, tail="the log's end"), failures=[(1, said("TrainingError"))])
+def test_agent_completes_a_failure_that_the_rank_reported() -> None:
+    facts = world(ended(1, number=6, tail="the log's end"), failures=[(1, reported("TrainingError"))])
     failure = diagnose(facts)
     assert (failure.rank, failure.host, failure.exit_code, failure.log_tail) == (1, "p-1", 134, "the log's end")
 
 
-def test_success_needs_a_result_of_what_trains_by_dltrain() -> None:
+def test_script_that_trains_with_dltrain_needs_a_result() -> None:
     done = (ended(0, 0), ended(1, 0), ended(2, 0))
     assert not world(*done).succeeded
     assert world(*done, outcome=Outcome(steps=1, seconds=1)).succeeded
@@ -134,10 +134,12 @@ def test_success_needs_a_result_of_what_trains_by_dltrain() -> None:
     own.ended = {end.rank: end for end in done}
     assert own.succeeded and not own.troubled
     own.progressed, own.launcher = True, Exit(code=0)
-    assert not own.succeeded and own.troubled and diagnose(own).reason == "NoResult", "it left in the middle"
+    assert not own.succeeded and own.troubled and diagnose(own).reason == "NoResult", (
+        "it ended in the middle of training"
+    )
 
 
-def test_killed_ranks_that_others_go_on_without_are_no_trouble() -> None:
+def test_killed_ranks_that_others_survive_do_not_fail_the_attempt() -> None:
     facts = world(ended(1, number=9), progressed=True)
     assert facts.troubled and facts.survivable and not facts.losses
     facts.absent = {1}
@@ -151,14 +153,14 @@ def test_killed_ranks_that_others_go_on_without_are_no_trouble() -> None:
         assert not world(ended(1, number=9), **({"progressed": True} | {change: value})).survivable
     for end in (ended(1, 1), ended(1, number=9, out_of_memory=True)):
         other = world(end, progressed=True, absent={1})
-        assert other.troubled and not other.survivable, "it was not killed from outside"
-    spoke = world(ended(1, number=9), progressed=True, absent={1}, failures=[(1, said("TrainingError"))])
+        assert other.troubled and not other.survivable, "the rank failed by itself"
+    spoke = world(ended(1, number=9), progressed=True, absent={1}, failures=[(1, reported("TrainingError"))])
     assert spoke.troubled and not spoke.survivable
     needed = Attempt(plan(min_ranks=3), "1.1", progressed=True, ended={1: ended(1, number=9)})
     assert needed.troubled and not needed.survivable
 
 
-def test_the_report_follows_the_ranks_that_are_left() -> None:
+def test_report_follows_the_remaining_ranks() -> None:
     ledger = Ledger(plan(), None)
     for rank in range(3):
         ledger.hear(step(rank, 4, step_s=2.0), 0.0)
@@ -167,16 +169,16 @@ def test_the_report_follows_the_ranks_that_are_left() -> None:
     assert ledger.hear(shrunk, 0.0) and not ledger.hear(shrunk.model_copy(update={"rank": 2}), 0.0)
     assert ledger.report(0.0).world_size == 2 and [m.rank for m in ledger.report(0.0).ranks] == [1, 2]
     ledger.hear(step(2, 6), 0.0)
-    assert ledger.report(0.0).step == 4, "rank 1 speaks for the job now"
+    assert ledger.report(0.0).step == 4, "rank 1 represents the job now"
     ledger.hear(step(1, 7), 0.0)
     assert ledger.report(0.0).step == 7
 
 
-def test_a_plan_for_fewer_pods() -> None:
+def test_shrink_plan() -> None:
     whole = plan(4, min_ranks=2, global_batch=4)
     assert shrink_plan(whole, whole.pods) is whole
     left = shrink_plan(whole, {"p-3", "p-1"})
-    assert left is not None and Plan.parse(left.to_json()) == left, "its laws hold"
+    assert left is not None and Plan.parse(left.to_json()) == left, "it is valid"
     assert [(r.rank, r.pod, r.share) for r in left.ranks] == [(0, "p-1", 2), (1, "p-3", 2)]
     assert shrink_plan(whole, {"p-3"}) is None, "too few"
     torchrun = plan(model=ModelRef(command=("x",), framework="Torchrun"))
@@ -197,14 +199,12 @@ def test_a_plan_for_fewer_pods() -> None:
         ({"ranks": 2}, RunPhase.RUNNING, "p-1", 0),
     ],
 )
-def test_who_coordinates_when_the_first_pod_is_lost(
-    fields: dict[str, Any], phase: RunPhase, pod: str, place: int
-) -> None:
+def test_succession(fields: dict[str, Any], phase: RunPhase, pod: str, place: int) -> None:
     assert succession(plan(**fields), phase, pod) == place
     assert succession(None, phase, pod) == 0
 
 
-def test_delays_grow_while_nothing_is_achieved_and_fit_into_the_deadline() -> None:
+def test_delays_grow_without_progress_and_stay_below_the_deadline() -> None:
     assert [delay_s(n) for n in range(7)] == [0, 1, 2, 4, 8, 10, 10]
     assert sum(delay_s(n) for n in range(1, 4)) < 30, "the default back-off limit of 3"
 
@@ -216,7 +216,7 @@ def step(rank: int, number: int, step_s: float = 0.1, device: str = "cpu") -> St
     )
 
 
-def test_silence_is_judged_by_the_pace_of_the_rank() -> None:
+def test_hang_deadline_follows_the_step_time_of_the_rank() -> None:
     ledger = Ledger(plan(), None)
     ledger.hear(Hello(rank=0, pid=1), 0.0)
     assert ledger.silent_rank(START_DEADLINE_S - 1) is None and ledger.silent_rank(START_DEADLINE_S + 1) == (0, 901.0)
@@ -234,31 +234,35 @@ def test_silence_is_judged_by_the_pace_of_the_rank() -> None:
     assert ledger.silent_rank(187.0) is None
 
 
-def test_report_is_what_was_heard_and_survives_the_coordinator() -> None:
+def test_report_contains_all_updates_and_survives_the_coordinator() -> None:
     ledger = Ledger(plan(), None)
     assert ledger.report(1.0).phase is RunPhase.WAITING
     for rank, unix_s in ((0, 10.0), (2, 12.0), (1, 11.0)):
         ledger.hear(Mark(rank=rank, what="imported", unix_s=unix_s), 0.0)
-    assert ledger.hear(Mark(rank=0, what="first_step", unix_s=20.0), 0.0), "worth a report at once"
-    assert ledger.hear(step(0, 1), 0.0) and not ledger.hear(step(0, 2), 0.0), "the first one of a launch is"
+    assert ledger.hear(Mark(rank=0, what="first_step", unix_s=20.0), 0.0), "it needs a report at once"
+    assert ledger.hear(step(0, 1), 0.0) and not ledger.hear(step(0, 2), 0.0), (
+        "only the first step of an attempt needs a report at once"
+    )
     ledger.restarts, ledger.failures = {"RankKilled": 2}, 2
-    ledger.failure = said("RankKilled")
+    ledger.failure = reported("RankKilled")
     report = Report.parse(ledger.report(30.0).to_json())
     assert (report.step, report.steps, report.world_size, report.loss) == (2, 10, 3, 1.0)
     assert report.startup.imported_unix_s == 12.0, "the last rank's"
     assert report.startup.first_step_unix_s == 20.0
     again = Ledger(plan(), report)
     assert (again.restarts, again.failures, again.startup) == ({"RankKilled": 2}, 2, report.startup)
-    assert (again.report(31.0).step, again.report(31.0).steps, again.report(31.0).loss) == (2, 10, 1.0), "no way back"
+    assert (again.report(31.0).step, again.report(31.0).steps, again.report(31.0).loss) == (2, 10, 1.0), (
+        "the report does not go back"
+    )
     other_job = Ledger(plan(uid="other"), report)
     assert other_job.restarts == {} and other_job.failure is None
 
 
-def test_a_mismatched_rank_is_told_and_teaches_nothing() -> None:
+def test_mismatched_rank_is_reported_and_its_probe_ignored() -> None:
     ledger = Ledger(plan(), None)
     point = ProbePoint(device="cpu", batch=1, compute_s=0.1)
     ledger.hear(Hello(rank=0, pid=1, device="cpu"), 0.0)
-    assert ledger.hear(Hello(rank=1, pid=1, device="slow"), 0.0), "worth a report at once"
+    assert ledger.hear(Hello(rank=1, pid=1, device="slow"), 0.0), "it needs a report at once"
     ledger.hear(Hello(rank=2, pid=1), 0.0)
     ledger.hear(Probed(rank=1, points=(point.model_copy(update={"device": "slow"}),)), 0.0)
     ledger.hear(Probed(rank=0, points=(point,), link_latency_s=1e-4), 0.0)
@@ -298,7 +302,7 @@ def test_oom_kills(tmp_path: Path, name: str, text: str, count: int | None) -> N
         "memory/memory.stat": "total_inactive_file 7",
     }, 407),
 ])  # fmt: skip
-def test_free_memory_is_what_machine_and_container_leave(files: dict[str, str], free: int, tmp_path: Path) -> None:
+def test_free_memory_is_the_minimum_of_machine_and_container(files: dict[str, str], free: int, tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4 kB\n")
     for name, text in files.items():
@@ -325,20 +329,20 @@ DAEMON = (
 )
 
 
-def test_only_the_daemons_arguments_are_taken_from_mpiruns_command() -> None:
+def test_daemon_arguments_are_extracted_from_the_command_of_mpirun() -> None:
     uri = "prterun-p-0-7@0.0;tcp://10.0.0.1:7500:24"
     assert commands.daemon_arguments(DAEMON) == ("--prtemca", "ess", "env", "--prtemca", "prte_hnp_uri", uri)
     with pytest.raises(ValueError, match="expected a command that starts prted"):
         commands.daemon_arguments("rm -rf /; prted-not")
 
 
-def test_a_daemon_keeps_to_the_settings_of_its_own_pod() -> None:
+def test_daemon_uses_the_settings_of_its_own_pod() -> None:
     env = commands.mpi_environment({}, "net1", "1.1", Path("/run/own"))
     told = ("--leave-session-attached", "--prtemca", "prte_if_include", "eth0", "--prtemca", "ess", "env")
     assert commands.without_others_settings(told, env) == ("--leave-session-attached", "--prtemca", "ess", "env")
 
 
-def test_mpirun_gets_pods_by_name_with_as_many_slots_as_ranks() -> None:
+def test_mpirun_command_has_pod_names_and_one_slot_per_rank() -> None:
     pods = ("p-0", "p-0", "p-1")
     ranks = [
         {"rank": i, "pod": pod, "host": "h", "group": "g", "device": "cpu", "share": 1} for i, pod in enumerate(pods)
@@ -349,7 +353,7 @@ def test_mpirun_gets_pods_by_name_with_as_many_slots_as_ranks() -> None:
     assert command[command.index("-n") + 1] == "3" and "--allow-run-as-root" not in command
 
 
-def test_ranks_of_a_pod_must_be_numbered_in_a_row() -> None:
+def test_ranks_of_a_pod_must_be_consecutive() -> None:
     ranks = [{"rank": i, "pod": f"p-{i % 2}", "host": "h", "group": "g", "device": "cpu", "share": 1} for i in range(3)]
     with pytest.raises(ValueError, match="in a row"):
         commands.mpirun_command(
@@ -357,26 +361,26 @@ def test_ranks_of_a_pod_must_be_numbered_in_a_row() -> None:
         )
 
 
-def test_ports_are_the_contracts_and_disjoint() -> None:
+def test_ports_match_the_contract_and_are_disjoint() -> None:
     from dlcontract import MPI_PORTS
 
     assert MPI_PORTS[0] == commands.DAEMON_PORTS[0] <= commands.DAEMON_PORTS[1] < commands.RANK_PORTS[0]
     assert commands.RANK_PORTS[1] < commands.MASTER_PORT == MPI_PORTS[1]
 
 
-def test_what_a_rank_said_last_is_heard_though_it_is_gone_when_asked_to_stop(tmp_path: Path) -> None:
+def test_last_message_of_an_ended_rank_survives_a_stop_request(tmp_path: Path) -> None:
     ended = run([sys.executable, str(BODIES / "last_words.py"), str(tmp_path)])
     assert ended.output == f"['checkpointed'] {EXIT_STOPPED}\n" and ended.code == 0, ended.output
 
 
-def test_shim_passes_on_what_mpi_set_and_nothing_else() -> None:
+def test_shim_forwards_only_variables_of_mpi() -> None:
     environ = {"PMIX_RANK": "1", "OMPI_X": "a=b\nc", "OPAL_PREFIX": "/usr", "SECRET": "no", "PATH": "/bin"}
     data = request(["rank", ""], environ)
     assert int(data[:8]) == len(data) - 8
     assert parse_request(data[8:]) == (["rank", ""], {"PMIX_RANK": "1", "OMPI_X": "a=b\nc", "OPAL_PREFIX": "/usr"})
 
 
-def test_which_commands_the_zygote_may_become(tmp_path: Path) -> None:
+def test_commands_that_the_zygote_can_run(tmp_path: Path) -> None:
     beside = {"PATH": str(Path(sys.executable).parent)}
     assert is_this_python("python", beside) and is_this_python(sys.executable, {})
     assert not is_this_python("python", {"PATH": str(tmp_path)}) and not is_this_python("sh", beside)
@@ -387,7 +391,7 @@ def test_which_commands_the_zygote_may_become(tmp_path: Path) -> None:
     assert not can_run(()) and not can_run(("-m",)) and not can_run(("-O", "train.py")) and not can_run(("-",))
 
 
-def test_settings_name_what_is_wrong() -> None:
+def test_settings_errors_name_the_variable() -> None:
     good = {
         "DLJOB_NAME": "j", "DLJOB_UID": "u", "DLJOB_POD": "p-0", "DLJOB_POD_IP": "10.0.0.1", "DLTRAIN_RUN_DIR": "/tmp/r"
     }  # fmt: skip

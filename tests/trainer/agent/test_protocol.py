@@ -1,4 +1,4 @@
-"""Who may talk to an agent, and whom it obeys: a real member, and this test as its coordinator."""
+"""Tests of the agents' protocol: a real member, with the test as its coordinator."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture
 def member() -> Iterator[Job]:
-    """Two pods, of which the second runs and waits for its coordinator: whoever the test makes it."""
+    """Two pods, of which the second runs and waits for a coordinator, which the test provides."""
     with job(2) as made:
         made.pods[1].start(DLTRAIN_IMPORT_AHEAD="off")
         made.wait(lambda: "is up" in made.pods[1].text())
@@ -31,7 +31,7 @@ def member() -> Iterator[Job]:
 
 
 class Dialogue:
-    """Connections of a test to the member; all closed at its end."""
+    """The connections of a test to the member. They are closed at its end."""
 
     def __init__(self, made: Job) -> None:
         self.made = made
@@ -74,9 +74,9 @@ def run(made: Job, body: Callable[[Dialogue], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def test_strangers_hear_nothing(member: Job, tmp_path: Path) -> None:
+def test_client_without_the_jobs_certificate_gets_no_answer(member: Job, tmp_path: Path) -> None:
     stranger = tls.load(Authority(tmp_path / "other").directory).client
-    stranger.verify_mode = ssl.CERT_NONE  # it would talk to anyone; the member must not
+    stranger.verify_mode = ssl.CERT_NONE  # The client accepts any member; the member must reject it.
     nobody = ssl.create_default_context()
     nobody.check_hostname, nobody.verify_mode = False, ssl.CERT_NONE
 
@@ -86,13 +86,13 @@ def test_strangers_hear_nothing(member: Job, tmp_path: Path) -> None:
                 channel = await dialogue.connect(context)
             except ssl.SSLError:
                 continue
-            assert await channel.receive() is None, "TLS 1.3 tells a refused client with the first read"
+            assert await channel.receive() is None, "with TLS 1.3, a rejected client learns that at its first read"
 
     run(member, body)
 
 
-def test_impostors_are_not_talked_to(member: Job, tmp_path: Path) -> None:
-    """A coordinator whose CA is another job's finds no member it believes."""
+def test_member_rejects_coordinator_of_another_ca(member: Job, tmp_path: Path) -> None:
+    """A coordinator with the CA of another job does not trust the member."""
     suspicious = tls.load(Authority(tmp_path / "other").directory).client
 
     async def body(dialogue: Dialogue) -> None:
@@ -102,7 +102,7 @@ def test_impostors_are_not_talked_to(member: Job, tmp_path: Path) -> None:
     run(member, body)
 
 
-def test_terms(member: Job) -> None:
+def test_member_obeys_the_highest_term(member: Job) -> None:
     plan = member.plan(["true"])
 
     async def body(dialogue: Dialogue) -> None:
@@ -117,20 +117,20 @@ def test_terms(member: Job) -> None:
             other.send(assign(plan, term, boot))
             answer = await other.receive()
             assert isinstance(answer, proto.Refused) and why in answer.why
-            assert await other.receive() is None, "a refused coordinator is cut off"
+            assert await other.receive() is None, "the member closes the connection of a refused coordinator"
 
         first.send(proto.Prepare(world="5.1"))
-        assert await first.receive() == proto.Prepared(world="5.1"), "the refused ones changed nothing"
+        assert await first.receive() == proto.Prepared(world="5.1"), "refused coordinators change nothing"
 
         successor, _ = await dialogue.greeted()
         successor.send(assign(plan, 6, "b"))
         assert await successor.receive() == proto.Assigned(digest=plan.digest())
-        assert await first.receive() is None, "the predecessor is cut off"
+        assert await first.receive() is None, "the member closes the connection of the predecessor"
 
     run(member, body)
 
 
-def test_a_superseded_coordinator_ends() -> None:
+def test_superseded_coordinator_ends() -> None:
     with job(2) as made:
         plan = made.plan(["sleep", "1000"], model={"command": ["sleep", "1000"], "framework": "Torchrun"})
         made.start(plan, DLTRAIN_IMPORT_AHEAD="off")
@@ -151,7 +151,7 @@ def test_a_superseded_coordinator_ends() -> None:
     [({"uid": "another"}, "found a plan of job another"), ({}, "found a plan with digest")],
     ids=["another job", "garbled"],
 )
-def test_plans_that_are_not_the_jobs(member: Job, fields: dict[str, str], why: str) -> None:
+def test_member_refuses_invalid_plans(member: Job, fields: dict[str, str], why: str) -> None:
     plan = member.plan(["true"], **fields)
     line = assign(plan, 50, "c")
     if not fields:
@@ -166,8 +166,8 @@ def test_plans_that_are_not_the_jobs(member: Job, fields: dict[str, str], why: s
     run(member, body)
 
 
-def test_a_coordinator_that_falls_silent_is_given_up(member: Job) -> None:
-    """Its ranks end, as nobody would notice their end."""
+def test_ranks_end_when_the_coordinator_is_silent(member: Job) -> None:
+    """Without a coordinator, nothing would detect the end of these ranks."""
     plan = member.plan(["sleep", "1000"], model={"command": ["sleep", "1000"], "framework": "Torchrun"})
 
     async def body(dialogue: Dialogue) -> None:

@@ -1,4 +1,4 @@
-"""Real agents and ranks of the built-in trainer when ranks and pods are lost: who goes on, and what the report says."""
+"""Tests with real agents and ranks of the built-in trainer: lost ranks and pods, shrinking, and the report."""
 
 import os
 import shutil
@@ -30,21 +30,21 @@ def three() -> Iterator[Job]:
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_killed_rank_is_gone_on_without_and_comes_back(victim: int, three: Job) -> None:
+def test_job_continues_without_a_killed_rank_and_adds_it_again(victim: int, three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
     three.until(lambda r: r.step >= 1)
     os.kill(rank_process(three.pods[victim]), KILL)
     report = three.until(lambda r: r.world_size == 2 and r.restarts)
     assert report.phase is RunPhase.RUNNING and report.restarts == {"RankKilled": 1} and report.failures == 0
     assert report.failure is not None and report.failure.rank == victim and report.failure.exit_code == 137
-    # While shares move, one rank may have told its old one and another its new one.
+    # While local batch sizes change, ranks may report a mix of old and new ones.
     later = three.until(lambda r: r.step > report.step and sum(m.share for m in r.ranks) == 60)
     assert "phase Relaunching" not in three.pods[0].text()
     assert [m.rank for m in later.ranks] == [n for n in range(3) if n != victim]
 
     back = three.until(lambda r: r.world_size == 3 and r.step > later.step)
     assert back.restarts == {"RankKilled": 1} and back.failures == 0
-    assert back.last_checkpoint is not None and back.last_checkpoint.step >= later.step, "nothing was computed twice"
+    assert back.last_checkpoint is not None and back.last_checkpoint.step >= later.step, "no step was repeated"
     assert all(pod.starts == 1 for pod in three.pods)
     assert leave(three) == [143, 143, 143]
     document = files.read(three.plan())
@@ -52,13 +52,13 @@ def test_killed_rank_is_gone_on_without_and_comes_back(victim: int, three: Job) 
     assert [world.size for world in document.worlds] == [3, 2, 0, 3, 0]
     killed, *leaving = document.faults
     assert killed.failure.reason == "RankKilled" and killed.resumed_unix_s
-    assert {fault.failure.reason for fault in leaving} <= {"PodStopped"}, "another pod's end may be heard of first"
+    assert {fault.failure.reason for fault in leaving} <= {"PodStopped"}, "the end of another pod may be reported first"
     assert document.totals.steps_repeated == 0 and sum(p.steps for p in document.points) <= document.step
     assert any(f"lost ranks [{victim}]" == split.reason for split in document.splits)
 
 
 @pytest.mark.parametrize(("program", "at"), [("prterun", 0), ("prted", 1)])
-def test_without_mpirun_or_a_daemon_ranks_start_again_from_memory(program: str, at: int, three: Job) -> None:
+def test_ranks_restart_from_memory_after_loss_of_mpirun_or_a_daemon(program: str, at: int, three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=3))
     three.wait(lambda: all(steps_in_memory(pod) for pod in three.pods))
     step = max(steps_in_memory(three.pods[0]))
@@ -69,13 +69,13 @@ def test_without_mpirun_or_a_daemon_ranks_start_again_from_memory(program: str, 
     assert sum(report.restarts.values()) == 1 and report.step >= step, three.logs()
     assert "in the memory of rank" in three.pods[0].text()
     assert all(pod.starts == 1 for pod in three.pods)
-    told = Plan.parse((three.pods[0].directory / "tmp/dljob/plan.json").read_text()).checkpoint
-    assert told.faults == 1 and told.trained_s > 0, "what ranks choose the interval of checkpoints by"
+    checkpoint = Plan.parse((three.pods[0].directory / "tmp/dljob/plan.json").read_text()).checkpoint
+    assert checkpoint.faults == 1 and checkpoint.trained_s > 0, "ranks choose the checkpoint interval from these"
 
 
 @pytest.mark.parametrize("kind", ["Pipeline", "StaleSynchronous"])
-def test_a_lost_stage_or_server_means_the_last_checkpoint(kind: str, two: Job) -> None:
-    """Which waits for nobody: rank 1 is the second stage, or the server; both write by rank 0."""
+def test_lost_stage_or_server_restarts_from_the_last_checkpoint(kind: str, two: Job) -> None:
+    """Rank 1 is the second stage or the server. In both cases, rank 0 writes the checkpoints."""
     fields: dict[str, Any] = {"parallelism": "Pipeline", "micro_batches": 2}
     shares, roles = (60, 60), (Role.WORKER, Role.WORKER)
     if kind != "Pipeline":
@@ -94,7 +94,7 @@ def test_a_lost_stage_or_server_means_the_last_checkpoint(kind: str, two: Job) -
     assert "resumed from step" in two.pods[0].text()
 
 
-def test_the_next_pod_coordinates_when_the_first_is_lost(three: Job) -> None:
+def test_next_pod_takes_over_as_coordinator(three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
     three.wait(lambda: all(steps_in_memory(pod) for pod in three.pods))
     before = three.until(lambda r: r.world_size == 3)
@@ -111,7 +111,7 @@ def test_the_next_pod_coordinates_when_the_first_is_lost(three: Job) -> None:
     assert [pod.starts for pod in three.pods] == [2, 1, 1]
 
 
-def test_a_lost_pod_is_gone_on_without_and_comes_back(three: Job) -> None:
+def test_job_continues_without_a_lost_pod_and_adds_it_again(three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
     three.until(lambda r: r.step >= 1)
     three.pods[1].kill()
@@ -122,7 +122,7 @@ def test_a_lost_pod_is_gone_on_without_and_comes_back(three: Job) -> None:
     assert back.restarts == {"PodLost": 1} and back.term == report.term
 
 
-def test_a_cut_link_is_noticed_and_a_pod_alone_does_not_take_over(three: Job) -> None:
+def test_partition_is_detected_and_an_isolated_pod_does_not_take_over(three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
     before = three.until(lambda r: r.step >= 1)
     three.pods[1].link("down")
