@@ -1,7 +1,7 @@
-"""The global batch, where the spec leaves it open: the one with the least time (energy, cost) to the same progress.
+"""Choice of the global batch size from a range: the one with the least time (energy, cost) for the same progress.
 
-Every batch of a ladder is planned for itself, with as many steps as its gradient's noise scale asks for (``perf.
-statistical``), and the plans are compared by the request's objective over the whole training.
+Every batch of a ladder gets its own plan, with the number of steps that follows from the gradient noise scale
+(``perf.fit.statistical``). The plans are compared by the request's objective over the whole training.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,20 +16,20 @@ from dljob.planner.types import BatchDecision, Batches, BatchOption, Choice, Dec
 from dljob.planner.types.texts import samples
 
 MIN_GAIN = 0.05
-"""A batch further from globalBatchSize must be better by this part: noise scales differ between runs, too."""
+"""Minimum relative improvement for a batch further from globalBatchSize, because noise scales differ between runs."""
 AS_MANY_SAMPLES = 1e15
-"""A noise scale by which any batch needs as many samples: for a batch that no noise scale chose."""
+"""A noise scale so large that every batch needs as many samples, for a batch that was chosen without a noise scale."""
 MAX_RUNGS = 16
-"""Batches of a ladder, at most."""
+"""Maximum number of batches of a ladder."""
 MAX_RUNGS_PLANNED_AT_ONCE = 8
-"""Batches that are all planned; of more, those about the best one."""
+"""Up to this number, all batches are planned; of more, every other one and those next to the best one."""
 Plan = Callable[[Request], Decision | Infeasible]
 
 
 def ladder(base: int, low: int, high: int) -> list[int]:
-    """Batches in [low, high]: ``base`` times 1, 1.5, 2, 3, 4, 6, … and the same parts of it, and the ends.
+    """Return batches in [low, high]: ``base`` times or divided by 1, 1.5, 2, 3, 4, 6, …, and the ends.
 
-    Multiples of what the user wrote divide among ranks as that does. Of wide ranges powers of two alone.
+    Multiples of the user's batch divide among ranks as that batch does. Wide ranges use powers of two only.
     """
     halves = {base} | {base * 2**k for k in range(1, 32)} | {base // 2**k for k in range(1, 32) if base % 2**k == 0}
     between = {3 * batch // 2 for batch in halves if batch % 2 == 0}
@@ -48,9 +48,9 @@ def ladder(base: int, low: int, high: int) -> list[int]:
 def choose(
     request: Request, batches: Batches, learned: Mapping[tuple[str, str], Learned], plan: Plan
 ) -> Decision | Infeasible:
-    """The best batch's plan, with the others in ``Decision.batch``; the base's where there is nothing to choose by.
+    """Return the plan of the best batch, with the others in ``Decision.batch``.
 
-    ``plan`` plans a request of one batch.
+    Without a measured noise scale the batch stays the spec's. ``plan`` plans a request with one batch.
     """
     base = request.global_batch
     if batches.running is not None:
@@ -79,10 +79,10 @@ def choose(
 
 
 def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int, Decision | Infeasible]:
-    """Answers for all of a short ladder; of a long one for every other batch, then for those beside the best.
+    """Return plans for all batches of a short ladder; of a long one, for every other batch and those next to the best.
 
-    Time to the same progress changes little from one of its batches to the next but one, and a plan on a large cluster
-    takes a tenth of a second.
+    The time for the same progress changes little over two rungs of a long ladder, and a plan on a large cluster takes a
+    tenth of a second.
     """
     rungs = sorted(asked)
     first = rungs if len(rungs) <= MAX_RUNGS_PLANNED_AT_ONCE else sorted({base, rungs[-1], *rungs[::2]})
@@ -113,7 +113,7 @@ def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
 
 
 def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasible:
-    """A job goes on with the batch of its checkpoints, and as many steps as it set out for."""
+    """Plan a running job with the batch of its checkpoints and its original number of steps."""
     assert batches.running is not None
     batch, noise = batches.running.batch, batches.running.noise
     asked = _at(request, batches, batch, AS_MANY_SAMPLES if noise is None else noise)
@@ -122,18 +122,18 @@ def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasib
 
 
 def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request:
-    """The request for just this batch."""
+    """Return the request for this batch."""
     steps = statistical.steps(request.total_steps, request.global_batch, batch, noise, batches.epoch_samples)
     return replace(request, global_batch=batch, total_steps=steps, batches=None)
 
 
 def _scores(asked: Mapping[int, Request], found: Mapping[int, Decision | Infeasible]) -> dict[int, tuple[bool, float]]:
-    """Of the batches that there is a plan for."""
+    """Return the scores of the batches that have a plan."""
     return {b: _score(asked[b], answer.chosen) for b, answer in found.items() if isinstance(answer, Decision)}
 
 
 def _score(request: Request, choice: Choice) -> tuple[bool, float]:
-    """Lower is better; what misses the deadline comes last, the least late first."""
+    """Return a sort key, lower is better; plans that miss the deadline come last, the least late first."""
     p90_s = choice.prediction.total_p90_s
     late = not objective.meets(request, p90_s)
     return late, p90_s if late else objective.score(request, choice.prediction)
@@ -151,7 +151,7 @@ def _told(answer: Decision | Infeasible, choice: BatchDecision) -> Decision | In
 
 
 def _rounded(noise: float) -> int:
-    """Two figures: more than it is good for."""
+    """Round to two significant figures; the noise scale is not more precise."""
     return int(float(f"{max(1.0, noise):.2g}"))
 
 

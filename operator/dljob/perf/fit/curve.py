@@ -1,4 +1,4 @@
-"""Time of a device over its batch: a nondecreasing piecewise-linear curve."""
+"""Step time of a device over its batch: a nondecreasing piecewise-linear curve."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 class Curve:
     """``seconds(batch)``: linear between knots, with ``slope_s`` per sample beyond the last one.
 
-    Knots' batches rise strictly, from 0 or more; seconds never fall and are positive. Below the first knot the time
-    is the first knot's: even one sample needs it.
+    Batches of knots rise strictly, from 0 or more. Seconds are positive and never fall. Below the first knot the time
+    is that of the first knot.
     """
 
     batches: tuple[float, ...]
@@ -29,7 +29,7 @@ class Curve:
         assert self.times_s[0] > 0 and self.slope_s > 0, "every sample costs time"
 
     def seconds(self, batch: float) -> float:
-        """Time of a step on ``batch`` samples."""
+        """Return the seconds of a step on ``batch`` samples."""
         i = bisect_right(self.batches, batch) - 1
         if i < 0:
             return self.times_s[0]
@@ -39,7 +39,7 @@ class Curve:
         return y0 + (y1 - y0) * (batch - x0) / (x1 - x0)
 
     def samples(self, seconds: float) -> float:
-        """The largest batch that is done in ``seconds`` (not rounded); 0 if not even one sample's share is."""
+        """Return the largest batch (not rounded) that finishes in ``seconds``; 0 if none does."""
         i = bisect_right(self.times_s, seconds) - 1
         if i < 0:
             return 0.0
@@ -49,7 +49,7 @@ class Curve:
         return x0 + (x1 - x0) * (seconds - y0) / (y1 - y0)
 
     def whole_samples(self, seconds: float) -> int:
-        """The largest whole batch that is done in ``seconds``, as ``seconds()`` computes it: exact to the last bit."""
+        """Return the largest whole batch with ``seconds(batch)`` of at most ``seconds``, exact to the last bit."""
         batch = int(self.samples(seconds))
         while self.seconds(batch + 1) <= seconds:
             batch += 1
@@ -58,24 +58,24 @@ class Curve:
         return batch
 
     def samples_array(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """``samples`` of many times at once."""
+        """Return ``samples`` of an array of times."""
         last_x, last_y = self.batches[-1], self.times_s[-1]
         inside: NDArray[Any] = np.interp(seconds, self.times_s, self.batches, left=0.0)
         return np.where(seconds >= last_y, last_x + (seconds - last_y) / self.slope_s, inside)
 
     def seconds_array(self, batches: NDArray[np.float64]) -> NDArray[np.float64]:
-        """``seconds`` of many batches at once."""
+        """Return ``seconds`` of an array of batches."""
         inside: NDArray[Any] = np.interp(batches, self.batches, self.times_s)
         return inside + self.slope_s * np.maximum(0.0, batches - self.batches[-1])
 
     def plus(self, per_sample_s: float) -> "Curve":
-        """The curve with so much more for each sample."""
+        """Return the curve with ``per_sample_s`` more for each sample."""
         ends = self._from_zero() if per_sample_s else tuple(zip(self.batches, self.times_s, strict=True))
         times = tuple(t + per_sample_s * b for b, t in ends)
         return Curve(tuple(b for b, _ in ends), times, self.slope_s + per_sample_s)
 
     def at_least(self, per_sample_s: float) -> "Curve":
-        """The curve, or so much for each sample where that is more: the slower of two that work side by side."""
+        """Return the maximum of the curve and ``per_sample_s`` for each sample: the slower of two parallel stages."""
         ends = self._from_zero()
         last_x, last_y = ends[-1]
         over_s = last_y - per_sample_s * last_x
@@ -89,17 +89,17 @@ class Curve:
         return Curve(tuple(at), tuple(nondecreasing(times, [1.0] * len(times))), max(self.slope_s, per_sample_s))
 
     def _from_zero(self) -> tuple[tuple[float, float], ...]:
-        """Batches and seconds of the knots, with one at 0."""
+        """Return batches and seconds of the knots, with one at 0."""
         first = ((0.0, self.times_s[0]),) if self.batches[0] > 0 else ()
         return (*first, *zip(self.batches, self.times_s, strict=True))
 
     def scaled(self, factor: float) -> "Curve":
-        """The curve of a device that takes ``factor`` times as long."""
+        """Return the curve of a device that takes ``factor`` times as long."""
         return Curve(self.batches, tuple(factor * t for t in self.times_s), factor * self.slope_s)
 
 
 def nondecreasing(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The nearest nondecreasing sequence in weighted least squares (pool adjacent violators; Barlow et al. 1972)."""
+    """Return the weighted least-squares nondecreasing sequence (pool adjacent violators; Barlow et al. 1972)."""
     blocks: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         blocks.append((value, weight, 1))

@@ -1,9 +1,9 @@
-"""Time over batch from a few measured batches: a smooth curve under the chords.
+"""Interpolation of the time over the batch from a few measured batches: a smooth curve under the chords.
 
-Two views of the same points. The chords (piecewise linear) bound a convex curve from above, and the time of a device
-that fills up over its batch is convex: overhead first, then samples at a steady rate. A Gaussian process on the
-logarithm about the best line a + c b bends smoothly where utilisation grows with the batch. The lower of the two is
-taken, nondecreasing. Convexity alone is not imposed: measured curves also bend up where memory runs short.
+The curve is the lower of two interpolations, made nondecreasing. The chords (piecewise linear) bound a convex curve
+from above, and the time of a device that fills up over its batch is convex: overhead first, then samples at a steady
+rate. A Gaussian process on the logarithm, around the best line a + c b, bends smoothly where utilisation grows with the
+batch. Convexity is not imposed, because measured curves also bend up where memory runs short.
 """
 
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from dljob.perf.fit.curve import Curve, nondecreasing
 from dljob.perf.fit.fitting import Floats, agreeing, posterior, radial
 
 AMPLITUDE = 0.6
-"""How far, in the logarithm, a curve leaves its line, and over what ratio of batches (e^2.5) it bends, and how far
-apart repeats are: fixed on Pollux' cifar10, bert, yolov3 and Gavel's k80 and p100 by leaving batches out; from 0.3 to
-1.2, 1.5 to 4 and 0.02 to 0.1 the error moves by less than half a point."""
+"""Amplitude of the deviation from the line (logarithm), length scale of the logarithm of the batch, and deviation of
+repeats. Chosen by leaving batches out on Pollux' cifar10, bert, yolov3 and Gavel's k80 and p100. From 0.3 to 1.2, 1.5
+to 4 and 0.02 to 0.1 the error changes by less than half a point."""
 LENGTH = 2.5
 REPEAT_NOISE = 0.05
 KNOTS = 33
 DENSE = 8
-"""Points beyond which chords are short enough."""
+"""Number of points beyond which chords are short enough."""
 
 
 def line(batches: Floats, times_s: Floats) -> tuple[float, float]:
-    """Overhead and seconds per sample of the best line in relative least squares, neither below 0 (one of them is)."""
+    """Return overhead and seconds per sample of the relative least-squares line; neither is below 0."""
     columns = np.stack([np.ones_like(batches), batches], axis=1) / times_s[:, None]
     a, c = np.linalg.lstsq(columns, np.ones_like(times_s), rcond=None)[0] if len(batches) > 1 else (0.0, -1.0)
     if a >= 0 and c > 0:
         return float(a), float(c)
-    # On the border of what is possible the better of the two lines with one term.
+    # Otherwise take the better of the two lines with one term.
     ones = [1.0 / times_s, batches / times_s]
     fits = [float(x.sum() / (x @ x)) for x in ones]
     misses = [float(((f * x - 1) ** 2).sum()) for f, x in zip(fits, ones, strict=True)]
@@ -38,7 +38,7 @@ def line(batches: Floats, times_s: Floats) -> tuple[float, float]:
 
 
 def seconds_between(points: Sequence[tuple[float, float]], batches: Floats) -> Floats:
-    """Seconds at ``batches`` inside the measured range, from (batch, seconds) points of rising batch, all above 0."""
+    """Return seconds at ``batches`` inside the measured range, from positive (batch, seconds) points in batch order."""
     x, measured = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     times = np.exp(np.array(nondecreasing(np.log(measured), [1.0] * len(measured))))
     chords = np.interp(batches, x, times)
@@ -56,9 +56,9 @@ def seconds_between(points: Sequence[tuple[float, float]], batches: Floats) -> F
 
 
 def knots_through(batches: Sequence[float], times_s: Sequence[float]) -> list[tuple[float, float]]:
-    """The curve's knots from the first to the last point, exactly through points that rise in batch and never fall.
+    """Return the knots of a curve exactly through points that rise in batch and never fall in time.
 
-    With fewer than three points, or so many that chords are short, the points themselves.
+    With fewer than three points, or more than ``DENSE``, the knots are the points themselves.
     """
     points = list(zip(map(float, batches), times_s, strict=True))
     if not 3 <= len(points) <= DENSE:
@@ -66,7 +66,7 @@ def knots_through(batches: Sequence[float], times_s: Sequence[float]) -> list[tu
     x, times = np.array(batches, dtype=float), np.array(times_s)
     inner = np.geomspace(x[0], x[-1], KNOTS)[1:-1]
     inner = inner[np.abs(np.log(inner[:, None] / x[None, :])).min(axis=1) > 1e-6]
-    # What repeats' noise lets the smooth curve miss at the points is spread over the way between them.
+    # The smooth curve misses the points because of the noise term. Interpolate that error between the points.
     missed = np.log(times / seconds_between(points, x))
     smooth = seconds_between(points, inner) * np.exp(np.interp(np.log(inner), np.log(x), missed))
     after = np.searchsorted(x, inner)
@@ -77,11 +77,11 @@ def knots_through(batches: Sequence[float], times_s: Sequence[float]) -> list[tu
 
 
 def through(points: Sequence[tuple[float, float]]) -> Curve:
-    """The curve of a device from measured (batch, seconds) points.
+    """Return the curve of a device from measured (batch, seconds) points.
 
-    A point that contradicts most others is left out, equal batches are averaged in the logarithm. Below the smallest
-    batch the best line's shape, beyond the largest one the slope of the curve's last half, at most that of a line
-    through 0. Raises ValueError for a batch or a time that is not finite and above 0.
+    Points that contradict most others are dropped, and equal batches are averaged in the logarithm. Below the smallest
+    batch the curve has the best line's shape. Beyond the largest one it has the slope of its last half, at most that of
+    a line through 0. Raise ValueError for a batch or a time that is not finite and above 0.
     """
     for batch, seconds in points:
         if not (0 < batch < np.inf and 0 < seconds < np.inf):
@@ -100,7 +100,7 @@ def through(points: Sequence[tuple[float, float]]) -> Curve:
     at = np.unique(np.concatenate([x, np.geomspace(x[0], x[-1], KNOTS)]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-9 * at[1:]])]
     times = seconds_between(merged, at)
-    # The least of what is not smaller: a dip is believed rather than the point before it, which includes warm-up.
+    # Trust a dip rather than the point before it, which may include warm-up.
     times = np.minimum.accumulate(times[::-1])[::-1]
     half = int(np.searchsorted(at, at[-1] / 2))
     steepest = times[-1] / at[-1]

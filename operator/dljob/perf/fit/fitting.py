@@ -1,7 +1,4 @@
-"""Small numerical tools of the model's fits: measurements screened, positive least squares, Gaussian processes.
-
-Pure numpy.
-"""
+"""Numerical tools for fits in pure numpy: outlier checks, nonnegative least squares, Gaussian processes."""
 
 from collections.abc import Sequence
 
@@ -12,13 +9,13 @@ Floats = NDArray[np.float64]
 
 
 def usable(seconds: Sequence[float] | Floats) -> NDArray[np.bool_]:
-    """Which of the times can be measurements at all: finite and above 0."""
+    """Return a mask of the times that are finite and above 0."""
     t = np.asarray(seconds, dtype=float)
     return np.asarray(np.isfinite(t) & (t > 0))
 
 
 def checked(name: str, values: Sequence[float] | Floats) -> Floats:
-    """The values as an array. Raises ValueError naming the first that is not finite and above 0."""
+    """Return the values as an array. Raise ValueError with the first that is not finite and above 0."""
     array = np.asarray(values, dtype=float)
     bad = ~usable(array)
     if array.size == 0 or bad.any():
@@ -28,14 +25,14 @@ def checked(name: str, values: Sequence[float] | Floats) -> Floats:
 
 
 OUTLIER = 5.0
-"""By what factor times of two batches may contradict each other and still be measurements of one device."""
+"""Maximum factor by which times of two batches of one device may contradict each other."""
 
 
 def agreeing(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Which (batch, seconds) points of one device agree with at least half of the others.
+    """Return for each (batch, seconds) point of one device whether it agrees with at least half of the others.
 
-    Two agree when the larger batch took between as long and as long per sample, give or take a factor ``OUTLIER``. Two
-    points alone cannot outvote each other, and agree here.
+    Two points agree if the larger batch took between the same time and the same time per sample, within a factor
+    ``OUTLIER``. Fewer than three points always agree.
     """
     if len(points) < 3:
         return [True] * len(points)
@@ -49,16 +46,16 @@ def _agree(a: tuple[float, float], b: tuple[float, float]) -> bool:
 
 
 def radial(a: Floats, b: Floats, amplitude: float, length: float) -> Floats:
-    """Squared-exponential covariance of points; rows are points, a vector is one feature (Rasmussen, Williams 2006)."""
+    """Return the squared-exponential covariance of points, one per row or element (Rasmussen, Williams 2006)."""
     u, v = (np.asarray(x, dtype=float).reshape(len(x), -1) for x in (a, b))
     squares = ((u[:, None, :] - v[None, :, :]) ** 2).sum(axis=2)
     return np.asarray(amplitude**2 * np.exp(-0.5 * squares / length**2))
 
 
 def posterior(known: Floats, cross: Floats, residuals: Floats, noise: float) -> Floats:
-    """Mean of a zero-mean Gaussian process: ``cross`` (known + noise² I)⁻¹ residuals.
+    """Return the mean of a zero-mean Gaussian process: ``cross`` (known + noise² I)⁻¹ residuals.
 
-    ``known``: covariance of the k observations; ``cross``: of m asked points with them, (m, k).
+    ``known``: covariance of the k observations. ``cross``: covariance of m query points with them, (m, k).
     """
     return np.asarray(cross @ np.linalg.solve(known + noise**2 * np.eye(len(residuals)), residuals))
 
@@ -66,12 +63,12 @@ def posterior(known: Floats, cross: Floats, residuals: Floats, noise: float) -> 
 def positive_fit(
     terms: Floats, seconds: Floats, ridge: float = 1e-3, tolerance: float = 0.15, rounds: int = 6, sweeps: int = 200
 ) -> Floats:
-    """Coefficients c of 0 or more so that ``terms @ c`` is near ``seconds``, relatively and robustly.
+    """Return nonnegative coefficients c so that ``terms @ c`` is near ``seconds``, in relative and robust error.
 
-    ``terms``: (rows, terms), each what one effect would cost per unit of its coefficient. Minimises the mean squared
-    relative error with Huber weights beyond ``tolerance`` (Huber 1964) by coordinate descent; an overestimate's
-    relative error is divided by the ratio, which makes it nearly the error of the logarithm. ``ridge`` is on terms
-    scaled to unit root mean square, so that a term that no row tells apart from another shares with it.
+    ``terms``: (rows, terms), the cost of each effect per unit of its coefficient. Coordinate descent minimizes the mean
+    squared relative error with Huber weights beyond ``tolerance`` (Huber 1964). The relative error of an overestimate
+    is divided by the ratio, so it is nearly the error of the logarithm. ``ridge`` applies to terms scaled to unit root
+    mean square, so terms that no row distinguishes share their effect.
     """
     scaled = terms / seconds[:, None]
     size = np.sqrt((scaled**2).mean(axis=0))

@@ -1,15 +1,14 @@
-"""A device on which little or nothing was measured, from the same workloads on other devices.
+"""Prediction for a device with few or no measurements, from the same workloads on other devices.
 
 log t(workload, batch, device) is a sum of normal effects, so the best prediction is a Gaussian process' mean:
 
-- the workload and batch, unknown (flat);
-- minus 0.4 of log peak and 0.6 of log bandwidth of the device, between the roofline's two sides. Twice the speed of
-  both halves the time, give or take ``SUM_SPREAD``; which of the two counts more is left to the data
-  (``DIFFERENCE_SPREAD``);
-- a slope of its own for each workload, alike for near batches: a small batch waits for its host on every device;
-- the device (its architecture), the device with the workload, and with the workload near a batch. Devices with alike
-  sheets share nine tenths of these: what two of a family say is one opinion, not two;
-- the vendor with the workload, and near a batch: what a vendor's libraries make of a workload all its devices share.
+- the workload and batch, with a flat prior;
+- minus 0.4 log peak and 0.6 log bandwidth of the device, between the two sides of the roofline. Doubling both halves
+  the time, within ``SUM_SPREAD``; the data decide which of the two matters more (``DIFFERENCE_SPREAD``);
+- a slope per workload, similar for near batches, because a small batch waits for its host on every device;
+- the device (its architecture), the device with the workload, and both near a batch. Devices with similar data sheets
+  share nine tenths of these, so two devices of a family do not count as independent;
+- the vendor with the workload, and both near a batch, because all devices of a vendor share its libraries.
 
 Probes on the new device are observations like any other.
 """
@@ -28,25 +27,26 @@ DEVICE_SPREAD, PAIR_SPREAD = 0.4, 0.1
 NEAR_SPREAD, NEAR_DOUBLINGS = 0.1, 1.0
 VENDOR_SPREAD, VENDOR_NEAR_SPREAD = 0.5, 0.2
 LIKENESS, OWN_PART = 0.5, 0.1
-"""Distance of two sheets' logarithms at which devices are hardly alike, and what is a device's own in any case."""
+"""Length scale of similarity in the logarithms of two data sheets, and the fraction of an effect that is a device's
+own."""
 REPEAT_NOISE, TAIL = 0.05, 4.0
 FLAT = 5.0
-"""Standard deviation of what is not known at all, in the logarithm.
+"""Standard deviation of a flat prior, in the logarithm.
 
-The spreads above are round numbers. Those of device and vendor are what leaving NeuSight's devices out one by one
-chooses nearly always, whichever further device is kept away from the choice (docs/design/0013); the parts of peak and
-bandwidth were 0.5 each, Gavel's devices moved them, NeuSight's agree. Likeness of 0.3 to 0.5 is the best on NeuSight,
-0.8 on Gavel."""
+The spreads above are round numbers. Those of device and vendor are nearly always the best when NeuSight's devices are
+left out one by one, whichever other device is excluded from the choice (docs/design/0013). The weights of peak and
+bandwidth were 0.5 each at first; Gavel's devices changed them, and NeuSight's agree. A likeness of 0.3 to 0.5 is best
+on NeuSight, 0.8 on Gavel."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """What a data sheet says of a device."""
+    """Data sheet of a device."""
 
     peak_FLOPs: float
     bandwidth_Bps: float
     vendor: str = ""
-    """Whose libraries it runs; devices without one are of the same."""
+    """Vendor of its libraries; devices without one count as one vendor."""
 
     def __post_init__(self) -> None:
         figures = self.peak_FLOPs, self.bandwidth_Bps
@@ -55,7 +55,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Point:
-    """A workload and batch on a device."""
+    """A workload with a batch on a device."""
 
     device: str
     workload: str
@@ -63,10 +63,10 @@ class Point:
 
 
 def seconds(sheets: Mapping[str, Sheet], known: Mapping[Point, float], asked: Sequence[Point]) -> Floats:
-    """Step seconds of the points ``asked``, from the ``known`` ones.
+    """Return the step seconds of the points ``asked``, predicted from the ``known`` ones.
 
-    Raises ValueError naming a device without a sheet, a time that is not finite and above 0, or a workload of which
-    nothing is known on any device.
+    Raise ValueError for a device without a sheet, a time that is not finite and above 0, or a workload without a
+    measurement on any device.
     """
     points = _points(sheets, known, asked)
     times = checked("known seconds", list(known.values()))
@@ -81,10 +81,11 @@ def seconds(sheets: Mapping[str, Sheet], known: Mapping[Point, float], asked: Se
 
 
 def _noise(covariance: Floats, residuals: Floats) -> Floats:
-    """Variance of each measurement's noise: more where the others, without it, find it hard to believe.
+    """Return each measurement's noise variance, which is larger for outliers.
 
-    Student's t with ``TAIL`` degrees of freedom, by reweighting (Lange et al. 1989) on leave-one-out residuals, which
-    the inverse of the covariance gives for all points at once (Rasmussen, Williams 2006, eq. 5.12).
+    The noise has Student's t distribution with ``TAIL`` degrees of freedom, fitted by reweighting (Lange et al. 1989)
+    on leave-one-out residuals. The inverse covariance gives these for all points at once (Rasmussen, Williams 2006,
+    eq. 5.12).
     """
     noise = np.full(len(residuals), REPEAT_NOISE**2)
     for _ in range(3):
@@ -97,11 +98,11 @@ def _noise(covariance: Floats, residuals: Floats) -> Floats:
 
 
 def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates: Sequence[Point]) -> Point:
-    """Which of the ``candidates`` to measure: the one that tells the most of the others. Errors as above.
+    """Return the candidate whose measurement is most informative about the others. Errors as for ``seconds``.
 
-    That is, the one that explains the largest part of each other candidate's variance, on average: cov(i, j)² / (var(i)
-    (var(j) + noise)). Parts rather than variances, so that a few of which next to nothing is known do not decide alone.
-    Variances do not depend on measured values, so that a series of probes can be chosen before the first is taken.
+    It explains the largest mean fraction of the other candidates' variances: cov(i, j)² / (var(i) (var(j) + noise)).
+    Fractions are used so that a few very uncertain candidates do not dominate. Variances do not depend on measured
+    values, so a series of probes can be chosen before the first measurement.
     """
     points = _points(sheets, known, candidates)
     covariance = _covariance(points, _logs(sheets, points), _vendors(sheets, points))
@@ -114,7 +115,7 @@ def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates
 
 
 def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequence[Point]) -> list[Point]:
-    """Known and asked ones, checked."""
+    """Return the known and the asked points. Raise ValueError if a sheet or a workload is missing."""
     if not known or not asked:
         raise ValueError(f"{len(known)} known and {len(asked)} asked points: expected at least one of each")
     points = [*known, *asked]
@@ -130,7 +131,7 @@ def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequen
 
 
 def _logs(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> Floats:
-    """Logarithms of peak and bandwidth of each point's device, about their mean."""
+    """Return the centred logarithms of peak and bandwidth of each point's device."""
     logs = np.log([[sheets[p.device].peak_FLOPs, sheets[p.device].bandwidth_Bps] for p in points])
     return np.asarray(logs - logs.mean(axis=0))
 
@@ -140,7 +141,7 @@ def _vendors(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> list[str]:
 
 
 def _covariance(points: Sequence[Point], logs: Floats, vendors: Sequence[str]) -> Floats:
-    """Of the logarithm of every two points' times."""
+    """Return the covariance of the logarithms of the points' times."""
     device, workload = (np.array([getattr(p, name) for p in points]) for name in ("device", "workload"))
     batch = np.log2(checked("batch", [p.batch for p in points]))
     apart = np.abs(batch[:, None] - batch[None, :])

@@ -1,7 +1,7 @@
-"""A step on many devices from the time on one: contention on the busiest node, communication, their overlap.
+"""Step time on many devices from the time on one: contention on the busiest node, communication, and their overlap.
 
-Every term is a formula with a few constants that ``calibrate`` learns; they are relative to the one-device time, so
-that the same priors hold for a step of 10 ms and of 10 s.
+``calibrate`` fits the constants of the formulas. They are relative to the one-device time, so the same priors hold for
+steps of 10 ms and of 10 s.
 """
 
 from dataclasses import dataclass, field, fields
@@ -15,18 +15,18 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Runs:
-    """Ways to run one workload, an array element each: where, with which batch, and what that costs on one device."""
+    """Runs of one workload as arrays: placement, batch, and time on one device."""
 
     nodes: Floats
     busiest: Floats
-    """Devices on the node that holds most of them."""
+    """Devices on the node with the most of them."""
     devices: Floats
     batch: Floats
     """Samples on each device."""
     one_s: Floats
     """Seconds of a step of that batch on one device alone."""
     talk: Floats = field(default_factory=lambda: np.ones(1))
-    """Communication by the run's collective over that by a ring at the same place; 1 for all unless it is said."""
+    """Communication time of the run's collective divided by that of a ring at the same placement; 1 by default."""
 
     def __post_init__(self) -> None:
         if len(self.talk) == 1 != len(self.nodes):
@@ -45,40 +45,40 @@ class Runs:
 
 @dataclass(frozen=True)
 class Contention:
-    """How devices on one node slow each other's computing down; nothing learned: not at all."""
+    """Slowdown of computing by the other devices on a node; by default there is none."""
 
     sharing: float = 0.0
     crowding: float = 0.0
 
     def slowdown(self, node_devices: int) -> float:
-        """Computing time with so many devices busy on the node over that of one alone: as in ``steps``."""
+        """Return the computing time with ``node_devices`` busy devices divided by that of one, as in ``steps``."""
         return exp(2 * (1 - 1 / node_devices) * self.sharing + self.crowding * log(node_devices))
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What is learned of a workload on a kind of cluster. Logarithms and exponents: any real value is meaningful."""
+    """Fitted constants of a workload on a kind of cluster: logarithms and exponents, so any real value is valid."""
 
     log_inter: float
-    """Of the time of moving the gradients once between nodes, over the reference time."""
+    """Logarithm of the time to move the gradients once between nodes, divided by the reference time."""
     busiest_power: float
-    """Communication between nodes grows with the busiest node's devices to this power: they share its network."""
+    """Exponent of the busiest node's devices, which share its network, in the communication between nodes."""
     mean_power: float
-    """And with the mean number of devices on a node to this one."""
+    """Exponent of the mean number of devices per node in the communication between nodes."""
     log_latency: float
-    """Of alpha over the time of moving the gradients once: what each further device adds."""
+    """Logarithm of the latency that each further device adds, divided by the time to move the gradients once."""
     log_gamma: float
-    """Of gamma - 1: overlap. gamma 1 is none (times add), infinity a perfect one (the longer time counts)."""
+    """Logarithm of gamma - 1. gamma = 1 is no overlap (times add up), infinity is full overlap (the longer counts)."""
     spread: float
-    """Logarithm of what computing slows down by when a job spans nodes at all."""
+    """Logarithm of the slowdown of computing if a job spans nodes."""
     sharing: float
-    """Half the logarithm of what it slows down by when very many devices share a node ..."""
+    """Half the logarithm of the slowdown of computing if very many devices share a node ..."""
     crowding: float
-    """... and the power of the number of devices that it grows with besides."""
+    """... and the exponent of the number of devices by which it grows further."""
     log_intra: float
-    """Of the time of summing the gradients of two devices of one node, over the reference time."""
+    """Logarithm of the time to all-reduce between two devices of one node, divided by the reference time."""
     intra_power: float
-    """It grows with the number of further devices to this power."""
+    """Exponent of the number of further devices in that time."""
 
     def vector(self) -> Floats:
         return np.array([getattr(self, f.name) for f in fields(self)])
@@ -86,10 +86,10 @@ class Constants:
 
 @dataclass(frozen=True)
 class Steps:
-    """Step times, the part of communication in them, and their derivatives."""
+    """Step times, their fraction of communication, and their derivatives."""
 
     log_s: Floats
-    """Logarithm of the seconds of a step, of each run."""
+    """Logarithm of the step seconds of each run."""
     share: Floats
     """d log(step) / d log(communication), from 0 to 1; the rest is d log(step) / d log(computing)."""
     jacobian: Floats
@@ -97,7 +97,7 @@ class Steps:
 
 
 def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
-    """Step times of ``runs``.
+    """Return the step times of ``runs``.
 
     computing = one_s exp(spread [nodes > 1] + sharing 2 (1 - 1/k) + crowding ln k), k the busiest node's devices
     between nodes = reference_s inter (2 (N-1)/N k^busiest_power (n/N)^mean_power + latency (n - 1)): a ring's volume
@@ -117,7 +117,7 @@ def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
     log_inter = scale + c.log_inter + np.log(np.where(far, volume + latency, 1.0))
     log_communication = np.where(far, log_inter, scale + c.log_intra + c.intra_power * log_further) + np.log(runs.talk)
     gamma = 1 + np.exp(c.log_gamma)
-    # One device sends nothing: its share is 0 and its time exactly that of computing.
+    # One device does not communicate, so its share is 0 and its time is exactly the computing time.
     log_communication = np.where(far | near, log_communication, -np.inf)
     log_s = np.logaddexp(gamma * log_compute, gamma * log_communication) / gamma
     share = np.exp(gamma * (log_communication - log_s))

@@ -1,1 +1,1 @@
-"""What a step needs besides time: memory, energy and power."""
+"""Memory, energy and power of a step."""

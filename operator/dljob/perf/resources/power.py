@@ -1,15 +1,13 @@
-"""Power limits: time, power and energy over a device's limit, from two measured limits or from what is typical.
+"""Power limits: time, power and energy under a device's power limit, from two measured limits or typical values.
 
+A limit above a device's demand has no effect. Below it, the device lowers its clock (DVFS). Between two measured
+limits, lowest (0) and highest (1):
 
-
-Power is not the limit. A device that would draw less than its limit is untouched; one that would draw more lowers its
-clock until it does not (DVFS). Between two measured limits, lowest (0) and highest (1):
-
-- power follows the limit from the low end until the demand P1 is met, but demand varies within a step, so the corner
-  is round: the mean of the straight line between the two and of the corner itself;
-- time is t1 (1 + k (1 / f - 1)): a part k of it waits for the clock f. Near the lowest limits voltage is at its floor,
-  so the dynamic power above a part that does not follow the clock (context, memory, leakage) is proportional to f:
-  f = (P - s) / (P1 - s). k follows from the measured t0.
+- Power follows the limit until it reaches the demand P1. Demand varies within a step, so the corner is rounded: the
+  mean of the straight line between the two points and of the sharp corner.
+- Time is t1 (1 + k (1 / f - 1)): the fraction k scales with the clock f. Near the lowest limits voltage is at its
+  minimum, so the power above a static part s (context, memory, leakage) is proportional to f: f = (P - s) / (P1 - s).
+  k follows from the measured t0.
 """
 
 from dataclasses import dataclass
@@ -21,21 +19,21 @@ from dljob.perf.fit.fitting import Floats, checked
 from dljob.perf.resources.energy import COMPUTING_PART
 
 STATIC_PART = 0.7
-"""s over the power at the lowest limit. Fixed on Zeus' V100 table, where 0.85 costs half a point, 0.5 one and a half;
-its P100 table, seen beside it, hardly depends on it (2.7 to 3.2 %)."""
+"""s divided by the power at the lowest limit. Chosen on Zeus' V100 table, where 0.85 costs half a point and 0.5 one and
+a half; the error on its P100 table hardly depends on it (2.7 to 3.2 %)."""
 ROUNDING = 0.5
 
 LOWEST_PART = 0.4
-"""Of the highest limit, the lowest: a V100 takes 0.4 (PCIe), a P100 0.5."""
+"""Lowest limit divided by the highest: 0.4 on a V100 (PCIe), 0.5 on a P100."""
 WIDE_FROM_W = 200.0
-"""Of the highest limit, from where on the range below is so wide; a T4 takes 60 to 70 W, an A10 100 to 150."""
+"""Minimum highest limit for such a wide range of limits; a T4 allows 60 to 70 W, an A10 100 to 150."""
 CLOCKED_PART = 0.2
-"""k of a job that was not measured: 0.16 to 0.23 for what keeps a V100 busy, 0.08 on a P100 (Zeus' tables)."""
+"""k of a job that was not measured: 0.16 to 0.23 for models that keep a V100 busy, 0.08 on a P100 (Zeus' tables)."""
 
 
 @dataclass(frozen=True)
 class LimitPoint:
-    """Time of a fixed amount of work, and mean power, under one limit."""
+    """Time of a fixed amount of work and mean power under one limit."""
 
     limit_W: float
     seconds: float
@@ -46,15 +44,14 @@ class LimitPoint:
 
 
 def under_limits(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> tuple[Floats, Floats]:
-    """Seconds and mean watts of the same work at each limit; energy is their product.
+    """Return seconds and mean watts of the same work at each limit; energy is their product.
 
-    Limits outside the two measured ones are taken for the nearer of them. Raises ValueError when the limits are not in
-    order.
+    Limits outside the two measured ones are clipped to them. Raise ValueError if ``low`` is not the lower limit.
     """
     if not low.limit_W < high.limit_W:
-        raise ValueError(f"limits {low.limit_W:g} and {high.limit_W:g} W: expected the lower one first")
+        raise ValueError(f"limits: found {low.limit_W:g} and {high.limit_W:g} W, expected the lower one first")
     limits = np.clip(checked("limits_W", limits_W), low.limit_W, high.limit_W)
-    if low.power_W >= high.power_W:  # the limit does nothing; what differs is noise
+    if low.power_W >= high.power_W:  # the limit has no effect; the difference is noise
         same = np.ones_like(limits)
         return float(np.sqrt(low.seconds * high.seconds)) * same, float(np.sqrt(low.power_W * high.power_W)) * same
     along = (limits - low.limit_W) / (high.limit_W - low.limit_W)
@@ -70,7 +67,7 @@ def under_limits(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> tuple[F
 
 
 def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: float = np.inf) -> float:
-    """The limit of least energy among ``limits_W`` that takes at most ``slowdown`` times the fastest one's time."""
+    """Return the limit in ``limits_W`` with the least energy and at most ``slowdown`` times the shortest time."""
     seconds, power = under_limits(low, high, limits_W)
     energy = np.where(seconds <= slowdown * seconds.min(), seconds * power, np.inf)
     return float(np.asarray(limits_W)[int(np.argmin(energy))])
@@ -78,7 +75,7 @@ def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: fl
 
 @dataclass(frozen=True)
 class Advice:
-    """A limit, with time and energy of computing over those at the highest one."""
+    """A limit, with time and energy of computing relative to those at the highest limit."""
 
     limit_W: float
     seconds_ratio: float
@@ -86,9 +83,9 @@ class Advice:
 
 
 def typical(device: Device) -> tuple[LimitPoint, LimitPoint]:
-    """A second's work at the lowest and the highest limit, of a job that keeps the device busy.
+    """Return the lowest and the highest limit for one second of work of a job that keeps the device busy.
 
-    It demands what ``energy`` says of computing. At the lowest limit it draws that, and t0 = 1 + k (1/f - 1).
+    The job's demand is that of ``energy``. At the lowest limit it draws the limit, and t0 = 1 + k (1/f - 1).
     """
     demand_W = device.idle_power_W + COMPUTING_PART * (device.peak_power_W - device.idle_power_W)
     limit_W = LOWEST_PART * device.peak_power_W
@@ -100,8 +97,9 @@ def typical(device: Device) -> tuple[LimitPoint, LimitPoint]:
 
 
 def advised(device: Device, slowdown: float) -> Advice | None:
-    """The limit of least energy that slows a typical job down to at most ``slowdown``; None where none saves energy or
-    there is hardly a range of limits.
+    """Return the limit with the least energy for a typical job that becomes at most ``slowdown`` times as slow.
+
+    None if no limit saves energy, or if the device has hardly a range of limits.
     """
     if device.peak_power_W < WIDE_FROM_W:
         return None

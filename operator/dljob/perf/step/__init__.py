@@ -1,1 +1,1 @@
-"""How long a training step takes: compute, communication, synchronization and input data."""
+"""Model of the training step time: compute, communication, synchronization and input data."""

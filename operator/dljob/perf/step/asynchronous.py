@@ -1,8 +1,9 @@
-"""A step without lockstep: workers that take turns at one parameter server.
+"""Step time of asynchronous and stale-synchronous training with one parameter server.
 
-A worker computes for Z, then the server takes its gradient, applies it and sends the parameters: D = 2 alpha + 2 V beta
-+ V gamma, for one worker at a time. A step of the training is a round, an update by every worker: n over the updates a
-second of that closed queue (``sync``); within a bound, what is left of waiting for the slowest is added.
+A worker computes for Z. Then the server receives its gradient, applies it and sends the parameters, for one worker at a
+time: D = 2 alpha + 2 V beta + V gamma. A step is a round with one update by each of n workers: n divided by the updates
+per second of this closed queue (``synchronization``). With a staleness bound, the remaining wait for the slowest worker
+is added.
 """
 
 from dataclasses import replace
@@ -13,7 +14,7 @@ from dljob.perf.step.synchronization import asynchronous_updates_per_s, stale_fa
 
 
 def round_of(timing: Step, workers: int, nbytes: float, link: Link, bound: int | None) -> Step:
-    """The step with its communication and waiting replaced; ``bound``: steps workers may be apart, None for any."""
+    """Return the step with communication and waiting of asynchronous training; ``bound``: staleness, None for any."""
     think_s = timing.compute_s + timing.data_s
     service_s = 2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps
     round_s = workers / asynchronous_updates_per_s(workers, think_s, service_s)

@@ -1,7 +1,8 @@
-"""Communication: the time of an all-reduce, by algorithm, in the alpha-beta-gamma model.
+"""All-reduce time by algorithm, in the alpha-beta-gamma model.
 
-A message of m bytes costs alpha + m beta on a link (alpha: latency, beta: 1 / bandwidth), and summing it gamma a
-byte (Thakur, Rabenseifner, Gropp 2005; Chan et al. 2007). Every function takes numbers or arrays.
+A message of m bytes takes alpha + m beta on a link (alpha: latency, beta: 1 / bandwidth), and reducing it takes gamma
+per byte (Thakur, Rabenseifner, Gropp 2005; Chan et al. 2007). V is the buffer in bytes and n the number of ranks. Every
+function accepts numbers or arrays and returns seconds.
 """
 
 from dataclasses import dataclass
@@ -18,15 +19,15 @@ Number = float | NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Link:
-    """The slowest link that ranks talk over."""
+    """The slowest link between the ranks."""
 
     latency_s: float
     bandwidth_Bps: float
     reduce_Bps: float = 5e9
-    """Speed of adding a received buffer to one's own, on the ranks' processors."""
+    """Speed of adding a received buffer to a local one, on the ranks' processors."""
     name: str = "link"
     near_latency_s: float | None = None
-    """Latency of a message between ranks of one node, where ranks share nodes; None: as ``latency_s``."""
+    """Latency between ranks of one node, if ranks share nodes; None: ``latency_s``."""
 
     def __post_init__(self) -> None:
         near_s = 0.0 if self.near_latency_s is None else self.near_latency_s
@@ -35,14 +36,14 @@ class Link:
 
     @property
     def inside_s(self) -> float:
-        """Latency between ranks of one node."""
+        """Return the latency between ranks of one node."""
         return self.latency_s if self.near_latency_s is None else self.near_latency_s
 
 
 ETHERNET_BANDWIDTH_Bps = 1.25e9
-"""10 Gbit/s: what is assumed of a network that no node annotation describes."""
+"""10 Gbit/s, assumed for a network that no node annotation describes."""
 TCP_LATENCY_S = 60e-6
-"""Between two pods, through MPI's TCP transport."""
+"""Latency between two pods with MPI's TCP transport."""
 SHARED_MEMORY_LATENCY_S = 2e-6
 
 
@@ -51,11 +52,11 @@ def _rounds(n: Number) -> Number:
 
 
 def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
-    """Reduce-scatter and all-gather around a ring: 2 (n-1) messages of V/n each way (Patarasuk, Yuan 2009).
+    """Return the time of a ring: reduce-scatter and all-gather, 2 (n-1) messages of V/n (Patarasuk, Yuan 2009).
 
-    2 (n-1) alpha + 2 (n-1)/n V beta + (n-1)/n V gamma: the volume hardly grows with n, the latency does. A part goes
-    round once to be summed and once as the sum, n - 1 hops each time, so on ``nodes`` of several ranks in rank order it
-    meets alpha on the hops between nodes (one a node, if there are several) and the lower latency on the others.
+    2 (n-1) alpha + 2 (n-1)/n V beta + (n-1)/n V gamma: the volume hardly grows with n, the latency does. Each part
+    travels n - 1 hops to be reduced and n - 1 hops as the sum. On ``nodes`` of several ranks in rank order, hops
+    between nodes (one per node, if there are several) take alpha, and the others the lower latency within a node.
     """
     part = (n - 1) / n * nbytes
     hops = n - 1 if nodes is None else np.minimum(np.where(np.asarray(nodes) > 1, nodes, 0), n - 1)
@@ -66,9 +67,9 @@ def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) ->
 def scatter_gather_s(
     nbytes: float, n: Number, link: Link, buckets: int = 1, nodes: Number | None = None
 ) -> tuple[Number, Number]:
-    """The halves of a ring as two steps, sums to their owners and values from them: (reduce-scatter, all-gather).
+    """Return the times of the two halves of a ring: (reduce-scatter, all-gather).
 
-    (n-1) alpha + (n-1)/n V beta each, the first (n-1)/n V gamma more (Rajbhandari et al. 2020, section 7.1).
+    (n-1) alpha + (n-1)/n V beta each, and (n-1)/n V gamma more for the first (Rajbhandari et al. 2020, section 7.1).
     """
     adding_s = np.where(np.asarray(n) > 1, (n - 1) / n * nbytes / link.reduce_Bps, 0.0)
     half = np.where(np.asarray(n) > 1, (buckets * ring_s(nbytes / buckets, n, link, nodes) - adding_s) / 2, 0.0)
@@ -76,14 +77,15 @@ def scatter_gather_s(
 
 
 def tree_s(nbytes: float, n: Number, link: Link) -> Number:
-    """A binomial tree sums up to the root and sends down again: ceil(log2 n) (2 alpha + 2 V beta + V gamma)."""
+    """Return the time of a binomial tree, reduce then broadcast: ceil(log2 n) (2 alpha + 2 V beta + V gamma)."""
     return _rounds(n) * (2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps)
 
 
 def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
-    """Recursive doubling: log2 n exchanges of V; otherwise the ranks above a power of two fold in and out.
+    """Return the time of recursive doubling: log2 n exchanges of V.
 
-    floor(log2 n) (alpha + V beta + V gamma), plus 2 alpha + 2 V beta + V gamma when n is no power of two.
+    floor(log2 n) (alpha + V beta + V gamma). If n is not a power of two, the ranks above one exchange with partners
+    before and after: 2 alpha + 2 V beta + V gamma more.
     """
     exchange = link.latency_s + nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps
     fold = 2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps
@@ -92,10 +94,10 @@ def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
 
 
 def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -> Number:
-    """Workers send their gradients to servers, which sum them and send the totals back (Li et al. 2014).
+    """Return the time of parameter servers that reduce the workers' gradients and send the sums back (Li et al. 2014).
 
-    ``servers`` of the ``n`` ranks only serve, V/s each, so that w = n - s workers train. A server's link takes in w V/s
-    and gives it out again, a worker's carries V: 2 alpha + 2 max(w/s, 1) V beta + w/s V gamma. Grows with n.
+    ``servers`` (s) of the ``n`` ranks only serve, V/s each, so w = n - s workers train. A server's link receives w V/s
+    and sends as much; a worker's link carries V: 2 alpha + 2 max(w/s, 1) V beta + w/s V gamma. This grows with n.
     """
     load = (n - servers) / servers
     return (
@@ -104,14 +106,14 @@ def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -
 
 
 def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
-    """Recursive halving, then doubling (Rabenseifner 2004): 2 log2 p alpha and a ring's volume, p a power of two.
+    """Return the time of recursive halving, then doubling (Rabenseifner 2004): 2 log2 p alpha and a ring's volume.
 
-    Off powers of two p is the one below n, and each of the n - p others first halves the message with a partner, which
-    takes its half, and gets the sum in the end: 3 alpha + 2 V beta + V/2 gamma more (Thakur et al. 2005, section 4.3).
+    p is the largest power of two up to n. Each of the n - p other ranks first combines its message by halves with a
+    partner and receives the sum in the end: 3 alpha + 2 V beta + V/2 gamma more (Thakur et al. 2005, section 4.3).
 
-    On ``nodes`` of g ranks in rank order the exchanges of the largest parts come first, between neighbours: where g is
-    a power of two, log2 g of them stay within nodes and meet the lower latency (their bandwidth is taken to be the
-    link's). In the others all g ranks of a node send at once, so that V/g - V/p of each are g times as long.
+    On ``nodes`` of g ranks in rank order, the exchanges of the largest parts come first, between neighbours. If g is a
+    power of two, log2 g of them stay within nodes and take the lower latency (their bandwidth is assumed to be the
+    link's). In the other exchanges all g ranks of a node send at once, so V/g - V/p of each take g times as long.
     """
     rounds = np.floor(np.log2(n))
     group = np.maximum(np.asarray(n) / (n if nodes is None else nodes), 1.0)
@@ -126,12 +128,13 @@ def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | Non
 
 
 def double_tree_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
-    """Two binary trees, each for half of the message, a rank inner in one and leaf in the other (Sanders et al. 2009).
+    """Return the time of a double binary tree, each tree for half of the message (Sanders et al. 2009).
 
-    Up and down in k chunks: 2 (h + k - 1) (alpha + V beta / k) of h = ceil(log2 n) levels; with the best k that is
-    2 (sqrt((h - 1) alpha) + sqrt(V beta))^2, and at least alpha more; each sum costs V gamma, hidden but for the last.
-    On ``nodes`` of several ranks the trees span nodes and each node's ranks are a chain (NCCL 2.4; Jeaugey 2019): h =
-    ceil(log2 nodes), and n / nodes - 1 hops of the lower latency more.
+    Each rank is an inner node of one tree and a leaf of the other. In k chunks over h = ceil(log2 n) levels, up and
+    down take 2 (h + k - 1) (alpha + V beta / k). With the best k that is 2 (sqrt((h - 1) alpha) + sqrt(V beta))^2, and
+    at least alpha more. Reductions take V gamma each and overlap, except for the last. On ``nodes`` of several ranks
+    the trees span nodes and each node's ranks form a chain (NCCL 2.4; Jeaugey 2019): h = ceil(log2 nodes), and
+    n / nodes - 1 more hops of the lower latency.
     """
     over = n if nodes is None else nodes
     levels_s = np.maximum(_rounds(over) - 1, 0) * link.latency_s + (np.ceil(n / over) - 1) * link.inside_s
@@ -148,11 +151,11 @@ def allreduce_s(
     servers: int = 1,
     nodes: Number | None = None,
 ) -> Number:
-    """Time to sum ``nbytes`` over ``n`` ranks in ``buckets`` equal parts, one after the other; 0 for one rank.
+    """Return the time to all-reduce ``nbytes`` over ``n`` ranks in ``buckets`` equal, sequential parts; 0 for one rank.
 
-    ``nodes``: that hold them, in rank order; None: a rank each. ``MPI`` lets the library choose: the best of what
-    libraries have. ``Torch`` is a ring, as Gloo's; ``NCCL`` takes the faster of a ring and, between nodes, a double
-    tree.
+    ``nodes``: number of nodes of the ranks, in rank order; None: one rank per node. ``MPI`` is modelled as the fastest
+    of butterfly, halving-doubling and ring, because the library chooses. ``Torch`` is a ring, as in Gloo. ``NCCL`` is
+    the faster of a ring and, between nodes, a double tree.
     """
     part = nbytes / buckets
     if collective in ("Ring", "Torch"):

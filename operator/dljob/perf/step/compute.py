@@ -1,8 +1,9 @@
-"""Compute: the time of forward, backward and update on one device, over its batch.
+"""Compute time of forward, backward and update on one device, over its batch.
 
-From the catalogue, on a GPU a roofline per layer (Williams et al. 2009): a layer takes the longer of its arithmetic and
-its memory traffic; plus what the framework costs per layer whatever the batch. On CPUs ``structure``'s terms, whose
-coefficients were measured. From measured points, the curve goes through them and keeps the catalogue's shape elsewhere.
+Without measurements, a GPU is modelled by a roofline per layer (Williams et al. 2009): a layer takes the longer of its
+arithmetic and its memory traffic, plus the framework's overhead per layer, which does not depend on the batch. CPUs are
+modelled by the terms of ``structure``, whose coefficients were measured. A curve through measured points keeps the
+catalogue's shape outside them.
 """
 
 from collections.abc import Sequence
@@ -17,28 +18,28 @@ from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 ARITHMETIC_EFFICIENCY = {"cpu": 0.75, "gpu": 0.55}
-"""Of the peak, what matrix products and convolutions of training reach in single precision; on CPUs from
+"""Fraction of the peak that matrix products and convolutions reach in single-precision training. On CPUs from
 benchmarks/perfmodel/compute_constants.py and prediction.py (0.7 to 0.95 of the generic core), on GPUs an assumption."""
 TENSOR_EFFICIENCY = 0.25
-"""The same of a tensor core's peak (TF32 convolutions)."""
+"""Fraction of a tensor core's peak that TF32 convolutions reach."""
 BANDWIDTH_EFFICIENCY = 0.75
-"""Of the peak, what streaming kernels reach."""
+"""Fraction of the peak bandwidth that streaming kernels reach."""
 
 LAYER_OVERHEAD_S = 25e-6
-"""What PyTorch costs per layer and step (dispatch of forward, backward and update), on one core; measured by
+"""PyTorch's overhead per layer and step (dispatch of forward, backward and update) on one core. Measured by
 benchmarks/perfmodel/compute_constants.py on a virtual core of an AMD EPYC: 24 us."""
 STEP_OVERHEAD_S = 300e-6
-"""What a step costs besides its layers (batch, loss, the loop), on one core; same benchmark."""
+"""Overhead of a step besides its layers (batch, loss, the loop) on one core; same benchmark."""
 
 
 def host_overhead_s(workload: Workload, cores: float = 1.0) -> float:
-    """Time the framework needs per step, whatever the batch; one thread, slower on less than a core."""
+    """Return the framework's overhead per step, independent of the batch; it runs in one thread on at most one core."""
     return (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * len(workload.layers)) / min(1.0, cores)
 
 
 def update_s(workload: Workload, device: Device) -> float:
-    """Update of the parameters: gradients zeroed and read, parameters and optimizer state read and written."""
-    if device.kind == "cpu":  # of what ``structure`` has for weights: three more accesses are those of both passes
+    """Return the time of the update: zero and read gradients, read and write parameters and optimizer state."""
+    if device.kind == "cpu":  # ``structure`` counts three more accesses to weights, by forward and backward pass
         accesses = 4 + 2 * workload.optimizer_slots
         weights = structure.total(structure.time_terms(workload, 0), structure.TIME_S)
         return weights * accesses / (accesses + 3) * structure.CORE_FLOPs / device.fp32_FLOPs
@@ -51,7 +52,7 @@ def _sheet_update_s(workload: Workload, device: Device) -> float:
 
 
 def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Step time over batch, in seconds, before anything was measured of this workload on this device.
+    """Return step seconds over the batch for a workload that was never measured on this device.
 
     ``cores``: CPUs that the rank's framework threads may use.
     """
@@ -59,7 +60,7 @@ def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> C
 
 
 def regressed(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """A line: ``structure``'s terms, the host's on one thread, the others as much faster as the device's peak is."""
+    """Return a line from ``structure``'s terms: host terms on one thread, the others scaled by the device's peak."""
     speed = device.fp32_FLOPs / structure.CORE_FLOPs
     host = structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, cores)
     fixed, one = (structure.total(structure.time_terms(workload, b), structure.TIME_S) / speed for b in (0, 1))
@@ -67,11 +68,11 @@ def regressed(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
 
 
 def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Step time over batch, in seconds, from data sheets alone.
+    """Return step seconds over the batch from data sheets alone.
 
-    Per layer max((F + B) b / peak, (moved b + 3 parameters) / bandwidth), so the sum is piecewise linear in b with a
-    knot where a layer turns from memory- to compute-bound. A GPU computes while the host runs ahead: the longer of
-    the two; on a CPU they add. ``cores``: CPUs that the rank's framework threads may use.
+    Each layer takes max((F + B) b / peak, (moved b + 3 parameters) / bandwidth), so the sum is piecewise linear in b
+    with a knot where a layer turns from memory-bound to compute-bound. A GPU computes while the host runs ahead, so the
+    longer of the two counts; on a CPU they add up. ``cores``: CPUs that the rank's framework threads may use.
     """
     bandwidth = device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
     arithmetic, traffic, weights = (
@@ -83,7 +84,7 @@ def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
     crossings = np.unique(weights[crosses] / (arithmetic - traffic)[crosses])
     batches = np.concatenate([[0.0], crossings])[:, None]
     times = fixed + np.maximum(arithmetic * batches, traffic * batches + weights).sum(axis=1)
-    # Rounding may turn a sum of nondecreasing terms by a bit.
+    # Rounding may make a sum of nondecreasing terms decrease by a bit.
     times = np.maximum.accumulate(times)
     slope = float(np.maximum(arithmetic, traffic).sum()) or 1e-12
     curve = Curve(tuple(batches[:, 0].tolist()), tuple(times.tolist()), slope)
@@ -91,14 +92,14 @@ def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
 
 
 def arithmetic_FLOPs(workload: Workload, device: Device) -> float:  # noqa: N802 - the unit is part of the name
-    """Operations per second of a training step that is all arithmetic, each layer at the peak of its kind."""
+    """Return the operations per second of a step without memory traffic, each layer at the peak of its kind."""
     lines = [_line(layer, device, device.memory_bandwidth_Bps)[0] for layer in workload.layers]
     operations = sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in workload.layers)
     return operations / sum(lines) if operations > 0 else device.fp32_FLOPs
 
 
 def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, float, float]:
-    """A layer's seconds per sample of arithmetic and of traffic, and seconds of traffic for its parameters."""
+    """Return a layer's seconds per sample of arithmetic and of traffic, and seconds of traffic for its parameters."""
     peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs
     efficiency = TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY[device.kind]
     return (
@@ -109,7 +110,7 @@ def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, fl
 
 
 def at_least(curve: Curve, floor_s: float) -> Curve:
-    """The curve, never below ``floor_s``."""
+    """Return the maximum of the curve and ``floor_s``."""
     reach = curve.samples(floor_s)
     if curve.times_s[0] >= floor_s:
         return curve
@@ -119,11 +120,11 @@ def at_least(curve: Curve, floor_s: float) -> Curve:
 
 
 def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
-    """The catalogue's curve corrected by measured (batch, seconds) points.
+    """Return the catalogue's curve corrected by measured (batch, seconds) points.
 
-    Through the points (made nondecreasing) and between them as ``fewpoints`` says; below the smallest and above the
-    largest batch the catalogue's shape, scaled to meet them. Points must be finite and positive; equal batches are
-    averaged.
+    The curve goes through the points (made nondecreasing), with ``few_points`` between them. Below the smallest and
+    above the largest batch it has the catalogue's shape, scaled to meet them. Points must be finite and positive; equal
+    batches are averaged.
     """
     if not points:
         return curve
@@ -134,7 +135,7 @@ def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
     means = [sum(by_batch[b]) / len(by_batch[b]) for b in batches]
     times = nondecreasing(means, [float(len(by_batch[b])) for b in batches])
     low, high = times[0] / curve.seconds(batches[0]), times[-1] / curve.seconds(batches[-1])
-    # Two batches or more know the slope better than a ratio does, if they are far enough apart to tell.
+    # Two batches far enough apart give a better slope than the catalogue's, scaled.
     slope = high * curve.slope_s
     if batches[-1] >= 2 * batches[0] and times[-1] > times[0]:
         slope = (times[-1] - times[0]) / (batches[-1] - batches[0])
@@ -147,9 +148,9 @@ def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
 
 
 def scatter(points: Sequence[tuple[int, float]]) -> float:
-    """How far measured (batch, seconds) points lie off a line: standard deviation of the relative residuals.
+    """Return the standard deviation of the relative residuals of (batch, seconds) points from a line.
 
-    Least squares on relative errors. 0 with fewer than four points, which do not tell noise from shape.
+    The line minimizes squared relative errors. 0 with fewer than four points, which cannot separate noise from shape.
     """
     if len(points) < 4:
         return 0.0

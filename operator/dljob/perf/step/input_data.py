@@ -1,9 +1,9 @@
-"""Data movement: what bringing a rank its samples adds to a step.
+"""Input data: exposed time per step of reading, preparing and copying samples.
 
-A sample comes from disk if the node's page cache does not hold it, is made (decoded, augmented, or made up), is read
-and written in main memory as it becomes part of a batch, and goes to a GPU over its link. The trainer does so for the
-steps to come while a step computes, so that a step feels only what that takes longer. A program that loads its data
-otherwise is measured by its own steps.
+A sample is read from disk if the node's page cache does not hold it, prepared (decoded, augmented, or generated),
+copied in main memory into a batch, and copied to a GPU over its link. The trainer prefetches: it does this for later
+steps while a step computes, so only the excess over the compute time is exposed. A script that loads its data in
+another way is predicted from its measured steps.
 """
 
 from dataclasses import dataclass
@@ -13,36 +13,36 @@ from dljob.perf.fit.curve import Curve
 from dljob.perf.workload.workload import Workload
 
 HOST_BANDWIDTH_Bps = 10e9
-"""Copying within main memory, one thread."""
+"""Bandwidth of copying within main memory with one thread."""
 DISK_BANDWIDTH_Bps = 5e8
-"""Of a node: an SSD behind SATA, whose limit is 600 MB/s (Serial ATA 3.0). Assumed; no node says it."""
+"""Disk bandwidth of a node. Assumed, because nodes do not publish it: a SATA SSD, limit 600 MB/s (Serial ATA 3.0)."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Samples in files that are read as they are needed."""
+    """Samples in files that are read during training."""
 
     samples: int
     nbytes: int
-    """Of one, on storage."""
+    """Bytes of one sample on storage."""
     epochs: float
 
 
 @dataclass(frozen=True)
 class Fetching:
-    """Seconds a sample, by what they go to; and who spends them."""
+    """Seconds per sample by stage of the input pipeline, and the workers that spend them."""
 
     disk_s: float
     making_s: float
     memory_s: float
     device_s: float
     workers: int
-    """Processes, or the one thread, that make batches while steps compute; 0: the rank does, between steps."""
+    """Worker processes, or 1 thread, that prepare batches while steps compute; 0: the rank does it between steps."""
     busy_s: float = 0.0
-    """Of making and copying a sample, what is taken from the cores that compute, when workers do it."""
+    """Seconds per sample that workers take from the cores that compute."""
 
     processes: bool = False
-    """Whether workers are processes."""
+    """True if workers are processes."""
 
     @property
     def total_s(self) -> float:
@@ -50,13 +50,14 @@ class Fetching:
 
     @property
     def host_s(self) -> float:
-        """What takes a core."""
+        """Return the CPU seconds per sample."""
         return self.making_s + self.memory_s
 
     @property
     def pace_s(self) -> float:
-        """Between one sample and the next, when there is nothing else to wait for: the slowest stage of a pipeline of
-        a disk, workers and a link (as in Kuchnik et al., Plumber, MLSys 2022).
+        """Return the seconds per sample of the slowest stage of the input pipeline of disk, workers and link.
+
+        The model is that of Kuchnik et al., Plumber, MLSys 2022.
         """
         if not self.workers:
             return self.total_s
@@ -64,7 +65,7 @@ class Fetching:
 
     @property
     def mostly(self) -> str:
-        """What most of it goes to, for people."""
+        """Return the text for the dominant stage."""
         parts = {
             "reading from disk": self.disk_s,
             "preparing samples": self.making_s,
@@ -74,39 +75,42 @@ class Fetching:
         return max(parts, key=lambda name: parts[name])
 
     def over(self, computing: Curve) -> Curve:
-        """A rank's step over its samples b: without workers compute(b) + b total, each after the other. With them
+        """Return the time of a rank's step over its samples b, with input.
+
+        Without workers it is compute(b) + b total. With workers it is
 
             max(compute(b) + b busy, b pace)
 
-        so that max(0, b pace - compute(b)) is felt, or what workers take from the cores that compute.
+        so the larger of b busy and b pace - compute(b) is exposed.
         """
         if not self.workers:
             return computing.plus(self.total_s)
         return computing.plus(self.busy_s).at_least(self.pace_s)
 
     def felt_s(self, compute_s: float, samples: float) -> float:
-        """Of a step that computes for so long on so many samples."""
+        """Return the exposed input time of a step that computes for ``compute_s`` on ``samples`` samples."""
         if not self.workers:
             return samples * self.total_s
         return max(samples * self.busy_s, samples * self.pace_s - compute_s)
 
     def first_s(self, samples: float) -> float:
-        """The first batch, which no step hides; without workers it is felt like any other."""
+        """Return the time of the first batch, which no step hides; 0 without workers, where every batch is exposed."""
         return samples * self.total_s if self.workers else 0.0
 
 
 def workers_of(cores: float) -> int:
-    """Processes that make a program's batches in a rank with so many cores: one for each but the rank's own, as the
-    trainer's default is. Built-in models have a thread.
+    """Return the default number of worker processes of a training script: one per core, except the rank's own.
+
+    Built-in models use a thread instead.
     """
     return max(0, int(cores) - 1)
 
 
 def cold_part(stored: Stored, cache_nbytes: float) -> float:
-    """Of all reads of a training, those that go to disk: each sample once, and what the page cache never holds.
+    """Return the fraction of all reads that go to disk: max(1 / epochs, 1 - cache / dataset) for random reads.
 
-    max(1 / epochs, 1 - cache / dataset), random reads: a lower bound, since each node of several reads another part in
-    every epoch.
+    Each sample is read once, and the part beyond the page cache every time. This is a lower bound: with several nodes,
+    each node reads another part in every epoch.
     """
     dataset_nbytes = stored.samples * stored.nbytes
     return min(1.0, max(1 / max(stored.epochs, 1.0), 1 - max(cache_nbytes, 0.0) / dataset_nbytes))
@@ -122,14 +126,15 @@ def fetching(
     by_program: bool = False,
     measured_s: float | None = None,
 ) -> Fetching:
-    """disk = nbytes cold ranks / 500 MB/s (a node's ranks share its disk); memory = 2 nbytes / 10 GB/s; to a GPU nbytes
-    over its link. Making and copying take a core, less of one the longer; where the rank computes on the same cores,
-    they take 1/cores of what it does.
+    """Return the input times per sample.
 
-    ``cache_nbytes``: main memory of the node that is left for the page cache; ``stored``: None for what is in memory.
-    ``by_program``: a script makes samples, in processes; else a thread does.
-    ``measured_s``: of a run before, making a sample and its part of a batch, whoever did; in the place of all formulas
-    but the link's.
+    Disk: nbytes x cold part x ranks / 500 MB/s (a node's ranks share its disk). Memory: 2 nbytes / 10 GB/s. GPU: nbytes
+    over its link. Preparing and copying take one core, and longer on less than a core. If the rank computes on the same
+    cores, they take 1/cores of its time.
+
+    ``cache_nbytes``: main memory of the node that is left for the page cache. ``stored``: None for data in memory.
+    ``by_program``: a training script prepares samples in processes; else a thread does. ``measured_s``: seconds to
+    prepare one sample and its part of a batch in an earlier run; it replaces all formulas except the link's.
     """
     nbytes, core, gpu = workload.sample_nbytes, min(1.0, cores), device.kind == "gpu"
     disk_s = 0.0

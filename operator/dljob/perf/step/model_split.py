@@ -1,13 +1,13 @@
-"""A step where ranks hold parts of the model: pipeline stages, or units of the linear layers.
+"""Model parallelism: how a model splits into pipeline stages or tensor-parallel parts, and the pipeline's step time.
 
-Pipeline. Of p stages the slowest does the part f of a sample's arithmetic. A micro-batch takes it c = f t(m), its
-activations and their gradients w = 2 (alpha + m V beta) between two stages, for the largest V. Transfers hide beside
-the computing of the micro-batches before and behind, but not while the pipeline fills and drains:
+Pipeline. The slowest of p stages does the fraction f of a sample's arithmetic. It computes a micro-batch of m samples
+in c = f t(m). Sending its activations and their gradients between two stages takes w = 2 (alpha + m V beta), for the
+largest V. Transfers overlap with computing other micro-batches, except while the pipeline fills and drains:
 k max(c, w) + (p - 1) (c + w) for k micro-batches (Huang et al. 2019; Narayanan et al. 2021, section 2.2).
 
-Tensor. The part phi of the arithmetic lies in pairs of linear layers, of which a rank does its units, u/t of them
-rounded up; all the rest is done by every rank. A pair sums its output over the ranks going forward, and the gradient of
-its input going back, unless that is the data itself (Shoeybi et al. 2019, section 3).
+Tensor. The fraction phi of the arithmetic is in pairs of linear layers. Each of t ranks computes u/t of their u units,
+rounded up, and all of the rest. A pair all-reduces its output in the forward pass, and the gradient of its input in the
+backward pass unless that input is the data itself (Shoeybi et al. 2019, section 3).
 """
 
 from collections.abc import Sequence
@@ -19,31 +19,32 @@ from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 _BETWEEN = ("activation", "attention")
-"""Kinds of layers that treat every unit by itself."""
+"""Kinds of layers that compute every unit independently."""
 HEADS = 4
-"""Of gpt-mini's attention, the only one that the trainer splits."""
+"""Attention heads of gpt-mini, the only model whose attention the trainer splits."""
 
 
 MAX_STAGES = 64
-"""Of a pipeline, by the API."""
+"""The API's maximum number of pipeline stages."""
 
 
 @dataclass(frozen=True)
 class Stages:
-    """What of a model the stages of a pipeline hold; parts of 1."""
+    """A split of a model into pipeline stages; fractions are of the whole model."""
 
     arithmetic: float
-    """Of the busiest stage."""
+    """Fraction of the arithmetic in the busiest stage."""
     parameters: int
-    """Of the largest one."""
+    """Parameters of the largest stage."""
     outputs: tuple[float, ...]
-    """By stage: of all elements that layers return for a sample."""
+    """Fraction of all layer outputs, by stage."""
     boundary_elements: float
-    """Most elements of a sample that go from one stage to the next."""
+    """Maximum number of elements per sample sent from one stage to the next."""
 
     def activations(self, micro_batches: int) -> float:
-        """Kept for the backward pass, of what the whole model keeps for one micro-batch: the most over stages, each
-        with as many micro-batches as it has under way.
+        """Return the largest activation memory of a stage, relative to the whole model's for one micro-batch.
+
+        Each stage keeps the activations of its micro-batches in flight.
         """
         stages = len(self.outputs)
         return max(min(micro_batches, stages - i) * part for i, part in enumerate(self.outputs))
@@ -54,8 +55,9 @@ def _operations(layer: Layer) -> float:
 
 
 def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[list[int]]:
-    """For 1, 2, ... ``most`` stages (or as many as there can be) the first layer of each: contiguous, the largest sum
-    of ``operations`` as small as can be, each with some layer that is ``able``.
+    """Return the first layer of each stage, for 1, 2, ... up to ``most`` stages, or as many as possible.
+
+    Stages are contiguous, contain a layer that is ``able``, and minimize the largest sum of ``operations``.
     """
     best: list[tuple[float, list[int]]] = [(0.0, []), *[(float("inf"), list[int]())] * len(operations)]
     found = []
@@ -66,7 +68,7 @@ def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[l
             for begin in range(end - 1, -1, -1):
                 total, can = total + operations[begin], can or able[begin]
                 if total >= least:
-                    break  # what begins earlier does still more
+                    break  # a stage that begins earlier is longer still
                 worst = max(best[begin][0], total)
                 if can and worst < least:
                     least, at = worst, begin
@@ -78,7 +80,7 @@ def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[l
 
 
 def _stages_of(workload: Workload) -> tuple[Stages, ...]:
-    """For 1, 2, ... stages, as many as the trainer can cut the model into: it runs some layers as one (``follows``)."""
+    """Return the splits into 1, 2, ... stages that the trainer supports; it runs some layers as one (``follows``)."""
     blocks: list[list[Layer]] = []
     for layer in workload.layers:
         if layer.follows:
@@ -107,26 +109,29 @@ def _stages_of(workload: Workload) -> tuple[Stages, ...]:
 
 
 def pipeline_s(slot_s: float, transfer_s: float, stages: int, micro_batches: int) -> float:
-    """A step's time in the pipeline: ``slot_s`` of the slowest stage, ``transfer_s`` of a micro-batch to and fro."""
+    """Return a step's time in the pipeline.
+
+    ``slot_s``: time of a micro-batch in the slowest stage. ``transfer_s``: its transfer time in both directions.
+    """
     return micro_batches * max(slot_s, transfer_s) + (stages - 1) * (slot_s + transfer_s)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """What of a model lies in pairs of linear layers; parts of 1."""
+    """The part of a model in pairs of linear layers; fractions are of the whole model."""
 
     arithmetic: float
     parameters: int
     outputs: float
-    """Of all elements that layers return, those of a pair's first layer and of what is between the two."""
+    """Fraction of all layer outputs that a pair's first layer and the layer between the two return."""
     summed_elements: tuple[float, ...]
-    """Elements of a sample of each sum over the ranks."""
+    """Elements per sample of each all-reduce over the ranks."""
     units: int
-    """Of the pair with fewest."""
+    """Units of the pair with the fewest."""
 
 
 def _pairs_of(workload: Workload) -> Pairs | None:
-    """The pairs as the trainer finds them, none in two; None where there are none."""
+    """Return the disjoint pairs that the trainer finds, or None if there are none."""
     layers = workload.layers
     inside: list[Layer] = []
     between: list[Layer] = []
@@ -139,7 +144,7 @@ def _pairs_of(workload: Workload) -> Pairs | None:
             inside += [first, middle, second]
             between += [first, middle]
             sums += [second.output_elements, layers[at - 1].output_elements if at else 0.0]
-            # Its inputs' number is not kept; operations are 2 x inputs x outputs, at every position.
+            # A layer does not store its number of inputs. Its operations are 2 x inputs x outputs at every position.
             inputs = round(second.forward_FLOPs / 2 / second.output_elements)
             units.append(HEADS if middle.kind == "attention" else inputs)
             at += 2
@@ -158,16 +163,16 @@ def _pairs_of(workload: Workload) -> Pairs | None:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A workload, and the parts that the trainer can cut it into."""
+    """A workload, and the parts into which the trainer can split it."""
 
     workload: Workload
     stages: tuple[Stages, ...]
-    """For 1, 2, ... stages, as many as there can be."""
+    """Splits into 1, 2, ... stages, up to the maximum."""
     pairs: Pairs | None
-    """None: no linear layers in pairs."""
+    """None if there are no pairs of linear layers."""
 
     def cut_into(self, stages: int) -> Stages:
-        """Raises ValueError when the trainer cannot cut the model into so many."""
+        """Return the split into ``stages`` stages. Raise ValueError if the model has too few layers for them."""
         if stages > len(self.stages):
             raise ValueError(
                 f"found {len(self.stages)} layers with parameters, expected one for each of {stages} stages"
@@ -177,20 +182,20 @@ class Model:
 
 @lru_cache(maxsize=64)
 def cut_up(workload: Workload) -> Model:
-    """Its parts; cutting takes milliseconds, so it is done once for each model."""
+    """Return the workload's parts, cached because splitting takes milliseconds."""
     return Model(workload, _stages_of(workload), _pairs_of(workload))
 
 
 def kept_part(part: float, units: int, ranks: int) -> float:
-    """Of a whole, what a rank does when ``part`` of it is shared out in ``units``."""
+    """Return the fraction of a whole that each rank has if ``part`` of it is divided among ``ranks`` in ``units``."""
     return 1 - part + part * ceil(units / ranks) / units
 
 
 def state_nbytes(workload: Workload) -> float:
-    """Parameters and optimizer state of the whole model: what is put together for a checkpoint."""
+    """Return the bytes of the whole model's parameters and optimizer state, which a checkpoint contains."""
     return (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
 
 
 def held_nbytes(workload: Workload, parameters: float) -> float:
-    """Parameters, gradients and optimizer state of the part that a rank holds."""
+    """Return the bytes of parameters, gradients and optimizer state of the part that a rank holds."""
     return (2 + workload.optimizer_slots) * REAL_NBYTES * parameters

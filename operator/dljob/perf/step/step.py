@@ -1,6 +1,6 @@
-"""One training step: compute, communication, data and waiting put together, with how sure the figure is.
+"""Time of one synchronous data-parallel step: compute, communication, input data and waiting, with its uncertainty.
 
-Bulk-synchronous data parallelism: a step ends when the slowest rank has the sum of all gradients.
+A step ends when the slowest rank has the sum of all gradients.
 """
 
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from dljob.perf.step.communication import Collective, Link, Number, allreduce_s,
 from dljob.perf.step.synchronization import agreement_s, straggler_factor
 
 BACKWARD_PART = 2 / 3
-"""Of a step's computing: the backward pass does twice the arithmetic of the forward pass."""
+"""Fraction of the compute time in the backward pass, which does twice the arithmetic of the forward pass."""
 BUCKET_NBYTES = 4 * 2**20
-"""Gradients are summed in buckets of this size, each as soon as backward has filled it; the contract's default."""
+"""Bucket size of the all-reduce, the contract's default. Each bucket starts once the backward pass has filled it."""
 OVERLAP_EFFICIENCY = {"cpu": 0.5, "gpu": 0.9}
-"""Of the backward pass, what can hide communication. On a CPU both want the same cores, and MPI moves messages only
-inside calls; a GPU's copies run beside its arithmetic. Assumptions."""
+"""Fraction of the backward pass that can hide communication. On a CPU both compete for the same cores, and MPI
+progresses messages only inside calls. A GPU copies while it computes. Both values are assumptions."""
 
 P90 = 1.2816
-"""Standard deviations above the median where nine of ten normal variables lie below."""
+"""90th percentile of the standard normal distribution."""
 SPREAD = {"catalogue": 0.5, "profile": 0.08}
-"""Standard deviation of the logarithm of (measured / predicted) compute time: figures of data sheets are within a
-factor 2 nine times of ten, measured ones repeat within some per cent."""
+"""Standard deviation of log(measured / predicted) compute time. Predictions from data sheets are within a factor of 2
+nine times out of ten; measured times repeat within some per cent."""
 LINK_SPREAD = {"catalogue": 0.5, "profile": 0.2}
 
 
@@ -32,9 +32,9 @@ def buckets(gradient_nbytes: int) -> int:
 
 
 def exposed_s(communication_s: Number, compute_s: Number, parts: int, overlap: Number) -> Number:
-    """Communication that is felt: what does not fit beside the backward pass, at least the last bucket's.
+    """Return the exposed communication time: the part that does not overlap with backward, at least the last bucket's.
 
-    Bucket i of n is ready when i/n of the backward pass is done, so at most (n-1)/n of it hides anything.
+    Bucket i of n is ready when i/n of the backward pass is done, so at most (n-1)/n of the pass hides communication.
     """
     hidden = overlap * BACKWARD_PART * compute_s * (parts - 1) / parts
     return np.maximum(communication_s - hidden, communication_s / parts)
@@ -42,13 +42,13 @@ def exposed_s(communication_s: Number, compute_s: Number, parts: int, overlap: N
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of one step, by part; ``step_s`` is the median, nine of ten lie below ``p90_s``."""
+    """Seconds of one step by part. ``step_s`` is the median and ``p90_s`` the 90th percentile."""
 
     compute_s: float
     communication_s: float
     data_s: float
     waiting_s: float
-    """Stragglers and the agreement that commits the step."""
+    """Waiting for stragglers, and the agreement that commits the step."""
     spread: float
     """Standard deviation of log(measured / predicted)."""
 
@@ -75,13 +75,14 @@ def step(
     nodes: int | None = None,
     sharded: bool = False,
 ) -> Step:
-    """A step whose slowest rank computes for ``compute_s`` and waits ``data_s`` for data; ``nodes`` hold the ranks.
+    """Return a step whose slowest rank computes for ``compute_s`` and waits ``data_s`` for data, on ``nodes`` nodes.
 
-    ``sharded``: ranks share out the update. Gradients go to their owners beside the backward pass, and new parameters
-    come from them after the update, when nothing hides them.
+    ``sharded``: ranks shard the optimizer. The reduce-scatter of gradients overlaps with the backward pass; the
+    all-gather of new parameters after the update does not.
 
-    ``overlap``: of the backward pass, the part that can hide communication. Spreads are those of log(measured /
-    predicted) of either part, independent of each other, so that the step's is their mean weighted by time.
+    ``overlap``: fraction of the backward pass that can hide communication. Spreads are standard deviations of
+    log(measured / predicted) of both parts. They are independent, so the step's spread is their root sum of squares
+    weighted by time.
     """
     parts = buckets(gradient_nbytes)
     total = allreduce_s(collective, float(gradient_nbytes), float(ranks), link, parts, servers, nodes)

@@ -1,1 +1,1 @@
-"""What one sample costs: models, datasets and their layers."""
+"""Cost of one sample: models, datasets and their layers."""

@@ -1,7 +1,6 @@
-"""The datasets that the trainer image carries: sizes alone, so that epochs become steps without reading them.
+"""Sizes of the datasets in the trainer image, so that epochs can be converted to steps without reading the data.
 
-A trainer test holds the figures against the
-real data.
+A trainer test compares the figures with the real data.
 """
 
 from dataclasses import dataclass
@@ -14,16 +13,16 @@ class Dataset:
     shape: tuple[int, ...]
     """Shape of one sample."""
     classes: int
-    """Classes to tell apart, or the vocabulary of a language model."""
+    """Number of classes, or the vocabulary size of a language model."""
     sample_nbytes: int
-    """Bytes of one sample as the trainer holds it."""
+    """Bytes of one sample in the trainer's memory."""
     making_s: float = 0.0
-    """Time of one core to compute a sample that is not stored."""
+    """Time of one core to generate a sample that is not stored."""
     tokens: bool = False
-    """Whether a sample is a sequence of tokens."""
+    """True if a sample is a sequence of tokens."""
 
 
-# scikit-learn's bundled sets, of which a fifth is held out; times of synthetic ones by
+# scikit-learn's bundled datasets with a fifth held out. Generation times of synthetic ones were measured by
 # benchmarks/perfmodel/compute_constants.py.
 DATASETS = {
     "digits": Dataset(1437, 360, (1, 8, 8), 10, 64 * 4),

@@ -1,4 +1,4 @@
-"""Layers as data: what one sample costs in each, from shapes alone.
+"""Layer tables: the cost of one sample in each layer, computed from shapes.
 
 Counts follow the definitions of the layers: a convolution of c channels with k x k filters to f channels of h x w
 does 2 k² c f h w operations (multiply and add), and its backward pass does that once for the filters and once for
@@ -18,24 +18,24 @@ class Layer:
 
     kind: str
     parameters: int
-    """Trainable ones; not per sample."""
+    """Trainable parameters; not per sample."""
     tensors: int
-    """How many tensors they are in."""
+    """Number of parameter tensors."""
     forward_FLOPs: float
     backward_FLOPs: float
     moved_elements: float
-    """Elements read and written by the forward and the backward pass, parameters apart."""
+    """Elements read and written by the forward and the backward pass, without parameters."""
     output_elements: float = 0.0
     is_conv: bool = False
     follows: bool = False
-    """The trainer runs it as one with the layer before: no pipeline stage begins here."""
+    """True if the trainer runs it as one with the layer before, so that no pipeline stage begins here."""
 
 
 class Net:
-    """Collects the layers of a network while following the shape of one sample through it.
+    """Builder of a layer table that tracks the shape of one sample through the network.
 
-    Also counts what autograd keeps for the backward pass: the inputs of layers with weights and of norms and pools,
-    the outputs of activations; each tensor once.
+    It also counts the tensors that autograd keeps for the backward pass, each once: inputs of layers with weights,
+    norms and pools, and outputs of activations.
     """
 
     def __init__(self, *shape: int) -> None:
@@ -47,7 +47,7 @@ class Net:
 
     @property
     def at(self) -> tuple[tuple[int, ...], int]:
-        """Where the network is now, to ``go`` back to for a branch."""
+        """Return the current position, to which ``go`` returns for a branch."""
         return self.shape, self._tensor
 
     def go(self, at: tuple[tuple[int, ...], int]) -> Self:
@@ -56,14 +56,14 @@ class Net:
 
     @contextmanager
     def as_one(self) -> Iterator[None]:
-        """The layers that are added meanwhile are one module of the trainer's, such as a residual block."""
+        """Mark the layers added in this context as one module of the trainer, such as a residual block."""
         begin = len(self.layers) + 1
         yield
         self.layers[begin:] = [replace(layer, follows=True) for layer in self.layers[begin:]]
 
     @property
     def kept_elements(self) -> float:
-        """Elements of one sample kept for the backward pass, its input included."""
+        """Return the elements of one sample kept for the backward pass, including its input."""
         return sum(self._kept.values())
 
     def _keep(self) -> None:
@@ -82,7 +82,8 @@ class Net:
         first = not any(layer.parameters for layer in self.layers)
         if keep == "input":
             self._keep()
-        # Forward reads and writes once; backward reads the output's gradient and what was kept, writes the input's.
+        # Forward reads the input and writes the output. Backward reads the output's gradient and the kept tensor, and
+        # writes the input's gradient.
         moved = prod(self.shape) * (2 + (keep == "input")) + 2 * prod(out)
         backward = forward_FLOPs * (2 if has_weights and not first else 1)
         self.layers.append(Layer(kind, parameters, tensors, forward_FLOPs, backward, moved, prod(out), kind == "conv"))
@@ -102,7 +103,7 @@ class Net:
         return self._emit("conv", out, flops, weights + filters * bias, 1 + bias, has_weights=True)
 
     def linear(self, outputs: int, bias: bool = True, tied: bool = False) -> Self:
-        """``tied``: its weights are another layer's."""
+        """Add a linear layer; ``tied``: it uses another layer's weights."""
         *rest, inputs = self.shape
         flops = 2.0 * inputs * outputs * prod(rest)
         parameters = 0 if tied else inputs * outputs + outputs * bias
@@ -124,13 +125,13 @@ class Net:
         return self._emit("activation", self.shape, 10.0 * prod(self.shape))
 
     def dropout(self) -> Self:
-        """A copy with elements left out; keeps a mask of a byte each, as GPUs do."""
+        """Add a dropout layer. It keeps a mask of one byte per element, as on GPUs."""
         self._emit("dropout", self.shape, float(prod(self.shape)), keep="nothing")
         self._kept[-self._tensor] = prod(self.shape) / 4
         return self
 
     def pool(self, k: int, stride: int | None = None, pad: int = 0, ceil: bool = False) -> Self:
-        """The largest of k x k; remembers which one, in 8 bytes. ``ceil``: windows may reach over the edge."""
+        """Add a k x k max pool. It keeps indices of 8 bytes. ``ceil``: windows may extend over the edge."""
         stride = stride or k
         c, h, w = self.shape
         spare = (stride - 1) * ceil
@@ -147,29 +148,29 @@ class Net:
         return self
 
     def add(self) -> Self:
-        """The sum with a skip connection."""
+        """Add the sum with a skip connection."""
         return self._emit("add", self.shape, float(prod(self.shape)), keep="nothing")
 
     def concat(self, *ends: tuple[tuple[int, ...], int]) -> Self:
-        """A copy of the ``ends`` of branches, beside each other in the first axis."""
+        """Add a concatenation of the ``ends`` of branches along the first axis."""
         self.shape = (sum(shape[0] for shape, _ in ends), *self.shape[1:])
         return self._emit("concat", self.shape, 0.0, keep="nothing")
 
     def first_token(self) -> Self:
-        """The first position of a sequence alone: a view, so what is kept of it keeps the sequence."""
+        """Take the first position of a sequence. It is a view, so keeping it keeps the whole sequence."""
         self._keep()
         self.shape = self.shape[1:]
         return self
 
     def embedding(self, vocabulary: int, width: int, positions: int | None = None, types: int = 0) -> Self:
-        """Embeddings of a sequence of tokens, of its ``positions`` (default: as many as it has) and token types."""
+        """Add embeddings of tokens, of ``positions`` (default: the sequence's length) and of token types."""
         (tokens,) = self.shape
         positions = tokens if positions is None else positions
         rows = vocabulary + positions + types
         return self._emit("embedding", (tokens, width), 0.0, rows * width, 1 + (positions > 0) + (types > 0))
 
     def projections(self, width: int) -> Self:
-        """Queries, keys and values by a layer each, for ``attention``."""
+        """Add separate linear layers for queries, keys and values, for ``attention``."""
         start = self.at
         for _ in range(3):
             self.go(start).linear(width)
@@ -177,15 +178,15 @@ class Net:
         return self
 
     def attention(self, heads: int, fused: bool = True) -> Self:
-        """Scaled dot products of queries, keys and values, 3 x width in, width out; without its projections.
+        """Add scaled dot-product attention, 3 x width in, width out, without its projections.
 
-        ``fused``: the scores are computed again in the backward pass instead of kept.
+        ``fused``: scores are recomputed in the backward pass instead of kept.
         """
         tokens, triple = self.shape
         flops = 2 * 2.0 * tokens * tokens * (triple // 3)
         out = (tokens, triple // 3)
         kept = self._tensor
-        self._emit("attention", out, flops, has_weights=True)  # each product has two factors to derive by
+        self._emit("attention", out, flops, has_weights=True)  # each product has gradients for two factors
         if not fused:
             self._kept[kept] += heads * tokens * tokens
         self._kept[self._tensor] = prod(out)

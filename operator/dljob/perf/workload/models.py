@@ -1,6 +1,6 @@
-"""The built-in models as layer tables.
+"""Layer tables of the built-in models.
 
-A trainer test holds parameter and operation counts against the models that the trainer builds.
+A trainer test compares parameter and operation counts with the models that the trainer builds.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def lenet(data: Dataset) -> Net:
 
 
 def _stem(data: Dataset) -> Net:
-    """224 x 224 images as He et al. 2015; small ones with a 3 x 3 convolution and no pool, as theirs for CIFAR."""
+    """Return the stem of He et al. 2015 for 224 x 224 images, or theirs for CIFAR (3 x 3, no pool) for small ones."""
     net = Net(*data.shape)
     if data.shape[1] < 64:
         return net.conv(64, 3, bias=False).group_norm().relu()
@@ -32,7 +32,7 @@ def _stem(data: Dataset) -> Net:
 
 
 def _shortcut(net: Net, start: tuple[tuple[int, ...], int], filters: int, stride: int) -> None:
-    """The 1 x 1 convolution from ``start`` beside a block that changes the shape, the sum and its activation."""
+    """Add a block's shortcut from ``start`` (1 x 1 convolution if the shape changes), the sum and its activation."""
     end = net.at
     if start[0][0] != filters or stride != 1:
         net.go(start).conv(filters, 1, stride, bias=False).group_norm().go(end)
@@ -51,7 +51,7 @@ def resnet18(data: Dataset) -> Net:
 
 
 def bottlenecks(data: Dataset, *depths: int) -> Net:
-    """A residual network of blocks of three convolutions, ``depths`` of them at 64, 128, 256 and 512 filters."""
+    """Return a residual network of bottleneck blocks, ``depths`` of them at 64, 128, 256 and 512 filters."""
     net = _stem(data)
     for stage, depth in enumerate(depths):
         width = 64 * 2**stage
@@ -70,7 +70,7 @@ def resnet50(data: Dataset) -> Net:
 
 
 def decoder(data: Dataset, width: int, blocks: int, heads: int) -> Net:
-    """GPT-2's layout (Radford et al. 2019): norms first, the output's weights those of the token embedding."""
+    """Return a decoder like GPT-2 (Radford et al. 2019): pre-norm, output weights tied to the token embedding."""
     net = Net(*data.shape).embedding(data.classes, width)
     for _ in range(blocks):
         with net.as_one():
@@ -92,4 +92,4 @@ MODELS: dict[str, tuple[Callable[[Dataset], Net], str]] = {
     "resnet50": (resnet50, "synthetic-images"),
     "gpt-mini": (gpt_mini, "synthetic-tokens"),
 }
-"""Builder, and the dataset whose shape a model is planned with when the job's own is not known."""
+"""Builder, and the dataset whose shape is used if the job's dataset is unknown."""

@@ -1,9 +1,9 @@
-"""Models of the literature as layer tables: workloads to predict and to compare with.
+"""Layer tables of models from the literature, as workloads for predictions and comparisons.
 
-The trainer image carries none of them, so they are no ``spec.model.name``. Parameters are those of the published
-networks to the last one: torchvision's for images (its AlexNet is that of Krizhevsky 2014; its GoogLeNet has 3 x 3
-filters where the paper has 5 x 5, batch norms, and no auxiliary classifiers here), Hugging Face's for text.
-Normalization costs what GroupNorm does; a batch norm has as many parameters.
+The trainer image does not contain them, so they are not allowed as ``spec.model.name``. Parameter counts equal those of
+the published networks exactly: torchvision's for images (its AlexNet is that of Krizhevsky 2014; its GoogLeNet has
+3 x 3 filters where the paper has 5 x 5, batch norms, and no auxiliary classifiers here), Hugging Face's for text. Batch
+norms are counted as GroupNorm, which has as many parameters.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from dljob.perf.workload.layers import Net
 from dljob.perf.workload.models import bottlenecks, decoder
 
 IMAGENET = Dataset(1_281_167, 50_000, (3, 224, 224), 1000, 3 * 224 * 224 * 4)
-"""ILSVRC 2012 (Russakovsky et al. 2015), cropped, as the trainer would hold it."""
+"""ILSVRC 2012 (Russakovsky et al. 2015), cropped, as the trainer would hold it in memory."""
 WIKIPEDIA = Dataset(4_882_812, 0, (512,), 30_522, 512 * 8)
 """BERT's 2,500 million words of Wikipedia, one token a word, in sequences of 512; WordPiece vocabulary, uncased."""
 OPENWEBTEXT = Dataset(8_823_810, 4_330, (1024,), 50_257, 1024 * 8)
@@ -44,7 +44,7 @@ def _unit(net: Net, filters: int, k: int, stride: int = 1) -> Net:
 
 
 def _inception(net: Net, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int) -> None:
-    """Four branches: 1 x 1; 1 x 1 to 3 x 3; 1 x 1 to "5 x 5" (here 3 x 3); pool to 1 x 1."""
+    """Add four branches: 1 x 1; 1 x 1 to 3 x 3; 1 x 1 to "5 x 5" (here 3 x 3); pool to 1 x 1."""
     start = net.at
     ends = [_unit(net, one, 1).at]
     for reduced, filters in (three, five):
@@ -113,4 +113,4 @@ REFERENCES: dict[str, tuple[Callable[[Dataset], Net], Dataset]] = {
     "GPT-2-large": (gpt2_large, OPENWEBTEXT),
     "GPT-2-XL": (gpt2_xl, OPENWEBTEXT),
 }
-"""Builder, and the data that the model is known by."""
+"""Builder, and the dataset of the published model."""

@@ -1,8 +1,8 @@
 """CPU time of a step and memory of a rank on CPUs, regressed on the structure of generated networks.
 
-Both are sums of terms over the layer table, each with a measured coefficient of 0 or more.
-``benchmarks/perfmodel/structure_regression.py`` trains the networks, prints how well the sums predict structures that
-they never saw and, with ``--refit``, the constants below.
+Both are sums of terms over the layer table, each with a measured nonnegative coefficient.
+``benchmarks/perfmodel/structure_regression.py`` trains the networks and prints the errors on held-out structures and,
+with ``--refit``, the constants below.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 CORE_FLOPs = 96e9
-"""Peak of the catalogue's core (``hardware.cpu``) that stands for the core of the measurements."""
+"""Peak of the catalogue's core (``catalogue.cpu``), assumed for the core of the measurements."""
 
 HOST_S: Mapping[str, float] = {"step": 3.72e-5, "layer": 8.79e-5}
-"""Seconds that the framework takes for a step and for a layer, whatever the batch."""
+"""Framework overhead in seconds per step and per layer, independent of the batch."""
 TIME_S: Mapping[str, float] = {
     "convolution_FLOP": 7.16e-12,
     "product_FLOP": 9.46e-12,
@@ -23,25 +23,24 @@ TIME_S: Mapping[str, float] = {
     "weight_B": 3.45e-11,
     "large_weight_B": 7.26e-11,
 }
-"""Core seconds for each unit of ``time_terms``."""
+"""Core seconds per unit of ``time_terms``."""
 CACHED_NBYTES = 4 * 2**20
-"""Weights of a layer beyond this come from memory in every pass: between a core's second-level cache and its part of
-the third level; 1 and 16 MiB fit nearly as well."""
+"""Weights of a layer beyond this are read from memory in every pass. The value is between a core's L2 cache and its
+part of the L3 cache; 1 and 16 MiB fit nearly as well."""
 GROWTH: Mapping[str, float] = {"process": 3.51e7, "parameter_B": 1.35, "kept_B": 1.74, "largest_B": 1.17}
-"""Bytes for each unit of ``growth_terms``."""
+"""Bytes per unit of ``growth_terms``."""
 
 
 def host_terms(workload: Workload) -> dict[str, float]:
-    """How often a step pays what is in ``HOST_S``."""
+    """Return the number of units of ``HOST_S`` in a step."""
     return {"step": 1.0, "layer": float(len(workload.layers))}
 
 
 def time_terms(workload: Workload, batch: float) -> dict[str, float]:
-    """Work of a step on ``batch`` samples: operations of forward and backward pass, bytes moved.
+    """Return the work of a step on ``batch`` samples: operations of forward and backward pass, and bytes moved.
 
-    Convolutions are apart from matrix products, and what they and pools move from what others move: they lay tensors
-    out anew. Weights are read by both passes and their gradients written by the second; the update reads and writes
-    parameters, gradients and the optimizer's state.
+    Convolutions and pools have terms of their own, because they convert tensor layouts. Both passes read the weights
+    and the backward pass writes their gradients. The update reads and writes parameters, gradients and optimizer state.
     """
     found = dict.fromkeys(TIME_S, 0.0)
     passes = REAL_NBYTES * (7.0 + 2.0 * workload.optimizer_slots)
@@ -57,9 +56,9 @@ def time_terms(workload: Workload, batch: float) -> dict[str, float]:
 
 
 def growth_terms(workload: Workload, batch: float) -> dict[str, float]:
-    """What training on ``batch`` samples adds to a process: bytes by kind, and once what every process adds.
+    """Return the memory terms of training on ``batch`` samples: bytes by kind, and one constant per process.
 
-    Parameters come with gradients and the optimizer's state; kept activations with the samples themselves.
+    ``parameter_B`` includes gradients and optimizer state; ``kept_B`` includes the samples.
     """
     return {
         "process": 1.0,
@@ -70,5 +69,5 @@ def growth_terms(workload: Workload, batch: float) -> dict[str, float]:
 
 
 def total(terms: Mapping[str, float], coefficients: Mapping[str, float]) -> float:
-    """Sum of each term times its coefficient."""
+    """Return the sum of each term times its coefficient."""
     return sum(coefficients[name] * amount for name, amount in terms.items())

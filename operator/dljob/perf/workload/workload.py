@@ -1,4 +1,4 @@
-"""What training costs per sample, and what every step costs besides: the input of the performance model."""
+"""Workload: the costs of training per sample and per step, the input of the performance model."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -22,15 +22,15 @@ class Workload:
     name: str
     layers: tuple[Layer, ...]
     activation_nbytes: float
-    """Kept for the backward pass, per sample."""
+    """Activations kept for the backward pass, per sample."""
     transient_nbytes: float
-    """The largest activation and its gradient, per sample: alive for a moment beside what is kept."""
+    """The largest activation and its gradient, per sample, which exist briefly besides the kept ones."""
     sample_nbytes: float
     optimizer_slots: float
-    """Tensors of the parameters' size that the optimizer keeps: 0 (SGD), 1 (with momentum), 2 (Adam); a rank's part of
-    them where ranks share them out."""
+    """Optimizer tensors of the parameters' size: 0 (SGD), 1 (with momentum), 2 (Adam); with a sharded optimizer, a
+    rank's part of them."""
     making_s: float = 0.0
-    """Time of one core to compute a sample of synthetic data."""
+    """Time of one core to generate a sample of synthetic data."""
 
     @cached_property
     def parameters(self) -> int:
@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def flops_per_sample(self) -> float:
-        """Forward and backward."""
+        """Return the operations of forward and backward pass per sample."""
         return sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in self.layers)
 
 
@@ -55,7 +55,7 @@ def _slots(optimizer: Optimizer, momentum: float) -> int:
 
 
 def misfit(model: str, dataset: str) -> str | None:
-    """Why a built-in model cannot take a built-in dataset, as the trainer would say; None when it can."""
+    """Return the reason why a built-in model cannot use a built-in dataset, or None if it can."""
     shape, tokens = DATASETS[dataset].shape, DATASETS[dataset].tokens
     if tokens != (model == "gpt-mini"):
         return "found tokens, expected images or tables" if tokens else "found no tokens, expected some"
@@ -67,7 +67,7 @@ def misfit(model: str, dataset: str) -> str | None:
 
 @cache
 def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
-    """The workload of a built-in model. Raises ValueError when model or dataset is none, or they do not fit."""
+    """Return the workload of a built-in model. Raise ValueError if model or dataset is unknown or they do not fit."""
     if model not in MODELS:
         raise ValueError(f"model {model!r}: expected one of {', '.join(MODELS)}")
     build, default = MODELS[model]
@@ -81,7 +81,7 @@ def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momen
 
 @cache
 def reference(model: str, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
-    """The workload of a model of the literature, which the trainer does not carry. Raises ValueError if it is none."""
+    """Return the workload of a model from the literature. Raise ValueError if it is unknown."""
     if model not in REFERENCES:
         raise ValueError(f"model {model!r}: expected one of {', '.join(REFERENCES)}")
     build, data = REFERENCES[model]
@@ -89,7 +89,7 @@ def reference(model: str, optimizer: Optimizer = "SGD", momentum: float = 0.9) -
 
 
 def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
-    """The workload of any network that ``net`` followed, on samples of ``data``."""
+    """Return the workload of the network ``net`` on samples of ``data``."""
     return Workload(
         name=name,
         layers=tuple(net.layers),
@@ -102,7 +102,7 @@ def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", 
 
 
 HINTED_LAYERS = 50
-"""Layers assumed of a model that only hints describe: they set its overhead per step."""
+"""Number of layers assumed for a model described only by hints; it determines the overhead per step."""
 
 
 def hinted(
@@ -113,9 +113,9 @@ def hinted(
     optimizer: Optimizer = "SGD",
     momentum: float = 0.9,
 ) -> Workload:
-    """A workload from the three figures of ``spec.model.hints``, spread evenly over assumed layers.
+    """Return a workload from the three figures of ``spec.model.hints``, spread evenly over assumed layers.
 
-    Raises ValueError when a figure is negative.
+    Raise ValueError if a figure is out of range.
     """
     if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
         raise ValueError(
@@ -129,7 +129,7 @@ def hinted(
             kind="linear",
             parameters=parameters // n + (i < parameters % n),
             tensors=2,
-            # The backward pass computes twice what the forward pass does.
+            # The backward pass does twice the operations of the forward pass.
             forward_FLOPs=flops_per_sample / 3 / n,
             backward_FLOPs=flops_per_sample * 2 / 3 / n,
             moved_elements=5 * elements,

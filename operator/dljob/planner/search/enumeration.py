@@ -1,8 +1,8 @@
-"""Which node counts to look at, and which of them are best by the screen.
+"""Search over node counts, with the screen as evaluation.
 
-Small clusters are searched completely. On large ones: every device alone over a grid of counts, pairs over a coarser
-grid, every subset of devices at several sizes and with every power of two ranks, then steps to neighbours from the best
-ones until none is better.
+Small clusters are searched completely. On large ones the search evaluates every device alone over a grid of counts,
+pairs over a coarser grid, and every subset of devices at several sizes and with every power of two ranks. A local
+search from the best rows follows, until no neighbour is better.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,15 +19,15 @@ from dljob.planner.search.screen import Counts, Screen, Screened
 from dljob.planner.types import CollectiveName, Request
 
 COMPLETE = 4000
-"""So many combinations are all looked at."""
+"""Up to this number of combinations, the search is complete."""
 ROUNDS = 12
-"""Steps to neighbours, at most."""
+"""Maximum number of rounds of the local search."""
 SEEDS = 6
-"""Best ones whose neighbours are looked at in each round."""
+"""Number of best rows whose neighbours are evaluated in each round."""
 
 
 def grid(most: int, fine: bool = True) -> list[int]:
-    """Counts up to ``most`` that grow geometrically: 1, 2, 3, 4, 6, 8, 12, … and ``most``."""
+    """Return counts up to ``most`` that grow geometrically: 1, 2, 3, 4, 6, 8, 12, … and ``most``."""
     counts, n = {most}, 1
     while n <= most:
         counts |= {n, min(most, 3 * n // 2)} if fine and n > 1 else {n}
@@ -43,7 +43,7 @@ class Search:
         self._most = np.array([o.nodes for o in options], dtype=np.int64)
         self._per_node = np.array([o.ranks_per_node for o in options], dtype=np.int64)
         self._device = np.array(_numbered([o.label for o in options]))
-        # Rows are told apart by a random number of 64 bits for each: a thousand times faster than comparing them.
+        # Rows are identified by a random 64-bit hash, which is a thousand times faster than comparing them.
         self._hashing = np.random.default_rng(0).integers(-(2**62), 2**62, len(options), dtype=np.int64) | 1
         self._seen = np.zeros(0, dtype=np.int64)
         self.counts: Counts = np.zeros((0, len(options)), dtype=np.int64)
@@ -51,7 +51,7 @@ class Search:
         self.scores: NDArray[np.float64] = np.zeros(0)
 
     def run(self) -> None:
-        """Look at what is worth looking at; the results are in ``counts``, ``found`` and ``scores``."""
+        """Run the search; the results are in ``counts``, ``found`` and ``scores``."""
         by_device = [np.flatnonzero(self._device == d) for d in range(self._device.max() + 1)]
         size = 1
         for members in by_device:
@@ -96,7 +96,7 @@ class Search:
             yield self._row({int(p[0]): p[1] for p in picks if p is not None})
 
     def _best_alone(self, members: NDArray[np.intp]) -> int:
-        """Of a device's options, the one with the best score by itself; else the one with most ranks."""
+        """Return the option of a device with the best score alone, or the one with most ranks if none is feasible."""
         alone = (self.counts > 0).sum(axis=1) == 1
         best = [self.scores[alone & (self.counts[:, i] > 0)].min(initial=np.inf) for i in members]
         if np.isfinite(best).any():
@@ -160,7 +160,7 @@ class Search:
         return rows
 
     def _look(self, counts: Counts) -> None:
-        """Screen the rows that are within bounds and were not looked at yet."""
+        """Screen the rows that are within bounds and were not screened yet."""
         nodes = counts.sum(axis=1)
         most = self.request.nodes_max or int(self._most.sum())
         counts = counts[(nodes >= max(1, self.request.nodes_min)) & (nodes <= most)]
@@ -175,8 +175,11 @@ class Search:
         self.found = self.found.joined(seen)
 
     def best(self, count: int, alike: float) -> list[NDArray[np.int64]]:
-        """Feasible rows, best first: the ``count`` best; of those within ``alike`` of the best, the one with fewest
-        ranks; the best of each of ``count`` sets of devices; smaller and larger ones of the best set; trade-offs."""
+        """Return feasible rows: the ``count`` best first, then others worth an exact evaluation.
+
+        These are the one with fewest ranks within the tolerance ``alike`` of the best, the best of each of ``count``
+        sets of devices, smaller and larger rows of the best set, and trade-offs.
+        """
         order = np.argsort(self.scores, kind="stable")
         order = order[np.isfinite(self.scores[order])]
         if not len(order):
@@ -192,7 +195,7 @@ class Search:
         return [self.counts[i] for i in picked]
 
     def collectives_of(self, rows: Sequence[NDArray[np.int64]]) -> list[CollectiveName]:
-        """The collective that the screen found best for each of the rows."""
+        """Return the best collective of each of the rows by the screen."""
         return self.screen.screen(np.stack(rows)).collective if rows else []
 
 
@@ -202,11 +205,11 @@ def _powers_about(ranks: int) -> tuple[int, int]:
 
 
 def _numbered(labels: Sequence[str]) -> list[int]:
-    """Each label's index among the distinct ones, in order of first appearance."""
+    """Return each label's index among the distinct ones, in order of first appearance."""
     distinct = list(dict.fromkeys(labels))
     return [distinct.index(label) for label in labels]
 
 
 def _first(keys: NDArray[Any]) -> NDArray[np.intp]:
-    """Where each of the distinct keys stands first, in that order."""
+    """Return the index of the first occurrence of each distinct key, in rising order."""
     return np.sort(np.unique(keys, return_index=True)[1])
