@@ -32,5 +32,5 @@ def test_one_rank_needs_no_mpi() -> None:
 
 
 def test_an_unknown_strategy_is_named() -> None:
-    with pytest.raises(ValueError, match="'Star', expected one of Auto, Ring, MPI"):
+    with pytest.raises(ValueError, match="'Star'; expected one of Auto, Ring, MPI"):
         choose("Star", SimpleNamespace(Get_size=lambda: 2), [torch.zeros(1)])

@@ -92,7 +92,7 @@ def test_too_few_are_left(tmp_path: Path) -> None:
         end(process, 30)
     (failed,) = listener.of(rank_messages.Failed)
     assert failed.failure.exit_code == EXIT_PEER_LOST
-    assert re.search("found 1 ranks left, expected at least 2", failed.failure.message)
+    assert re.search("found 1 ranks left; expected at least 2", failed.failure.message)
 
 
 @pytest.mark.mpi

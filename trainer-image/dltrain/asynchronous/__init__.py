@@ -1,1 +1,1 @@
-"""Asynchronous and stale-synchronous training with a parameter server: ``training`` begins it."""
+"""Asynchronous and stale-synchronous training with a parameter server, which ``training`` starts."""

@@ -1,16 +1,16 @@
-"""Which worker may begin a step when not all are at the same one: the parameter server's bookkeeping. Pure.
+"""Clocks of the workers in asynchronous training, by which the parameter server decides who may start a step.
 
-A worker's clock is the number of steps that it has done. With a bound of s it may begin its step c only once every
-worker has done c - s steps: steps at work are never more than s apart (Ho et al. 2013; 0 is lockstep). Without a bound
-nobody waits (Dean et al. 2012). The staleness of an update is how many updates by others came between its worker's
-reading of the parameters and itself.
+A worker's clock is the number of steps that it has done. With a bound of s, it may start its step c only after every
+worker has done c - s steps, so the current steps of two workers differ by at most s (Ho et al. 2013; 0 is synchronous).
+Without a bound no worker waits (Dean et al. 2012). The staleness of an update is the number of updates by other workers
+between its worker's read of the parameters and the update itself.
 """
 
 from collections.abc import Sequence
 
 
 class Clocks:
-    """Of ``len(done)`` workers that do ``total`` steps each."""
+    """The clocks of ``len(done)`` workers that do ``total`` steps each."""
 
     def __init__(self, done: Sequence[int], total: int, bound: int | None) -> None:
         self.done = list(done)
@@ -20,21 +20,21 @@ class Clocks:
         self._read = [0] * len(done)
 
     def may_begin(self, worker: int) -> bool:
-        """Whether it has a step left and the others have done enough."""
+        """Return True if the worker has steps left and the bound allows the next one."""
         if self.done[worker] >= self.total:
             return False
         return self._bound is None or self.ahead(worker) <= self._bound
 
     def ahead(self, worker: int) -> int:
-        """Steps that it has done more than the slowest one."""
+        """Return by how many steps the worker is ahead of the slowest one."""
         return self.done[worker] - min(self.done)
 
     def read(self, worker: int) -> None:
-        """It reads the parameters as they are now."""
+        """Record that the worker reads the current parameters."""
         self._read[worker] = self._updates
 
     def step(self, worker: int, *, updates: bool = True) -> int:
-        """It has done a step; returns the staleness of its update. ``updates``: whether it made one."""
+        """Record a step of the worker. Return the staleness of its update. ``updates``: False if it made no update."""
         staleness = self._updates - self._read[worker]
         self.done[worker] += 1
         self._updates += updates
@@ -42,5 +42,5 @@ class Clocks:
 
     @property
     def over(self) -> bool:
-        """Whether all have done all of their steps."""
+        """Return True if all workers have done all of their steps."""
         return min(self.done) >= self.total

@@ -1,7 +1,7 @@
 """Messages between workers and the parameter server, which answers them one by one.
 
-A worker asks, with its gradient if it has one, and waits for the answer, with the parameters if it may go on. Messages
-go through main memory, point to point.
+A worker sends a request, with its gradient if it has one, and waits for the reply, which includes the parameters if the
+worker may continue. Messages are point-to-point and go through main memory.
 """
 
 import time
@@ -19,7 +19,7 @@ from dltrain.comm.process_group import ProcessGroup
 
 _LONGEST_NBYTES = 2**24
 _HEADER, _BODY = 1, 2
-"""Tags."""
+"""MPI tags."""
 
 
 class Asks(IntEnum):
@@ -27,14 +27,14 @@ class Asks(IntEnum):
     UPDATE = 1
     """A gradient follows."""
     NOTHING = 2
-    """A step without a sample of this worker's."""
+    """A step without samples of this worker."""
 
 
 class Says(IntEnum):
     GO_ON = 0
     """Parameters follow."""
     PAUSE = 1
-    """All ranks do something together now; ask again afterwards."""
+    """All ranks now run a collective operation. The worker must repeat its request afterwards."""
     OVER = 2
     """All workers are done; parameters follow."""
 
@@ -45,7 +45,7 @@ class Request(NamedTuple):
     """Learning rate of the update."""
     samples: float = 0.0
     wish: float = 0.0
-    """Whether the worker wants a pause."""
+    """1 if the worker requests a pause."""
 
 
 class Reply(NamedTuple):
@@ -53,17 +53,17 @@ class Reply(NamedTuple):
     staleness: float = 0.0
     ahead: float = 0.0
     samples: float = 0.0
-    """Of all workers' updates so far."""
+    """Samples of all workers' updates so far."""
 
 
 class Link:
-    """One rank's end. ``alive`` is called every ``alive_s``, from within waits, so that nobody takes it for hung."""
+    """One rank's side of the link. Waits call ``alive`` every ``alive_s`` seconds, so that no hang is reported."""
 
     def __init__(self, world: ProcessGroup, alive: Callable[[], None], alive_s: float = 1.0) -> None:
         self._world, self._alive, self._alive_s = world, alive, alive_s
-        self._told_at = time.perf_counter()
+        self._alive_at = time.perf_counter()
         self.waited_s = 0.0
-        """In all."""
+        """Total waiting time."""
 
     def send(self, header: Request | Reply, peer: int, body: Tensor | None = None) -> None:
         self._wait([self._world.comm.Isend(np.array(header, dtype=np.float64), peer, _HEADER)])
@@ -71,20 +71,20 @@ class Link:
             self._wait([self._world.comm.Isend(part, peer, _BODY) for part in _parts(body)])
 
     def reply(self, peer: int) -> Reply:
-        """What the server says."""
+        """Receive the server's reply."""
         header = np.empty(len(Reply._fields))
         self._wait([self._world.comm.Irecv(header, peer, _HEADER)])
         return Reply(*header)
 
     def body(self, room: Tensor, peer: int) -> None:
-        """The tensor that follows a header."""
+        """Receive the tensor that follows a header into ``room``."""
         self._wait([self._world.comm.Irecv(part, peer, _BODY) for part in _parts(room)])
 
     def request(self) -> tuple[int, Request]:
-        """The next worker that asks, and what. Of several that wait Open MPI takes one after the other, by rank.
+        """Receive the next request. Return the worker's rank and the request.
 
-        One receive for all of them: of one for each, those tested first could arrive, without ringing, while the
-        others are tested.
+        If several workers wait, Open MPI takes them one after another, by rank. There is one receive for all workers.
+        With one receive per worker, messages could arrive during the tests of others without waking the server.
         """
         from mpi4py import MPI
 
@@ -107,13 +107,13 @@ class Link:
     def _until(self, done: Callable[[], bool]) -> None:
         began = time.perf_counter()
 
-        def done_or_told() -> bool:
-            if time.perf_counter() - self._told_at >= self._alive_s:
-                self._told_at = time.perf_counter()
+        def poll() -> bool:
+            if time.perf_counter() - self._alive_at >= self._alive_s:
+                self._alive_at = time.perf_counter()
                 self._alive()
             return done()
 
-        wait_until(done_or_told)
+        wait_until(poll)
         self.waited_s += time.perf_counter() - began
 
 

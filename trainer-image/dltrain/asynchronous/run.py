@@ -1,7 +1,7 @@
-"""What worker and server have in common: parameters, clocks, pauses and checkpoints.
+"""Common state of workers and server: parameters, clocks, pauses and checkpoints.
 
-For a checkpoint, or to stop, the server answers everybody with a pause; the state then includes every worker's clock,
-so that no sample is lost or counted twice by a run that goes on from it with the same workers.
+For a checkpoint or a stop, the server answers every request with a pause. The saved state includes every worker's
+clock, so that no sample is lost or counted twice when a run with the same workers resumes.
 """
 
 import json
@@ -24,7 +24,7 @@ from dltrain.train.trainer import Trainer
 
 
 class Flat:
-    """A model's parameters and gradients, each in one piece, in main memory for messages."""
+    """A model's parameters and gradients, each in one contiguous tensor, with a copy in main memory for messages."""
 
     def __init__(self, model: nn.Module) -> None:
         self.buffer = GradientBuffer(model.parameters(), 2**62, 0)
@@ -50,7 +50,7 @@ class Flat:
 
 
 class Run:
-    """Of one rank: its state, and what all ranks do together in between, pauses and checkpoints."""
+    """The state of one rank, and the collective operations between steps: pauses and checkpoints."""
 
     def __init__(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer, total: int, alive_s: float) -> None:
         plan = self.plan = trainer.plan
@@ -64,7 +64,7 @@ class Run:
         self.clocks = Clocks(self.done, total, plan.staleness_bound)
 
     def _resume(self) -> list[int]:
-        """Every worker's clock: of a checkpoint, or 0. Other workers go on from the slowest one's."""
+        """Return every worker's clock, from the checkpoint or 0. If the workers have changed, all get the slowest."""
         trainer, none = self.trainer, [0] * len(self.ranks)
         snapshot = trainer.checkpoint_manager.resume(
             self.model.state_dict(), self.model.load_state_dict, self.optimizer.load_state_dict
@@ -77,7 +77,7 @@ class Run:
         return list(clocks) if clocks and same else [snapshot.step] * len(self.ranks)
 
     def pause(self) -> None:
-        """All ranks together: save, and stop if any was asked to."""
+        """Save on all ranks together, and stop if any rank was asked to."""
         trainer, world = self.trainer, self.trainer.world
         (stop,) = world.sum([float(trainer.reporter.stop.is_set())])
         self.save()
@@ -87,7 +87,10 @@ class Run:
             raise SystemExit(EXIT_STOPPED)
 
     def save(self) -> None:
-        """The server's state, on every rank; rank 0 writes it. Raises PeerLostError, OSError."""
+        """Send the server's state to every rank and start a checkpoint of it on rank 0.
+
+        Raises PeerLostError, OSError.
+        """
         trainer, world = self.trainer, self.trainer.world
         if not self.plan.checkpoint.enabled:
             return
@@ -120,7 +123,7 @@ class Run:
 
 
 def _packed(snapshot: Snapshot) -> dict[str, bytes]:
-    """As ``checkpoint.decode`` takes it."""
+    """Encode a snapshot for ``checkpoint.decode``."""
     from safetensors.torch import save
 
     state = json.dumps({"step": snapshot.step} | snapshot.state).encode()

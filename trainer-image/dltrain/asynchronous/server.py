@@ -1,4 +1,4 @@
-"""The parameter server: applies updates as they come, and answers once ``clocks`` allow."""
+"""The parameter server, which applies updates on arrival and replies when the clocks allow the next step."""
 
 import time
 from math import isfinite
@@ -12,24 +12,24 @@ from dltrain.timing.step_times import Times
 
 
 class Server:
-    """Applies updates as they come, and holds back who is too far ahead."""
+    """Apply updates on arrival, and delay the replies to workers that are too far ahead."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._trainer, self._clocks = run, run.trainer, run.clocks
         self._link, self._flat = run.link, run.flat
         self._samples = 0.0
-        """Of all updates."""
+        """Samples of all updates."""
 
     def serve(self) -> None:
-        """Until all workers are done. Raises SystemExit when the ranks agreed to stop, PeerLostError, DivergedError."""
+        """Serve until all workers are done. Raises SystemExit after a request to stop, PeerLostError, DivergedError."""
         while not self._serve():
             self._run.pause()
 
     def _serve(self) -> bool:
-        """Until everybody pauses (False) or is done (True)."""
+        """Serve until all workers pause (return False) or are done (return True)."""
         trainer, clocks, run = self._trainer, self._clocks, self._run
         waiting: dict[int, float] = {}
-        """Workers that asked and were not answered, with the staleness of their update."""
+        """Workers that wait for a reply, with the staleness of their update."""
         pausing, paused = False, 0
         self._round_began, self._rounds = time.perf_counter(), min(clocks.done)
         while paused < len(run.ranks):
@@ -51,7 +51,7 @@ class Server:
         return False
 
     def _take(self, worker: int, request: Request) -> float:
-        """Do what a worker asks; returns the staleness of its update."""
+        """Process a worker's request. Return the staleness of its update."""
         if request.asks == Asks.PARAMETERS:
             return 0.0
         if request.asks == Asks.NOTHING:
@@ -76,7 +76,7 @@ class Server:
         self._link.send(reply, self._run.ranks[worker], self._flat.outgoing(self._flat.values))
 
     def _tell(self) -> None:
-        """News whenever the slowest worker has made a step."""
+        """Send a progress update if one is due, whenever the slowest worker has made a step."""
         slowest, trainer = min(self._clocks.done), self._trainer
         if slowest == self._rounds:
             return

@@ -1,9 +1,10 @@
-"""Training by a parameter server without lockstep: asynchronous, or stale-synchronous within a bound.
+"""Asynchronous training with a parameter server, or stale-synchronous training within a bound.
 
-A worker reads the parameters, computes the gradient of its part of its next batch, and sends it; the server applies
-each as it comes, and answers with the parameters once ``clocks`` allow the next step. An update's learning rate is the
-schedule's at the worker's step times the worker's part of the batch: when every worker has made its step, they have
-moved the parameters as far as a step in lockstep would, with any optimizer, whose state is the server's.
+A worker reads the parameters, computes the gradient of its part of its next batch, and sends it. The server applies
+each gradient on arrival, and replies with the parameters when the clocks allow the next step. The learning rate of an
+update is the schedule's at the worker's step times the worker's fraction of the batch. So when every worker has made
+its step, the parameters have moved as far as in a synchronous step. This holds for any optimizer, whose state is on the
+server.
 """
 
 from collections.abc import Callable
@@ -29,10 +30,11 @@ def train(
     end_of_epoch: Callable[[], None],
     alive_s: float = 1.0,
 ) -> None:
-    """All steps of all ranks. Afterwards every rank holds the same parameters, and a checkpoint is durable.
+    """Run all steps. Afterwards every rank holds the same parameters, and a checkpoint is durable.
 
-    ``end_of_epoch``: on a worker after each of its own, when others are elsewhere. ``alive_s``: between signs of life
-    of a rank that waits. Raises SystemExit when the ranks agreed to stop, PeerLostError, DivergedError.
+    ``end_of_epoch``: called on a worker after each of its own epochs, which differ between workers. ``alive_s``:
+    interval between progress updates of a waiting rank. Raises SystemExit after a request to stop, PeerLostError,
+    DivergedError.
     """
     model.to(trainer.device)
     replicate(model, trainer.world.broadcast)

@@ -1,4 +1,4 @@
-"""A worker: computes gradients of its part of its batches, at its own pace."""
+"""A worker of asynchronous training, which computes gradients of its part of its batches."""
 
 import time
 from collections.abc import Callable
@@ -19,19 +19,19 @@ from dltrain.protocol.errors import DivergedError
 from dltrain.timing.step_times import Times
 
 LossOf = Callable[[nn.Module, Any], Tensor]
-"""(model, batch) to the mean loss of the batch."""
+"""Returns the mean loss of (model, batch)."""
 
 
 class Worker:
-    """Asks for parameters, and sends what they make of its part of its next batch."""
+    """Read the parameters, compute the gradient of its part of the next batch, and send it."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._trainer, self._link, self._flat = run, run.trainer, run.link, run.flat
         self._rate = 0.0
-        """At the last step, for lockstep's whole batch."""
+        """Learning rate of the last step, for the whole batch as in synchronous training."""
 
     def train(self, loader: Loader, loss_of: LossOf, end_of_epoch: Callable[[], None]) -> None:
-        """Until all workers are done. Raises SystemExit when the ranks agreed to stop, PeerLostError, DivergedError."""
+        """Train until all workers are done. Raises SystemExit after a request to stop, PeerLostError, DivergedError."""
         trainer, plan = self._trainer, self._trainer.plan
         sampler = Sampler.planned(plan, loader.samples)
 
@@ -58,7 +58,7 @@ class Worker:
                 reply = self._ask(request)
                 exposed_s = self._link.waited_s - waited_s
                 times = Times(fetched - began, computed_s, exposed_s, fetch_s=feed.spent_s)
-                # Of all workers, while this one made its step: what the job does in that time.
+                # The samples of all workers during this worker's step give the throughput of the job.
                 samples = round(reply.samples - seen) if reply.says != Says.PAUSE else part.batch
                 if trainer.step == first + 1:
                     trainer.progress.warm_up(times, samples)
@@ -72,9 +72,9 @@ class Worker:
                     end_of_epoch()
 
     def _ask(self, request: Request) -> Reply:
-        """The server's answer, with its parameters in the model's place."""
+        """Send a request and return the reply. Load the parameters that come with it into the model."""
         trainer = self._trainer
-        # Not before a step: there would be nothing new to save.
+        # No checkpoint is due before the first step after a pause, because there would be nothing new to save.
         wish = trainer.reporter.stop.is_set() or (trainer.checkpoint_manager.due and request.asks != Asks.PARAMETERS)
         gradient = self._flat.outgoing(self._flat.buffer.flat) if request.asks == Asks.UPDATE else None
         self._link.send(request._replace(wish=float(wish)), self._run.server, gradient)
@@ -84,7 +84,7 @@ class Worker:
         return reply
 
     def _compute(self, batch: Any, weight: float, samples: int, loss_of: LossOf) -> Request:
-        """The gradient of a part of a batch, into the buffer."""
+        """Compute the gradient of a part of a batch into the buffer."""
         trainer = self._trainer
         if not weight:
             return Request(Asks.NOTHING)

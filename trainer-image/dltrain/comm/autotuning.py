@@ -1,7 +1,7 @@
-"""The fastest strategy for each size of buffer, as measured here at the start.
+"""Measurement of the fastest collective for each buffer size at the start of a run.
 
-Models rank strategies well, but what a network, a kernel and an MPI library make of them shows only in use: on one
-machine the best segment was 16 KiB over a slow link and 1 MiB over a fast one.
+Models rank algorithms well, but the effect of network, kernel and MPI library shows only in use. On one machine, the
+best segment size was 16 KiB over a slow link and 1 MiB over a fast one.
 """
 
 import time
@@ -18,29 +18,30 @@ from dltrain.comm.core.polling import Run
 from dltrain.comm.core.waiting import wait_until
 
 BUDGET_S = 0.4
-"""Of a race; exceeded only where a single sum takes longer."""
+"""Time limit of a comparison of candidates. Only a single all-reduce that takes longer exceeds it."""
 _ROUNDS = (3, 40)
-"""Fewest and most measurements of a strategy that is still in the race; the most as long as the budget lasts."""
+"""Minimum and maximum number of measurements per remaining candidate. The time limit may stop after the minimum."""
 _FIRST_NBYTES = 256 * 2**10
 _TRIAL_S, _FINAL_S = 10e-3, 50e-3
-"""What a sum may take in the race of all candidates, and in that of the best of them: of a longer one a part runs."""
+"""Maximum time of an all-reduce in the comparison of all candidates, and in that of the best ones. If the buffer takes
+longer, only a part of it is reduced."""
 _FINALISTS = 4
-_TURN_S = 1e-3
-"""Sums are repeated for so long for one measurement."""
-_HOPELESS = 3.0
-"""A strategy this much slower than the best one in its first measurement is not measured again. Far off, since a rank
-that loses its CPU for a moment doubles a measurement."""
+_MEASUREMENT_S = 1e-3
+"""Duration for which all-reduces are repeated in one measurement."""
+_ELIMINATION_RATIO = 3.0
+"""A candidate that is slower than the best one by this factor in its first measurement is eliminated. The factor is
+large, because a rank that loses its CPU for a moment doubles a measurement."""
 
 
 @dataclass(frozen=True)
 class Pick:
-    """A strategy for buffers of one size class."""
+    """The collective for buffers of one size class."""
 
     strategy: str
     segment_nbytes: int = 0
-    """0: it cuts nothing, or knows best itself."""
+    """0: it does not use segments, or chooses their size itself."""
     bandwidth_Bps: float = field(default=0.0, compare=False)
-    """Bytes of the buffer per second, as measured; 0: it was not."""
+    """Measured bytes of the buffer per second. 0: not measured."""
 
     def __str__(self) -> str:
         cut = f" in segments of {self.segment_nbytes >> 10} KiB" if self.segment_nbytes else ""
@@ -48,9 +49,9 @@ class Pick:
 
 
 Picks = Mapping[int, Pick]
-"""By size class: log4 of the buffer's bytes, rounded down."""
+"""Picks by size class, which is log4 of the buffer's bytes, rounded down."""
 Make = Callable[[Any, list[torch.Tensor], Pick], Collective]
-"""(communicator, buffers, pick) to the strategy."""
+"""Makes the collective for (communicator, buffers, pick)."""
 
 
 def size_class(nbytes: int) -> int:
@@ -58,16 +59,16 @@ def size_class(nbytes: int) -> int:
 
 
 class Auto(Collective):
-    """Each buffer by the strategy picked for its size class."""
+    """A collective that reduces each buffer with the pick for its size class."""
 
     name = "Auto"
 
     def __init__(
         self, comm: Any, buffers: list[torch.Tensor], make: Make, candidates: Sequence[Pick], picks: Picks | None = None
     ) -> None:
-        """``candidates``, likeliest first, are measured on ``buffers``, which must be zero and still are afterwards.
+        """Measure ``candidates``, most likely first, on ``buffers``, which must be zero and stay zero.
 
-        ``picks``: those of an earlier run, used as they are where they cover all classes. Raises PeerLostError.
+        ``picks``: those of an earlier run, which are used instead if they cover all size classes. Raises PeerLostError.
         """
         super().__init__(comm, buffers)
         self._make = make
@@ -78,21 +79,22 @@ class Auto(Collective):
             picks, order = {}, list(candidates)
             for number in sorted(classes):
                 picks[number] = self._measured(classes[number], order)
-                # Large sums may leave time for one or two: begin with what was best for the size before.
+                # The time limit may allow only one or two candidates for large buffers, so begin with the best one for
+                # the previous size.
                 order.sort(key=lambda pick: pick != picks[number])
         self.use(picks)
 
     def reuse(self, picks: Picks) -> None:
-        """Sum by another run's ``picks``, to add up in the same order, if they fit these buffers and this place.
+        """Use another run's ``picks``, to add in the same order, if they suit these buffers and these ranks.
 
-        All ranks call it together, with nothing under way. Raises PeerLostError.
+        All ranks must call it together, without a pending reduction. Raises PeerLostError.
         """
         mine = {number: picks.get(number) for number in self.picks}
         if mine != self.picks and all(pick is not None and pick.strategy in self._strategies for pick in mine.values()):
             self.use({number: pick for number, pick in mine.items() if pick is not None})
 
     def use(self, picks: Picks) -> None:
-        """Sum by ``picks`` from now on."""
+        """Use ``picks`` from now on."""
         for part in self._parts:
             part.close()
         self.picks = dict(picks)
@@ -124,9 +126,10 @@ class Auto(Collective):
         self._parts = []
 
     def _measured(self, buffer: torch.Tensor, candidates: Sequence[Pick]) -> Pick:
-        """The fastest of ``candidates`` on ``buffer``, the same on all ranks.
+        """Return the fastest of ``candidates`` on ``buffer``. All ranks get the same result.
 
-        A buffer so long that there is time for few sums is raced on its beginning, and then by the best on more of it.
+        If a buffer is too long for many all-reduces, all candidates are compared on its beginning, and the best ones
+        then on a longer part.
         """
         part = buffer[: max(1, _FIRST_NBYTES // buffer.itemsize)]
         if len(part) < len(buffer):
@@ -142,7 +145,7 @@ class Auto(Collective):
         return Pick(best.strategy, best.segment_nbytes, part.nbytes / best_s)
 
     def _race(self, buffer: torch.Tensor, candidates: Sequence[Pick]) -> list[tuple[Pick, float]]:
-        """Those that got a turn with their typical seconds, fastest first."""
+        """Return the measured candidates with their typical times in seconds, fastest first."""
         began = time.perf_counter()
         race: dict[Pick, Collective] = {}
         times: dict[Pick, list[float]] = {}
@@ -151,16 +154,16 @@ class Auto(Collective):
         for pick in candidates:
             cut = (pick.strategy, min(pick.segment_nbytes, buffer.nbytes))
             if cut in cuts:
-                continue  # both send it whole
+                continue  # both candidates send the buffer in one segment
             cuts.add(cut)
             if race and self._agreed(time.perf_counter() - began > BUDGET_S):
                 break
             race[pick] = self._make(self.comm, [buffer], pick)
             self._timed(race[pick], 1)  # the first one opens connections and touches memory
             first_s = self._timed(race[pick], 1)
-            repeats[pick] = max(1, min(100, int(_TURN_S / first_s)))
+            repeats[pick] = max(1, min(100, int(_MEASUREMENT_S / first_s)))
             times[pick] = [first_s if repeats[pick] == 1 else self._timed(race[pick], repeats[pick])]
-        limit_s = _HOPELESS * min(seconds[0] for seconds in times.values())
+        limit_s = _ELIMINATION_RATIO * min(seconds[0] for seconds in times.values())
         left = [pick for pick in race if times[pick][0] <= limit_s]
         for done in range(_ROUNDS[1]):
             if len(left) == 1 or (self._agreed(time.perf_counter() - began > BUDGET_S) and done >= _ROUNDS[0] - 1):
@@ -172,29 +175,29 @@ class Auto(Collective):
         return sorted(((pick, _typical(times[pick])) for pick in left), key=lambda found: found[1])
 
     def _timed(self, collective: Collective, repeats: int) -> float:
-        """Seconds of one sum on the slowest rank, ranks having begun together; the same number on all of them."""
-        self._most(0.0)
+        """Return the seconds of one all-reduce on the slowest rank after a common start, the same on all ranks."""
+        self._max(0.0)
         began = time.perf_counter()
         for _ in range(repeats):
             collective.allreduce(0)
-        return self._most((time.perf_counter() - began) / repeats)
+        return self._max((time.perf_counter() - began) / repeats)
 
     def _agreed(self, mine: bool) -> bool:
-        """Whether it holds on any rank."""
-        return self._most(float(mine)) > 0
+        """Return True if ``mine`` is true on any rank."""
+        return self._max(float(mine)) > 0
 
-    def _most(self, mine: float) -> float:
+    def _max(self, mine: float) -> float:
         from mpi4py import MPI
 
-        most = np.array([mine])
+        maximum = np.array([mine])
         try:
-            request = self.comm.Iallreduce(MPI.IN_PLACE, most, MPI.MAX)
+            request = self.comm.Iallreduce(MPI.IN_PLACE, maximum, MPI.MAX)
             wait_until(request.Test)
         except MPI.Exception as error:
             raise translate(error) from error
-        return float(most[0])
+        return float(maximum[0])
 
 
 def _typical(times: list[float]) -> float:
-    """The lower quartile: what disturbs a measurement only ever adds to it, and may well disturb most of a few."""
+    """Return the lower quartile, because disturbances only add time, and may affect most of a few measurements."""
     return sorted(times)[len(times) // 4]

@@ -1,6 +1,7 @@
-"""The ranks of this run: MPI's start and end, and the few small exchanges besides gradients.
+"""The process group: start and end of MPI, and the small exchanges besides gradients.
 
-MPI starts only here, and only when this process was started by mpirun: plain ``python`` is a world of one without it.
+MPI starts only here, and only if mpirun started this process. Plain ``python`` is a process group of one rank without
+MPI.
 """
 
 import ctypes
@@ -18,9 +19,10 @@ from dltrain.comm.core.waiting import event_queues, listen, reduce_timer_slack, 
 from dltrain.protocol.errors import BadInputError
 
 _SETTINGS = {
-    # The wheel of mpi4py serves several MPI libraries; without a choice it may pick another and start n worlds of one.
+    # The wheel of mpi4py supports several MPI libraries. Without this setting it may load another one, which starts n
+    # separate process groups of one rank.
     "MPI4PY_MPIABI": "openmpi",
-    # What waits inside MPI (its start, a barrier) yields instead of burning a CPU that another rank needs.
+    # Waits inside MPI (its start, a barrier) yield the CPU, which another rank may need.
     "OMPI_MCA_mpi_yield_when_idle": "1",
     # Reading another process's memory needs a permission that containers may lack.
     "OMPI_MCA_smsc": "^cma",
@@ -29,12 +31,12 @@ _TOLERANT = "OMPI_MCA_mpi_ft_enable"
 """Set by mpirun for its ranks."""
 _TRANSPORTS = "OMPI_MCA_btl"
 SLICE_NBYTES = 2**18
-"""Of what is sent at once outside of sums. Open MPI moves a message by a fragment or two each time that it is asked,
-and whoever waits asks ever less often: in shared memory 90 MB went at 90 MB/s in slices of 16 MiB, at 870 in these."""
+"""Size of messages outside of all-reduces. Open MPI moves only a fragment or two of a message per call, and a waiting
+rank calls it at increasing intervals. In shared memory, 90 MB moved at 90 MB/s in slices of 16 MiB, at 870 in these."""
 
 
 class ProcessGroup:
-    """This rank among ``size`` ranks. ``comm``: mpi4py's communicator, None in a world of one without MPI."""
+    """This rank among ``size`` ranks. ``comm``: mpi4py's communicator, None for a single rank without MPI."""
 
     def __init__(self, comm: Any = None) -> None:
         self.comm = comm
@@ -44,7 +46,7 @@ class ProcessGroup:
 
     @classmethod
     def start(cls) -> "ProcessGroup":
-        """Join the world that mpirun made. Reads the environment."""
+        """Join the process group that mpirun started, as the environment says."""
         if "OMPI_COMM_WORLD_SIZE" not in os.environ:
             return cls()
         for name, value in _SETTINGS.items():
@@ -58,8 +60,8 @@ class ProcessGroup:
 
         others = set() if MPI.Is_initialized() else event_queues()
         if not MPI.Is_initialized():
-            # The writer of checkpoints is a thread, but never calls MPI. Backward on a GPU runs in torch's thread, from
-            # where batch norm does, while this one waits for it.
+            # The checkpoint writer is a thread, but never calls MPI. A backward pass on a GPU runs in torch's thread,
+            # where batch norm calls MPI, but this thread waits for it.
             MPI.Init_thread(MPI.THREAD_SERIALIZED)
         world = cls(MPI.COMM_WORLD.Dup())
         shared_memory = world.local_size > 1 and "sm" in os.environ.get(_TRANSPORTS, "sm").split(",")
@@ -67,7 +69,7 @@ class ProcessGroup:
         return world
 
     def expect(self, ranks: int) -> None:
-        """Raise BadInputError unless this world has as many ranks as the plan."""
+        """Raise BadInputError unless there are ``ranks`` ranks."""
         if self.size != ranks:
             launched = os.environ.get("OMPI_COMM_WORLD_SIZE", "none, this process was not started by mpirun")
             raise BadInputError(
@@ -78,36 +80,36 @@ class ProcessGroup:
             )
 
     def split(self, chosen: Sequence[bool]) -> "ProcessGroup":
-        """This rank's part of the world: the ranks for which ``chosen`` says the same as for this one."""
+        """Return the process group of the ranks with the same value in ``chosen`` as this rank."""
         if self.comm is None or all(chosen):
             return self
         return ProcessGroup(self.comm.Split(int(chosen[self.rank]), self.rank))
 
     @property
     def survives(self) -> bool:
-        """Whether ranks can go on when others die: only under ``mpirun --with-ft ulfm``, else mpirun ends them all."""
+        """Return True if ranks can continue after the loss of others, which needs ``mpirun --with-ft ulfm``.
+
+        Otherwise mpirun ends all ranks.
+        """
         return self.comm is not None and os.environ.get(_TOLERANT) == "1"
 
     def agree(self, mine: bool) -> bool:
-        """Whether ``mine`` holds on all ranks and all of them live; every one that lives gets the same answer."""
+        """Return True if ``mine`` is true on all ranks and no rank was lost. All live ranks get the same answer."""
         return agree(self.comm, mine)
 
     def shrink(self) -> None:
-        """Become the world of the ranks that live, numbered anew in the same order. All of them call it.
-
-        Raises PeerLostError.
-        """
+        """Shrink to the live ranks, renumbered in the same order. All of them must call it. Raises PeerLostError."""
         revoke(self.comm)
         self.comm = shrink(self.comm)
         self._whole = False
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sum over ranks, in double precision. Raises PeerLostError."""
+        """Return the element-wise sum over ranks, in double precision. Raises PeerLostError."""
         return [float(value) for value in self.add(np.array(values, dtype=np.float64))]
 
     def add(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Element-wise sum over ranks. Raises PeerLostError."""
+        """Return the element-wise sum over ranks. Raises PeerLostError."""
         total = values.copy()
         if self.comm is not None and self.size > 1:
             from mpi4py import MPI
@@ -116,7 +118,7 @@ class ProcessGroup:
         return total
 
     def collect(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes, by rank, however many each has. Raises PeerLostError."""
+        """Return every rank's bytes, by rank. Their lengths may differ. Raises PeerLostError."""
         if self.comm is None or self.size == 1:
             return [data]
         counts = [int(count) for (count,) in self.gather([len(data)])]
@@ -127,7 +129,7 @@ class ProcessGroup:
         return [content[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)]
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Every rank's values (as many on each), by rank. Raises PeerLostError."""
+        """Return every rank's values, by rank. All ranks pass equally many. Raises PeerLostError."""
         mine = np.array(values, dtype=np.float64)
         everyone = np.empty((self.size, len(mine)))
         everyone[self.rank] = mine
@@ -136,7 +138,7 @@ class ProcessGroup:
         return [[float(value) for value in row] for row in everyone]
 
     def broadcast(self, data: bytes, root: int = 0) -> bytes:
-        """``root``'s bytes, on every rank; what others pass does not matter. Raises PeerLostError."""
+        """Return the ``data`` of rank ``root`` on every rank. Raises PeerLostError."""
         if self.comm is None or self.size == 1:
             return data
         length = np.array([len(data)], dtype=np.int64)
@@ -163,18 +165,19 @@ class ProcessGroup:
             from mpi4py import MPI
 
             if not MPI.Is_finalized():
-                self._wait(self.comm.Ibarrier)  # MPI's own end burns the CPU while rank 0 still writes
+                self._wait(self.comm.Ibarrier)  # Finalize would poll at full speed while rank 0 writes
                 if self._whole:
-                    MPI.Finalize()  # hangs at times where ranks were lost, and what it tidies up the agents do
+                    # After a loss of ranks, Finalize sometimes hangs. The agents do its clean-up then.
+                    MPI.Finalize()
 
     def abandon(self) -> None:
-        """Leave alone: wake the ranks that wait for this one, and do not wait for them. The process must exit next."""
+        """Wake the ranks that wait for this one, without waiting for them. The process must exit next."""
         if self.comm is not None:
             revoke(self.comm)
 
     @property
     def local_size(self) -> int:
-        """Ranks in this pod, or on this machine."""
+        """Return the number of ranks in this pod, or on this machine."""
         return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
 
     @property
@@ -183,7 +186,7 @@ class ProcessGroup:
 
 
 def find_mpi() -> None:
-    """Load the wheel's MPI library, which mpi4py finds by itself only under mpirun. Starts nothing."""
+    """Load the wheel's MPI library, which mpi4py finds by itself only under mpirun. MPI is not started."""
     for folder in (Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib"):
         library = folder / "libmpi.so.40"
         if library.exists():

@@ -1,4 +1,4 @@
-"""From a plan's collective to an object."""
+"""Selection of the collective that a plan names."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,11 +20,12 @@ from dltrain.comm.schedules.tree import Tree
 
 NAMES = COLLECTIVES
 SCHEDULED: dict[str, type[Scheduled]] = {kind.name: kind for kind in (Ring, Tree, Butterfly, HalvingDoubling)}
-"""Those that differ by their schedule alone, and need no more than a communicator."""
+"""Collectives that differ only in their schedule, and need only a communicator."""
 AUTO = "Auto"
 KIB = 2**10
 EAGER_NBYTES = 56 * KIB
-"""Below what Open MPI sends over TCP at once (64 KiB); longer segments first ask, behind the data under way."""
+"""Segment size below Open MPI's eager limit over TCP (64 KiB). Longer segments need a handshake, which queues behind
+pending data."""
 
 
 def choose(
@@ -40,18 +41,19 @@ def choose(
     compression: str | None = None,
     tail: int = 0,
 ) -> Collective:
-    """The strategy ``name`` for ``buffers`` over ``comm`` (None: a single rank); ``Auto``: what is fastest here.
+    """Return the collective ``name`` for ``buffers`` over ``comm`` (None: a single rank). ``Auto`` measures candidates.
 
-    Buffers on a GPU are always summed by NCCL: the MPI of the image does not read GPU memory, and a copy through the
-    host would cost more than any choice of algorithm gains. ``servers``: ranks of parameter servers, for
-    ``ParameterServer``. ``host``: rank 0's address, for ``Torch``. ``region``: memory of all ranks that ``buffers`` lie
-    in, ``picks``: what was measured before, for ``Auto``. ``compression``: instead of all that, BF16 or FP16 on the
-    wire but for the last ``tail`` elements. Raises ValueError for another name, PeerLostError.
+    Buffers on a GPU always use torch.distributed (NCCL): the image's MPI cannot read GPU memory, and a copy through the
+    host would cost more than the choice of an algorithm gains. ``servers``: ranks of parameter servers, for
+    ``ParameterServer``. ``host``: rank 0's address, for ``Torch``. ``region``: shared memory of all ranks that holds
+    ``buffers``, and ``picks``: earlier measurements, for ``Auto``. ``compression``: replaces the named collective by
+    one that sends BF16 or FP16, except for the last ``tail`` elements. Raises ValueError for an unknown name,
+    PeerLostError.
     """
     if comm is None or comm.Get_size() == 1:
         return Alone(buffers)
     if name not in (*NAMES, AUTO):
-        raise ValueError(f"collective: found '{name}', expected one of {', '.join((AUTO, *NAMES))}")
+        raise ValueError(f"collective: found '{name}'; expected one of {', '.join((AUTO, *NAMES))}")
     own = duplicate(comm)
     if compression is not None:
         from dltrain.comm.algorithms.compressed import Compressed
@@ -71,9 +73,10 @@ def choose(
 
 
 def candidates(segment_nbytes: int, region: Region | None, size: int) -> list[Pick]:
-    """What ``Auto`` tries on ``size`` ranks, likeliest first: short segments for slow links, longer ones for fast.
+    """Return the candidates of ``Auto`` for ``size`` ranks, most likely first.
 
-    Torch is not among them: it needs ports of its own. Halving and doubling between two ranks is a ring.
+    Short segments suit slow links, and longer ones suit fast links. Torch is excluded, because it needs separate ports.
+    Between two ranks, halving-doubling is a ring.
     """
     return [
         *([Pick("SharedMemory")] if region is not None else []),
@@ -90,7 +93,7 @@ def candidates(segment_nbytes: int, region: Region | None, size: int) -> list[Pi
 
 
 def _made(region: Region | None, comm: Any, buffers: list[torch.Tensor], pick: Pick) -> Collective:
-    """A strategy that needs no more than MPI, and for SharedMemory a region; ``comm`` becomes its own."""
+    """Make a collective that needs only MPI, and for SharedMemory a region. It takes over ``comm``."""
     if pick.strategy == "SharedMemory":
         from dltrain.comm.algorithms.shared_memory import SharedMemory
 

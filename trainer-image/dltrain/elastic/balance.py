@@ -1,9 +1,9 @@
-"""Shares that follow the speeds measured while training: when to try others, and when to go back.
+"""Rebalancing of shares by the speeds that are measured while training.
 
-Every rank feeds the same numbers (they travel with the gradients), so all come to the same decision without a message.
-A change is a trial: it stays only if the steps really became shorter, so a wrong guess costs one window. Guesses can be
-wrong because speed is not a line: under a CPU quota a rank that waits saves up its budget and looks faster than it can
-be for long.
+Every rank passes the same numbers, which are exchanged with the gradients, so all make the same decision without a
+message. A change is a trial, and is reverted unless steps become shorter. So a wrong prediction costs one window.
+Predictions can be wrong because time is not linear in the share: under a CPU quota, a rank that waits accumulates
+budget and seems faster than it can be in the long run.
 """
 
 from collections.abc import Sequence
@@ -13,25 +13,25 @@ from dltrain.batch.shares import Speed, fit, worthwhile
 
 WINDOW_STEPS = 20
 WINDOW_S = 2.0
-"""A window has at least so many steps and takes so long: twenty periods of a CPU quota, of which a process is stopped
-for the rest of each once it has used its part."""
+"""Minimum steps and duration of a window. It covers twenty periods of a CPU quota, which stops a process for the rest
+of each period once it has used its part."""
 SETTLING_STEPS = 2
-"""Steps after a change that are not counted: buffers of a new size are allocated in the first."""
+"""Steps after a change that are not measured, because the first ones allocate buffers of a new size."""
 MIN_PREDICTED_GAIN = 0.05
-"""A trial must promise to shorten the slowest rank's computing by this part."""
+"""A trial must be predicted to shorten the slowest rank's computing by at least this fraction."""
 MIN_MEASURED_GAIN = 0.02
-"""... and is kept when steps became shorter by this part."""
+"""A trial is kept if steps become shorter by at least this fraction."""
 MEMORY = 4
-"""Windows of each rank that a line through (share, seconds) is fitted to."""
+"""Number of windows of each rank to which a line through (share, seconds) is fitted."""
 LONGEST_REST = 64
-"""Windows between a failed trial and the next, at most; their number doubles with every failure."""
+"""Maximum number of windows between a failed trial and the next. The number doubles with every failure."""
 
 
 class Balance:
-    """Watches steps and proposes shares. One for each rank, all equal."""
+    """Measure steps and propose shares. All ranks have equal instances."""
 
     def __init__(self, shares: Sequence[int], limits: Sequence[int]) -> None:
-        """``limits``: most samples of each rank, what its device's memory is known to hold. Ranks of share 0 serve."""
+        """Begin with ``shares``. ``limits``: the maximum share of each rank by its memory. Share 0: a server."""
         self.shares = tuple(shares)
         self._limits = tuple(limits)
         self._best: tuple[int, ...] | None = None
@@ -47,8 +47,10 @@ class Balance:
         self._step_s: list[float] = []
 
     def add(self, computed_s: Sequence[float], demanded_s: Sequence[float], step_s: float) -> tuple[int, ...] | None:
-        """A step under ``shares``: seconds of computing by rank, seconds that its CPU time takes each rank to come by
-        (0 where unknown), and seconds of the whole step. Returns shares to change to.
+        """Add a step with the current shares. Return new shares, or None to keep them.
+
+        ``computed_s``: computing time by rank. ``demanded_s``: time in which each rank gets the CPU time that it needs,
+        0 if unknown. ``step_s``: time of the whole step.
         """
         if self._skip:
             self._skip -= 1

@@ -1,8 +1,8 @@
-"""Going on without ranks that died (ULFM): agreement on every step, and what is left to agree on afterwards.
+"""Shrinking the process group after a loss of ranks (ULFM), and the agreement of the ranks on every step.
 
-A step commits only when all ranks agree that each of them has its sum: a rank that dies while the sum is under way may
-leave it complete on some and not on others. Until then parameters are as they were, so the survivors compute the same
-step again, with the lost samples among them: none is lost, none counts twice.
+A rank that dies during an all-reduce may leave it complete on some ranks only. So a step commits only when all ranks
+agree that they have the reduced gradients. Before that, no rank changes parameters. The survivors therefore compute the
+same step again and divide the lost rank's samples among them: no sample is lost or counted twice.
 """
 
 import time
@@ -18,18 +18,18 @@ T = TypeVar("T")
 
 
 def inherit(shares: Sequence[int], alive: Sequence[int]) -> tuple[int, ...]:
-    """The same batch among ``alive``, in proportion to their shares, which follow the speeds; 0 for the others."""
+    """Divide the same batch among the ranks ``alive`` in proportion to their shares. The other ranks get 0."""
     return apportion(sum(shares), [share if rank in alive else 0 for rank, share in enumerate(shares)])
 
 
 class Elastic:
-    """The ranks of a plan that are left. ``alive``: their numbers in the plan; their order is the world's."""
+    """The live ranks of a plan. ``alive``: their ranks in the plan, in the order of the process group."""
 
     def __init__(self, plan: Plan, world: ProcessGroup, *, on_cpu: bool) -> None:
         self.alive: tuple[int, ...] = tuple(range(world.size))
         self.agree_s = 0.0
-        """Time that the last agreement took, most of it waiting for the slowest rank to come to it."""
-        self._world, self._least, self._number = world, plan.min_ranks, world.rank
+        """Duration of the last agreement in seconds, most of which is a wait for the slowest rank."""
+        self._world, self._min_ranks, self._number = world, plan.min_ranks, world.rank
         self.active = (
             plan.min_ranks < world.size
             and plan.collective in MEASURABLE
@@ -37,13 +37,13 @@ class Elastic:
             and on_cpu
             and world.survives
         )
-        """Whether ranks may go on without others; else a loss raises PeerLostError, and a relaunch cures it."""
+        """True if the process group may shrink. Otherwise a loss raises PeerLostError, which leads to a restart."""
 
     def attempt(self, operation: Callable[[], T], wake: Callable[[], None]) -> T | None:
-        """Do something that all ranks do together; None, on all of them, when one was lost before all had done it.
+        """Run a collective operation. Return None on all ranks if one was lost before all had completed it.
 
-        ``wake``: end the operation on ranks that wait in it for one that is not coming. Raises PeerLostError where
-        not ``active``.
+        ``wake``: aborts the operation on ranks that wait in it for a lost one. If not ``active``, a loss raises
+        PeerLostError.
         """
         if not self.active:
             return operation()
@@ -59,16 +59,16 @@ class Elastic:
         return result if agreed else None
 
     def regroup(self, step: int) -> None:
-        """Shrink the world to those that live, who are all at ``step``.
+        """Shrink the process group to the live ranks, which must all be at ``step``.
 
-        Raises PeerLostError when they are too few for the plan.
+        Raises PeerLostError if fewer ranks are left than the plan needs.
         """
         rows: list[list[float]] | None = None
-        while rows is None:  # again, when another one dies meanwhile
+        while rows is None:  # repeat if another rank is lost meanwhile
             self._world.shrink()
-            if self._world.size < self._least:
-                raise PeerLostError(f"found {self._world.size} ranks left, expected at least {self._least}")
+            if self._world.size < self._min_ranks:
+                raise PeerLostError(f"found {self._world.size} ranks left; expected at least {self._min_ranks}")
             rows = self.attempt(lambda: self._world.gather([self._number, step]), self._world.abandon)
         if any(row[1] != step for row in rows):
-            raise PeerLostError(f"found survivors at steps {[int(row[1]) for row in rows]}, expected all at {step}")
+            raise PeerLostError(f"found survivors at steps {[int(row[1]) for row in rows]}; expected all at {step}")
         self.alive = tuple(int(row[0]) for row in rows)

@@ -1,4 +1,4 @@
-"""The ranks that train together: their shares of the batch, buffers and strategy, through losses."""
+"""The ranks that train together: their shares of the batch, buffers and parallelism strategy, also after losses."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,23 +29,23 @@ T = TypeVar("T")
 
 
 class Team:
-    """One for each rank, all alike. ``shares`` follow measurements and losses, and each change is told."""
+    """The team as one rank sees it, equal on all ranks. ``shares`` follow measurements and losses of ranks."""
 
     def __init__(
         self, plan: Plan, world: ProcessGroup, reporter: RankReporter, lost: Callable[[], None], *, on_cpu: bool
     ) -> None:
-        """``lost``: called when the team goes on without ranks, once it can."""
+        """Split off the workers. ``lost``: called after the process group has shrunk."""
         self.plan, self.world = plan, world
         self.shares = self.planned_shares
         computes = [rank.role is Role.WORKER for rank in plan.ranks]
         self.among_workers = world.split(computes)
         self.worker, self.workers = self.among_workers.rank, sum(computes)
-        """This rank's number among the ranks that compute (a server's among the servers), and how many compute."""
+        """This rank's number among the workers (a server's among the servers), and the number of workers."""
         self.elastic = Elastic(plan, world, on_cpu=on_cpu)
         self.whole: tuple[int, ...] | None = None
-        """Shares before ranks were lost, for when they are back."""
+        """Shares before ranks were lost, for use after their return."""
         self.rank, self.size = world.rank, world.size
-        """In the plan, whoever was lost since."""
+        """Rank and number of ranks in the plan, regardless of losses."""
         self._reporter, self._lost = reporter, lost
         self._parallel: DataParallel | None = None
         self._retired: list[DataParallel] = []
@@ -57,20 +57,20 @@ class Team:
 
     @property
     def taken(self) -> bool:
-        """Whether there is a model."""
+        """Return True if there is a model."""
         return self._parallel is not None
 
     @property
     def parallel(self) -> DataParallel:
-        """Raises MisuseError before ``take``."""
+        """Return the parallelism strategy. Raises MisuseError before ``take``."""
         if self._parallel is None:
-            raise MisuseError("found no model, expected t.wrap(model, optimizer) first")
+            raise MisuseError("found no model; expected t.wrap(model, optimizer) first")
         return self._parallel
 
     def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None) -> None:
-        """Train this from now on. ``sample``: the input of a batch of one, where ranks split the model.
+        """Set the model and the optimizer to train. ``sample``: an input with batch size 1, for model parallelism.
 
-        Raises ValueError for another optimizer than of the model's parameters.
+        Raises ValueError if the optimizer has parameters outside the model.
         """
         check_trained(model, optimizer)
         optimizer.register_step_pre_hook(without_closure)
@@ -78,19 +78,25 @@ class Team:
         self._rebuild()
 
     def measure(self, step: int, steps: int, *, always: bool) -> bool:
-        """Whether ranks tell their own gradients' norms at this step of ``steps``; ``always``: wherever they can."""
+        """Return True if ranks share the norms of their local gradients at this step of ``steps``.
+
+        ``always``: at every step, if the strategy allows it.
+        """
         measures_square = self.plan.parallelism == "Data" and self.workers > 1
         measures_square = measures_square and (always or step % stride(steps) == 0)
         self.parallel.square_at = WITHIN if measures_square else None
         return measures_square
 
     def go_on(self, step: int) -> None:
-        """Ranks were lost: make the others ready to go on from ``step``. Raises PeerLostError where that cannot be."""
+        """Shrink the process group after a loss, and prepare the rest to continue from ``step``.
+
+        Raises PeerLostError if that is impossible.
+        """
         began = time.perf_counter()
         if self._parallel is None:
             raise PeerLostError("lost a peer before training began")
         rebuilt = None
-        while rebuilt is None:  # again, when another one dies meanwhile
+        while rebuilt is None:  # repeat if another rank is lost meanwhile
             self.elastic.regroup(step)
             rebuilt = self.elastic.attempt(self._rebuild, self.world.abandon)
         self.worker, self.workers = self.world.rank, self.world.size
@@ -103,8 +109,9 @@ class Team:
         self._lost()
 
     def together(self, step: int, operation: Callable[[], T]) -> T:
-        """What the workers do together, between steps; without those that are lost meanwhile. Raises PeerLostError
-        where that cannot be.
+        """Run a collective operation of the workers, and repeat it without ranks that are lost meanwhile.
+
+        Raises PeerLostError if the run cannot continue without them.
         """
         result = None
         while result is None:
@@ -114,16 +121,16 @@ class Team:
         return result
 
     def reshard(self, step: int, shares: Sequence[int], reason: str) -> None:
-        """Other shares from the next step on, the same ones on every rank."""
+        """Set the shares from the next step on, equal on every rank, and report them with the reason."""
         self.shares = tuple(shares)
         self._reporter.send(Resharded(rank=self.rank, step=step, shares=self.shares, reason=reason))
 
     def balance(
         self, step: int, computed_s: Sequence[float], exposed_s: Sequence[float], demanded_s: Sequence[float]
     ) -> None:
-        """Move shares by the times of the step before, which came with this one's gradients.
+        """Rebalance shares by the times of the previous step, which ranks exchanged with this step's gradients.
 
-        ``computed_s``, ``demanded_s``: by rank. ``exposed_s``: of those that compute.
+        ``computed_s``, ``demanded_s``: by rank. ``exposed_s``: of the workers. All are in seconds.
         """
         if not self.plan.rebalance or self.workers == 1 or not exposed_s:
             return
@@ -134,8 +141,9 @@ class Team:
             self.reshard(step, shares, "measured while training")
 
     def _limits(self) -> list[int]:
-        """Most samples of each rank, what its GPU's memory holds; a CPU's is not what bounds it. All workers call it
-        at the same step. Raises PeerLostError.
+        """Return the maximum share of each rank, by the memory of its GPU. CPUs have no limit but the batch.
+
+        All workers must call it at the same step. Raises PeerLostError.
         """
         limits = [self.plan.global_batch] * len(self.plan.ranks)
         if any(rank.gpu for rank in self.plan.ranks):
@@ -147,15 +155,18 @@ class Team:
         return limits
 
     def check_weights(self, agreed: Shared, step: int) -> None:
-        """After a step in which ranks weighed their loss, so that the sum was divided by the total of it."""
+        """Check the weights of a step in which ranks called ``weigh``, whose total divides the gradient."""
         if agreed.weighed != self.workers:
-            raise MisuseError(f"found t.weigh() on {agreed.weighed:g} of {self.workers} ranks, expected all or none")
+            raise MisuseError(
+                f"t.weigh: found calls on {agreed.weighed:g} of {self.workers} ranks; expected all or none"
+            )
         if not agreed.weight:
-            raise RuntimeError(f"found no token in the whole batch at step {step}, expected some")
+            raise RuntimeError(f"t.weigh: found no token in the whole batch at step {step}; expected at least one")
 
     def agree_on_parameters(self, step: int) -> bool:
-        """True, on all ranks that compute, and the agent hears it. Raises ParametersDivergedError when theirs differ,
-        PeerLostError.
+        """Compare parameters over the workers, report the result and return True.
+
+        Raises ParametersDivergedError if they differ, PeerLostError.
         """
         parameters = self.parallel.replicated(self.model)
         if self.workers == 1 or not self.shares[self.rank] or not parameters:
@@ -177,14 +188,14 @@ class Team:
             self._parallel = None
 
     def abandon(self) -> None:
-        """Leave alone, so that no rank waits for this one. The process must exit next."""
+        """Wake the ranks that wait for this one, without waiting for them. The process must exit next."""
         if self._parallel is not None:
             self._parallel.abandon()
         self.among_workers.abandon()
         self.world.abandon()
 
     def _rebuild(self) -> DataParallel:
-        """Buffers and strategy for the ranks there are; what served others before is kept, but rests."""
+        """Make the buffers and the strategy for the current ranks. Previous ones stay allocated, but unused."""
         if self._parallel is not None:
             self._parallel.retire()
             self._retired.append(self._parallel)

@@ -1,13 +1,13 @@
-"""torch's GradScaler in a script whose gradients are summed over ranks: float16 on devices without bfloat16.
+"""Support for torch's GradScaler (float16 on devices without bfloat16) with gradients that are reduced over ranks.
 
-A script scales its loss, so that float16 gradients do not vanish, and the scaler divides them again before the update;
-where one is not finite it leaves the update out and halves the scale. That has to be decided from the whole batch's
-gradients, alike on all ranks, and the trainer has to know of it: a step whose update is left out is done all the same.
+A script scales its loss, so that float16 gradients do not vanish, and the scaler unscales them before the update. If a
+gradient is not finite, it skips the update and halves the scale. All ranks must decide this from the global batch's
+gradients, and the trainer must know of it, because a step with a skipped update still counts.
 
-The scaler calls ``optimizer.step()`` only where it updates, so hooks of the optimizer see too little. Three of its
-methods are therefore replaced, for every optimizer that is not a trainer's by what they were: ``scale``, by which the
-scaler becomes known; ``_unscale_grads_``, where every way to use it comes by (``unscale_``, ``step``, a fused
-optimizer's), and which torch's own sharded scaler overrides; ``_maybe_opt_step``, which updates or does not.
+The scaler calls ``optimizer.step()`` only if it updates, so optimizer hooks do not suffice. Three of its methods are
+therefore replaced. For an optimizer without a trainer they behave as before. ``scale`` registers the scaler.
+``_unscale_grads_`` is on every path (``unscale_``, ``step``, a fused optimizer); torch's own sharded scaler overrides
+it, too. ``_maybe_opt_step`` updates or skips.
 """
 
 import warnings
@@ -22,94 +22,95 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 LEAST = 2.0**-24
-"""The smallest number of float16: losses scaled by less have no gradients in it."""
+"""The smallest positive float16. Losses with a smaller scale have no gradients in float16."""
 Found = dict[torch.device, Tensor]
-"""By device: not 0 where a gradient on it is not finite."""
+"""Flags by device, not 0 if a gradient on the device is not finite."""
 
 
 class Steps(Protocol):
-    """What a scaler's methods need of the step under way (``step.Step``)."""
+    """The interface of the current step (``step.Step``) to a scaler's methods."""
 
     open: bool
     left_out: bool
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
-        """Divide the whole batch's gradients; what was found, on any rank."""
+        """Unscale the global batch's gradients. Return what was found on any rank."""
         ...
 
 
 class LossScale:
-    """The scaler of one run, as far as there is one. ``state`` goes into checkpoints."""
+    """The scaler of one run, if the script uses one. Checkpoints hold its ``state``."""
 
     def __init__(self) -> None:
         self._scaler: GradScaler | None = None
         self._saved_scaler: dict[str, Any] | None = None
         self._before: dict[str, Any] | None = None
         self.skipped = 0
-        """Updates left out in this run."""
+        """Number of skipped updates in this run."""
 
     @property
     def scale(self) -> float | None:
-        """What losses are multiplied by; None without a scaler."""
+        """Return the factor that losses are multiplied by, None without a scaler."""
         return self._scaler.get_scale() if self._scaler is not None else None
 
     def watch(self, optimizer: Optimizer, steps: Steps, skipped: Callable[[], None]) -> None:
-        """From now on ``steps`` are told what scalers do for ``optimizer``; ``skipped``: called in its step's place."""
+        """Connect scalers of ``optimizer`` to ``steps``. ``skipped``: called instead of a skipped update."""
         global _newest
         _replace_methods()
         self.steps, self.skip = steps, skipped
         _newest = _runs[optimizer] = ref(self)
 
     def meet(self, scaler: GradScaler) -> None:
-        """A script's scaler is about to scale: the run's goes on where the checkpoint left it."""
+        """Register the script's scaler when it first scales a loss, and restore its saved state."""
         if self._scaler is scaler:
             return
         self._scaler = scaler
         if self._saved_scaler is not None:
             scaler.load_state_dict(self._saved_scaler)
             self._saved_scaler = None
-        self._before = scaler.state_dict()  # met in a step that was given up before
+        self._before = scaler.state_dict()  # for a first use in a step that was abandoned before
 
     def freeze(self) -> None:
-        """The step under way was given up: what its body does to the scaler from now on is undone by ``restore``."""
+        """Save the scaler's state in an abandoned step. ``restore`` undoes what the loop body does to it afterwards."""
         self._before = self._scaler.state_dict() if self._scaler is not None else None
 
     def restore(self) -> None:
-        """Undo, before the step is computed again."""
+        """Restore the scaler's state before the step is computed again."""
         if self._scaler is not None and self._before is not None:
             self._scaler.load_state_dict(self._before)
 
     def state(self) -> dict[str, Any] | None:
-        """As JSON; None without a scaler."""
+        """Return the state for JSON, None without a scaler."""
         scaler = self._scaler.state_dict() if self._scaler is not None else self._saved_scaler
         return {"scaler": scaler, "skipped": self.skipped} if scaler is not None else None
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """What ``state`` was, for the scaler to come."""
+        """Set the saved state for a scaler that is used later."""
         if state is not None:
             self._saved_scaler, self.skipped = state["scaler"], state["skipped"]
 
 
 _runs: "WeakKeyDictionary[Optimizer, ReferenceType[LossScale]]" = WeakKeyDictionary()
 _newest: "ReferenceType[LossScale] | None" = None
-"""Of the newest trainer: ``scale`` is told no optimizer."""
+"""The loss scale of the newest trainer. ``scale`` needs it, because it gets no optimizer."""
 _replaced = False
 
 
 def _run_of(optimizer: Optimizer) -> LossScale | None:
-    """Whose step under way ``optimizer`` is to update, if it is a trainer's."""
+    """Return the loss scale of the trainer whose open step uses ``optimizer``, or None."""
     found = _runs.get(optimizer)
     run = found() if found is not None else None
     return run if run is not None and run.steps.open else None
 
 
 def _replace_methods() -> None:
-    """Once in a process."""
+    """Replace the scaler's methods, once per process."""
     global _replaced
     if _replaced:
         return
     _replaced = True
-    # Sums of gradients that are not finite are looked at below. numpy.errstate would cost 0.9 µs a segment.
+    # Non-finite gradients are checked below, so numpy's warnings are not needed. numpy.errstate would cost 0.9 µs per
+    # segment.
     warnings.filterwarnings("ignore", r"(invalid value|overflow) encountered in add", RuntimeWarning, r"dltrain\.comm")
     scale, unscale, update = GradScaler.scale, GradScaler._unscale_grads_, GradScaler._maybe_opt_step
 

@@ -1,8 +1,7 @@
-"""Torch's learning rate schedulers, stepped and kept with the training.
+"""Calls of torch's learning-rate schedulers, and their state in checkpoints.
 
-A scheduler counts its calls, which go wrong twice where ranks come and go: a step that is computed again counts twice,
-and a relaunch starts to count anew. So the trainer calls it, once for each step that was done, and checkpoints hold
-its state.
+A scheduler counts its calls. If a script called it, a repeated step would count twice, and a restart would reset the
+count. So the trainer calls it once per completed step, and checkpoints hold its state.
 """
 
 from typing import Any
@@ -16,43 +15,46 @@ _LEFT_OUT = object()
 
 
 class Schedules:
-    """The schedulers of a run, in the order in which the script told of them."""
+    """The schedulers of a run, in the order in which the script added them."""
 
     def __init__(self) -> None:
         self._registered: list[tuple[LRScheduler, bool]] = []
         self._saved_states: list[dict[str, Any]] = []
 
     def load(self, saved: list[dict[str, Any]]) -> None:
-        """What ``state`` was, for the schedulers to come."""
+        """Set the saved state for schedulers that are added later."""
         self._saved_states = saved
 
     def add(self, scheduler: LRScheduler, each_epoch: bool) -> None:
-        """One more; it goes on where the run that is resumed left it. Raises MisuseError for what is none."""
+        """Add a scheduler and restore its saved state. Raises MisuseError if it is not a supported scheduler."""
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
             raise MisuseError(
-                f"scheduler: found {type(scheduler).__name__}, expected one of torch.optim.lr_scheduler that "
-                "steps by itself: set the learning rate of the optimizer's groups where it depends on more than t.step"
+                f"scheduler: found {type(scheduler).__name__}; expected one of torch.optim.lr_scheduler whose step() "
+                "needs no argument. Set the learning rate in the optimizer's groups if it depends on more than t.step"
             )
         if len(self._registered) < len(self._saved_states):
             scheduler.load_state_dict(_merged(scheduler.state_dict(), self._saved_states[len(self._registered)]))
-            # Its constructor has moved the rates that the checkpoint had.
+            # The scheduler's constructor has overwritten the learning rates of the checkpoint.
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = rate
         self._registered.append((scheduler, each_epoch))
 
     def step(self, *, end_of_epoch: bool) -> None:
-        """A step was done."""
+        """Step the schedulers after a completed training step."""
         for scheduler, each_epoch in self._registered:
             if end_of_epoch or not each_epoch:
                 scheduler.step()
 
     def state(self) -> list[dict[str, Any]]:
-        """As JSON."""
+        """Return the states for JSON."""
         return [_plain(scheduler.state_dict()) for scheduler, _ in self._registered]
 
 
 def _plain(value: Any) -> Any:
-    """What of a state is JSON; the rest (functions, a Counter of milestones) never changes, and the script makes it."""
+    """Return the part of a state that JSON supports.
+
+    The rest (functions, a Counter of milestones) never changes, and the script creates it again.
+    """
     if isinstance(value, dict):
         saved = {key: _plain(part) for key, part in value.items() if isinstance(key, str)}
         return {key: part for key, part in saved.items() if part is not _LEFT_OUT}
@@ -63,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def _merged(own: Any, saved: Any) -> Any:
-    """``own`` with what was kept in its place."""
+    """Return ``own`` with saved values in place of its own."""
     if isinstance(own, dict) and isinstance(saved, dict):
         return {key: _merged(part, saved[key]) if key in saved else part for key, part in own.items()} if saved else own
     if isinstance(own, list) and isinstance(saved, list) and any(isinstance(part, dict) for part in saved):

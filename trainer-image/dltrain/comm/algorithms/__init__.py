@@ -1,1 +1,1 @@
-"""Collectives that are no schedule of messages, and the two halves of an all-reduce."""
+"""Collectives that do not use a schedule of messages, and the two halves of an all-reduce."""

@@ -1,11 +1,11 @@
-"""All-reduce with 16 bits a number on the wire and error feedback.
+"""All-reduce with 16 bits per number on the network and error feedback.
 
-Each rank sums one part of a buffer for all, in the buffer's own precision: it receives that part from everyone, rounded
-to 16 bits, and sends the total back, rounded once more. That is what a ring sends, at half the bytes, and rounds twice
-however many ranks there are. What rounding took away is added to the next step's numbers before they are rounded, on
-either way (Karimireddy et al. 2019; both ways: Tang et al. 2019), so that over steps the mean of what arrives is the
-mean of what was sent. Every rank ends with the same bits. Where numbers are sent in another unit from some step on (a
-loss scale), what was kept has to be brought into it, or forgotten (``carry``).
+Each rank sums one part of a buffer for all ranks, in the buffer's precision. It receives that part from every rank,
+rounded to 16 bits, and sends the total back, rounded again. The traffic is half of a ring's, and numbers are rounded
+twice for any number of ranks. The rounding errors of both directions are added to the next step's numbers before they
+are rounded (Karimireddy et al. 2019; both directions: Tang et al. 2019). So over the steps, the mean of the received
+values is the mean of the sent ones. Every rank ends with the same bits. If the scale of the numbers changes (a loss
+scale), the residuals must be rescaled or cleared (``carry``).
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""MPI's own all-reduce, whatever algorithm the library chooses; non-blocking, in calls of at most 32 MiB."""
+"""MPI's own all-reduce with the algorithm that the library chooses. It is non-blocking, in calls of at most 32 MiB."""
 
 from typing import Any
 

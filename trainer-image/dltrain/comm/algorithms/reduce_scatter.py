@@ -1,6 +1,6 @@
-"""The two halves of an all-reduce by themselves, for optimizer parallel: sum to the owners, and spread from them.
+"""Reduce-scatter and all-gather, the two halves of an all-reduce, for the sharded optimizer.
 
-Every rank owns one part of every buffer. Together the halves send what one all-reduce sends.
+Every rank owns one part of every buffer. Together, both have the traffic of one all-reduce.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""All-reduce in memory that the ranks of one machine share: nothing is sent but that it is there, and that it is done.
+"""All-reduce in memory that the ranks of one machine share. Messages only signal that data is ready or complete.
 
-Rank r adds up part r of all buffers where they lie, in the order of ranks, and writes the total back to all of them: an
-element is read and written once for each rank, where messages would copy it in and out again at each hop.
+Rank r sums part r of all buffers in place, in the order of ranks, and writes the total to all of them. An element is
+read and written once per rank, while messages would copy it twice at each hop.
 """
 
 from typing import Any

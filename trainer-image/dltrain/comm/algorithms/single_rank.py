@@ -1,4 +1,4 @@
-"""One rank: the sum is there already."""
+"""The collective of a single rank, which needs no communication."""
 
 import torch
 

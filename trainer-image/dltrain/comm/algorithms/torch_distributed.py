@@ -1,5 +1,6 @@
-"""torch.distributed's all-reduce: NCCL between GPUs, gloo for buffers on CPUs and ranks that share a GPU, which NCCL
-refuses. MPI stays the control plane.
+"""torch.distributed's all-reduce: NCCL between GPUs, otherwise gloo. MPI remains the control plane.
+
+gloo serves buffers on CPUs, and ranks that share a GPU, which NCCL does not support.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""The Collective interface: what the training loop needs of a way to sum gradients over ranks.
+"""The interface of collectives, which reduce gradients over ranks.
 
-One strategy a module; ``choose`` maps the plan's names to them. A buffer is a contiguous 1-D CPU or GPU
-tensor that lives as long as the collective and keeps its address, so that a strategy may preallocate,
-register memory and keep persistent requests for it.
+Each algorithm has its own module, and ``choose`` maps the plan's names to them. A buffer is a contiguous 1-D CPU or GPU
+tensor that lives as long as the collective and keeps its address. So an algorithm may preallocate and register memory
+and keep persistent requests.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ __all__ = ["AllOf", "Collective", "PeerLostError", "Work", "host_array"]
 
 
 def host_array(buffer: torch.Tensor) -> NDArray[Any]:
-    """The buffer as numpy sees it, sharing memory. Raises BadInputError for a dtype that numpy has not."""
+    """Return the buffer as a numpy array that shares its memory. Raises BadInputError if numpy lacks its dtype."""
     try:
         return buffer.numpy()
     except TypeError:
@@ -29,10 +29,10 @@ def host_array(buffer: torch.Tensor) -> NDArray[Any]:
 
 
 class Work(Protocol):
-    """An all-reduce under way on one buffer."""
+    """A pending all-reduce of one buffer."""
 
     def test(self) -> bool:
-        """Make progress without blocking; True once the sum is in the buffer."""
+        """Make progress without blocking. Return True once the sum is in the buffer."""
         ...
 
     def wait(self) -> None:
@@ -41,13 +41,13 @@ class Work(Protocol):
 
 
 class AllOf:
-    """Work that is done when all of its parts are; each of them makes progress whenever one is tested."""
+    """Work that is done when all of its parts are. A test makes progress on all parts."""
 
     def __init__(self, works: Sequence[Work]) -> None:
         self._works = works
 
     def test(self) -> bool:
-        return all([work.test() for work in self._works])  # noqa: C419 - each has to make progress
+        return all([work.test() for work in self._works])  # noqa: C419 - every part must make progress
 
     def wait(self) -> None:
         for work in self._works:
@@ -55,16 +55,16 @@ class AllOf:
 
 
 class Collective(ABC):
-    """Sums buffers over ranks, in place.
+    """Reduce buffers over ranks, in place.
 
-    Every rank constructs it with the same buffers (same count, sizes and dtypes, in the same order) and
-    starts them in the same order. A rank that contributes nothing (share 0) takes part with zeros.
+    Every rank must construct it with equal buffers (same number, sizes and dtypes, in the same order) and start them in
+    the same order. A rank with share 0 takes part with zeros.
     """
 
     name: ClassVar[str]
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor]) -> None:
-        """``comm``: an mpi4py intracommunicator that is this collective's own (duplicate before passing)."""
+        """Take over ``comm``, an mpi4py intracommunicator that nothing else uses (pass a duplicate)."""
         for buffer in buffers:
             assert buffer.dim() == 1 and buffer.is_contiguous(), "a buffer is a contiguous 1-D tensor"
         self.comm = comm
@@ -74,20 +74,20 @@ class Collective(ABC):
 
     @abstractmethod
     def start(self, index: int) -> Work:
-        """Begin summing ``buffers[index]`` over all ranks; the buffer must not be touched until it is done."""
+        """Start the all-reduce of ``buffers[index]``. The buffer must not be used until it is done."""
 
     def allreduce(self, index: int) -> None:
         """Sum ``buffers[index]`` over all ranks, in place. Raises PeerLostError."""
         self.start(index).wait()
 
-    def carry(self, factor: float) -> None:  # noqa: B027 - most carry nothing
-        """Multiply what is carried over from the last sums into the next ones, if anything is; 0 forgets it."""
+    def carry(self, factor: float) -> None:  # noqa: B027 - most collectives carry nothing over
+        """Multiply residuals that are carried over to the next reductions by ``factor``. 0 clears them."""
 
     def abandon(self) -> None:
-        """Wake the ranks that wait for this one in it, without waiting for them."""
+        """Wake the ranks that wait for this one, without waiting for them."""
         if self.size > 1:
             revoke(self.comm)
 
     @abstractmethod
     def close(self) -> None:
-        """Free requests and communicators; also after PeerLostError, without blocking."""
+        """Free requests and communicators without blocking, also after PeerLostError."""

@@ -1,4 +1,4 @@
-"""What MPI says of lost peers, and its fault tolerance (ULFM): revoke, agree, shrink."""
+"""MPI's errors after the loss of peers, and its fault tolerance (ULFM): revoke, agree, shrink."""
 
 from typing import Any
 
@@ -11,26 +11,26 @@ _OWN_MISTAKES = ("TRUNCATE", "ARG", "BUFFER", "COUNT", "TYPE", "TAG", "RANK", "C
 
 
 def revoke(comm: Any) -> None:
-    """Wake every rank that waits in ``comm``, wherever in the ring it is: its operations fail from now on."""
+    """Wake every rank that waits in ``comm``. All operations in it fail from now on."""
     from mpi4py import MPI
 
     try:
         comm.Revoke()
     except (MPI.Exception, NotImplementedError):
-        return  # an MPI without fault tolerance: its mpirun ends the others
+        return  # without fault tolerance, mpirun ends the other ranks
 
 
 def translate(error: Any) -> Exception:
-    """What to raise for an ``MPI.Exception``: a relaunch cures a lost peer, but no wrong call."""
+    """Return the exception for an ``MPI.Exception``. A restart helps after the loss of a peer, but not a wrong call."""
     from mpi4py import MPI
 
     if error.Get_error_class() in {getattr(MPI, f"ERR_{name}") for name in _OWN_MISTAKES}:
-        return RuntimeError(f"MPI refused a call: {error}")
+        return RuntimeError(f"MPI rejected a call: {error}")
     return PeerLostError(f"lost a peer: {error}")
 
 
 def duplicate(comm: Any) -> Any:
-    """``comm.Dup()``. Raises PeerLostError."""
+    """Return ``comm.Dup()``. Raises PeerLostError."""
     from mpi4py import MPI
 
     try:
@@ -40,9 +40,9 @@ def duplicate(comm: Any) -> Any:
 
 
 def agree(comm: Any, mine: bool) -> bool:
-    """Whether ``mine`` holds on every rank of ``comm`` and none of them was lost; the same answer on all that live.
+    """Return True if ``mine`` is true on every rank of ``comm`` and no rank was lost.
 
-    ULFM's uniform agreement; it also works in a communicator that was revoked.
+    All live ranks get the same answer. ULFM's uniform agreement also works in a revoked communicator.
     """
     from mpi4py import MPI
 
@@ -56,10 +56,10 @@ def agree(comm: Any, mine: bool) -> bool:
 
 
 def shrink(comm: Any) -> Any:
-    """A new communicator of the ranks of ``comm`` that live, in the same order. Raises PeerLostError."""
+    """Return a new communicator of the live ranks of ``comm``, in the same order. Raises PeerLostError."""
     from mpi4py import MPI
 
     try:
-        return comm.Shrink()  # Ishrink of Open MPI 5.0.11 ends in MPI_ERR_INTERN
+        return comm.Shrink()  # Ishrink of Open MPI 5.0.11 fails with MPI_ERR_INTERN
     except MPI.Exception as error:
         raise translate(error) from error

@@ -1,4 +1,4 @@
-"""Sums that move on only when they are polled, and waiting for them."""
+"""Reductions that make progress only when they are polled."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,61 +7,63 @@ from dltrain.comm.core.collective import Collective, Work
 from dltrain.comm.core.waiting import LONGEST_LISTEN_S, Backoff
 
 _AMONG_OTHERS_S = 1e-3
-"""Longest pause while another sum is under way."""
+"""Maximum pause while another reduction is pending."""
 
 
 class Run(ABC):
-    """One buffer's sum, started again and again."""
+    """The reduction of one buffer, restarted for every step."""
 
     siblings: Sequence["Run"] = ()
-    """All of the collective's, this one among them."""
+    """All runs of the collective, including this one."""
 
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Whether the last one started is done."""
+        """Return True if the last started reduction is done."""
 
     @property
     @abstractmethod
     def progress(self) -> int:
-        """A number that changes whenever something arrived."""
+        """Return a number that changes whenever a message has arrived."""
 
     @abstractmethod
     def start(self) -> None:
-        """Begin a sum; the one before is done."""
+        """Start a reduction. The previous one must be done."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free what it holds."""
+        """Free requests and memory."""
 
     @abstractmethod
     def test(self) -> bool:
-        """Progress without blocking; True once the sum is in the buffer. Raises PeerLostError."""
+        """Make progress without blocking. Return True once the sum is in the buffer. Raises PeerLostError."""
 
     def wait(self) -> None:
         """Block until the sum is in the buffer. Raises PeerLostError."""
         backoff, seen = Backoff(), -1
         while not self.test():
-            # Peers may wait for our part in another buffer's sum before they come to this one.
+            # Peers may need this rank's messages for another buffer before they reach this one.
             others = [run for run in self.siblings if run is not self and not run.finished]
             for run in others:
                 run.test()
-            if backoff.listens and self.test():  # what a test of another one took for us rings no more
+            if (
+                backoff.listens and self.test()
+            ):  # the tests of others may have taken the message that would wake this rank
                 return
             if (progress := sum(run.progress for run in self.siblings)) != seen:
                 seen = progress
                 backoff.progressed()
-            # That last test may have taken what came for another one.
+            # The last test may have taken messages of another run, so listen only briefly while there are any.
             backoff.pause(_AMONG_OTHERS_S if others else LONGEST_LISTEN_S)
 
 
 class Polled(Collective):
-    """A collective that is a ``Run`` for each buffer, in their order."""
+    """A collective with a ``Run`` per buffer, in the order of the buffers."""
 
     runs: Sequence[Run] = ()
 
     def take(self, runs: Sequence[Run]) -> None:
-        """Use these, which wait for each other."""
+        """Use these runs, which make progress on each other while they wait."""
         self.runs = runs
         for run in runs:
             run.siblings = runs

@@ -1,6 +1,6 @@
-"""Memory that all ranks of one machine see, a part for each.
+"""Memory that all ranks of one machine share, with a part for each rank.
 
-Anonymous files (memfd), so nothing is left behind however ranks end, and a pod's small /dev/shm does not bound it.
+It consists of anonymous files (memfd). They vanish with the ranks, and a pod's small /dev/shm does not limit them.
 """
 
 import mmap
@@ -19,15 +19,15 @@ Bytes = NDArray[np.uint8]
 
 
 class Memory:
-    """Where gradients live: in a region that all ranks of ``comm`` see if there is one, else anywhere."""
+    """The allocator of gradients, which uses memory shared by all ranks of ``comm`` if possible."""
 
     def __init__(self, comm: Any) -> None:
-        """``comm``: None where nothing is to be shared."""
+        """Prepare it. ``comm``: None for private memory."""
         self.region: Region | None = None
         self._comm = comm
 
     def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Once only, on all ranks together. Raises PeerLostError."""
+        """Allocate zeros. All ranks must call it together, and only once. Raises PeerLostError."""
         if self._comm is not None and device.type == "cpu":
             self.region = Region.make(self._comm, count * dtype.itemsize)
         if self.region is not None:
@@ -36,16 +36,16 @@ class Memory:
 
 
 class Region:
-    """``parts``: every rank's bytes, by rank, equally many; ``parts[comm.rank]`` is this rank's own."""
+    """Shared memory. ``parts``: every rank's bytes, by rank, of equal length."""
 
     def __init__(self, parts: list[Bytes], rank: int) -> None:
         self.parts, self._own = parts, parts[rank]
 
     @classmethod
     def make(cls, comm: Any, nbytes: int) -> "Region | None":
-        """``nbytes`` for each rank of ``comm``; None, on all of them, where they do not share a machine.
+        """Allocate ``nbytes`` per rank of ``comm``. Return None on all ranks if they do not share a machine.
 
-        All ranks call it together. Raises PeerLostError.
+        All ranks must call it together. Raises PeerLostError.
         """
         from mpi4py import MPI
 
@@ -58,7 +58,9 @@ class Region:
             file = _file(nbytes)
             files: list[tuple[int, int]] = comm.allgather((os.getpid(), file))
             parts = _map(files, nbytes)
-            seen = comm.allreduce(parts is not None, MPI.LAND)  # also: nobody closes before all have opened
+            seen = comm.allreduce(
+                parts is not None, MPI.LAND
+            )  # also a barrier: no rank closes its file before all have opened it
         except MPI.Exception as error:
             raise translate(error) from error
         if file >= 0:
@@ -66,11 +68,11 @@ class Region:
         return cls(parts, comm.Get_rank()) if seen and parts is not None else None
 
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """``count`` elements at the start of this rank's part; zero at first."""
+        """Return the first ``count`` elements of this rank's part, which are zero initially."""
         return torch.from_numpy(self._own).view(dtype)[:count]
 
     def everywhere(self, buffer: torch.Tensor) -> list[NDArray[Any]] | None:
-        """The ranks' views of what ``buffer`` is here, if it lies in this rank's part: at the same place in theirs."""
+        """Return every rank's buffer at the same place as ``buffer``, or None if it is not in this rank's part."""
         start = buffer.data_ptr() - self._own.ctypes.data
         if not 0 <= start <= start + buffer.nbytes <= self._own.nbytes:
             return None
@@ -79,7 +81,10 @@ class Region:
 
 
 def _file(nbytes: int) -> int:
-    """A new anonymous file of so many bytes, all there (else touching it could kill the process); -1: it cannot be."""
+    """Return a new anonymous file of ``nbytes``, or -1 on failure.
+
+    Its memory is allocated at once, because a write to memory that is missing would kill the process.
+    """
     try:
         file = os.memfd_create("dltrain-gradients")
     except OSError:
@@ -93,7 +98,10 @@ def _file(nbytes: int) -> int:
 
 
 def _map(files: list[tuple[int, int]], nbytes: int) -> list[Bytes] | None:
-    """The ranks' files (process, descriptor); None when one cannot be opened: other PID namespace, other user."""
+    """Map the ranks' files (process, descriptor). Return None if one cannot be opened.
+
+    This happens in another PID namespace or for another user.
+    """
     parts = []
     for process, file in files:
         with suppress(OSError, ValueError):

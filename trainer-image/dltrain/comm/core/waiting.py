@@ -1,8 +1,8 @@
-"""Waiting without burning a CPU that another rank needs.
+"""Waiting for MPI without using CPU time that ranks need for computing.
 
-MPI's own waits poll at full speed. Under a CPU quota that is worse than useless: the time a waiting rank burns is
-taken from its own computing, and with more ranks than cores from the others'. Where messages come over sockets the
-kernel can wake us when one is there; in shared memory nothing can, and all that is left is to look ever less often.
+MPI's own waits poll at full speed. Under a CPU quota, this takes CPU time from the rank's own computing, and with more
+ranks than cores, from other ranks. If messages arrive over sockets, the kernel can wake the process. In shared memory
+it cannot, so this module polls at increasing intervals.
 """
 
 import ctypes
@@ -15,78 +15,78 @@ from pathlib import Path
 from typing import Any
 
 _SPIN_S = 50e-6
-"""Longer than a message between neighbours on one machine takes, shorter than a scheduler's slice."""
+"""Longer than a message between two ranks of one machine takes, but shorter than a time slice of the scheduler."""
 _LONGEST_SLEEP_S = 1e-3
 LONGEST_LISTEN_S = 10e-3
-"""Whoever listens is woken in time; this is for what rings no bell, such as word that a peer died."""
-_MOST_RINGS = 256
-"""In a row without a message complete, before a bell counts as stuck. A segment comes in far fewer packets."""
+"""Maximum time to listen on sockets. It bounds the delay of events that wake no socket, such as the loss of a peer."""
+_MAX_WAKEUPS = 256
+"""Number of wake-ups without a complete message before sockets are no longer used. A segment has far fewer packets."""
 _PR_SET_TIMERSLACK = 29
 _bells: list[int] = []
 _all_ring = False
 
 
 def reduce_timer_slack() -> None:
-    """Let this thread sleep to within 1 µs: Linux adds 50 µs by default, as long as a small message takes."""
-    with suppress(AttributeError, OSError):  # another system's libc
+    """Set this thread's timer slack to 1 µs. Linux's default of 50 µs is as long as a small message takes."""
+    with suppress(AttributeError, OSError):  # the libc of another system
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000)
 
 
 def event_queues() -> set[int]:
-    """This process's epoll descriptors. An epoll descriptor is readable while one of the sockets in it is ready."""
+    """Return this process's epoll descriptors, which are readable while one of their sockets is ready."""
     found: set[int] = set()
     with suppress(OSError):  # a system without /proc
         for link in Path("/proc/self/fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
+            with suppress(OSError):  # closed in the meantime
                 if link.readlink().name == "anon_inode:[eventpoll]":
                     found.add(int(link.name))
     return found
 
 
 def listen(bells: Iterable[int], *, all_ring: bool) -> None:
-    """From now on wake up when one of these descriptors is readable: MPI's queues of the sockets to its peers.
+    """Use these descriptors (MPI's epoll descriptors for the sockets of its peers) to wake up from now on.
 
-    ``all_ring``: whether every peer's messages come over sockets.
+    ``all_ring``: True if the messages of every peer arrive over sockets.
     """
     global _all_ring
-    _bells[:] = sorted(bell for bell in bells if bell < 1024)  # select(2) takes no others
+    _bells[:] = sorted(bell for bell in bells if bell < 1024)  # the limit of select(2)
     _all_ring = all_ring and bool(_bells)
 
 
 class Backoff:
-    """Polls eagerly at first, then ever less often.
+    """Poll continuously at first, then at increasing intervals.
 
-    Where every message rings it listens three times as long as it has waited so far, 10 ms at most. Where messages come
-    through shared memory it sleeps a tenth of the time waited so far, 1 ms at most: 10 % late, 90 % idle.
+    If every message arrives over a socket, it listens for three times the time waited so far, at most 10 ms. If
+    messages arrive in shared memory, it sleeps for a tenth of that time, at most 1 ms: 10 % late, 90 % idle.
 
-    A message may be taken from its socket while another one is tested, and then rings no more: what is awaited is to be
-    tested last (``complete``), and where that cannot be, look once more before a pause that ``listens``.
+    The test of another request may read a message from its socket, which then wakes nobody. So test the awaited request
+    last (see ``complete``). If that is impossible, test it again before a pause that ``listens``.
     """
 
     def __init__(self) -> None:
         self.progressed()
 
     def progressed(self) -> None:
-        """Something arrived: eager again."""
+        """Poll continuously again, because a message has arrived."""
         self._began = time.perf_counter()
         self._rings = 0
 
     @property
     def waited_s(self) -> float:
-        """Since something arrived."""
+        """Return the time since the last message arrived, in seconds."""
         return time.perf_counter() - self._began
 
     @property
     def listens(self) -> bool:
-        """Whether ``pause`` would rely on a bell."""
+        """Return True if ``pause`` would rely on a socket to wake it."""
         return _all_ring and self.waited_s >= _SPIN_S
 
     def pause(self, longest_s: float = LONGEST_LISTEN_S) -> None:
-        """``longest_s``: bound of listening, for whoever may have missed a bell."""
+        """Pause before the next poll. ``longest_s``: maximum time to listen, for callers that may miss a wake-up."""
         waited = self.waited_s
         if waited < _SPIN_S:
             os.sched_yield()
-        elif _bells and self._rings < _MOST_RINGS:
+        elif _bells and self._rings < _MAX_WAKEUPS:
             timeout = min(3 * waited, longest_s) if _all_ring else min(waited / 10, _LONGEST_SLEEP_S)
             self._rings += bool(select.select(_bells, (), (), timeout)[0])
         else:
@@ -94,16 +94,17 @@ class Backoff:
 
 
 def complete(requests: Sequence[Any]) -> bool:
-    """Whether all of MPI's ``requests``, also persistent ones, are complete.
+    """Return True if all MPI ``requests``, also persistent ones, are complete.
 
-    A test of one looks again after it has taken what arrived, and the first that is in vain ends this look: what comes
-    for it later rings. MPI's own tests of several look first and take then, silently, what is seen at the next look.
+    MPI's test of one request checks again after reading messages, and the first incomplete request ends this call, so a
+    later message for it wakes the rank. MPI's tests of several requests check first and read messages afterwards. Such
+    a message would be noticed only at the next test, without a wake-up.
     """
     return all(request.Test() for request in requests)
 
 
 def wait_until(done: Callable[[], bool]) -> None:
-    """Poll ``done`` until it holds."""
+    """Poll ``done`` until it returns True."""
     backoff = Backoff()
     while not (done() or (backoff.listens and done())):
         backoff.pause()

@@ -1,7 +1,7 @@
-"""Butterfly (recursive doubling): log2 n exchanges of the whole buffer; least latency, most traffic.
+"""Butterfly (recursive doubling): log2 n exchanges of the whole buffer, with the lowest latency and the most traffic.
 
-When n is no power of two, the ranks beyond the largest one in it hand their values to a partner and get the total
-back (Thakur, Rabenseifner and Gropp 2005, section 4.1). Sums are a + b on one side and b + a on the other, equal to
+If n is no power of two, the ranks beyond the largest power below n send their values to a partner and get the total
+back (Thakur, Rabenseifner and Gropp 2005, section 4.1). One side computes a + b and the other b + a, which are equal to
 the last bit.
 """
 
@@ -17,7 +17,7 @@ class Butterfly(Scheduled):
 
 
 def butterfly(rank: int, size: int, count: int, longest: int) -> Schedule:
-    """``rank``'s messages, segment by segment within an exchange."""
+    """Return the messages of ``rank``. An exchange consists of segments of at most ``longest`` elements."""
     core = 1 << (size.bit_length() - 1)
     segments = pieces(0, count, longest)
     schedule = Schedule()

@@ -1,7 +1,7 @@
-"""Runs schedules over MPI with persistent requests, preallocated segments and progress from Python.
+"""Execution of schedules over MPI with persistent requests, preallocated segments and progress from Python.
 
-Nothing is allocated while a sum runs: fresh temporaries cost more in
-page faults than the sum itself does, and messages stay at a segment's size (large single calls collapse).
+Nothing is allocated during a reduction, because page faults of new temporaries cost more than the reduction itself.
+Messages have the size of a segment, because the bandwidth of single large calls collapses.
 """
 
 from abc import abstractmethod
@@ -18,11 +18,11 @@ from dltrain.comm.core.polling import Polled, Run
 from dltrain.comm.schedules.schedule import Schedule
 
 _WINDOW = 4
-"""Receives posted ahead: enough to keep a link busy while one is added, few enough to stay in the cache."""
+"""Number of receives posted ahead. It keeps a link busy during an addition, but still fits into the cache."""
 
 
 class Scheduled(Polled):
-    """A collective that is a ``Schedule`` for each buffer. Buffers are on the CPU, of a dtype that numpy has."""
+    """A collective with a ``Schedule`` per buffer. Buffers are on the CPU and have a dtype of numpy."""
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], segment_nbytes: int) -> None:
         super().__init__(comm, buffers)
@@ -40,14 +40,14 @@ class Scheduled(Polled):
 
     @abstractmethod
     def schedule(self, count: int, longest: int) -> Schedule:
-        """This rank's messages for a buffer of ``count`` elements in segments of at most ``longest``."""
+        """Return this rank's messages for ``count`` elements in segments of at most ``longest`` elements."""
 
 
 class _Run(Run):
-    """One buffer's schedule, started again for every sum."""
+    """One buffer's schedule, restarted for every reduction."""
 
     def __init__(self, comm: Any, tag: int, buffer: NDArray[Any], schedule: Schedule) -> None:
-        from mpi4py import MPI  # here, not above: importing it may start MPI
+        from mpi4py import MPI  # a local import, because importing it may start MPI
 
         self._mpi_error = MPI.Exception
         longest = max((r.stop - r.start for r in schedule.receives if r.add), default=0)
@@ -69,7 +69,7 @@ class _Run(Run):
         self._pending: deque[int] = deque()
 
     def start(self) -> None:
-        assert self.finished, "the sum before is done"
+        assert self.finished, "the previous reduction is done"
         self._handled = self._posted = self._begun = 0
         self.test()
 
@@ -80,7 +80,7 @@ class _Run(Run):
     def test(self) -> bool:
         try:
             self._reap()
-            # The receive's test comes last: what another request's test takes for it would ring no bell any more.
+            # Test the receive last: another request's test may take its message, and then its socket wakes nobody.
             while self._advance():
                 pass
             if self._handled == len(self._receives):
@@ -94,7 +94,7 @@ class _Run(Run):
         return self._handled
 
     def _advance(self) -> bool:
-        """Begin what may begin and handle the next receive, if it is here."""
+        """Start all sends that may start, and handle the next receive if it has arrived."""
         while self._begun < len(self._sends) and self._after[self._begun] <= self._handled:
             self._sends[self._begun].Start()
             self._pending.append(self._begun)
@@ -118,11 +118,11 @@ class _Run(Run):
             self._posted += 1
 
     def _unblocked(self, index: int) -> bool:
-        """Whether every send that reads what receive ``index`` writes has begun and is complete."""
+        """Return True if every send of elements that receive ``index`` overwrites is complete."""
         return all(send < self._begun and self._sends[send].Test() for send in self._blockers[index])
 
     def _reap(self) -> None:
-        """Forget sends that are complete, oldest first."""
+        """Remove completed sends, oldest first."""
         while self._pending and self._sends[self._pending[0]].Test():
             self._pending.popleft()
 

@@ -1,22 +1,22 @@
-"""Recursive halving-doubling: log2 p exchanges that halve what is summed, log2 p that double it; a ring's traffic.
+"""Recursive halving-doubling: reduce-scatter in log2 p exchanges, then all-gather in log2 p, with a ring's traffic.
 
-In exchange l rank r's partner is r with bit l flipped; both hold the same part of the buffer, each keeps one half of it
-and sends the other. What is left is a rank's own p-th of the sum, and the same exchanges go back, each rank giving all
-it holds (Rabenseifner 2004). 2 log2 p messages instead of a ring's 2 (p - 1), and the halves are exchanged between
-neighbours first, who may share a node.
+In exchange l, the partner of rank r is r with bit l flipped. Both hold the same part of the buffer; each keeps one half
+of it and sends the other. After log2 p exchanges a rank holds its own p-th of the sum. Then the same exchanges run in
+reverse order, and each rank sends all that it holds (Rabenseifner 2004). This takes 2 log2 p messages instead of a
+ring's 2 (p - 1). The largest messages go between neighbours, which may share a node.
 
-When n is no power of two, p is the one below, and each rank beyond it first shares its values with a partner: both sum
-one half, the partner gets the other one's half, goes through the exchanges, and gives the total back (Thakur,
-Rabenseifner and Gropp 2005, section 4.3).
+If n is no power of two, p is the largest power below n, and each rank from p on has a partner. Both first sum one half
+each. The partner gets the other half, takes part in the exchanges, and sends the total back (Thakur, Rabenseifner and
+Gropp 2005, section 4.3).
 
-Halves are cut into segments, and those come first that the next exchange needs first, so that they are pipelined.
+Halves are split into segments, in the order in which the next exchange needs them, so that exchanges are pipelined.
 """
 
 from dltrain.comm.schedules.engine import Scheduled
 from dltrain.comm.schedules.schedule import Piece, Schedule, chunks, pieces
 
 Exchange = tuple[int, list[Piece], list[Piece]]
-"""(partner, the half that this rank sums, the half that the partner sums), each in pieces."""
+"""(partner, the half that this rank sums, the half that the partner sums). Halves are lists of pieces."""
 
 
 class HalvingDoubling(Scheduled):
@@ -27,7 +27,7 @@ class HalvingDoubling(Scheduled):
 
 
 def halving_doubling(rank: int, size: int, count: int, longest: int) -> Schedule:
-    """``rank``'s messages for ``count`` elements in segments of at most ``longest``."""
+    """Return the messages of ``rank`` for ``count`` elements in segments of at most ``longest`` elements."""
     core = 1 << (size.bit_length() - 1)
     halves = _Halves(rank % core, core, count, longest)
     schedule = Schedule()
@@ -64,7 +64,7 @@ def halving_doubling(rank: int, size: int, count: int, longest: int) -> Schedule
 
 
 class _Halves:
-    """What a rank keeps and gives away; the buffer is a binary tree over ``core`` leaves, a power of two."""
+    """The halves that a rank keeps and sends. The buffer is a binary tree over ``core`` leaves, a power of two."""
 
     def __init__(self, rank: int, core: int, count: int, longest: int) -> None:
         self._rank, self._longest = rank, longest
@@ -76,7 +76,8 @@ class _Halves:
             kept, given = self._children(node, level)
             partner, deeper = rank ^ (1 << level), level + 1
             self.halvings.append((partner, self._cut(kept, deeper), self._cut(given, deeper)))
-            # What a rank has held longest goes first on the way back: what came last is still arriving.
+            # On the way back, a rank first sends the pieces that it has held longest, because the last ones may still
+            # be arriving.
             back = self._cut(kept, deeper, kept_first=True), self._cut(given, deeper, kept_first=True)
             self.doublings.insert(0, (partner, *back))
             node = kept
@@ -84,19 +85,19 @@ class _Halves:
         self.whole = self._cut((0, core), 0, kept_first=True)
         leaves = [piece for leaf in range(core) for piece in self._cut((leaf, leaf + 1), core)]
         self.cuts = [0, *(stop for _, stop in leaves)]
-        """Bounds of the shortest pieces; all others begin and end at one of them."""
+        """Bounds of the smallest pieces. All other pieces start and end at one of them."""
 
     def _children(self, node: tuple[int, int], level: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(the half of a node that this rank keeps in exchange ``level``, the one it gives away), in leaves."""
+        """Return the half of a node that this rank keeps in exchange ``level``, and the one it sends, in leaves."""
         start, stop = node
         middle = (start + stop) // 2
         halves = (start, middle), (middle, stop)
         return halves[::-1] if self._rank >> level & 1 else halves
 
     def _cut(self, node: tuple[int, int], level: int, *, kept_first: bool = False) -> list[Piece]:
-        """A node in pieces, those first that are given away first in exchange ``level`` and later, or those last.
+        """Split a node into pieces, in the order in which exchanges from ``level`` on send them, or in reverse.
 
-        The same on both sides of the exchange before: from ``level`` on their bits are equal.
+        Both sides of the previous exchange get the same pieces, because their bits are equal from ``level`` on.
         """
         start, stop = node
         first, last = self._bounds[start], self._bounds[stop]
@@ -107,7 +108,7 @@ class _Halves:
 
 
 class _Ready:
-    """Appends messages to a schedule; a send begins once all that it reads has been received."""
+    """Append messages to a schedule, in which a send starts once all its elements have been received."""
 
     def __init__(self, cuts: list[int], schedule: Schedule) -> None:
         self._schedule = schedule

@@ -1,8 +1,8 @@
-"""Synchronous parameter servers: each holds the sums of its slice; ranks push to it and pull the totals.
+"""Synchronous parameter servers: each sums one slice of the buffer. Ranks push to it and pull the totals.
 
-With one server and w workers its link carries w times the buffer each way, which is why the ring wins as w grows;
-more servers divide that. A server is a rank with share 0 (Li et al. 2014). Additions are in rank order, so the
-result does not depend on who comes first.
+With one server and w workers, its link carries w times the buffer in each direction, so a ring is faster for large w.
+Several servers divide this traffic. A server is a rank with share 0 (Li et al. 2014). Additions are in rank order, so
+the result does not depend on the order of arrival.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ class ParameterServer(Scheduled):
     name = "ParameterServer"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], segment_nbytes: int, servers: tuple[int, ...]) -> None:
-        """``servers``: their ranks, at least one."""
+        """Prepare the buffers. ``servers``: the ranks of the servers, at least one."""
         assert servers, "a parameter server is needed"
         self.servers = servers
         super().__init__(comm, buffers, segment_nbytes)
@@ -27,7 +27,7 @@ class ParameterServer(Scheduled):
 
 
 def parameter_server(rank: int, size: int, count: int, longest: int, servers: tuple[int, ...]) -> Schedule:
-    """``rank``'s messages. Slices go round by segment, so that all servers work from the start."""
+    """Return the messages of ``rank``. Segments alternate between slices, so that all servers work from the start."""
     slices = [pieces(*chunk, longest) for chunk in chunks(count, len(servers))]
     schedule = Schedule()
     others = [peer for peer in range(size) if peer != rank]

@@ -1,7 +1,7 @@
-"""Ring all-reduce: reduce-scatter, then all-gather, each n - 1 hops to the right; bandwidth-optimal.
+"""Ring all-reduce: reduce-scatter, then all-gather, with n - 1 hops each. It is bandwidth-optimal.
 
-Every rank sends 2 (n - 1) / n of the buffer (Patarasuk and Yuan 2009). Segments are pipelined: a segment goes on to
-the next rank as soon as it has been added, not when its whole chunk has.
+Every rank sends 2 (n - 1) / n of the buffer (Patarasuk and Yuan 2009). Segments are pipelined: a segment goes to the
+next rank as soon as it has been added, without waiting for its whole chunk.
 """
 
 from dltrain.comm.schedules.engine import Scheduled
@@ -16,10 +16,10 @@ class Ring(Scheduled):
 
 
 def ring(rank: int, size: int, count: int, longest: int, hops: range | None = None) -> Schedule:
-    """``rank``'s messages for ``count`` elements in segments of at most ``longest``.
+    """Return the messages of ``rank`` for ``count`` elements in segments of at most ``longest`` elements.
 
-    Chunk c starts at rank c, and after n - 1 additions is complete at rank c - 1, from where it goes round again.
-    ``hops``: which of the 2 (n - 1), consecutive ones; default: all.
+    Chunk c starts at rank c. After n - 1 additions it is complete at rank c - 1 and travels around the ring again.
+    ``hops``: consecutive hops out of the 2 (n - 1), by default all.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
     grid = [pieces(*chunk, longest) for chunk in chunks(count, size)]

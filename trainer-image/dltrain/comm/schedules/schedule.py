@@ -1,21 +1,21 @@
-"""What one rank sends and receives to sum a buffer: a list of messages, made without MPI and run by ``engine``.
+"""Schedules: the messages that one rank sends and receives in an all-reduce of a buffer. ``engine`` runs them over MPI.
 
-Every message-passing strategy is a pure function to a ``Schedule``, so that its laws (right sum, no deadlock, grid)
-are tested by simulation for any number of ranks and any size.
+Every message-passing algorithm is a pure function that returns a ``Schedule``. So tests can check its properties
+(correct sum, no deadlock, matching messages) by simulation for any number of ranks and any size.
 
-Laws. The k-th message from a to b in a's order is the k-th from a in b's order, over the same range. Receives are
+Properties: the k-th message from a to b in a's order is the k-th from a in b's order, over the same range. Receives are
 handled strictly in order.
 """
 
 from dataclasses import dataclass, field
 
 Piece = tuple[int, int]
-"""Elements, the second one not included."""
+"""A range of elements: start and stop (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Elements ``start:stop`` from ``peer``, added to the buffer's or replacing them."""
+    """Receive elements ``start:stop`` from ``peer``, and add them to the buffer or replace its elements."""
 
     peer: int
     start: int
@@ -25,7 +25,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Elements ``start:stop`` to ``peer``, begun once the first ``after`` receives have been handled."""
+    """Send elements ``start:stop`` to ``peer`` once the first ``after`` receives have been handled."""
 
     peer: int
     start: int
@@ -35,13 +35,13 @@ class Send:
 
 @dataclass(slots=True)
 class Schedule:
-    """One rank's messages, in order. Sends are in rising order of ``after``."""
+    """One rank's messages in order. Sends are in ascending order of ``after``."""
 
     receives: list[Receive] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
 
     def receive(self, peer: int, piece: Piece, add: bool) -> int:
-        """Append a receive; returns the number of receives so far, for ``send``'s ``after``."""
+        """Append a receive. Return the number of receives so far, for the argument ``after`` of ``send``."""
         self.receives.append(Receive(peer, *piece, add))
         return len(self.receives)
 
@@ -49,12 +49,12 @@ class Schedule:
         self.sends.append(Send(peer, *piece, after))
 
     def ordered(self) -> "Schedule":
-        """Itself, with sends sorted by ``after`` (stable): the order in which they begin."""
+        """Sort sends by ``after`` (stable), the order in which they start. Return the schedule."""
         self.sends.sort(key=lambda send: send.after)
         return self
 
     def blockers(self) -> list[list[int]]:
-        """For each receive, the sends that begin before it and read what it writes: they must be complete first."""
+        """Return for each receive the earlier sends of elements that it overwrites. They must complete first."""
         messages: list[Send | Receive] = [*self.sends, *self.receives]
         cuts = sorted({message.start for message in messages} | {message.stop for message in messages})
         cell = {cut: index for index, cut in enumerate(cuts)}
@@ -76,11 +76,11 @@ class Schedule:
 
 
 def pieces(start: int, stop: int, longest: int) -> list[Piece]:
-    """``start:stop`` cut into the fewest ranges of at most ``longest`` elements, of nearly equal length."""
+    """Split ``start:stop`` into the fewest ranges of at most ``longest`` elements, of nearly equal length."""
     count = -(-(stop - start) // longest)
     return [(start + (stop - start) * i // count, start + (stop - start) * (i + 1) // count) for i in range(count)]
 
 
 def chunks(count: int, parts: int) -> list[Piece]:
-    """``0:count`` in ``parts`` ranges of nearly equal length, some empty when there are fewer elements."""
+    """Split ``0:count`` into ``parts`` ranges of nearly equal length. Some are empty if there are fewer elements."""
     return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]

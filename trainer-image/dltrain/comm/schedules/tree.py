@@ -1,6 +1,6 @@
-"""Binomial tree: sums go up to rank 0, the total comes down. 2 log2 n hops: for small buffers and slow links' latency.
+"""Binomial tree: reduce to rank 0, then broadcast. Its 2 log2 n hops suit small buffers and links of high latency.
 
-Segments are pipelined up and down.
+Segments are pipelined in both directions.
 """
 
 from dltrain.comm.schedules.engine import Scheduled
@@ -15,7 +15,7 @@ class Tree(Scheduled):
 
 
 def tree(rank: int, size: int, count: int, longest: int) -> Schedule:
-    """``rank``'s messages. Its parent is itself without its lowest set bit; its children add one below that bit."""
+    """Return the messages of ``rank``. Its parent lacks its lowest set bit; a child has one more bit below that."""
     lowest = rank & -rank if rank else 1 << max(size - 1, 1).bit_length()
     children = [rank + bit for bit in (1 << i for i in range(lowest.bit_length() - 1)) if rank + bit < size]
     schedule = Schedule()
