@@ -1,4 +1,4 @@
-"""Start ``benchmarks/gpu/check.py`` ; that file says what it checks: ``python benchmarks/gpu_check.py``."""
+"""Start ``benchmarks/gpu/check.py``, which describes the checks: ``python benchmarks/gpu_check.py``."""
 
 import sys
 from pathlib import Path

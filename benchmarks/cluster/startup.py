@@ -4,9 +4,9 @@ Run after hack/quickstart (images present, operator installed):
 
     KUBECONFIG=$(hack/cluster kubeconfig) hack/env python -m benchmarks.cluster.startup --runs 5
 
-Each run applies a fresh copy of the job, waits for its first step, reads ``status.startup`` and deletes it. The
-bound beside the total is the time that the same machine needs for what cannot be avoided: starting the interpreter
-and importing torch, as many at a time as the job has ranks, measured in the same run.
+Each run applies a new copy of the job, waits for its first step, reads ``status.startup`` and deletes the job. The
+total is compared with a lower bound measured in the same run: the time to start as many interpreters as the job has
+ranks at once and import torch in them.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Uneven against even split on nodes of unlike speed: throughput of the same job, in interleaved pairs.
+"""Throughput of uneven and even local batch sizes on heterogeneous nodes, in interleaved pairs of the same job.
 
-Needs a cluster with the operator and unlike nodes, such as
+It needs a cluster with the operator and nodes of different speeds, such as
 
     hack/quickstart --name unlike --no-job -- \\
         --node device=cpu-fast,cpu=0.8 --node device=cpu-slow,cpu=0.2 --node device=cpu-slow,cpu=0.2

@@ -1,19 +1,20 @@
-"""Everything of the trainer that only a GPU can show, in a minute: ``python benchmarks/gpu_check.py``.
+"""Check the trainer's GPU code in a minute: ``python benchmarks/gpu_check.py``.
 
-Starts a rank on each GPU of this machine (two on one, where there is but one), with the trainer's own code for devices,
-groups, streams, gradients, checkpoints and energy, and prints a line for each check:
+It starts a rank on each GPU of this machine (two ranks if there is only one GPU), with the trainer's code for devices,
+process groups, streams, gradients, checkpoints and energy, and prints a line for each check:
 
-    devices      names as the catalogue has them, a GPU for each rank, NCCL between them (gloo on a shared one)
-    exactness    uneven shares: the batch's gradient as one process computes it; equal parameters on all ranks
-    batches      what is copied beside computing arrives whole, also while the GPU is busy
-    resume       from a checkpoint in the middle: the same parameters at the end, to the bit
-    memory       running out of it is told as OutOfMemory, and leaves the device of use; a step's peak, as predicted
-    reading      how often a step waits for its GPU
-    step         computing and waiting, as measured, together are the time that passes; beside DDP and no communication
-    energy       joules by NVML
+    devices      device names are in the catalogue; one GPU per rank with NCCL (gloo on a shared GPU)
+    exactness    uneven local batches give the gradient of one process, and equal parameters on all ranks
+    batches      batches that are copied while the GPU computes arrive complete
+    resume       resuming from a checkpoint gives bit-identical parameters at the end
+    memory       running out of memory is reported as OutOfMemory and leaves the device usable; a step's peak memory is
+                 at most the predicted one
+    reading      number of times that a step waits for its GPU
+    step         measured computing and waiting add up to the elapsed time; compared with DDP and no communication
+    energy       joules measured by NVML
 
-``--device cpu`` runs the same code on CPUs (gloo), for what of it can be shown there. Exit codes: 0 all held, 1 some
-missed (marked MISSED), 2 there is no GPU. Figures of times are of one machine and its load; the bars are wide.
+``--device cpu`` runs the checks that are possible on CPUs (gloo). Exit codes: 0 all passed, 1 some missed (marked
+MISSED), 2 no GPU. Times depend on the machine and its load, so the thresholds are wide.
 """
 
 import argparse

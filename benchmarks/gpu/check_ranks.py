@@ -1,4 +1,4 @@
-"""What every rank of ``gpu_check.py`` does; rank 0 prints a JSON line for each check: name, finding, verdict."""
+"""The ranks of ``gpu_check.py``. Rank 0 prints a JSON line for each check: name, finding, verdict."""
 
 import copy
 import json

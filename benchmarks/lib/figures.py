@@ -1,6 +1,6 @@
-"""What the benchmarks of the trainer make of their times: ratios with intervals, bars, and the machine they ran on.
+"""Statistics of the trainer's benchmarks: ratios with intervals, thresholds, and a description of the machine.
 
-Times are arrays over rounds; in a round all candidates take their turn.
+Times are arrays over rounds. In each round all candidates run one after another.
 """
 
 import os
@@ -18,7 +18,7 @@ _DRAWS = 2000
 
 
 def ratio(over: Times, under: Times) -> Interval:
-    """Median of the rounds' ratios, with its bootstrap interval over rounds."""
+    """Return the median of the rounds' ratios, with its bootstrap interval over rounds."""
     ratios = over / under
     return _interval(float(np.median(ratios)), np.median(ratios[_drawn(len(ratios))], axis=1))
 

@@ -1,4 +1,4 @@
-"""Constants of the compute model on this machine's CPU, and the model's prediction beside measured steps.
+"""Constants of the compute model on this machine's CPU, and predicted and measured step times.
 
     python -m benchmarks.perfmodel.compute_constants [--json]
 

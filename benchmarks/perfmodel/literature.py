@@ -1,4 +1,4 @@
-"""Parameter server against ring from 2 to 512 nodes, as the model predicts it, beside ratios that were published.
+"""Predicted ratio of parameter server to ring from 2 to 512 nodes, compared with published ratios.
 
     python -m benchmarks.perfmodel.literature [--alpha-us 50] [--bandwidth-GBps 1.25] [--reduce-GBps 5]
         [--servers 1 4 8] [--json]

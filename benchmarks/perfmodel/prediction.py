@@ -1,10 +1,10 @@
-"""Step times predicted and measured on this machine: from the catalogue alone, and after one run has taught a profile.
+"""Predicted and measured step times on this machine: from the catalogue alone, and with the profile of one run.
 
     python -m benchmarks.perfmodel.prediction [--json] [--model digits-cnn --batch 96 --ranks 3]
 
 Runs the built-in trainer as real MPI ranks over TCP, each planned as a node with its part of this machine's cores, and
-compares the median step with the plan's. The second plan reads the profile that the first run taught, and is compared
-with a second run. Beside both: what the runs on fewer ranks let the planner say of the first one before it was made.
+compares the median step with the plan's. The second plan uses the profile of the first run and is compared with a
+second run. It also prints the prediction of the first run from runs on fewer ranks only.
 """
 
 import argparse
@@ -34,7 +34,7 @@ STEPS = {"digits-cnn": 150, "mlp": 300, "resnet18": 12}
 
 @dataclass
 class News:
-    """What all ranks of a run said."""
+    """Messages of all ranks of a run."""
 
     steps_s: list[float] = field(default_factory=list)
     measures: dict[int, RankMeasure] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The performance model on measurements that others published, beside baselines computed in the same run.
+"""Accuracy of the performance model on published measurements, with baselines computed in the same run.
 
     python -m benchmarks.perfmodel.published --format pollux --dir D --gpus-per-node 4 [--only cifar10,bert] [--json]
 

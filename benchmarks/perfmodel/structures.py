@@ -1,4 +1,4 @@
-"""Generated CNNs and how their steps and memory are measured."""
+"""Generated CNNs, and the measurement of their step times and memory."""
 
 import json
 import multiprocessing

@@ -1,6 +1,6 @@
-"""Lockstep, bounded staleness and no synchronization, simulated event by event.
+"""Discrete-event simulation of synchronous, stale-synchronous and asynchronous training.
 
-Printed beside the formulas of ``dljob.perf.step.synchronization``.
+Results are compared with the formulas of ``dljob.perf.step.synchronization``.
 
     python -m benchmarks.perfmodel.sync_simulation [--steps 4000] [--check] [--json]
 

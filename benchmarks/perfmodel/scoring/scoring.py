@@ -1,4 +1,4 @@
-"""How predictions are scored, the same for every format: errors, bootstrap, decision regret, intervals.
+"""Scores of predictions for all formats: errors, bootstrap, decision regret, intervals.
 
 Arrays of one task have one element per scored key: ``measured`` and ``predicted`` in the same unit, above 0.
 """

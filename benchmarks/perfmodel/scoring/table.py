@@ -1,4 +1,4 @@
-"""What an adapter is asked and what it answers."""
+"""Options and result tables of the format adapters."""
 
 import platform
 from dataclasses import asdict, dataclass

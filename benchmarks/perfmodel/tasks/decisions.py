@@ -1,4 +1,4 @@
-"""What predictions are for: which placement to take, and whether it meets a deadline.
+"""Task: decisions from predictions, that is, the choice of a placement and whether it meets a deadline.
 
 Candidates of one decision have about the same global batch (within a factor of the square root of 2 of a power of 2),
 and are compared by seconds per sample.

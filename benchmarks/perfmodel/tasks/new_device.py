@@ -1,4 +1,4 @@
-"""Task: leave one device type out; its times from the other types, with no probe and with two.
+"""Task: predict the times of one left-out device type from the other types, with no probe and with two.
 
 Two probes: of each workload with at least four batches on the device the second smallest and the second largest
 (the ends of three); where no workload has three batches, the two rows that tell the most of the others, and beside

@@ -1,4 +1,4 @@
-"""Task: time over batch on one device from its smallest, middle and largest batch; the rest is scored."""
+"""Task: predict the time over the batch on one device from its smallest, middle and largest batch."""
 
 from collections.abc import Callable, Mapping
 
