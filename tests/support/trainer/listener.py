@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from dltrain.protocol.rank_messages import News, Stop, news_adapter
+from dltrain.protocol.rank_messages import RankMessage, Stop, rank_message_adapter
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ class Listener:
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "s")
-        self.news: list[News] = []
+        self.news: list[RankMessage] = []
         self._changed = threading.Condition()
         self._connections: list[socket.socket] = []
         self._server = socket.socket(socket.AF_UNIX)
@@ -47,7 +47,7 @@ class Listener:
         with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
             for line in lines:
                 with self._changed:
-                    self.news.append(news_adapter.validate_json(line))
+                    self.news.append(rank_message_adapter.validate_json(line))
                     self._changed.notify_all()
 
     def of(self, kind: type[T]) -> list[T]:

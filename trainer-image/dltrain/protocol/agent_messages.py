@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from dlcontract import MAX_LOG_TAIL, Record, RunPhase
-from dltrain.protocol.rank_messages import News
+from dltrain.protocol.rank_messages import RankMessage
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0
@@ -137,7 +137,7 @@ class RankUp(Record):
 class RankNews(Record):
     type: Literal["rank_news"] = "rank_news"
     world: str
-    news: News
+    news: RankMessage
 
 
 class RankStopped(Record):

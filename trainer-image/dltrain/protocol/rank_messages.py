@@ -190,7 +190,7 @@ class Stop(Record):
     grace_s: float
 
 
-News = Annotated[
+RankMessage = Annotated[
     Hello
     | Mark
     | Probed
@@ -206,4 +206,4 @@ News = Annotated[
     | Finished,
     Field(discriminator="type"),
 ]
-news_adapter: TypeAdapter[News] = TypeAdapter(News)
+rank_message_adapter: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)

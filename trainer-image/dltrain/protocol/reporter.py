@@ -27,8 +27,8 @@ from dltrain.protocol.rank_messages import (
     Finished,
     Hello,
     Mark,
-    News,
     Probed,
+    RankMessage,
     Resharded,
     Shrunk,
     Step,
@@ -65,15 +65,15 @@ class RankReporter:
         """True if an agent is connected."""
         return self._socket is not None
 
-    def send(self, news: News) -> None:
+    def send(self, message: RankMessage) -> None:
         """Send an update to the agent. Ignore a lost connection, because training can continue without the agent."""
         if self._socket is None:
-            if self.rank == 0 and (line := describe(news)):
+            if self.rank == 0 and (line := describe(message)):
                 print(line, file=sys.stderr, flush=True)  # noqa: T201
             return
         try:
             with self._lock:
-                self._socket.sendall(news.model_dump_json().encode() + b"\n")
+                self._socket.sendall(message.model_dump_json().encode() + b"\n")
         except OSError:
             self.close()
 
@@ -101,24 +101,25 @@ class RankReporter:
             return  # closed
 
 
-def describe(news: News) -> str:
+def describe(message: RankMessage) -> str:
     """Return a line for people, or an empty string if only an agent needs the update."""
-    match news:
+    match message:
         case Step():
-            loss = f" loss {news.loss:.4f}" if news.loss is not None else ""
-            speed = f"{1e3 * news.step_s:.1f} ms/step, {news.samples_per_s:.0f} samples/s"
-            return f"dltrain: step {news.step}/{news.steps} epoch {news.epoch}{loss}, {speed}"
+            loss = f" loss {message.loss:.4f}" if message.loss is not None else ""
+            speed = f"{1e3 * message.step_s:.1f} ms/step, {message.samples_per_s:.0f} samples/s"
+            return f"dltrain: step {message.step}/{message.steps} epoch {message.epoch}{loss}, {speed}"
         case Evaluated():
-            return f"dltrain: step {news.step} accuracy {news.accuracy:.4f}"
+            return f"dltrain: step {message.step} accuracy {message.accuracy:.4f}"
         case Checkpointed():
-            next_one = f", the next one {news.interval_s:.0f} s later" if news.interval_s is not None else ""
-            return f"dltrain: checkpoint {news.mark.path} in {news.duration_s:.2f} s{next_one}"
+            next_one = f", the next one {message.interval_s:.0f} s later" if message.interval_s is not None else ""
+            return f"dltrain: checkpoint {message.mark.path} in {message.duration_s:.2f} s{next_one}"
         case Resharded():
-            return f"dltrain: shares {news.shares} from step {news.step}: {news.reason}"
+            return f"dltrain: shares {message.shares} from step {message.step}: {message.reason}"
         case Shrunk():
-            return f"dltrain: ranks {news.alive} continue from step {news.step} after {1e3 * news.shrink_s:.0f} ms"
+            shrink_ms = 1e3 * message.shrink_s
+            return f"dltrain: ranks {message.alive} continue from step {message.step} after {shrink_ms:.0f} ms"
         case Finished():
-            accuracy = f", accuracy {news.outcome.accuracy:.4f}" if news.outcome.accuracy is not None else ""
-            return f"dltrain: finished {news.outcome.steps} steps in {news.outcome.seconds:.1f} s{accuracy}"
+            accuracy = f", accuracy {message.outcome.accuracy:.4f}" if message.outcome.accuracy is not None else ""
+            return f"dltrain: finished {message.outcome.steps} steps in {message.outcome.seconds:.1f} s{accuracy}"
         case Hello() | Mark() | Probed() | Chosen() | Busy() | Compared() | Failed():
             return ""  # Every failing rank prints its failure itself, with or without an agent.

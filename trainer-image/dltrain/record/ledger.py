@@ -21,8 +21,8 @@ from dltrain.protocol.rank_messages import (
     Finished,
     Hello,
     Mark,
-    News,
     Probed,
+    RankMessage,
     Resharded,
     Shrunk,
     Step,
@@ -86,42 +86,44 @@ class Ledger:
         if self.startup.first_step_unix_s is None:
             self.startup = self.startup.model_copy(update=marks)
 
-    def hear(self, news: News, now_s: float) -> bool:
+    def hear(self, message: RankMessage, now_s: float) -> bool:
         """Record one message. Return True if it needs a report at once. ``now_s``: of any monotonic clock."""
         transition = False
-        limit_s = self._deadlines.get(news.rank, (0.0, START_DEADLINE_S))[1]
-        match news:
+        limit_s = self._deadlines.get(message.rank, (0.0, START_DEADLINE_S))[1]
+        match message:
             case Hello():
-                self._found[news.rank] = news.device
+                self._found[message.rank] = message.device
                 limit_s = START_DEADLINE_S
-                transition = any(m.rank == news.rank for m in self.mismatches())
+                transition = any(m.rank == message.rank for m in self.mismatches())
             case Mark():
-                transition = self._marked(news)
+                transition = self._marked(message)
             case Step():
-                limit_s = max(HANG_MIN_S, HANG_STEPS * (news.step_s if news.typical_s is None else news.typical_s))
-                self._measures[news.rank] = news.measure
-                if news.rank == self.leader:
+                limit_s = max(
+                    HANG_MIN_S, HANG_STEPS * (message.step_s if message.typical_s is None else message.typical_s)
+                )
+                self._measures[message.rank] = message.measure
+                if message.rank == self.leader:
                     transition = self._world_size == 0  # The first update of an attempt.
-                    self._world_size = news.world_size
-                    self._step = news
+                    self._world_size = message.world_size
+                    self._step = message
             case Busy():
-                limit_s = max(limit_s, HANG_MIN_S + news.limit_s)
+                limit_s = max(limit_s, HANG_MIN_S + message.limit_s)
             case Evaluated():
-                self._evaluated = news
+                self._evaluated = message
             case Checkpointed():
-                self._checkpoint = news.mark
+                self._checkpoint = message.mark
                 transition = True
             case Probed():
-                self._probed(news)
+                self._probed(message)
             case Resharded():
                 transition = True
             case Shrunk():
-                transition = self._world_size != len(news.alive)
-                self.leader, self._world_size = min(news.alive), len(news.alive)
-                self._measures = {n: measure for n, measure in self._measures.items() if n in news.alive}
+                transition = self._world_size != len(message.alive)
+                self.leader, self._world_size = min(message.alive), len(message.alive)
+                self._measures = {n: measure for n, measure in self._measures.items() if n in message.alive}
             case Finished():
-                self.outcome = news.outcome
-        self._deadlines[news.rank] = (now_s, limit_s)
+                self.outcome = message.outcome
+        self._deadlines[message.rank] = (now_s, limit_s)
         return transition
 
     def count(self, cause: str) -> None:

@@ -145,32 +145,32 @@ class Observer(Procedure):
                 self._launcher.daemon_ended(pod, line.exit_code, line.tail)
 
     def _news(self, line: proto.RankNews, world: Attempt) -> None:
-        news = line.news
-        if news.rank in world.ended:
+        message = line.news
+        if message.rank in world.ended:
             return
-        transition = self.ledger.hear(news, time.monotonic())
-        self._account.history.hear(news, self.ledger.leader, time.time())
-        match news:
+        transition = self.ledger.hear(message, time.monotonic())
+        self._account.history.hear(message, self.ledger.leader, time.time())
+        match message:
             case Step():
                 world.progressed = self._trained = True
                 self._running()
             case Mark(what="first_step"):
                 self._running()
             case Failed() if not world.left:  # Failures after a pod began to leave are consequences of that.
-                world.failures.append((news.rank, news.failure))
+                world.failures.append((message.rank, message.failure))
             case Shrunk():
-                self._shrank(news, world)
-            case Resharded() if news.rank == self.ledger.leader:
-                log.info("local batch sizes from step %d: %s; %s", news.step, news.shares, news.reason)
-            case Finished() if news.rank == self.ledger.leader:
-                world.outcome = news.outcome
+                self._shrank(message, world)
+            case Resharded() if message.rank == self.ledger.leader:
+                log.info("local batch sizes from step %d: %s; %s", message.step, message.shares, message.reason)
+            case Finished() if message.rank == self.ledger.leader:
+                world.outcome = message.outcome
         if transition:
             self.reporter.urge()
 
-    def _shrank(self, news: Shrunk, world: Attempt) -> None:
-        absent = {rank.rank for rank in world.plan.ranks} - set(news.alive)
+    def _shrank(self, message: Shrunk, world: Attempt) -> None:
+        absent = {rank.rank for rank in world.plan.ranks} - set(message.alive)
         if absent - world.absent:
-            log.info("ranks %s continue from step %d after %.3f s", news.alive, news.step, news.shrink_s)
+            log.info("ranks %s continue from step %d after %.3f s", message.alive, message.step, message.shrink_s)
             world.absent |= absent
             world.shrunk_s = time.monotonic()
 

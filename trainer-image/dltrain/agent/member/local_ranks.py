@@ -27,7 +27,7 @@ from dltrain.launch.shim import WORLD_ENV, parse_request
 from dltrain.launch.spawn import Spawner
 from dltrain.protocol import rank_messages
 from dltrain.protocol.agent_messages import DaemonEnded, RankEnded, RankLog, RankNews, RankStopped, RankUp
-from dltrain.protocol.rank_messages import Hello, news_adapter
+from dltrain.protocol.rank_messages import Hello, rank_message_adapter
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -257,22 +257,22 @@ class LocalRanks:
         try:
             while line := await reader.readline():
                 try:
-                    news = news_adapter.validate_json(line)
+                    message = rank_message_adapter.validate_json(line)
                 except ValidationError as error:
                     log.warning("closed the connection of a rank after an invalid message: %s", error)
                     break
-                if isinstance(news, Hello):
-                    if news.rank in self._coming:
-                        await self._coming[news.rank].wait()  # A fork may connect before the zygote reports it.
-                    run = self.running.get(news.rank)
+                if isinstance(message, Hello):
+                    if message.rank in self._coming:
+                        await self._coming[message.rank].wait()  # A fork may connect before the zygote reports it.
+                    run = self.running.get(message.rank)
                     if run is not None:
                         run.writer = writer
-                if run is None or news.rank != run.rank.rank:
-                    log.warning("ignored a message of rank %d, which does not run here", news.rank)
+                if run is None or message.rank != run.rank.rank:
+                    log.warning("ignored a message of rank %d, which does not run here", message.rank)
                     continue
-                run.latest[type(news)] = news
+                run.latest[type(message)] = message
                 run.heard_unix_s = time.time()
-                self._emit(RankNews(world=self.world, news=news))
+                self._emit(RankNews(world=self.world, news=message))
         except ConnectionError:
             pass  # The rank died; the end of its process is reported separately.
         finally:

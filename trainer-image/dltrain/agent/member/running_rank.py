@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dlcontract import Rank, Record
 from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process
-from dltrain.protocol.rank_messages import Mark, News, Step, Stop
+from dltrain.protocol.rank_messages import Mark, RankMessage, Step, Stop
 
 
 @dataclass(eq=False)
@@ -18,7 +18,7 @@ class Running:
     rank: Rank
     process: Process
     output: Output
-    latest: dict[type[Record], News] = field(default_factory=dict)
+    latest: dict[type[Record], RankMessage] = field(default_factory=dict)
     heard_unix_s: float = 0.0
     writer: asyncio.StreamWriter | None = None
     finished: asyncio.Task[Exit] | None = None

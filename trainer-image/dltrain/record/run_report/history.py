@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from dlcontract import Failure, Outcome, Plan, Rank, RankMeasure, RunPhase
-from dltrain.protocol.rank_messages import Checkpointed, Chosen, Evaluated, News, Resharded, Shrunk, Step
+from dltrain.protocol.rank_messages import Checkpointed, Chosen, Evaluated, RankMessage, Resharded, Shrunk, Step
 from dltrain.record.run_report.document import (
     AttemptRecord,
     Checkpoint,
@@ -111,22 +111,22 @@ class History:
             )
             self._plans = thinned([*self._plans, entry])
 
-    def hear(self, news: News, leader: int, unix_s: float) -> None:
+    def hear(self, message: RankMessage, leader: int, unix_s: float) -> None:
         """Record a message of a rank. ``leader``: the rank whose progress represents the job."""
-        match news:
+        match message:
             case Step():
-                self._stepped(news, leader, unix_s)
-            case Evaluated() if news.rank == leader:
-                entry = Evaluation(step=news.step, unix_s=unix_s, accuracy=news.accuracy, loss=news.loss)
+                self._stepped(message, leader, unix_s)
+            case Evaluated() if message.rank == leader:
+                entry = Evaluation(step=message.step, unix_s=unix_s, accuracy=message.accuracy, loss=message.loss)
                 self._evaluations = thinned([*self._evaluations, entry])
-            case Chosen() if news.rank == leader and not self._sums:
-                self._sums = news.sums
+            case Chosen() if message.rank == leader and not self._sums:
+                self._sums = message.sums
             case Checkpointed():
-                self._saved(news)
-            case Resharded() if news.rank == leader and len(news.shares) == len(self._placed.ranks):
-                self._split(dict(enumerate(news.shares)), news.step, unix_s, news.reason)
+                self._saved(message)
+            case Resharded() if message.rank == leader and len(message.shares) == len(self._placed.ranks):
+                self._split(dict(enumerate(message.shares)), message.step, unix_s, message.reason)
             case Shrunk():
-                self._measures = {rank: measure for rank, measure in self._measures.items() if rank in news.alive}
+                self._measures = {rank: measure for rank, measure in self._measures.items() if rank in message.alive}
 
     def fault(self, failure: Failure, unix_s: float) -> None:
         """Record a fault. Training counts as down until the next step."""
@@ -166,26 +166,26 @@ class History:
             }
         )
 
-    def _stepped(self, news: Step, leader: int, unix_s: float) -> None:
-        before = self._last_steps.get(news.rank)
-        steps = 1 if before is None else news.step - before  # The first step of an attempt is reported at once.
-        if steps < 1 or news.rank >= len(self._placed.ranks):
+    def _stepped(self, message: Step, leader: int, unix_s: float) -> None:
+        before = self._last_steps.get(message.rank)
+        steps = 1 if before is None else message.step - before  # The first step of an attempt is reported at once.
+        if steps < 1 or message.rank >= len(self._placed.ranks):
             return
         if not self._last_steps:
-            self._launched_at = news.step - 1
-        self._last_steps[news.rank] = news.step
-        self._measures[news.rank] = news.measure
-        self._count(self._placed.ranks[news.rank], news.measure, steps)
-        self._add_energy(news)
+            self._launched_at = message.step - 1
+        self._last_steps[message.rank] = message.step
+        self._measures[message.rank] = message.measure
+        self._count(self._placed.ranks[message.rank], message.measure, steps)
+        self._add_energy(message)
         if not self._split_known and len(self._measures) == len(self._placed.ranks):
             self._split({n: m.share for n, m in self._measures.items()}, self._launched_at, unix_s, "launched")
-        if news.rank != leader:
+        if message.rank != leader:
             return
         if before is None:
-            self._go_back(news.step - 1)
+            self._go_back(message.step - 1)
         self._resumed(unix_s)
-        self._sized(news.world_size, unix_s)
-        self.step, self._steps, self._epoch = news.step, news.steps, news.epoch
+        self._sized(message.world_size, unix_s)
+        self.step, self._steps, self._epoch = message.step, message.steps, message.epoch
         measures = self._measures.values()
         mean = {
             name: sum(getattr(measure, name) for measure in measures) / len(measures)
@@ -193,23 +193,23 @@ class History:
         }
         self._add(
             Point(
-                step=news.step,
+                step=message.step,
                 steps=steps,
                 unix_s=unix_s,
-                loss=news.loss,
-                learning_rate=news.learning_rate,
-                gradient_norm=news.gradient_norm,
-                step_s=news.step_s,
+                loss=message.loss,
+                learning_rate=message.learning_rate,
+                gradient_norm=message.gradient_norm,
+                step_s=message.step_s,
                 predicted_s=self._plan.expected.step_s or None,
-                samples_per_s=news.samples_per_s,
-                world_size=news.world_size,
-                noise_samples=news.noise.samples if news.noise else None,
+                samples_per_s=message.samples_per_s,
+                world_size=message.world_size,
+                noise_samples=message.noise.samples if message.noise else None,
                 **mean,
             )
         )
-        training_s = self._totals.training_s + steps * news.step_s
+        training_s = self._totals.training_s + steps * message.step_s
         self._totals = self._totals.model_copy(
-            update={"training_s": training_s, "skipped_updates": news.skipped_updates}
+            update={"training_s": training_s, "skipped_updates": message.skipped_updates}
         )
 
     def _count(self, rank: Rank, measure: RankMeasure, steps: int) -> None:
@@ -223,16 +223,16 @@ class History:
             update=parts | {"device": measure.device or rank.device, "steps": old.steps + steps}
         )
 
-    def _add_energy(self, news: Step) -> None:
+    def _add_energy(self, message: Step) -> None:
         """Add the energy since the rank's last update. Repeated steps count each time."""
-        if news.energy is None:
+        if message.energy is None:
             return
-        more_J = max(0.0, news.energy.joules - self._used_J.get(news.rank, 0.0))
-        self._used_J[news.rank] = news.energy.joules
-        name, totals = place(self._placed.ranks[news.rank]), self._totals
+        more_J = max(0.0, message.energy.joules - self._used_J.get(message.rank, 0.0))
+        self._used_J[message.rank] = message.energy.joules
+        name, totals = place(self._placed.ranks[message.rank]), self._totals
         old = self._ranks[name]
         self._ranks[name] = old.model_copy(update={"energy_J": (old.energy_J or 0.0) + more_J})
-        sources = tuple(sorted({*totals.energy_sources, news.energy.source}))
+        sources = tuple(sorted({*totals.energy_sources, message.energy.source}))
         self._totals = totals.model_copy(
             update={"energy_J": (totals.energy_J or 0.0) + more_J, "energy_sources": sources}
         )
@@ -288,14 +288,16 @@ class History:
         self._splits = thinned([*self._splits, entry], capacity)
         self._totals = self._totals.model_copy(update={"splits": self._totals.splits + 1})
 
-    def _saved(self, news: Checkpointed) -> None:
-        entry = Checkpoint(step=news.mark.step, unix_s=news.mark.unix_s, duration_s=news.duration_s, nbytes=news.nbytes)
+    def _saved(self, message: Checkpointed) -> None:
+        entry = Checkpoint(
+            step=message.mark.step, unix_s=message.mark.unix_s, duration_s=message.duration_s, nbytes=message.nbytes
+        )
         self._checkpoints = thinned([*self._checkpoints, entry])
         totals = self._totals
         self._totals = totals.model_copy(
             update={
                 "checkpoints": totals.checkpoints + 1,
-                "checkpoint_s": totals.checkpoint_s + news.duration_s,
-                "checkpoint_nbytes": totals.checkpoint_nbytes + news.nbytes,
+                "checkpoint_s": totals.checkpoint_s + message.duration_s,
+                "checkpoint_nbytes": totals.checkpoint_nbytes + message.nbytes,
             }
         )
