@@ -1,7 +1,7 @@
-"""How the API server is reached, with the credentials at hand.
+"""Connect to the API server.
 
-In a pod: its service account, whose token is read again as it rotates. Elsewhere: the kubeconfig; one with an
-exec plugin needs the package ``kubernetes``, which no other part does.
+In a pod, the credentials are those of the service account, whose token is read again because it rotates. Elsewhere they
+come from the kubeconfig. Only a kubeconfig with an exec plugin needs the package ``kubernetes``.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ REREAD_S = 60.0
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the API server is, and who we are there."""
+    """Address of the API server, and credentials."""
 
     info: kopf.ConnectionInfo
 
@@ -31,7 +31,7 @@ class Connection:
         return self.info.server
 
     def session(self) -> aiohttp.ClientSession:
-        """A new session; the caller closes it."""
+        """Return a new session. The caller closes it."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self.info.as_ssl_context(), keepalive_timeout=60),
             headers={**self.info.as_http_headers(), "User-Agent": "dljob-operator"},
@@ -39,7 +39,7 @@ class Connection:
 
 
 def connect() -> Connection:
-    """The credentials at hand. Raises ValueError where there are none."""
+    """Return the connection for the available credentials. Raise ValueError if there are none."""
     settings = kopf.OperatorSettings()
     try:
         if TOKEN.exists():
@@ -54,14 +54,14 @@ def connect() -> Connection:
     if info is None:
         raise ValueError("credentials: found none, expected a pod's service account or a kubeconfig; set KUBECONFIG")
     if TOKEN.exists() and (host := os.environ.get("KUBERNETES_SERVICE_HOST")):
-        # By address: the operator needs no DNS, and may run where the cluster's does not serve yet.
+        # The IP address works without DNS, which may not be available in the cluster yet.
         address = f"[{host}]" if ":" in host else host
         info = replace(info, server=f"https://{address}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}")
     return Connection(info)
 
 
 async def keep_token_fresh(*sessions: aiohttp.ClientSession) -> None:
-    """Read the service account's token again for ever: it is replaced long before it expires."""
+    """Read the service account's token periodically. Kubernetes replaces it long before it expires."""
     while TOKEN.exists():
         await asyncio.sleep(REREAD_S)
         token = TOKEN.read_text(encoding="utf-8").strip()

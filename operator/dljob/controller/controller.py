@@ -1,6 +1,6 @@
-"""Works on jobs: observe, reconcile, do what it says; one reconcile at a time a job, many jobs at once.
+"""Reconcile jobs: observe, decide, apply. Many jobs run at once, but only one reconcile per job.
 
-Level-triggered: a key says which job to look at, never what happened.
+The controller is level-triggered: a key names the job to reconcile, never the change.
 """
 
 import asyncio
@@ -42,21 +42,21 @@ class Controller:
         self,
         kube: Kube,
         cache: Cache,
-        complaints: WarningEvents,
+        warning_events: WarningEvents,
         queue: WorkQueue[JobKey],
         config: RenderConfig,
         metrics: Metrics,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._kube, self._cache, self._warning_events, self._queue = kube, cache, complaints, queue
+        self._kube, self._cache, self._warning_events, self._queue = kube, cache, warning_events, queue
         self._config, self._metrics, self._now = config, metrics, now
         self._planning = asyncio.Lock()
-        """Two plans at once would promise the same nodes twice."""
+        """Only one job is planned at a time, because two plans could reserve the same nodes."""
         self._reservations: dict[JobKey, tuple[Reservation, ...]] = {}
         self._uids: dict[JobKey, str] = {}
 
     async def work(self) -> None:
-        """One worker: takes keys for ever."""
+        """Process keys from the queue forever, as one worker."""
         while True:
             key = await self._queue.get()
             self._metrics.queue_depth.set(len(self._queue))
@@ -66,22 +66,22 @@ class Controller:
                 self._queue.done(key)
 
     async def process(self, key: JobKey) -> None:
-        """One reconcile of one job. Whatever goes wrong concerns this key alone: it is logged and comes again."""
+        """Reconcile one job. Errors affect only this job: they are logged, and the job is retried."""
         began = monotonic()
         try:
             requeue_s = await self._reconcile(key)
         except RefusedError as refusal:
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("refused").inc()
-            log.warning("%s/%s: the API server refused %s; again in %.1f s", *key, refusal, delay_s)
+            log.warning("%s/%s: the API server rejected %s; retry in %.1f s", *key, refusal, delay_s)
         except ApiError as error:
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("error").inc()
-            log.warning("%s/%s: %s; again in %.1f s", *key, error, delay_s)
-        except Exception:  # one job's trouble must not end the others
+            log.warning("%s/%s: %s; retry in %.1f s", *key, error, delay_s)
+        except Exception:  # An error in one job must not stop the others.
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("error").inc()
-            log.exception("%s/%s: reconcile failed; again in %.1f s", *key, delay_s)
+            log.exception("%s/%s: reconcile failed; retry in %.1f s", *key, delay_s)
         else:
             self._queue.succeeded(key)
             self._metrics.reconciles.labels("ok").inc()
@@ -125,7 +125,7 @@ class Controller:
     async def _do(self, observed: Observed, desired: Desired) -> None:
         job, kube = observed.job, self._kube
         if desired.delete_job:
-            log.info("%s/%s: finished for longer than its ttl; deleting it", *job.key)
+            log.info("%s/%s: runPolicy.ttlSecondsAfterFinished has passed; deleting the job", *job.key)
             await kube.delete_job(job)
             return
         before = previous(observed.job)
@@ -133,7 +133,7 @@ class Controller:
             secret = kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now())
             await complete_all([secret, kube.apply(job, [m for m in desired.objects if m["kind"] != "StatefulSet"])])
         if await kube.apply(job, desired.objects):
-            # What follows comes as events; that nothing follows does not.
+            # Watches report what happens next, but not that nothing happens.
             self._queue.add_after(job.key, RECHECK_S)
         await complete_all(kube.scale(job, item.name, item.replicas) for item in desired.scales)
         await complete_all(kube.delete(job, target) for target in desired.deletes)
@@ -144,7 +144,7 @@ class Controller:
             self._metrics.went_on(before, desired.status)
 
     async def _publish(self, observed: Observed, desired: Desired) -> None:
-        """Events first: a crash in between tells them twice, which counts up, and never not at all."""
+        """Write events, then the status. After a crash in between, events are counted twice, but never lost."""
         for event in desired.events:
             log.info("%s/%s: %s: %s", *observed.job.key, event.reason, event.message)
             await self._kube.tell(observed.job, event, self._now())
@@ -152,7 +152,7 @@ class Controller:
             await self._kube.write_status(observed.job, desired.status.manifest())
 
     def _reserve(self, key: JobKey, desired: Desired) -> None:
-        """Hold the plan's resources for its pods until the scheduler has placed them."""
+        """Reserve the plan's resources for its pods until the scheduler has placed them."""
         if desired.plan is None:
             return
         self._reservations[key] = tuple(
@@ -161,7 +161,7 @@ class Controller:
         )
 
     def _settle(self, key: JobKey) -> None:
-        """Drop a promise that was kept, or that nobody claims any more."""
+        """Drop the reservation of a job if its pods are placed or no longer needed."""
         reservations = self._reservations.get(key)
         if reservations is None:
             return
@@ -197,7 +197,7 @@ class Controller:
 
 
 def _learned(profile: Mapping[str, Any]) -> Learned | None:
-    """What a profile teaches; None where a hand wrote nonsense into it."""
+    """Return the constants of a profile; None if it was edited by hand and is invalid."""
     try:
         return learned(DLProfileStatus.model_validate(profile.get("status") or {}))
     except ValidationError as error:

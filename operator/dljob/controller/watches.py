@@ -1,8 +1,8 @@
-"""The only user of kopf: its watches feed the cache, and changes of the cache feed the queue.
+"""Feed the cache from kopf's watches, and the queue from changes of the cache. No other module uses kopf.
 
-Of kopf only ``index``, ``on.event`` and ``on.login`` are used: all else writes finalizers or annotations into
-users' objects. An index runs before any handler, and for all kinds before the first handler, so that no job is
-looked at before everything about it is known.
+Only ``index``, ``on.event`` and ``on.login`` of kopf are used, because its other parts write finalizers or annotations
+into users' objects. The indices of all kinds run before the first handler, so that no job is reconciled before the
+cache is complete.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATE
 
 WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PROFILE)
 LABELLED = (STATEFUL_SET, POD, CONFIG_MAP)
-"""Of these only jobs' own objects concern us; the server filters."""
+"""Kinds of which only the objects of jobs matter. The API server filters them by label."""
 SETTLE_S = 1.0
-"""Changes of nodes, classes and claims come in bursts; the jobs they concern are looked at once a burst."""
+"""Changes of nodes, classes and claims come in bursts. The affected jobs are reconciled once per burst."""
 
 
 class Watches:
-    """Registers with kopf, and turns what it brings into cache entries and keys."""
+    """The handlers of kopf, which turn objects into cache entries and keys of the queue."""
 
     def __init__(self, cache: Cache, queue: WorkQueue[JobKey], server: str, session: aiohttp.ClientSession) -> None:
         self.synced = asyncio.Event()
-        """Everything that was there at the start has been seen."""
+        """Set when all objects that existed at the start are in the cache."""
         self.registry = kopf.OperatorRegistry()
         self._cache, self._queue, self._server, self._session = cache, queue, server, session
         self._settling: asyncio.TimerHandle | None = None
@@ -46,7 +46,7 @@ class Watches:
 
     @staticmethod
     def settings() -> kopf.OperatorSettings:
-        """kopf without its own events, peering and scanning, and with limits on every request."""
+        """Return settings of kopf without its events, peering and scanning, and with a time limit on each request."""
         settings = kopf.OperatorSettings()
         settings.posting.enabled = False
         settings.peering.standalone = True
@@ -63,21 +63,21 @@ class Watches:
     async def run(
         self, identity: str, namespaces: tuple[str, ...], stop: asyncio.Event, end: Callable[[], Awaitable[None]]
     ) -> None:
-        """Watch until ``stop`` is set or a signal comes. ``end`` ends the operator's own tasks.
+        """Watch until ``stop`` is set or a signal arrives. ``end`` stops the operator's own tasks.
 
-        kopf takes whatever runs at its own end for its own: it would wait 5 s for it, and raise what it raises, such as
-        an object refused at that moment. So the operator's tasks end before.
+        At its end, kopf treats all running tasks as its own: it waits 5 s for them and raises their errors, such as an
+        object rejected at that moment. The operator's tasks therefore end first.
         """
 
         async def cleanup(**_: Any) -> None:
-            stop.set()  # for which kopf itself waits, too
+            stop.set()  # kopf also waits for it.
             await end()
 
         kopf.on.cleanup(id="end", registry=self.registry)(cleanup)
         await kopf.operator(
             registry=self.registry,
             settings=self.settings(),
-            # Else kopf asks who runs it, and an arbitrary UID has no name.
+            # Without an identity kopf looks up the user name, which an arbitrary UID does not have.
             identity=peering.Identity(identity),
             clusterwide=not namespaces,
             namespaces=namespaces,
@@ -85,7 +85,7 @@ class Watches:
         )
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
-        """The one session, for kopf's watches as for our own calls."""
+        """Return the session of the watches."""
         return kopf.AiohttpSession(server=self._server, aiohttp_session=self._session)
 
     def _indexer(self, kind: Kind) -> Callable[..., Awaitable[None]]:
@@ -114,7 +114,7 @@ class Watches:
             self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
 
     def _settle(self) -> None:
-        """Jobs that wait for the cluster, and those that may stand on a lost node, are looked at."""
+        """Queue the jobs that wait for the cluster, and those with pods on a lost node."""
         self._settling = None
         for key in self._cache.affected_by_cluster():
             self._queue.add(key)

@@ -1,7 +1,7 @@
-"""A queue of keys: coalescing, one worker a key, with delays and back-off.
+"""A queue of keys that merges duplicates, with one worker per key, delays and back-off.
 
-A key that is added while it is worked on comes again afterwards; one that is added twice comes once. Delayed
-additions keep the earliest time. All of it lives in one event loop.
+A key that is added while a worker processes it is queued again afterwards. A key that is added twice is queued once.
+Of several delayed additions the earliest counts. The queue must be used in one event loop.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ class WorkQueue(Generic[K]):
     def __init__(self) -> None:
         self._ready: deque[K] = deque()
         self._waiting: set[K] = set()
-        """Keys in ``_ready`` or dirty while busy."""
+        """Keys in ``_ready``, and keys that were added while busy."""
         self._busy: set[K] = set()
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
@@ -38,7 +38,7 @@ class WorkQueue(Generic[K]):
             self._wakeup.set()
 
     def add_after(self, key: K, delay_s: float) -> None:
-        """Add the key after ``delay_s`` seconds, unless it is to come sooner anyway."""
+        """Add the key after ``delay_s`` seconds, unless it is already due earlier."""
         loop = asyncio.get_running_loop()
         due = loop.time() + max(0.0, delay_s)
         timer = self._timers.get(key)
@@ -53,7 +53,7 @@ class WorkQueue(Generic[K]):
         self.add(key)
 
     async def get(self) -> K:
-        """The next key, marked as worked on until ``done``."""
+        """Wait for the next key and mark it as busy until ``done``."""
         while not self._ready:
             self._wakeup.clear()
             await self._wakeup.wait()
@@ -69,7 +69,7 @@ class WorkQueue(Generic[K]):
             self._wakeup.set()
 
     def failed(self, key: K) -> float:
-        """Add the key again after a delay that doubles with every failure in a row; returns the delay in seconds."""
+        """Add the key again after a delay that doubles with each consecutive failure. Return the delay in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay_s = min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2.0 ** min(failures, 32))
@@ -80,7 +80,7 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     def forget(self, key: K) -> None:
-        """Drop what is known of a key that no longer exists."""
+        """Drop the failures and timer of a key that no longer exists."""
         self._failures.pop(key, None)
         if timer := self._timers.pop(key, None):
             timer.cancel()

@@ -1,7 +1,7 @@
-"""The only user of the Kubernetes API: observe and apply.
+"""Access to the Kubernetes API: observe and apply. No other package uses it.
 
-Plain REST over the one aiohttp session that kopf watches with, too: no generated client, which would be the
-larger part of an idle operator's memory, and no threads.
+It uses REST over aiohttp without threads and without a generated client, which would need most of the memory of an idle
+operator.
 """
 
 from dljob.kube.cache import Cache, JobKey

@@ -1,7 +1,7 @@
-"""What the watches brought, trimmed: the operator's memory of the cluster.
+"""Cache of the watched objects, trimmed to what the operator needs.
 
-An object is only replaced by a newer one (by resourceVersion), so an answer to a write may go in ahead of the
-watch. Deletions that a broken watch missed are found by ``prune``. All of it lives in one event loop.
+Only a newer object (by resourceVersion) replaces a cached one, so that answers to writes may arrive before the watch.
+``prune`` finds deletions that a broken watch missed. The cache must be used in one event loop.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from dljob.render import Names
 
 JobKey = tuple[str, str]
 """Namespace and name."""
-MAX_BURIED = 10_000
+MAX_DELETED = 10_000
 _FOREVER = datetime.fromtimestamp(0, UTC)
 
 _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -37,13 +37,13 @@ class _Entry:
     version: int | None
     owner: str | None
     job: JobKey | None
-    """Whose label it carries."""
+    """The job in the object's label."""
     seen: Any
 
 
 @dataclass
 class _Store:
-    """Objects of one kind by namespace and name; names by job where they carry its label."""
+    """Objects of one kind by namespace and name, with indices by job label and namespace."""
 
     entries: dict[tuple[str, str], _Entry] = field(default_factory=dict)
     by_job: dict[JobKey, set[str]] = field(default_factory=dict)
@@ -53,16 +53,16 @@ class _Store:
 class Cache:
     def __init__(self) -> None:
         self._stores = {plural: _Store() for plural in _TRIM}
-        self._buried: dict[str, None] = {}
-        """Uids of objects that are gone, oldest first: an answer that was late must not bring them back."""
+        self._deleted: dict[str, None] = {}
+        """Uids of deleted objects, oldest first. A late answer must not add them again."""
 
     def put(self, kind: Kind, body: Mapping[str, Any]) -> bool:
-        """Remember an object; whether anything that decisions depend on changed."""
+        """Add or update an object. Return True if something that decisions depend on changed."""
         store, meta = self._stores[kind.plural], body["metadata"]
         key = (meta.get("namespace") or "", meta["name"])
         version = _version(meta.get("resourceVersion"))
         old = store.entries.get(key)
-        if meta["uid"] in self._buried or (old is not None and _older(version, old.version)):
+        if meta["uid"] in self._deleted or (old is not None and _older(version, old.version)):
             return False
         seen = _TRIM[kind.plural](body)
         label = (meta.get("labels") or {}).get(JOB_LABEL)
@@ -75,15 +75,15 @@ class Cache:
         return old is None or old.uid != meta["uid"] or old.seen != seen
 
     def drop(self, kind: Kind, namespace: str, name: str, uid: str | None = None) -> bool:
-        """Forget an object (of that uid); whether it was there."""
+        """Remove an object (of that uid). Return True if it was cached."""
         store = self._stores[kind.plural]
         entry = store.entries.get((namespace, name))
         if entry is None or (uid is not None and entry.uid != uid):
             return False
         self._forget(store, (namespace, name))
-        self._buried[entry.uid] = None
-        if len(self._buried) > MAX_BURIED:
-            del self._buried[next(iter(self._buried))]
+        self._deleted[entry.uid] = None
+        if len(self._deleted) > MAX_DELETED:
+            del self._deleted[next(iter(self._deleted))]
         return True
 
     @staticmethod
@@ -101,9 +101,9 @@ class Cache:
     def prune(
         self, kind: Kind, present: Iterable[str], before: int | None, namespace: str | None = None
     ) -> list[JobKey]:
-        """Drop what is not among the uids ``present`` in a list of resourceVersion ``before``; the jobs concerned.
+        """Drop objects whose uids are not in ``present``, a list of resourceVersion ``before``. Return their job keys.
 
-        ``namespace``: the list was of that namespace alone.
+        ``namespace``: the list was of that namespace only.
         """
         uids, store = set(present), self._stores[kind.plural]
         gone = [
@@ -138,7 +138,7 @@ class Cache:
         return [entry.seen for entry in self._of(POD, key)]
 
     def applied(self, kind: Kind, namespace: str, name: str) -> str | None:
-        """Digest of the manifest that the cached object was applied from; None where it is not cached."""
+        """Return the digest of the manifest from which the cached object was applied; None if it is not cached."""
         store = self._stores.get(kind.plural)
         entry = store.entries.get((namespace, name)) if store else None
         return getattr(entry.seen, "applied", None) if entry else None
@@ -148,7 +148,7 @@ class Cache:
         return [store.entries[key[0], name] for name in sorted(store.by_job.get(key, ()))]
 
     def affected_by_cluster(self) -> list[JobKey]:
-        """Jobs that wait for nodes, classes or claims, and those with pods on lost nodes."""
+        """Return the jobs that wait for nodes, classes or claims, and those with pods on lost nodes."""
         found: list[JobKey] = []
         for job in self.jobs():
             conditions = {c["type"]: c for c in job.status.get("conditions") or ()}
@@ -159,7 +159,7 @@ class Cache:
         return found
 
     def observe(self, key: JobKey) -> Observed | None:
-        """The job as the caches have it, without view, profiles and refusals; None when it is gone."""
+        """Return the cached state of a job, without view, profiles and rejections; None if it is gone."""
         job = self.job(key)
         if job is None:
             return None

@@ -1,7 +1,7 @@
-"""What the operator does to the cluster, one method each.
+"""The operator's actions on the cluster.
 
-Applies only what differs from what was applied last: by memory where the kind is not watched, by an annotation
-on the object where it is, so that a restart writes nothing again.
+Objects are applied only if they differ from what was applied last. Watched objects store that in an annotation, so that
+a restart does not apply them again. For other kinds the operator remembers it.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from dljob.render.names import metadata
 from dljob.status import Event, merge_patch
 
 PODS_REUSED_S = 2.0
-"""A list of all pods serves plans for so long; what was planned meanwhile is promised."""
+"""Lifetime of a list of all pods. Reservations cover plans that were made meanwhile."""
 _LAST = ("RoleBinding", "StatefulSet")
-"""A binding by one who holds no ``bind`` is refused while its Role is not there; pods want everything."""
+"""Kinds to apply last: a RoleBinding is rejected before its Role exists (without ``bind``); pods need all objects."""
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class RefusedError(Exception):
-    """The API server does not take an object of a job, and will not until something else changes."""
+    """The API server rejected an object of a job, and will do so until something else changes."""
 
     def __init__(self, kind: str, name: str, message: str) -> None:
         super().__init__(f"{kind} {name}: {message}")
@@ -49,13 +49,13 @@ class Kube:
         self._resync_s = resync_s
         self._namespaces: Sequence[str | None] = namespaces or (None,)
         self._applied: dict[tuple[str, str, str], tuple[str, float]] = {}
-        """(kind, namespace, name) → digest applied, and when."""
+        """(kind, namespace, name) → digest of the applied manifest, and time."""
         self._pods: tuple[float, list[Body]] | None = None
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
-        """Apply what differs; what needs other objects last, all else at once. Returns how many were applied.
+        """Apply the manifests that differ, those that need other objects last. Return the number of applied ones.
 
-        Raises RefusedError when the API server does not take one, ApiError when it could not be asked.
+        Raise RefusedError if the API server rejects one, and ApiError if a request fails otherwise.
         """
         due = [(manifest, _digest(manifest)) for manifest in manifests]
         due = [(manifest, digest) for manifest, digest in due if not self._stands(manifest, digest)]
@@ -87,14 +87,14 @@ class Kube:
             self._cache.put(kind, answer)
 
     def forget(self, key: JobKey, uid: str) -> None:
-        """Drop what is remembered of a job that is gone."""
+        """Drop the digests of a job that is gone."""
         names = Names(key[1], uid)
         for name in {names.account, names.service, names.plan, names.report, names.secret, names.claim}:
             for kind in (*kinds.APPLIED, "Secret"):
                 self._applied.pop((kind, key[0], name), None)
 
     async def ensure_secret(self, job: JobSeen, name: str, cluster_domain: str, now: datetime) -> None:
-        """Create the job's Secret unless it exists; it is never read, and never written again."""
+        """Create the job's Secret if it does not exist. The operator never reads or updates it."""
         key = ("Secret", job.namespace, name)
         last = self._applied.get(key)
         if last is not None and monotonic() - last[1] < self._resync_s:
@@ -118,7 +118,7 @@ class Kube:
         self._applied[key] = ("", monotonic())
 
     async def scale(self, job: JobSeen, name: str, replicas: int) -> None:
-        # It is no longer as it was applied, so the next apply is not skipped.
+        # The object now differs from the applied manifest, so the next apply must not be skipped.
         patch = {"metadata": {"annotations": {APPLIED_ANNOTATION: None}}, "spec": {"replicas": replicas}}
         try:
             answer = await self.api.merge(kinds.STATEFUL_SET, job.namespace, name, patch)
@@ -138,11 +138,11 @@ class Kube:
         await self.api.delete(kinds.DLJOB, job.namespace, job.name, uid=job.uid)
 
     async def write_status(self, job: JobSeen, status: Mapping[str, Any]) -> bool:
-        """Write the status where it differs; whether it did. A job that is gone meanwhile is no error."""
+        """Write the status if it differs, and return True if it was written. A deleted job is no error."""
         patch = merge_patch(job.status, status)
         if not patch:
             return False
-        # The uid makes the patch miss a job made anew under the name: metadata.uid cannot be changed.
+        # The uid makes the patch fail for a new job of the same name, because metadata.uid is immutable.
         body = {"metadata": {"uid": job.uid}, "status": patch}
         try:
             answer = await self.api.merge(kinds.DLJOB, job.namespace, job.name, body, subresource="status")
@@ -154,7 +154,7 @@ class Kube:
         return True
 
     async def tell(self, job: JobSeen, event: Event, now: datetime) -> None:
-        """Post an event of the job; one that was told before is counted up."""
+        """Post an event about the job. A repeated event raises the count of the existing one."""
         stamp, name = now.strftime("%Y-%m-%dT%H:%M:%SZ"), event.name(job.name, job.uid)
         body = {
             "apiVersion": "v1",
@@ -179,12 +179,12 @@ class Kube:
         except ApiError as error:
             if not error.conflict:
                 raise
-            told = await self.api.get(kinds.EVENT, job.namespace, name)
-            again = {"count": told.get("count", 1) + 1, "lastTimestamp": stamp}
+            existing = await self.api.get(kinds.EVENT, job.namespace, name)
+            again = {"count": existing.get("count", 1) + 1, "lastTimestamp": stamp}
             await self.api.merge(kinds.EVENT, job.namespace, name, again)
 
     async def view(self, job: JobSeen | None, reservations: Iterable[view.Reservation]) -> ClusterView:
-        """What is free for ``job``, whose own pods count as free, too."""
+        """Return the free resources of the cluster for ``job``. Its own pods count as free."""
         pods = await self._all_pods()
         if job is not None:
             mine = {pod.uid for pod in self._cache.pods_of(job.key)}
@@ -192,7 +192,7 @@ class Kube:
         return view.cluster_view(self._cache.nodes(), pods, reservations)
 
     async def _all_pods(self) -> list[Body]:
-        """Of all namespaces, or of those watched where only they may be read."""
+        """Return the active pods of all namespaces, or of the watched ones if the operator may read only those."""
         if self._pods is not None and monotonic() - self._pods[0] < PODS_REUSED_S:
             return self._pods[1]
         found: list[Body] = []
@@ -202,18 +202,18 @@ class Kube:
         return found
 
     async def update_profiles(self, measurements: RunMeasurements, now: datetime) -> None:
-        """Write what a run measured into the profiles of its devices."""
-        known = {profile["metadata"]["name"]: profile for profile in self._cache.profiles()}
+        """Write the measurements of a run into the profiles of its devices."""
+        profiles = {profile["metadata"]["name"]: profile for profile in self._cache.profiles()}
         model = measurements.model
         for device in devices(measurements.report):
             name = profile_name(model, device)
-            if name not in known:
+            if name not in profiles:
                 spec = {"model": model, "device": device}
                 body: Body = {
                     "apiVersion": API_VERSION, "kind": "DLProfile", "metadata": {"name": name}, "spec": spec,
                 }  # fmt: skip
                 self._cache.put(kinds.PROFILE, await self.api.apply(kinds.PROFILE, body))
-            old = known.get(name, {}).get("status") or {}
+            old = profiles.get(name, {}).get("status") or {}
             before = DLProfileStatus.model_validate(old)
             after = updated_profile(
                 before, model, device, measurements.report, now, measurements.place, measurements.data
@@ -223,7 +223,7 @@ class Kube:
                 self._cache.put(kinds.PROFILE, answer)
 
     async def prune(self, kind: Kind, selector: str = "") -> list[JobKey]:
-        """Drop cached objects whose deletion no watch told of; the jobs concerned."""
+        """Drop cached objects whose deletion the watches missed. Return the keys of their jobs."""
         jobs: list[JobKey] = []
         for namespace in self._namespaces if kind.namespaced else (None,):
             present, before = await self.api.uids(kind, namespace, selector)
@@ -232,7 +232,7 @@ class Kube:
 
 
 async def complete_all(calls: Iterable[Any]) -> None:
-    """All calls to their ends, then the first error: none is left half done in the background."""
+    """Await all calls, then raise the first error, so that no call is left running in the background."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

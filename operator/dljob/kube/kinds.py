@@ -1,4 +1,4 @@
-"""The kinds the operator deals with, and where the API server serves them."""
+"""The kinds that the operator uses, with their paths on the API server."""
 
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -14,7 +14,7 @@ class Kind:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Without a namespace: over all of them."""
+        """Return the path of an object or list. Without ``namespace``, the list is over all namespaces."""
         root = "/api/" if "/" not in self.api_version else "/apis/"
         parts = [root + self.api_version]
         if self.namespaced and namespace:
@@ -47,4 +47,4 @@ APPLIED = {
         SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, NETWORK_POLICY, CLAIM, STATEFUL_SET,
     )
 }  # fmt: skip
-"""Kinds of a job's objects that are applied."""
+"""The kinds of a job's objects that the operator applies."""

@@ -1,7 +1,7 @@
-"""Leader election by a Lease: of several operators one works.
+"""Leader election by a Lease, so that only one of several operators works.
 
-A leader that cannot renew stops before its Lease can be taken; one that ends in order gives it up at once.
-Times are judged by one's own clock, from when a change was seen: clocks of nodes may differ.
+A leader that cannot renew the Lease stops before another can take it. A leader that shuts down releases it at once.
+Each operator measures times with its own clock, from when it saw a change, because node clocks may differ.
 """
 
 import asyncio
@@ -18,38 +18,38 @@ log = logging.getLogger("dljob.kube.leader")
 
 LEASE_NAME = "dljob-operator"
 DURATION_S = 18
-"""A Lease not renewed for so long may be taken."""
+"""Seconds without renewal after which another operator may take the Lease."""
 RENEW_S = 2.5
 RETRY_S = 1.0
 GIVE_UP_S = 14.0
-"""A leader that could not renew for so long stops working, before another starts."""
+"""Seconds without renewal after which a leader stops, before another starts."""
 
 
 class LeaseLostError(Exception):
-    """The Lease went to another, or could not be renewed."""
+    """Another operator took the Lease, or it could not be renewed."""
 
 
 class Leader:
     def __init__(self, api: Api, namespace: str, identity: str, clock: Callable[[], float] = monotonic) -> None:
         self._api, self._namespace, self._identity, self._clock = api, namespace, identity, clock
         self._seen: tuple[str, float] | None = None
-        """The Lease's last resourceVersion seen, and when it was seen first."""
+        """The last resourceVersion of the Lease, and when it was seen first."""
         self._asked = clock()
-        """When the Lease was last asked for: others count from its writing, which a late answer tells late."""
+        """Time of the last request. Others count from the write, which may be long before a late answer."""
 
     async def acquire(self) -> None:
-        """Return once the Lease is held."""
+        """Wait until this operator holds the Lease."""
         while True:
             try:
                 if await self._take():
-                    log.info("%s leads", self._identity)
+                    log.info("%s is the leader", self._identity)
                     return
             except ApiError as error:
-                log.warning("the Lease cannot be had: %s", error)
+                log.warning("the Lease cannot be acquired: %s", error)
             await asyncio.sleep(RETRY_S)
 
     async def hold(self) -> None:
-        """Renew for ever. Raises LeaseLostError when that is over."""
+        """Renew the Lease until it is lost, then raise LeaseLostError."""
         renewed = self._asked
         while True:
             await asyncio.sleep(RENEW_S)
@@ -66,7 +66,7 @@ class Leader:
                 renewed = self._asked
 
     async def release(self) -> None:
-        """Give the Lease up, so that another need not wait for it to run out."""
+        """Release the Lease, so that another operator need not wait until it expires."""
         try:
             lease = await self._api.get(LEASE, self._namespace, LEASE_NAME)
             if lease["spec"].get("holderIdentity") == self._identity:
@@ -76,7 +76,7 @@ class Leader:
             log.warning("the Lease was not released: %s", error)
 
     async def _take(self) -> bool:
-        """Take or renew the Lease; whether it is held now."""
+        """Take or renew the Lease. Return True if this operator holds it now."""
         self._asked = self._clock()
         try:
             lease = await self._api.get(LEASE, self._namespace, LEASE_NAME)
@@ -112,7 +112,7 @@ class Leader:
         }
 
     async def _written(self, call: Any) -> bool:
-        """Whether the write went through; a conflict means that another was faster."""
+        """Return True if the write succeeded. A conflict means that another operator was faster."""
         try:
             lease = await call
         except ApiError as error:

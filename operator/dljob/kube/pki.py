@@ -1,7 +1,7 @@
-"""A certificate authority and one certificate per job, by which its agents know each other.
+"""A certificate authority and one certificate per job, with which its agents authenticate each other.
 
-One key pair for all pods of a job: they are one principal, and whoever can read one pod's Secret can read all.
-The certificate is good for server and client; its names are the headless Service's and every pod's under it.
+All pods of a job share one key pair, because they are one principal: whoever can read one pod's Secret can read all.
+The certificate is valid for servers and clients, with the names of the headless Service and its pods.
 """
 
 import secrets
@@ -14,14 +14,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALID_FOR = timedelta(days=3650)
-"""Longer than any training: a job's Secret is never renewed, it goes with the job."""
+"""Longer than any training, because a job's Secret is never renewed. It is deleted with the job."""
 _SKEW = timedelta(hours=1)
-"""Clocks of nodes may be behind."""
+"""Allowance for node clocks that are behind."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """PEM texts."""
+    """Certificates and private key in PEM format."""
 
     ca_cert: bytes
     cert: bytes
@@ -29,10 +29,10 @@ class Credentials:
 
 
 def issue(job: str, namespace: str, service: str, cluster_domain: str, now: datetime) -> Credentials:
-    """A new authority, whose key is forgotten at once, and the only certificate it ever signs.
+    """Create a certificate authority and the only certificate that it signs. The authority's key is not stored.
 
-    An agent checks the name it dials: ``<pod>.<service>.<namespace>.svc.<domain>``, a wildcard of which is in
-    the certificate, as is the plain ``service`` name for those who check just that.
+    An agent verifies the name to which it connects, ``<pod>.<service>.<namespace>.svc.<domain>``. The certificate
+    contains a wildcard for these names, and the plain ``service`` name.
     """
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"dljob {secrets.token_hex(8)}")])

@@ -1,4 +1,4 @@
-"""REST calls to the API server: one session, a time limit on each, retries of what is worth one."""
+"""REST calls to the API server, with a time limit on each and retries of temporary errors."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ _RETRIED = {429, 500, 502, 503, 504}
 
 Body = dict[str, Any]
 Requested = Callable[[str, str, int, float], None]
-"""Told of each request: verb, resource, code (0: no answer), seconds."""
+"""Callback for each request: verb, resource, code (0: no answer), seconds."""
 
 
 class ApiError(Exception):
-    """The API server said no, or nothing (``code`` 0)."""
+    """The API server answered with an error, or did not answer (``code`` 0)."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}")
@@ -38,12 +38,12 @@ class ApiError(Exception):
 
     @property
     def refused(self) -> bool:
-        """Whether asking again in the same words is useless for now: bad object, quota, policy."""
+        """Return True if a retry of the same request is useless for now: invalid object, quota or policy."""
         return self.code in (400, 403, 404, 405, 413, 415, 422)
 
 
 class Api:
-    """Methods take a Kind and names, and return the object as the server answered."""
+    """Client of the API server. Methods take a Kind and names, and return the server's object."""
 
     def __init__(self, session: aiohttp.ClientSession, server: str, requested: Requested | None = None) -> None:
         self.session = session
@@ -54,13 +54,13 @@ class Api:
         return await self._call("get", "GET", kind, kind.path(namespace, name))
 
     async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Body]:
-        """All items, with kind and apiVersion left out as the server leaves them out."""
+        """Return all items. The server omits their kind and apiVersion."""
         found = await self._call("list", "GET", kind, kind.path(namespace), params=params)
         items: list[Body] = found.get("items") or []
         return items
 
     async def uids(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[str], int | None]:
-        """Uids of all objects that ``selector`` matches, metadata alone, and the list's resourceVersion."""
+        """Return the uids of all objects that ``selector`` matches, and the list's resourceVersion."""
         accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
         params = {"labelSelector": selector} if selector else {}
         path = kind.path(namespace)
@@ -74,7 +74,7 @@ class Api:
         return await self._call("create", "POST", kind, path, body=body, params={"fieldManager": FIELD_OWNER})
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
-        """Fails with a conflict when the object is not at the body's resourceVersion."""
+        """Replace an object. Raise a conflict if its resourceVersion differs from the body's."""
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"])
         return await self._call("update", "PUT", kind, path, body=body, params={"fieldManager": FIELD_OWNER})
 
@@ -87,9 +87,9 @@ class Api:
         owner: str = FIELD_OWNER,
         strict: bool = False,
     ) -> Body:
-        """Server-side apply; fields that another manager took are taken back.
+        """Apply an object (server-side apply), also over the fields of other managers.
 
-        ``strict``: unknown fields are refused, by servers that can.
+        ``strict``: reject unknown fields, if the server supports that.
         """
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"], subresource)
         params = {"fieldManager": owner, "force": "true"} | ({"fieldValidation": "Strict"} if strict else {})
@@ -109,7 +109,7 @@ class Api:
     async def delete(
         self, kind: Kind, namespace: str | None, name: str, *, uid: str | None = None, grace_s: int | None = None
     ) -> None:
-        """Nothing happens where there is no such object (of that uid)."""
+        """Delete an object (of that uid). Do nothing if it does not exist."""
         options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
@@ -122,7 +122,7 @@ class Api:
                 raise
 
     async def version(self) -> tuple[int, int]:
-        """Major and minor version of the server."""
+        """Return the major and minor version of the server."""
         found = await self._attempted("get", "GET", "version", "/version", None, {}, "application/json")
         return int(found["major"]), int(found["minor"].rstrip("+"))
 
@@ -150,7 +150,7 @@ class Api:
         content: str,
         accept: str = "application/json",
     ) -> Body:
-        """The call, again after errors that pass; a conflict is the caller's to resolve."""
+        """Send a request, with retries after temporary errors. The caller resolves conflicts."""
         attempt = 1
         while True:
             began = monotonic()

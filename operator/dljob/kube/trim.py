@@ -1,4 +1,4 @@
-"""Objects as the API server sends them → the little of them that decisions depend on. Pure."""
+"""Reduce objects of the API server to the parts on which decisions depend. No I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from dljob.job.observed import (
 
 Body = Mapping[str, Any]
 _OWN_TAINTS = "node.kubernetes.io/"
-"""Taints of the node controller repeat ``ready`` and ``schedulable``."""
+"""Taints of the node controller are ignored, because they repeat ``ready`` and ``schedulable``."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class NodeSeen:
     name: str
     ready: bool
     since: datetime
-    """Of ``ready``."""
+    """Time of the last change of ``ready``."""
     schedulable: bool
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[tuple[str, str, str], ...] = ()
@@ -49,7 +49,7 @@ class MapSeen:
 
 
 def owner_uid(body: Body) -> str | None:
-    """Uid of the controlling owner."""
+    """Return the uid of the controlling owner."""
     for owner in body["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
             return str(owner["uid"])
@@ -97,7 +97,7 @@ def pod(body: Body) -> PodSeen:
 
 
 def _fetching(container: Body) -> Fetching | None:
-    """None once it has ended well, and while it cannot start, which ``stuck`` explains."""
+    """Return the state of the fetch; None once it has succeeded, and while it cannot start (see ``stuck``)."""
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
     if ended and ended.get("exitCode"):
@@ -107,7 +107,7 @@ def _fetching(container: Body) -> Fetching | None:
 
 
 def _stuck(container: Body) -> Stuck | None:
-    """Why the container waits, with what its last run ended of where that is the reason."""
+    """Return why the container waits. If its last run is the reason, include how that ended."""
     waiting = (container.get("state") or {}).get("waiting")
     if not waiting:
         return None
@@ -161,7 +161,7 @@ def storage_class(body: Body) -> ClassSeen:
 
 
 def node(body: Body) -> NodeSeen:
-    """Without heartbeats and images, so that two looks at an unchanged node are equal."""
+    """Return a node without heartbeats and images, so that an unchanged node compares equal."""
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     ready: Body = next((item for item in status.get("conditions") or () if item["type"] == "Ready"), {})
     since = ready.get("lastTransitionTime")

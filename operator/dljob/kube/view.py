@@ -1,4 +1,4 @@
-"""Nodes and pods → ClusterView: what is there and what of it is free. Pure."""
+"""Build the ClusterView, the total and free resources of nodes, from nodes and pods. No I/O."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ class Reservation:
     device: str
     nodes: int
     devices: int
-    """On each node."""
+    """Devices on each node."""
     cpu: float
     memory_nbytes: int
 
@@ -33,7 +33,7 @@ class _Used:
 def cluster_view(
     nodes: Iterable[NodeSeen], pods: Iterable[Mapping[str, Any]], reservations: Iterable[Reservation] = ()
 ) -> ClusterView:
-    """Ready, schedulable nodes less what ``pods`` (as the API server sends them) and ``promises`` take."""
+    """Return the ready, schedulable nodes without the resources of ``pods`` (API objects) and ``reservations``."""
     used: dict[str, _Used] = {}
     for pod in pods:
         name = pod["spec"].get("nodeName")
@@ -46,7 +46,7 @@ def cluster_view(
 
 
 def amount(text: str) -> Decimal:
-    """A quantity as the API server writes it; also ``1e3`` and ``100n``, which it keeps. Nonsense counts as 0."""
+    """Parse a quantity of the API server, including ``1e3`` and ``100n``. Return 0 for invalid text."""
     try:
         return quantity(text)
     except ValueError:
@@ -62,7 +62,7 @@ def _requests(container: Mapping[str, Any], resource: str) -> Decimal:
 
 
 def _add(used: _Used, spec: Mapping[str, Any]) -> None:
-    """What the scheduler counts: the sum over containers, or the largest init container where that is more."""
+    """Add a pod's requests as the scheduler counts them: the sum of containers or the largest init container."""
     gpus = ((resource, "gpus") for resource in GPU_RESOURCES.values())
     for resource, attribute in (("cpu", "cpu"), ("memory", "memory"), *gpus):
         total = sum((_requests(item, resource) for item in spec.get("containers") or ()), Decimal(0))
@@ -78,7 +78,7 @@ def _node(node: NodeSeen, used: _Used) -> Node:
     product = next((node.labels[label] for label in GPU_PRODUCT_LABELS.values() if label in node.labels), None)
     if gpus > 0 and product is None:
         product = node.labels.get(DEVICE_LABEL)
-    # A node whose device plugin is gone has no free device; it does not turn into one of CPUs, where no pod could go.
+    # A node without its device plugin has no free device. It does not count as a CPU node, where no pod would fit.
     is_gpu = product is not None and (gpus > 0 or DEVICE_LABEL not in node.labels)
     bandwidth = float(amount(node.bandwidth)) if node.bandwidth else 0.0
     return Node(
@@ -97,7 +97,7 @@ def _node(node: NodeSeen, used: _Used) -> Node:
 
 
 def _less(nodes: list[Node], reservation: Reservation) -> list[Node]:
-    """The promise taken from the freest nodes of its device, as the scheduler will most likely do."""
+    """Subtract a reservation from the freest nodes of its device, as the scheduler will most likely do."""
     fitting = sorted(
         (node for node in nodes if node.device == reservation.device), key=lambda n: (-n.free_devices, -n.free_cpu)
     )[: reservation.nodes]

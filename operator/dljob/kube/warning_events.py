@@ -1,7 +1,6 @@
-"""What other controllers complain of: warnings about an object, from the events, where its status is silent.
+"""Warning events of other controllers about an object whose status does not show the problem.
 
-Events are not watched (there are far too many): those of an object that stays in trouble are looked up now and
-then.
+There are too many events to watch them. The operator therefore queries them, only for objects with a lasting problem.
 """
 
 from dataclasses import dataclass, replace
@@ -15,13 +14,13 @@ from dljob.render import Names
 from dljob.status import NOT_YET
 
 RECHECK_S = 5.0
-"""How often trouble that lasts is looked into."""
+"""Interval between queries about a lasting problem."""
 _PATIENCE_S = {"Pod": 20.0}
-"""How long trouble must last before it is worth a word; else ``RECHECK_S``. Mounts often fail once at the start."""
+"""How long a problem must last before it is reported; default ``RECHECK_S``. Mounts often fail once at the start."""
 STALE = timedelta(minutes=20)
-"""A StatefulSet that cannot make a pod tries again, and complains again, within this time."""
+"""Older events are ignored. A StatefulSet that cannot create a pod retries and warns again within this time."""
 _IGNORED = {"FailedScheduling", "Unhealthy"}
-"""Said otherwise: by the pod's own conditions."""
+"""Reasons that the pod's own conditions already show."""
 
 
 @dataclass
@@ -36,13 +35,12 @@ class WarningEvents:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._known: dict[tuple[str, str, str], _Trouble] = {}
-        """By namespace, kind and name."""
+        """Problems by namespace, kind and name of the object."""
 
     async def added_to(self, observed: Observed, now: datetime) -> tuple[Observed, bool]:
-        """What is observed of a job with what is complained of; whether anything is in trouble.
+        """Add warnings to the observed state of a job. Also return True if the job has a possible problem.
 
-        In trouble are a claim that stays pending, a set that stays without its pods, and a container that is
-        long on its way.
+        Possible problems: a pending claim, a StatefulSet without all its pods, a container that does not start.
         """
         job, troubled = observed.job, False
         claims, sets, pods = dict(observed.claims), list(observed.sets), list(observed.pods)
@@ -61,11 +59,11 @@ class WarningEvents:
                 problem = await self.about(job.namespace, "Pod", pod.name, now)
                 pods[i] = replace(pod, stuck=Stuck("CannotStart", problem)) if problem else pod
                 troubled = True
-                break  # one is as good as all
+                break  # One pod is enough, because the others have the same problem.
         return replace(observed, claims=claims, sets=tuple(sets), pods=tuple(pods)), troubled
 
     async def about(self, namespace: str, kind: str, name: str, now: datetime) -> str | None:
-        """The last warning about an object in trouble for long enough; the first call starts the clock."""
+        """Return the last warning about an object with a lasting problem. The first call starts the clock."""
         key, clock = (namespace, kind, name), monotonic()
         self._known = {k: v for k, v in self._known.items() if clock - v.asked < 4 * RECHECK_S}
         trouble = self._known.setdefault(key, _Trouble(clock, clock, clock))
@@ -83,5 +81,5 @@ class WarningEvents:
 
 
 def _time(event: dict[str, object]) -> str:
-    """When it was told last; events of the newer API have another field for it."""
+    """Return the time of an event's last occurrence. Events of the newer API have another field for it."""
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")

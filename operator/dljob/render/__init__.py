@@ -1,4 +1,4 @@
-"""(job, plan) → manifests. Pure."""
+"""Render the manifests of a job from its spec and plan. No I/O."""
 
 from dljob.render.config import RenderConfig
 from dljob.render.names import Names

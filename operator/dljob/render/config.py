@@ -1,4 +1,4 @@
-"""What the installation, not the job, says about manifests."""
+"""Settings of the installation for manifests, the same for all jobs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +14,6 @@ class RenderConfig:
     image_pull_secrets: tuple[str, ...] = ()
     cluster_domain: str = "cluster.local"
     metrics_peers: tuple[Mapping[str, Any], ...] = ()
-    """NetworkPolicyPeers that may read the pods' metrics; empty: everyone."""
+    """NetworkPolicyPeers that may read the pods' metrics. Empty: all."""
     port_ranges: bool = True
-    """Whether the server knows ``endPort`` in a NetworkPolicy (1.25 and later)."""
+    """True if the API server supports ``endPort`` in a NetworkPolicy (1.25 and later)."""

@@ -1,4 +1,4 @@
-"""The dataset in the pod: its volume, and the init container that fetches or checks it."""
+"""The dataset in the pod: its volume, and the init container that fetches and verifies it."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from dljob.job.observed import DATASET_CONTAINER
 from dljob.render.config import Manifest
 
 DEFAULT_SIZE = "2Gi"
-"""Room for fetched data on a node."""
+"""Space for fetched data on a node."""
 _COMMAND = ("python", "-m", "dltrain.data.fetch")
 
 
 def volume(spec: DLJobSpec) -> list[Manifest]:
-    """Volume ``dataset``: a claim, room on the node's disk, or none for a built-in set."""
+    """Return the volume ``dataset``: a claim, or space on the node's disk; no volume for a built-in dataset."""
     data = spec.dataset
     if data.claim:
         claim = {"claimName": data.claim} if data.remote else {"claimName": data.claim, "readOnly": True}
@@ -29,7 +29,10 @@ def mount(spec: DLJobSpec, *, writable: bool = False) -> list[Manifest]:
 
 
 def init_container(spec: DLJobSpec, image: Manifest, environment: Sequence[Manifest], security: Manifest) -> Manifest:
-    """Fetches data, and checks what has checksums; ``image``: the fields that say which one, and when to pull it."""
+    """Return the init container that fetches data and verifies checksums.
+
+    ``image``: the container's fields ``image`` and ``imagePullPolicy``.
+    """
     data = spec.dataset
     arguments = [data.uri, "--to", data.file] if data.remote else [f"file://{data.file}"]
     if data.sha256:
@@ -49,6 +52,6 @@ def init_container(spec: DLJobSpec, image: Manifest, environment: Sequence[Manif
         "resources": {"requests": requests, "limits": {"memory": "512Mi"}},
         "securityContext": security,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *mount(spec, writable=data.remote)],
-        # The last line of its log says why it failed; from the pod's status the operator takes it to the job's.
+        # The last line of its log names the error. The operator copies it from the pod's status to the job's.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }

@@ -1,4 +1,4 @@
-"""Names, labels and owner references of everything a job owns."""
+"""Names, labels and owner references of a job's objects."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from dljob.job.observed import GROUP_LABEL, JOB_LABEL, JobSeen
 
 @dataclass(frozen=True)
 class Names:
-    """A job has at most 40 characters in its name, so that all of these are DNS labels."""
+    """Names of a job's objects. Job names have at most 40 characters, so that all of these are DNS labels."""
 
     job: str
     uid: str
@@ -33,12 +33,12 @@ class Names:
 
     @property
     def account(self) -> str:
-        """ServiceAccount, Role and RoleBinding of the agents."""
+        """Return the name of the agents' ServiceAccount, Role and RoleBinding."""
         return f"{self.job}-agent"
 
     @property
     def secret(self) -> str:
-        """With the uid in it: a job made anew under an old name never meets the old one's keys."""
+        """Return the name of the Secret. It contains the uid, so that a new job never uses the keys of an old one."""
         return f"{self.job}-tls-{self.uid.replace('-', '')[:8]}"
 
     @property
@@ -60,7 +60,7 @@ def labels(job: JobSeen, group: str | None = None) -> dict[str, str]:
 
 
 def metadata(job: JobSeen, name: str, *, owned: bool = True, **more: Any) -> dict[str, Any]:
-    """Metadata of an object of the job; ``owned``: it goes when the job goes, with no operator needed."""
+    """Return the metadata of a job's object. ``owned``: the garbage collector deletes it with the job."""
     owner = {
         "apiVersion": API_VERSION,
         "kind": "DLJob",

@@ -1,7 +1,6 @@
-"""Who may talk to a job's pods.
+"""The NetworkPolicy of a job's pods, for incoming traffic only.
 
-Ingress only: what a training program may reach is for the cluster's administrator to say, and a default that
-cut it off from its data would be switched off.
+Cluster administrators decide about outgoing traffic. A default that cuts a script off from its data would be disabled.
 """
 
 from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS
@@ -13,9 +12,9 @@ from dljob.render.names import Names, metadata
 
 
 def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> Manifest:
-    """Agent and MPI ports from the job's own pods, metrics from the configured sources, nothing else.
+    """Allow agent and MPI ports from the job's own pods, metrics from the configured sources, and nothing else.
 
-    ``torch.distributed`` listens on ports of the kernel's choice: where it is in use (always between GPUs, whatever the
+    ``torch.distributed`` listens on ports that the kernel chooses. If it is used (always between GPUs, whatever the
     plan's collective), the job's pods may reach each other on every TCP port.
     """
     torch = accepted.plan.collective == "Torch" or spec.trainer.framework is Framework.TORCHRUN
@@ -41,7 +40,7 @@ def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: 
 
 
 def _mpi_ports(config: RenderConfig) -> list[Manifest]:
-    """One range where the server knows ranges (1.25; before, server-side apply refuses the field), else each port."""
+    """Return one port range, or each port for servers before 1.25, whose server-side apply rejects ``endPort``."""
     first, last = MPI_PORTS
     if config.port_ranges:
         return [{"protocol": "TCP", "port": first, "endPort": last}]

@@ -1,14 +1,14 @@
-"""Changes to a manifest by people and tools: maps are merged, lists of named items by name, the rest replaced."""
+"""Apply users' changes to a manifest: merge maps, merge lists of named items by name, replace other values."""
 
 from collections.abc import Mapping
 from typing import Any
 
 _KEYS = ("name", "mountPath", "containerPort", "topologyKey")
-"""What tells items of a list in a pod spec apart, the first that all items have."""
+"""Fields that identify the items of a list in a pod spec. The first one that all items have counts."""
 
 
 def merged(base: Any, change: Any) -> Any:
-    """``base`` with ``change`` laid over it, as new objects; a null in ``change`` removes a field of a map."""
+    """Return ``base`` with ``change`` merged into it, as new objects. A null in ``change`` removes a field of a map."""
     if isinstance(base, Mapping) and isinstance(change, Mapping):
         result = {key: value for key, value in base.items() if not (key in change and change[key] is None)}
         for key, value in change.items():

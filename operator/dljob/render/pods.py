@@ -1,4 +1,4 @@
-"""The pod template of one group. It never names a plan: a new plan is no new template."""
+"""The pod template of one group. It does not contain the plan, so that a new plan does not change the template."""
 
 from math import ceil
 from typing import Any
@@ -28,17 +28,17 @@ from dljob.render.names import Names, labels
 from dljob.render.overrides import merged
 
 UID = 65532
-"""The image runs as any user; this one is no one on the node."""
+"""User of the pods, without permissions on the node. The image works with any user."""
 DEVICE_LABEL = "dljob.dev/device"
 GPU_PRODUCT_LABELS = {"nvidia": "nvidia.com/gpu.product", "amd": "amd.com/gpu.product-name"}
-"""Set by NVIDIA's GPU feature discovery and AMD's node labeller; nodes without may say it by ``DEVICE_LABEL``."""
+"""Labels of NVIDIA's GPU feature discovery and AMD's node labeller. Other nodes may have ``DEVICE_LABEL``."""
 PLAIN_CPU = "cpu"
-"""The class of CPU nodes without a label."""
+"""Device type of CPU nodes without a label."""
 SHM_PER_RANK_NBYTES = 128 * 2**20
-"""Open MPI's shared-memory segments of one rank; counted in the memory limit."""
+"""Size of Open MPI's shared-memory segments for one rank. It counts towards the memory limit."""
 SHM_PER_GPU_NBYTES = 512 * 2**20
-"""The same for a rank on a GPU: NCCL takes 10 MB for each connection between GPUs that cannot reach each other's memory
-(T4s: two to four channels to each neighbour, both ways), and fails where it finds no room."""
+"""The same for a rank on a GPU. NCCL needs 10 MB for each connection between GPUs that cannot access each other's
+memory (T4s: two to four channels to each neighbour, both ways), and fails without that space."""
 TMP_LIMIT = "2Gi"
 AGENT_COMMAND = ("dljob-agent",)
 
@@ -86,13 +86,13 @@ def pod_template(
     for override in spec.pod_template_overrides:
         change = {"metadata": override.metadata.manifest(), "spec": override.spec}
         template = merged(template, change)
-    # Selectors stand on these; an override must not break them.
+    # Selectors depend on these labels, so an override must not change them.
     template["metadata"]["labels"] |= labels(job, group.name)
     return template
 
 
 def _affinity(job: JobSeen, group: StoredGroup) -> Manifest:
-    """One pod of the job on a node, and only on nodes of the group's device."""
+    """Return the affinity: one pod of the job per node, only on nodes with the group's device type."""
     return {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _device_terms(group)}},
         "podAntiAffinity": {
@@ -121,8 +121,10 @@ def _device_terms(group: StoredGroup) -> list[Manifest]:
 
 
 def _gpu_tolerations(group: StoredGroup) -> list[Manifest]:
-    """Nodes with GPUs often keep off pods that need none, by a taint named as the resource. Some clusters let others
-    in by themselves (the admission controller ExtendedResourceToleration); this does so everywhere.
+    """Return the toleration of the GPU taint.
+
+    Nodes with GPUs often have a taint with the name of the resource, which keeps off pods without GPUs. Some clusters
+    add the toleration themselves (admission controller ExtendedResourceToleration). This works in all clusters.
     """
     if not group.is_gpu:
         return []
@@ -145,10 +147,10 @@ def _container(
         "resources": _resources(spec, accepted, group),
         "securityContext": _security(),
         "volumeMounts": _mounts(spec),
-        # What a crashed agent last said shows in the pod's status, and from there in the job's.
+        # The last log lines of a crashed agent appear in the pod's status, and from there in the job's.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    if spec.trainer.image:  # built FROM the trainer image, with any entry point
+    if spec.trainer.image:  # A custom image is built FROM the trainer image, but may have any entry point.
         container["command"] = list(AGENT_COMMAND)
     return container
 
@@ -179,7 +181,7 @@ def _probe(path: str, period_s: int, failures: int) -> Manifest:
 
 
 def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Manifest]:
-    """The user's variables, then ours, which win."""
+    """Return the environment: the user's variables, overridden by the operator's."""
     ours: dict[str, Any] = {
         JOB_VARIABLE: {"value": job.name},
         NAMESPACE_VARIABLE: {"value": job.namespace},
@@ -188,7 +190,7 @@ def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Ma
         CLUSTER_DOMAIN_VARIABLE: {"value": config.cluster_domain},
         POD_VARIABLE: {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
         POD_IP_VARIABLE: {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
-        # What the pod was promised, in thousandths: a rank's threads follow it, not the size of the node.
+        # The CPU request in thousandths. It determines the threads of a rank, instead of the size of the node.
         CPUS_VARIABLE: {"valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}},
         "HOME": {"value": "/tmp"},
         "TMPDIR": {"value": "/tmp"},
@@ -204,7 +206,10 @@ def _users_variables(spec: DLJobSpec) -> list[Manifest]:
 
 
 def _resources(spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup) -> Manifest:
-    """Memory is limited, as a pod that outgrows its prediction must not take its node with it; CPU only on wish."""
+    """Return requests and limits.
+
+    Memory is always limited, so that a pod above its prediction does not harm its node. CPU is limited on request only.
+    """
     shm = _shm_nbytes(group)
     memory = spec.resources.memory or f"{ceil((accepted.memory_nbytes + shm) / 2**20)}Mi"
     requests: dict[str, str] = {"cpu": spec.resources.cpu or _cpu(group.cpu_m), "memory": memory}

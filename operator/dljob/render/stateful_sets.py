@@ -1,4 +1,4 @@
-"""One StatefulSet per group of the plan."""
+"""The StatefulSets of a job, one per group of the plan."""
 
 from dljob.api import DLJobSpec
 from dljob.job.observed import GROUP_LABEL, JOB_LABEL, SPEC_ANNOTATION, JobSeen
@@ -11,7 +11,10 @@ from dljob.render.pods import pod_template
 def stateful_set(
     job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup, config: RenderConfig
 ) -> Manifest:
-    """All pods at once, and none replaced behind our back: a change of template goes through zero replicas."""
+    """Return the StatefulSet of a group.
+
+    It starts all pods at once and never replaces pods itself. The operator changes a template at zero replicas.
+    """
     names = Names.of(job)
     return {
         "apiVersion": "apps/v1",

@@ -1,4 +1,4 @@
-"""What the pods of a job need before they start: identity, plan, report, name and volume."""
+"""Objects that the pods of a job need before they start: identity, plan, report, Service and volume."""
 
 from dlcontract import AGENT_PORT, METRICS_PORT
 from dljob.api import DLJobSpec
@@ -16,7 +16,7 @@ def plan_config_map(job: JobSeen, accepted: StoredPlan) -> Manifest:
 
 
 def _report_config_map(job: JobSeen) -> Manifest:
-    """Empty and without ``data``: the field is the coordinator's, and applying this again leaves it alone."""
+    """Return the report's ConfigMap without ``data``, which the coordinator owns, so that applying it keeps reports."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, Names.of(job).report)}
 
 
@@ -30,7 +30,7 @@ def _service_account(job: JobSeen) -> Manifest:
 
 
 def _role(job: JobSeen) -> Manifest:
-    """An agent reads its plan and writes its report, and nothing else."""
+    """Return the Role of the agents, who may read their plan and write their report, and nothing else."""
     names = Names.of(job)
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -65,7 +65,7 @@ def _role_binding(job: JobSeen) -> Manifest:
 
 
 def _service(job: JobSeen) -> Manifest:
-    """Headless, with addresses of pods that are not ready: agents find each other before anything is."""
+    """Return the headless Service, with addresses of unready pods, because agents must find each other to get ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -83,9 +83,9 @@ def _service(job: JobSeen) -> Manifest:
 
 
 def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Manifest | None:
-    """The claim that dljob creates, or None where the user brings one or wants no checkpoints.
+    """Return the claim that dljob creates; None if the user names one or disables checkpoints.
 
-    One node needs no shared volume, and most default classes offer none.
+    One node needs no shared volume, which most default classes do not offer.
     """
     volume = spec.checkpoint.volume
     if not spec.checkpoint.enabled or volume.claim_name:
@@ -105,7 +105,7 @@ def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Man
 
 
 def support(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> tuple[Manifest, ...]:
-    """All that the pods need, but the Secret (its keys are made at the edge) and the claim."""
+    """Return all objects that the pods need, except the Secret, whose keys ``kube`` creates, and the claim."""
     return (
         _service_account(job),
         _role(job),
