@@ -326,7 +326,7 @@ def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod
     root = Path(__file__).resolve().parents[3]
     environ = {
         "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
-        "PYTHONPATH": f"{root / 'operator'}:{root / 'trainer-image'}",
+        "PYTHONPATH": f"{root / 'operator' / 'contract'}:{root / 'trainer-image'}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "TMPDIR": str(directory / "tmp"),
         "DLJOB_NAME": "test", "DLJOB_NAMESPACE": "default", "DLJOB_UID": JOB_UID,
