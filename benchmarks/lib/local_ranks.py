@@ -47,7 +47,7 @@ def mpirun(count: int, *settings: str) -> list[str]:
 
 
 def said(todo: Plan, folder: Path, launcher: Sequence[str] = (), **env: str) -> str:
-    """What the ranks printed of a run to its end. Raises CalledProcessError when it fails."""
+    """Run the plan's ranks to their end and return their output. Raise CalledProcessError if they fail."""
     path = folder / "plan.json"
     path.write_text(todo.to_json(), encoding="utf-8")
     here = {PLAN_ENV: str(path), "PYTHONPATH": PYTHONPATH}

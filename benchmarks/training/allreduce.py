@@ -1,4 +1,4 @@
-"""Our all-reduce (``auto``) against Open MPI's and gloo's, by size and transport.
+"""Time of the trainer's all-reduce (``auto``) compared with Open MPI's and gloo's, by size and transport.
 
     python -m benchmarks.training.allreduce
 

@@ -1,14 +1,14 @@
-"""How long training stands still for a checkpoint, from 10 MB to 1 GB of state, beside torch.save and memcpy.
+"""Training time lost to a checkpoint of 10 MB to 1 GB of state, compared with torch.save and memcpy.
 
     hack/env python -m benchmarks.training.checkpoint [--sizes 10,100,1000] [--rounds 5] [--interval 60]
 
-One process trains a stack of linear layers with Adam (parameters and two moments: the state), whose step uses all of
-its state, and saves as a job's loop does. Each round: ours (a copy in memory, written by a thread), ``torch.save`` and
-fsync in the loop, and a plain copy of as many bytes.
+One process trains a stack of linear layers with Adam. Each step uses the whole state: parameters and two moments. It
+saves as a job's loop does. Each round measures the trainer's checkpoint (a copy in memory, written by a thread),
+``torch.save`` and fsync in the loop, and a plain copy of as many bytes.
 
-``call_s``: what the call took; ``stall_s``: that, and all that steps took longer than without, until the write was
-done, because the writer's thread uses the same cores and memory. The claim: ``stall_s`` is at most 2 % of --interval
-(default: that of a job, 60 s); ``least_interval_s`` is the shortest that holds it. Ends with code 1 when it does not.
+``call_s``: duration of the call. ``stall_s``: ``call_s`` plus the slowdown of steps until the write is done, as the
+writer thread uses the same cores and memory. Claim: ``stall_s`` is at most 2 % of --interval (default: that of a job,
+60 s). ``least_interval_s`` is the shortest interval that satisfies it. Exit code 1 if the claim does not hold.
 """
 
 import argparse

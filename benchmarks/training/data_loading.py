@@ -1,17 +1,18 @@
-"""What loading data adds to a training step, and how much of it workers hide.
+"""Time that data loading adds to a training step, and how much of it workers hide.
 
     python -m benchmarks.training.data_loading
 
-    waits     2 ranks; each sample comes after 2 ms, as from a volume over a network; 2 workers a rank
-    decodes   1 rank; each sample is unpacked (zlib) and cropped on a CPU; 1 worker, for the other core computes
+    waits     2 ranks; each sample arrives after 2 ms, as from a network volume; 2 workers per rank
+    decodes   1 rank; each sample is decompressed (zlib) and cropped on a CPU; 1 worker, as the other core computes
 
-Name one to run only that. In every round these take turns in the same processes, 16 samples a rank and step, one
-thread: nothing but computing; nothing but making batches; ours with samples made between steps; ours with workers; DDP
-(gloo) with torch's DataLoader, without and with as many workers. The first steps of a turn do not count: queues have
-filled while others had theirs. Figures are medians over rounds of the slowest rank's step, ratios medians of rounds'
-ratios with their 95 % interval; the bound is max(computing, making / workers) of the same round.
+Name a case to run only that one. In every round these variants run one after another in the same processes, with 16
+samples per rank and step and one thread: only computing; only preparing batches; the trainer with samples prepared
+between steps; the trainer with workers; DDP (gloo) with torch's DataLoader, without and with as many workers. The first
+steps of a variant are not counted, because its queues filled while others ran. Figures are medians over rounds of the
+slowest rank's step. Ratios are medians of the rounds' ratios with their 95 % interval. The bound is
+max(computing, making / workers) of the same round.
 
-Bar: ours with workers at most 1.05 of DDP with workers.
+Threshold: the trainer with workers takes at most 1.05 times the time of DDP with workers.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Final accuracy on held-out digits: two ranks with uneven shares over a ring against one process, over seeds.
+"""Final accuracy on held-out digits over seeds: two ranks with uneven local batches and a ring, and one process.
 
     hack/env python -m benchmarks.training.exactness
 

@@ -1,4 +1,4 @@
-"""How long a job of three pods stands still after a fault: real agents and ranks in namespaces of one machine (root).
+"""Recovery time of a job of three pods after a fault: real agents and ranks in namespaces of one machine (root).
 
     python -m benchmarks.training.faults [--rounds 5]
 

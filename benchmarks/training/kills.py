@@ -1,16 +1,17 @@
-"""Faults at random moments, round after round: training always goes on, and ends where an undisturbed run does.
+"""Fault injection at random times: training always recovers and ends with the result of an undisturbed run.
 
     sudo hack/env python -m benchmarks.training.kills [--rounds 200] [--seed 1]
 
-Real agents and ranks in namespaces of one machine (``support.trainer.pods``; needs root). A job trains while fault on
-fault strikes: processes killed or stopped, links cut, pods killed or told to leave, checkpoints and the pods' copies
-damaged; a third of them while a checkpoint is being written. When it has succeeded the parameters and the optimizer's
-state are compared with those of a job of the same plan that nothing struck, and the next job begins in the same pods.
+Real agents and ranks run in namespaces of one machine (``support.trainer.pods``; needs root). Faults are injected one
+after another while a job trains: processes are killed or stopped, links cut, pods killed or evicted, checkpoints and
+the pods' copies damaged, a third of them while a checkpoint is written. When the job has succeeded, its parameters and
+optimizer state are compared with those of an undisturbed job with the same plan. The next job runs in the same pods.
 
-Two jobs in three are fixed: two pods, equal to the last bit. The others are elastic: of three pods two are enough, and
-since sums over other ranks round otherwise, the relative norm of the difference is told, and must stay below 1e-3.
+Two thirds of the jobs are fixed: two pods, and the result must be bit-identical. The others are elastic: three pods, of
+which two are enough. Sums over other ranks round differently, so the relative norm of the difference is printed and
+must stay below 1e-3.
 
-Everything random follows from ``--seed``, which is printed; timing is the machine's. Ends with code 1 on a failure.
+All random choices follow from ``--seed``, which is printed; timing depends on the machine. Exit code 1 on a failure.
 """
 
 import argparse

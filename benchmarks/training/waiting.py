@@ -1,10 +1,10 @@
-"""Ranks under CPU quotas, without a cluster: what waiting costs them, and how near a step comes to the best possible.
+"""Cost of waiting for ranks under CPU quotas, without a cluster.
 
     python -m benchmarks.training.waiting --quotas 0.8,0.2,0.2 [--shares 160,40,40] [--rebalance]
 
-As root, on cgroup v1 or v2: real MPI ranks of the built-in trainer over TCP, each in a cgroup with its quota. Without
-``--shares`` the batch is split evenly. ``throttled``: part of the 100 ms periods in which the kernel stopped the rank
-because its quota was used up. Minutes shorter than ``uneven.py``, which does the same on a real cluster.
+It needs root and cgroup v1 or v2, and starts real MPI ranks of the built-in trainer over TCP, each in a cgroup with its
+quota. Without ``--shares`` the batch is split evenly. ``throttled``: fraction of the 100 ms periods in which the kernel
+stopped the rank because its quota was used up. ``uneven.py`` does the same on a real cluster and takes minutes longer.
 """
 
 import argparse
