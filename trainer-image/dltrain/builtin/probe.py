@@ -1,7 +1,7 @@
-"""How fast this rank's device and its links are.
+"""A probe of the speed of this rank's device and links.
 
-A third of a second before the first step. It teaches the operator's performance model, and shows when the plan's
-shares do not fit the devices as they are.
+It takes a third of a second before the first step. It calibrates the operator's performance model, and shows whether
+the plan's shares suit the actual devices.
 """
 
 import copy
@@ -63,7 +63,7 @@ def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], s
     flat = [value for point in (points * 3)[:3] for value in point] if points else [0.0] * 6
     rows = [row for row in trainer.world.gather(flat) if row[0]]
     speeds = [fit([(int(row[i]), row[i + 1]) for i in (0, 2, 4)]) for row in rows]
-    # A GPU is known to hold what it was probed with; a CPU's memory is not what bounds it.
+    # A GPU can hold at least the batches of its probe. The memory of a CPU is not the limit.
     held = [trainer.plan.global_batch if on_cpu else int(max(row[::2])) for row in rows]
     workers = [rank for rank, share in enumerate(trainer.shares) if share]
     now = [trainer.shares[rank] for rank in workers]

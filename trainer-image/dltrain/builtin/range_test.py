@@ -1,7 +1,7 @@
-"""A learning rate found by trying: a ramp over many rates, and what its curve of losses says.
+"""A learning-rate range test: a ramp over many rates, and the analysis of its loss curve.
 
-The range test (Smith 2015) trains with a rate that grows exponentially. The loss falls while rates are useful, and
-rises where they are too large. Training begins with the state from before the test, whatever came of it.
+The test (Smith 2015) trains with an exponentially growing rate. The loss falls while rates are useful, and rises where
+they are too large. Training always starts from the state before the test.
 """
 
 import copy
@@ -24,9 +24,9 @@ from dltrain.train.trainer import Trainer
 
 LOW, HIGH, STEPS = 1e-6, 10.0, 100
 BLOWN_UP = 4.0
-"""The ramp ends where the loss is so many times the first one."""
+"""The ramp ends where the loss exceeds the first one by this factor."""
 LEAST_FALL = 0.02
-"""A loss that falls by less of itself has shown nothing."""
+"""Minimum relative decrease of the loss for a result."""
 LIMIT_S = 1800.0
 JSON, PLOT = "learning-rate.json", "learning-rate.svg"
 DEGREE = 7
@@ -34,7 +34,7 @@ DEGREE = 7
 
 @dataclass(frozen=True)
 class Found:
-    """The rates from where the loss begins to fall to where it stops, and the one to use: their geometric mean."""
+    """The rates at which the loss starts and stops to fall, and their geometric mean, which is the rate to use."""
 
     low: float
     high: float
@@ -42,7 +42,7 @@ class Found:
 
 
 def interval(rates: Sequence[float], losses: Sequence[float]) -> Found | None:
-    """What the curve says; None when the loss never falls.
+    """Return the useful interval of learning rates, or None if the loss never falls.
 
     A polynomial of degree 7 in ln(rate) gives the range in which the slope is at least a quarter of the steepest. There
     a logarithmic fit, loss = a + b ln(rate), meets the loss at the start and the least loss at two rates. The interval

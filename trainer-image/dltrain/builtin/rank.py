@@ -87,7 +87,7 @@ def _settle(trainer: Trainer, data: Dataset) -> None:
 
 
 def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
-    """Part of the held-out samples (tokens: positions) told right, by all workers together."""
+    """Return the accuracy on the held-out samples (positions, for tokens), computed by all workers together."""
     chosen = np.arange(data.test_samples) if trainer.plan.splits_model else _mine(trainer, data)
     model.eval()
     right, seen = trainer.sum(count_right(partial(trainer.parallel.predict, model), data, chosen, trainer.device))
@@ -96,14 +96,14 @@ def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
 
 
 def _mine(trainer: Trainer, data: Dataset) -> NDArray[np.int64]:
-    """Held-out samples for this rank to look at: the part of them that it has of a batch, as fast as it is."""
+    """Return this rank's held-out samples, in proportion to its share of the batch."""
     parts = apportion(data.test_samples, trainer.shares)
     begin = sum(parts[: trainer.rank])
     return np.arange(begin, begin + parts[trainer.rank])
 
 
 def _train_asynchronously(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dataset) -> None:
-    """Train without lockstep: evaluated by rank 0 after each of its epochs, by all workers at the end."""
+    """Train asynchronously. Rank 0 evaluates after each of its epochs, and all workers together at the end."""
     trainer.model = network.to(trainer.device)
     _settle(trainer, data)
 

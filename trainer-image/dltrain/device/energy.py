@@ -1,9 +1,9 @@
-"""Energy that a rank's device uses, where a counter of it can be read; for the run's report.
+"""Energy used by a rank's device, read from hardware counters for the run's report.
 
-A GPU counts since its driver was loaded (NVML's total energy, in mJ; Volta and later, whole GPUs only). CPU packages
-count in RAPL: a node's, with all else that runs on it, so that one rank of a pod reads for all; its files are root's
-alone unless the node's administrator opens them (CVE-2020-8694). What cannot be read is told as that, never estimated:
-the plan has an estimate.
+A GPU's counter is NVML's total energy in mJ since its driver was loaded (Volta and later, whole GPUs only). CPU
+packages have RAPL counters. They include everything that runs on the node, so one rank of a pod reads them for all.
+Only root can read them, unless the node's administrator allows it (CVE-2020-8694). A missing counter is reported as
+missing, never estimated: the plan has an estimate.
 """
 
 import ctypes
@@ -20,15 +20,15 @@ NVML = "libnvidia-ml.so.1"
 
 
 class Meter:
-    """Joules since it was made."""
+    """Measures the energy since its creation."""
 
     def __init__(self, source: Literal["NVML", "RAPL"], read_J: Callable[[], float]) -> None:
-        """``read_J``: a counter that never falls. Raises OSError where it cannot be read."""
+        """Read the counter. ``read_J``: returns a counter in J that never falls. Raises OSError if it is unreadable."""
         self._source, self._read_J = source, read_J
         self._first_J = read_J()
 
     def used(self) -> Energy | None:
-        """None once the counter cannot be read any more."""
+        """Return the energy used so far, or None if the counter can no longer be read."""
         try:
             return Energy(joules=max(0.0, self._read_J() - self._first_J), source=self._source)
         except (OSError, ValueError):
@@ -36,7 +36,7 @@ class Meter:
 
 
 def meter(device: torch.device, local_rank: int) -> Meter | None:
-    """The one of this rank's device; None where there is none to read, or another rank of the pod reads it."""
+    """Return the meter of this rank's device, or None if it has no readable counter or another rank reads it."""
     try:
         if device.type == "cuda":
             if local_rank >= torch.cuda.device_count():
@@ -48,10 +48,10 @@ def meter(device: torch.device, local_rank: int) -> Meter | None:
 
 
 class Packages:
-    """The sum over a node's CPU packages, whose counters begin anew at their range."""
+    """The sum over a node's CPU packages, whose counters wrap around at the end of their range."""
 
     def __init__(self, powercap: Path) -> None:
-        """Raises OSError where there are none."""
+        """Find the packages. Raises OSError if there are none."""
         self._folders = sorted(
             folder
             for folder in powercap.glob("intel-rapl:*")  # AMD's, too
@@ -64,7 +64,7 @@ class Packages:
         self._total_uJ = 0
 
     def __call__(self) -> float:
-        """Joules since the first reading; right as long as no counter goes round twice between two of them."""
+        """Return the joules since the first reading. A counter may wrap around at most once between two readings."""
         now = self._read()
         for new, old, span in zip(now, self._last, self._ranges, strict=True):
             self._total_uJ += new - old if new >= old else new - old + span
@@ -76,7 +76,7 @@ class Packages:
 
 
 def _gpu(identity: str, library: str = NVML) -> Callable[[], float]:
-    """The counter of the GPU with this UUID. Raises OSError where NVML or the GPU has none."""
+    """Return the energy counter of the GPU with this UUID. Raises OSError if NVML or the GPU has none."""
     nvml, handle = ctypes.CDLL(library), ctypes.c_void_p()
 
     def call(name: str, *arguments: object) -> None:

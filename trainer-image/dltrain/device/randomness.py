@@ -1,7 +1,7 @@
-"""Random generators: seeded for a step or a sample, and left as they were.
+"""Seeding and restoring of random generators.
 
-Randomness of a step (dropout) is a function of (seed, step, rank), that of a sample (augmentation) one of (seed, epoch,
-sample): there is nothing to save, and a resumed run draws the same.
+The randomness of a step (dropout) is a function of (seed, step, rank), and that of a sample (augmentation) a function
+of (seed, epoch, sample). So there is no state to save, and a resumed run draws the same numbers.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ CPU = torch.device("cpu")
 
 
 def seed(number: int, device: torch.device = CPU, *, everywhere: bool = False) -> None:
-    """Seed torch's generator of the CPU and, on a GPU, those of the GPUs; ``everywhere``: numpy's and Python's, too.
+    """Seed torch's generators of the CPU and, on a GPU, of the GPUs. ``everywhere``: also numpy's and Python's.
 
-    Not ``torch.manual_seed``: where no GPU is in use it puts three calls off for later, each with its stack as text,
-    which took a third of a small step; and where one is, a sample has no use for it.
+    ``torch.manual_seed`` is not used. Without a GPU it defers three calls and records their stacks as text, which took
+    a third of a small step. With a GPU, it would also seed GPUs for samples, which do not need that.
     """
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
@@ -30,13 +30,13 @@ def seed(number: int, device: torch.device = CPU, *, everywhere: bool = False) -
 
 
 def of_step(seed: int, step: int, rank: int) -> int:
-    """What to seed one step of one rank with. ``seed``: the plan's."""
+    """Return the seed for one step of one rank. ``seed``: the plan's seed."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=7).digest(), "big")
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Leave this process's generators as they are, for the script around the loop."""
+    """Restore this process's generators on exit, so that the script's own randomness does not change."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield

@@ -1,6 +1,6 @@
-"""The device of a rank: which it is, whether it is what was planned, and waiting for what it was given to do.
+"""The device of a rank: its selection, the comparison with the plan, and waiting for its work.
 
-Nothing here runs before a rank is a process of its own: CUDA must not be touched in what is forked afterwards.
+Nothing here may run before a rank is forked, because CUDA does not survive a fork.
 """
 
 import re
@@ -13,16 +13,16 @@ from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import DeviceMissingError
 
 MISMATCH = "cpu"
-"""Name of the device of a rank that was promised a GPU and found none."""
+"""Device name of a rank that was planned on a GPU but found none."""
 MEMORY_PART = 0.9
-"""Of a GPU's memory, what shares may grow into: allocators round up and fragment."""
+"""Fraction of a GPU's memory that shares may use. Allocators need a margin for rounding and fragmentation."""
 
 
 def find_device(rank: Rank) -> tuple[torch.device, str]:
-    """The torch device for a rank, and what it really is, in the plan's words where it matches.
+    """Return the torch device of a rank and its name, which is the plan's name if they match.
 
-    A rank planned on a class of CPU nodes computes on the CPU, and cannot tell more than that it is one. A GPU becomes
-    the current one, so that whatever names none (a script's ``"cuda"``, pinned memory, a library) means this rank's.
+    A rank that is planned on CPU nodes cannot verify their class. A GPU becomes the current device, so that code
+    without a device index (a script's ``"cuda"``, pinned memory, a library) uses this rank's GPU.
     """
     if not rank.gpu:
         return torch.device("cpu"), rank.device
@@ -35,23 +35,24 @@ def find_device(rank: Rank) -> tuple[torch.device, str]:
 
 
 def product_label(name: str) -> str:
-    """A GPU's name as node label ``nvidia.com/gpu.product`` has it: 'NVIDIA A100-SXM4-40GB' with dashes for spaces."""
+    """Return a GPU's name as in node label ``nvidia.com/gpu.product``: NVIDIA's name with dashes for spaces."""
     return "-".join(name.split())
 
 
 def same_product(found: str, label: str) -> bool:
-    """Whether a node's label means the GPU ``found``: labels have other punctuation, and those of GPUs that the device
-    plugin shares out by time end with SHARED.
+    """Return True if a node's label means the GPU ``found``.
+
+    Labels differ in punctuation, and end with SHARED if the device plugin time-slices the GPU.
     """
     plain = [re.sub(r"[^a-z0-9]", "", re.sub(r"-shared$", "", text.lower())) for text in (found, label)]
     return plain[0] == plain[1]
 
 
 def check(world: ProcessGroup, plan: Plan, device: torch.device) -> None:
-    """Whether ranks that were promised GPUs have them; all ranks call it together.
+    """Check that ranks planned on GPUs have them. All ranks must call it together.
 
-    If none has, they train on their CPUs, slowly, and the log says why (a pretended GPU, an image for CPUs). Raises
-    DeviceMissingError, on all of them, where only some have: those could not sum anything together.
+    If no rank has one, they train slowly on CPUs, and the log gives the reason (a simulated GPU, an image for CPUs).
+    Raises DeviceMissingError on all ranks if only some have one, because those could not reduce gradients together.
     """
     if not any(rank.gpu for rank in plan.ranks):
         return
@@ -70,7 +71,7 @@ def check(world: ProcessGroup, plan: Plan, device: torch.device) -> None:
 
 
 def gpu_missing_reason() -> str:
-    """Why torch sees no GPU, in its own words."""
+    """Return torch's own message on why it finds no GPU."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
@@ -81,8 +82,9 @@ def gpu_missing_reason() -> str:
 
 
 def finish(device: torch.device) -> None:
-    """Wait until all is done that this thread's stream of a GPU was given; on a CPU it is. The thread sleeps, for CPUs
-    of a pod are few.
+    """Wait for the work on this thread's GPU stream. On a CPU, return at once.
+
+    The thread sleeps while it waits, because a pod has few CPUs.
     """
     if device.type == "cuda":
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -91,14 +93,14 @@ def finish(device: torch.device) -> None:
 
 
 def peak_nbytes(device: torch.device) -> int | None:
-    """The most memory of a GPU that tensors took so far; None on a CPU."""
+    """Return the peak memory of tensors on a GPU in bytes, None on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def most_samples(device: torch.device, share: int, batch: int) -> int:
-    """How many samples of a step the device holds, by what steps of ``share`` took at most; of a CPU the ``batch``.
+    """Return how many samples per step fit into the device, from the peak of steps with ``share`` samples.
 
-    Between two steps, when what is allocated is what stays.
+    Call it between two steps, when only persistent memory is allocated. On a CPU it returns ``batch``.
     """
     if device.type != "cuda":
         return batch
@@ -108,6 +110,6 @@ def most_samples(device: torch.device, share: int, batch: int) -> int:
 
 
 def samples_within(usable_nbytes: int, kept_nbytes: int, peak_nbytes: int, share: int, batch: int) -> int:
-    """Samples that fit: a step takes what is kept anyhow, and the rest of its peak in proportion to its ``share``."""
+    """Return the samples that fit: a step's peak is persistent memory plus a part in proportion to its ``share``."""
     each = max(1, peak_nbytes - kept_nbytes) / max(1, share)
     return max(share, min(batch, int((MEMORY_PART * usable_nbytes - kept_nbytes) / each)))

@@ -1,7 +1,7 @@
-"""Built-in models, plain PyTorch written from the papers.
+"""Built-in models in plain PyTorch, written from the papers.
 
-Normalization is GroupNorm (Wu and He 2018), never BatchNorm: its statistics belong to one sample, so the gradient of
-the global batch does not depend on how the batch is split over ranks, and uneven shares stay exact.
+They use GroupNorm (Wu and He 2018) instead of BatchNorm. Its statistics cover one sample, so the gradient of the global
+batch does not depend on how the batch is split over ranks, and uneven shares stay exact.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class InputShape:
 
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
-"""(shape of one sample, classes) to a model of logits; ValueError when it cannot take that shape."""
+"""Makes a model that returns logits for (shape of one sample, classes). Raises ValueError for an unsuitable shape."""
 
 _MODELS: dict[str, tuple[Build, bool]] = {
     "mlp": (mlp, False),
@@ -40,9 +40,9 @@ NAMES = tuple(_MODELS)
 
 
 def build(name: str, data: InputShape) -> nn.Module:
-    """A new model for the data. Raises BadInputError when there is no such model or it cannot take that data.
+    """Return a new model for the data. Raises BadInputError if there is no such model or it does not suit the data.
 
-    Weights come from torch's global generator: seed it first.
+    Weights come from torch's global generator, so seed it first.
     """
     if name not in _MODELS:
         raise BadInputError("spec.model.name", f"'{name}'", f"one of {', '.join(NAMES)}", "choose a built-in model")

@@ -1,6 +1,6 @@
-"""How a model can be cut: in a row of layers (pipeline stages), or through pairs of linear layers (tensor parallel).
+"""Ways to split a model: a sequence of layers (pipeline stages), or pairs of linear layers (tensor parallelism).
 
-A ``Sequential`` tells by itself; another model has methods ``layers`` and ``pairs``.
+They are known for a ``Sequential``. Other models need methods ``layers`` and ``pairs``.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layer:
-    """One of a row: each takes what the one before returns. ``parameters`` may be another layer's too (tied)."""
+    """One layer of a sequence, whose input is the previous layer's output. Layers may share (tied) ``parameters``."""
 
     run: Callable[[Tensor], Tensor]
     parameters: tuple[Tensor, ...]
@@ -20,9 +20,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two linear layers between which every *unit* goes its own way: features under an element-wise function, or heads.
+    """Two linear layers with independent *units* between them: features of an element-wise function, or heads.
 
-    ``first`` makes ``blocks`` values of each unit (3 of a head: query, key and value), ``second`` takes one.
+    ``first`` computes ``blocks`` values per unit (3 for a head: query, key and value), ``second`` reads one.
     """
 
     first: str
@@ -43,7 +43,7 @@ class Paired(Protocol):
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """The row of layers that the model is. Raises ValueError when it is none."""
+    """Return the model's sequence of layers. Raises ValueError if it is not a sequence."""
     if isinstance(model, nn.Sequential):
         return [Layer(module, tuple(module.parameters())) for module in model]
     if isinstance(model, Layered):
@@ -52,9 +52,9 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 
 def pairs_of(model: nn.Module) -> list[Pair]:
-    """Pairs of linear layers, none in two of them; empty where there are none.
+    """Return the disjoint pairs of linear layers.
 
-    In a ``Sequential``: two linear layers with one activation between them.
+    In a ``Sequential``, a pair consists of two linear layers with one activation between them.
     """
     if isinstance(model, Paired):
         return model.pairs()

@@ -1,17 +1,17 @@
-"""The learning rate at a step: linear warm-up, then half a cosine down to zero.
+"""The learning-rate schedule: linear warm-up, then cosine decay to zero.
 
-Warm-up lets a large batch start (Goyal et al. 2017, section 2.2); the cosine (Loshchilov and Hutter 2016) needs no
-knob. A pure function of the step, so that a resumed run goes on exactly.
+Large batches need the warm-up (Goyal et al. 2017, section 2.2). Cosine decay (Loshchilov and Hutter 2016) has no
+parameter. The rate is a pure function of the step, so a resumed run continues exactly.
 """
 
 from math import cos, pi
 
 WARM_UP = 0.05
-"""Part of the steps, and at least one."""
+"""Fraction of the steps; at least one step."""
 
 
 def rate(base: float, step: int, steps: int) -> float:
-    """Rate at ``step`` (from 0) of ``steps``; never more than ``base``, never 0 within the run."""
+    """Return the rate at ``step`` (from 0) of ``steps``. It is at most ``base``, and never 0 within the run."""
     warm = max(1, round(WARM_UP * steps))
     if step < warm:
         return base * (step + 1) / warm

@@ -1,8 +1,8 @@
-"""By what the learning rate of a base batch is multiplied for the job's batch.
+"""Scaling of the learning rate from a base batch size to the job's global batch size.
 
-With S = batch / base batch: Linear S (Goyal et al. 2017), SquareRoot √S (Krizhevsky 2014), AdaScale a gain between 1
-and S that is measured (Johnson et al. 2020): a larger batch helps as far as the gradient is noise, and no further.
-Warm-up is ``lr``'s. Every rank computes the same from the same sums.
+With S = batch / base batch, the factor is S for Linear (Goyal et al. 2017), √S for SquareRoot (Krizhevsky 2014), and a
+measured gain between 1 and S for AdaScale (Johnson et al. 2020), because a larger batch helps only as far as gradients
+are noisy. ``learning_rate`` adds the warm-up. Every rank computes the same factor from the same sums.
 """
 
 from math import isfinite, sqrt
@@ -12,14 +12,14 @@ from dltrain.optim.noise_scale import estimates
 
 
 class Scaling:
-    """The factor now; for AdaScale fed with the squares of each step's gradients."""
+    """The current factor. AdaScale needs the squared gradient norms of each step."""
 
     def __init__(self, optimizer: OptimizerRef, batch: int) -> None:
         self._rule = optimizer.scaling
         self._base = optimizer.base_batch or batch
         self._batch = batch
         self._keep = max(0.0, 1 - batch / self._base / 1000)
-        """Weight of the past in the means, as in the paper (section 4)."""
+        """Decay of the running means, as in the paper (section 4)."""
         self._seen = 0.0
         self._noise = self._signal = 0.0
 
@@ -29,7 +29,7 @@ class Scaling:
 
     @property
     def factor(self) -> float:
-        """Of the learning rate for the base batch. AdaScale without a measurement yet: the cautious √S."""
+        """Return the factor on the base batch's learning rate. AdaScale uses the cautious √S before measurements."""
         scale = self._batch / self._base
         if self._rule is None:
             return 1.0
@@ -43,9 +43,9 @@ class Scaling:
         return min(max(gain, min(1.0, scale)), max(1.0, scale))
 
     def observe(self, within: float, together: float, ranks: int) -> None:
-        """Take in a step's gradients, as ``noise.estimates`` has them."""
+        """Add a step's squared gradient norms; see ``noise_scale.estimates``."""
         if ranks < 2 or not (isfinite(within) and isfinite(together)):
-            return  # one gradient tells nothing of its noise
+            return  # one gradient alone does not show its noise
         noise, signal = estimates(within, together, ranks, self._batch)
         self._noise = self._keep * self._noise + noise
         self._signal = self._keep * self._signal + signal

@@ -1,18 +1,18 @@
-"""The gradient noise scale: how large a batch still pays.
+"""The gradient noise scale, which shows up to which size larger batches save steps.
 
-Ranks see different samples, so their gradients differ by noise alone: at no cost but two norms, they tell the variance
-of one sample's gradient (tr Σ) and the square of the true one (|G|²). φ = tr Σ / |G|² is the batch at which both are
-as large (McCandlish et al. 2018, "simple" noise scale). One rank alone tells nothing.
+Ranks process different samples, so their gradients differ by noise alone. Two norms suffice to estimate the variance of
+one sample's gradient (tr Σ) and the square of the true gradient (|G|²). φ = tr Σ / |G|² is the batch size at which both
+are equal (McCandlish et al. 2018, "simple" noise scale). It cannot be measured with one rank.
 
-φ grows while a model trains, often a hundredfold. What a plan needs of a run is how many steps another batch B' would
-have taken. A step of B gets as far as B / (φ + B) of one without noise, so that with h the mean over the run's steps of
-B / (φ_t + B),
+φ grows while a model trains, often a hundredfold. A plan needs to know how many steps another batch size B' would have
+taken. A step of B makes the fraction B / (φ + B) of the progress of a step without noise. If h is the mean over the
+run's steps of B / (φ_t + B),
 
     steps(B') / steps(B) = (φ/B' + 1) / (φ/B + 1)    where   φ = B (1/h - 1),
 
-exactly, for every B'; and runs at other batches have the same φ. So this harmonic mean is what a run tells, no median.
-B h = |G|² / E|g|², which lies between 0 and 1 however small |G|² becomes, is estimated by ratios of means over up to 16
-stretches of the run: a ratio of single steps would be biased.
+exactly, for every B'; and runs at other batch sizes have the same φ. So a run reports this harmonic mean, not a median.
+B h = |G|² / E|g|² is between 0 and 1 for every |G|². It is estimated by ratios of means over up to 16 sections of the
+run, because ratios of single steps would be biased.
 """
 
 from math import isfinite, sqrt
@@ -32,12 +32,12 @@ MIN_STEPS = 16
 
 
 def stride(steps: int) -> int:
-    """Every how many steps to measure in a training of so many."""
+    """Return the interval of measurements in a training of ``steps`` steps."""
     return max(1, min(MAX_STRIDE, steps // MIN_MEASUREMENTS))
 
 
 def estimates(within: float, together: float, ranks: int, batch: int) -> tuple[float, float]:
-    """(tr Σ, |G|²) by one step's gradients; the second may be negative, for it is a difference.
+    """Return (tr Σ, |G|²) from one step's gradients. |G|² may be negative, because it is a difference.
 
     ``within``: Σ (b_r / B) ‖g_r‖² over ``ranks`` >= 2 ranks with samples, whose expectation is |G|² + tr Σ ranks / B.
     ``together``: ‖Σ (b_r / B) g_r‖², expected |G|² + tr Σ / B.
@@ -47,23 +47,23 @@ def estimates(within: float, together: float, ranks: int, batch: int) -> tuple[f
 
 
 class NoiseScale:
-    """Of one run at one batch; ``state`` goes into checkpoints."""
+    """The noise scale of one run with one batch size. Checkpoints hold its ``state``."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
         self._length = 1
-        """Steps of a full stretch."""
+        """Measured steps in a full section of the run."""
         self._stretches: list[list[float]] = []
-        """Steps measured, and sums over them of tr Σ and of the square of the batch's gradient."""
+        """For each section: measured steps, and sums over them of tr Σ and of the squared norm of the gradient."""
 
     @property
     def steps(self) -> int:
-        """Steps measured."""
+        """Return the number of measured steps."""
         return round(sum(stretch[0] for stretch in self._stretches))
 
     @property
     def samples(self) -> float | None:
-        """φ in samples; None: not measured. Where the gradient is lost in noise: the least that it can be."""
+        """Return φ in samples, or None if it is unknown. If noise hides the gradient, return a lower bound."""
         if self.steps < MIN_STEPS:
             return None
         means = [(n, 1 - noise / (self._batch * square)) for n, noise, square in self._stretches if square > 0]
@@ -74,12 +74,12 @@ class NoiseScale:
         error = sqrt(sum(n * (h - share) ** 2 for n, h in means) / total / (len(means) - 1))
         least = max(share, error)
         if not least > 0 or error >= 1:
-            return None  # "at least 0" says nothing
+            return None  # a lower bound of 0 has no information
         found = max(0.0, self._batch * (1 / least - 1))
-        return found if found <= MAX_NOISE else None  # the report of a job must not fail for it
+        return found if found <= MAX_NOISE else None  # a larger value would be invalid in the job's report
 
     def observe(self, within: float, together: float, ranks: int) -> None:
-        """Take in a step's gradients, as ``estimates`` has them; those that are not finite tell nothing."""
+        """Add a step's squared gradient norms; see ``estimates``. Values that are not finite are ignored."""
         if ranks < 2 or not (isfinite(within) and isfinite(together)):
             return
         noise, _ = estimates(within, together, ranks, self._batch)

@@ -1,9 +1,9 @@
-"""torch's optimizers for the built-in trainer, without torch's compiler.
+"""torch's optimizers for the built-in trainer, without the import of torch's compiler.
 
-``torch.optim`` imports the compiler when the first optimizer is made and again in ``step``, to keep ``torch.compile``
-away from some methods: 800 modules, and 1.5 s of CPU that a pod with a fifth of a core waits eight for. Nothing is
-compiled here, so the methods are called as they are below those wrappers. With a torch that wraps them otherwise the
-import comes back, and nothing else changes.
+``torch.optim`` imports the compiler when the first optimizer is made and again in ``step``, to exclude some methods
+from ``torch.compile``. These are 800 modules and 1.5 s of CPU time, or 8 s in a pod with a fifth of a core. Nothing is
+compiled here, so the wrapped methods are called directly. If another version of torch wraps them differently, the
+import returns and nothing else changes.
 """
 
 import inspect
@@ -16,11 +16,11 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from dlcontract import OptimizerRef
 
 _KEPT = "__dynamo_disable"
-"""Where ``torch._disable_dynamo`` keeps what it will call in the end."""
+"""Attribute in which ``torch._disable_dynamo`` stores the function that it calls."""
 
 
 def make_optimizer(ref: OptimizerRef, model: nn.Module) -> Optimizer:
-    """The plan's optimizer for a model."""
+    """Return the plan's optimizer for a model."""
     extra: dict[str, Any] = {"momentum": ref.momentum} if ref.name == "SGD" else {}
     kind = _plain({"SGD": SGD, "Adam": Adam, "AdamW": AdamW}[ref.name])
     made: Optimizer = kind(model.parameters(), lr=ref.learning_rate, weight_decay=ref.weight_decay, **extra)
@@ -28,7 +28,7 @@ def make_optimizer(ref: OptimizerRef, model: nn.Module) -> Optimizer:
 
 
 def _plain(kind: type[Optimizer]) -> type[Any]:
-    """``kind`` with methods that do not import the compiler."""
+    """Return a subclass of ``kind`` whose methods do not import the compiler."""
     for member in vars(Optimizer).values():
         inner = getattr(member, "__wrapped__", None)
         if inspect.isfunction(member) and "_disable_dynamo" in member.__code__.co_qualname:
