@@ -1,4 +1,4 @@
-"""Bad input is refused with field, found and expected: by the schema at admission, by the types in the operator."""
+"""Invalid specs are rejected with field, value and expectation: by the schema at admission and by the operator."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ Json = dict[str, Any]
 
 
 def normal(text: str) -> str:
-    """An error with its JSON path in dots alone."""
+    """Return an error with its JSON path in dot notation."""
     return text.replace("['", ".").replace("']", "")
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_the_schema_refuses(case: str) -> None:
+def test_the_schema_rejects(case: str) -> None:
     path, value, words = BAD[case]
     found = refusals(with_field(path, value))
     assert len(found) == 1, found
@@ -28,8 +28,8 @@ def test_the_schema_refuses(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_the_operator_refuses(case: str) -> None:
-    """For servers that prune, or know no CEL: the types refuse the same, naming the field."""
+def test_the_operator_rejects(case: str) -> None:
+    """The operator's types reject the same, for servers that prune fields or do not support CEL."""
     path, value, words = BAD[case]
     with pytest.raises(ValidationError) as refusal:
         DLJobSpec.model_validate(with_field(path, value)["spec"])
@@ -38,7 +38,7 @@ def test_the_operator_refuses(case: str) -> None:
     assert all(word in text for word in words), text
 
 
-def test_a_server_without_cel_admits_what_only_rules_refuse() -> None:
+def test_a_server_without_cel_admits_specs_that_only_rules_reject() -> None:
     job = with_field("nodes", {"min": 4, "max": 2})
     assert refusals(job, cel=False) == []
     assert refusals(job, cel=True) != []

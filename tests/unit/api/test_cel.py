@@ -1,4 +1,4 @@
-"""Each rule stands once, in two tongues: CEL for the API server, Python for the operator. They must agree."""
+"""Each rule exists in CEL for the API server and in Python for the operator. Both must agree."""
 
 import itertools
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def said_by_cel(spec: Json) -> set[str]:
 
 
 def said_by_python(spec: Json) -> set[str]:
-    """Messages of broken rules. pydantic stops at an inner type's: the outer's may be missing."""
+    """Return the messages of broken rules. pydantic stops at rules of inner types, so those of outer types may be missing."""
     try:
         DLJobSpec.model_validate(spec)
     except ValidationError as error:
@@ -70,7 +70,7 @@ def test_the_operator_also_says_what_it_found(case: str, found: str) -> None:
         ({"resources": {"memory": "4GB"}}, "found '4GB', expected a quantity of bytes such as 512Mi or 4Gi"),
     ],
 )
-def test_a_value_that_cannot_be_is_named_with_what_can(changes: Json, words: str) -> None:
+def test_an_invalid_value_is_named_with_the_valid_ones(changes: Json, words: str) -> None:
     with pytest.raises(ValidationError) as refusal:
         DLJobSpec.model_validate(spec_of(changes))
     assert words in in_words(refusal.value)
@@ -87,7 +87,7 @@ def _rules(schema: Json) -> list[Json]:
 
 
 def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
-    """Objects that have any of the fields."""
+    """Generate objects with any subset of the fields."""
     return st.fixed_dictionaries({}, optional=fields)
 
 
@@ -134,7 +134,7 @@ specs = st.fixed_dictionaries(
 @settings(max_examples=150, deadline=None)
 @given(spec=specs, with_defaults=st.booleans())
 def test_cel_and_python_agree(spec: Json, with_defaults: bool) -> None:
-    """Both accept or both refuse, and Python says nothing that CEL does not; defaults change neither."""
+    """Both accept or both reject, and all messages of Python are also CEL's. Defaults change neither."""
     given_spec = defaulted(SPEC, spec) if with_defaults else spec
     by_cel, by_python = said_by_cel(given_spec), said_by_python(given_spec)
     assert bool(by_cel) == bool(by_python)
@@ -142,7 +142,7 @@ def test_cel_and_python_agree(spec: Json, with_defaults: bool) -> None:
 
 
 def product() -> Iterator[Json]:
-    """Specs with every combination of the four axes of the table, each axis also left out."""
+    """Yield specs with every combination of the four axes of the table, also with unset axes."""
     axes = [(None, *get_args(CollectiveName), "Auto"), *((None, *map(str, kind)) for kind in KINDS)]
     for collective, strategy, framework, synchronization in itertools.product(*axes):
         fields: Json = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatchSize": 32, "epochs": 1}
@@ -178,7 +178,7 @@ def test_the_table_makes_the_rules() -> None:
 
 
 def test_cel_and_python_agree_on_every_combination() -> None:
-    """The table of ``compatibility`` makes both: strategy, collective, framework and synchronization."""
+    """The table of ``compatibility`` determines both forms of the rules."""
     rejected = 0
     for one in product():
         broken = {

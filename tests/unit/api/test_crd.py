@@ -18,7 +18,7 @@ MINIMAL = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatch
 
 
 def nodes(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
-    """Every schema in a schema, with its path."""
+    """Yield every schema in a schema, with its path."""
     yield path, schema
     for name, field in schema.get("properties", {}).items():
         yield from nodes(field, f"{path}.{name}".lstrip("."))
@@ -65,13 +65,13 @@ def test_structural(path: str, node: Json) -> None:
 
 @pytest.mark.parametrize(("path", "node"), [(p, n) for p, n in ALL_NODES if "default" in n])
 def test_defaults_are_valid_and_complete(path: str, node: Json) -> None:
-    """An API server refuses a definition whose default breaks its own schema; and a default says all it implies."""
+    """API servers reject a CRD with a default that breaks its own schema. Defaults also contain all nested defaults."""
     jsonschema.Draft202012Validator(closed(node)).validate(node["default"])
     assert defaulted(node, node["default"]) == node["default"]
 
 
 def test_lists_with_rules_inside_are_bounded() -> None:
-    """CEL's cost is estimated from maxItems; a rule under an unbounded list makes servers refuse the definition."""
+    """API servers estimate CEL's cost from maxItems, and reject a CRD with a rule under an unbounded list."""
     for path, node in ALL_NODES:
         if node["type"] == "array" and any("x-kubernetes-validations" in inner for _, inner in nodes(node["items"])):
             assert "maxItems" in node, path
@@ -84,7 +84,7 @@ def test_rules_carry_what_kubernetes_1_25_knows() -> None:
 
 
 def test_every_spec_field_is_explained() -> None:
-    """What ``kubectl explain`` prints. Entries of lists and maps are explained by their owners."""
+    """``kubectl explain`` prints the descriptions. The descriptions of lists and maps cover their entries."""
     silent = [
         path for path, node in nodes(schema_of("DLJob", "spec")) if "description" not in node and path[-1:] != "]"
     ]
@@ -92,7 +92,7 @@ def test_every_spec_field_is_explained() -> None:
 
 
 def test_defaults_of_server_and_operator_agree() -> None:
-    """A stored object, with defaults filled in by the server, means what the operator would have assumed."""
+    """The server's defaults in a stored object are the same as the operator's."""
     stored = defaulted(schema_of("DLJob", "spec"), MINIMAL)
     assert DLJobSpec.model_validate(stored) == DLJobSpec.model_validate(MINIMAL)
     assert stored["planning"] == {"mode": "Auto", "uneven": True, "candidates": 5}
@@ -100,7 +100,7 @@ def test_defaults_of_server_and_operator_agree() -> None:
 
 
 def test_status_passes_its_own_schema() -> None:
-    """An operator that writes what its own schema prunes would write it for ever."""
+    """An operator that writes fields which its own schema prunes would write them forever."""
     jsonschema.Draft202012Validator(closed(schema_of("DLJob", "status"))).validate(DLJobStatus().manifest())
 
 
@@ -140,7 +140,7 @@ def test_job_name_rule(name: str, valid: bool) -> None:
 
 
 def test_no_category_is_also_a_name() -> None:
-    """kubectl expands a category first: ``get dljob NAME`` would ask for jobs and profiles of that name."""
+    """kubectl expands categories first, so ``get dljob NAME`` would request jobs and profiles of that name."""
     names = [definition["spec"]["names"] for _, definition in KINDS]
     words = [{n["kind"].lower(), n["plural"], n["singular"], *n["shortNames"]} for n in names]
     assert not {category for n in names for category in n["categories"]} & set().union(*words)

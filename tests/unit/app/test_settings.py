@@ -1,4 +1,4 @@
-"""The operator's environment: defaults, and errors that name the variable, what was found and what was expected."""
+"""The operator's settings: defaults, and errors that name the variable, its value and what is expected."""
 
 import inspect
 import re
@@ -31,7 +31,7 @@ def test_without_a_name_two_operators_differ() -> None:
     assert of().identity != of().identity
 
 
-def test_empty_is_as_good_as_unset() -> None:
+def test_an_empty_variable_counts_as_unset() -> None:
     empty = {name: "" for name, _ in ROWS if name not in ("DLJOB_TRAINER_IMAGE", "DLJOB_POD_NAME")}
     assert of(DLJOB_POD_NAME="p", **empty) == of(DLJOB_POD_NAME="p")
 

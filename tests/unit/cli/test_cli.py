@@ -190,7 +190,7 @@ users: [{{name: a, user: {{token: t}}}}]
     assert "the API server does not answer" in capsys.readouterr().err
 
 
-def test_serve_answers_until_it_is_told_to_end(folder: Path) -> None:
+def test_serve_answers_until_a_signal(folder: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "dljob.cli", "serve", "--port", "0", "--cluster", "cluster.yaml"],
         stderr=subprocess.PIPE, text=True, env=environment(),
@@ -209,13 +209,13 @@ def test_serve_answers_until_it_is_told_to_end(folder: Path) -> None:
 
 
 class TestText:
-    def test_figures_to_the_right_words_to_the_left(self) -> None:
+    def test_numbers_are_right_aligned_and_text_left_aligned(self) -> None:
         assert table(["A", "N"], [["x", "1"], ["longer", "22"]]) == ["A        N", "x        1", "longer  22"]
 
     def test_costs(self) -> None:
         assert [cost(c) for c in (None, 0.0001, 1.234)] == ["-", "<$0.01", "$1.23"]
 
-    def test_one_size_is_no_curve(self) -> None:
+    def test_one_number_of_nodes_is_no_curve(self) -> None:
         assert scaling_curve([], None) == []  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The recommendation service, as its clients meet it: real sockets, real HTTP."""
+"""The recommendation service over real sockets and HTTP."""
 
 import http.client
 import json
@@ -138,7 +138,7 @@ def with_spec(**changes: Any) -> dict[str, Any]:
         (measured(constants=CONSTANTS | {"overlapGamma": 1e300}), "constants.overlapGamma: found 1e+300, expected"),
     ],
 )
-def test_a_wrong_question_is_named(service: Service, body: Any, message: str) -> None:
+def test_an_invalid_request_is_explained(service: Service, body: Any, message: str) -> None:
     code, answer = ask(service, "POST", "/v1/plan", body)
     assert code == 400
     assert message in answer["error"]
@@ -158,7 +158,7 @@ def test_other_paths_and_methods(service: Service, method: str, path: str, code:
     ("header", "code"),
     [(f"Content-Length: {MAX_NBYTES + 1}\r\n", 413), ("", 411), ("Content-Length: many\r\n", 411)],
 )
-def test_a_body_without_or_beyond_measure_is_not_read(service: Service, header: str, code: int) -> None:
+def test_a_body_without_length_or_too_large_is_not_read(service: Service, header: str, code: int) -> None:
     with socket.create_connection(("127.0.0.1", service.server_address[1]), timeout=10) as client:
         client.sendall(f"POST /v1/plan HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
         assert client.recv(4096).startswith(f"HTTP/1.1 {code} ".encode())
@@ -166,7 +166,7 @@ def test_a_body_without_or_beyond_measure_is_not_read(service: Service, header: 
             pass
 
 
-def test_many_at_once_get_the_same_answer(service: Service) -> None:
+def test_concurrent_requests_get_the_same_answer(service: Service) -> None:
     def one(_: int) -> Any:
         return ask(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES})
 
@@ -176,7 +176,7 @@ def test_many_at_once_get_the_same_answer(service: Service) -> None:
     assert answers[0][0] == 200
 
 
-def test_a_service_may_have_a_cluster_of_its_own() -> None:
+def test_a_service_may_have_a_default_cluster() -> None:
     with Service(("127.0.0.1", 0), cluster_view(NODES)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -1,4 +1,4 @@
-"""The operator's metrics: served, bounded, and each with help that says what to do."""
+"""The operator's metrics are served and bounded, and each has a help text that says what to do."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -40,8 +40,8 @@ def test_all_phases_are_there_from_the_start() -> None:
     assert {s.labels["phase"]: s.value for s in samples} == {phase.value: 0.0 for phase in Phase}
 
 
-def test_every_time_that_parameters_differed_is_counted_once() -> None:
-    """Whether the job went back to its checkpoint or, with no failure allowed, failed for it."""
+def test_each_divergence_of_parameters_is_counted_once() -> None:
+    """The job returns to its checkpoint or, if no failure is allowed, fails."""
 
     def status(relaunches: int, reason: str = "") -> DLJobStatus:
         failed = Condition(type="Failed", status="True", reason=reason or "None", message="", last_transition_time=NOW)

@@ -1,4 +1,4 @@
-"""The queue of keys, in virtual time: coalescing, one worker a key, delays, back-off."""
+"""The queue of keys in virtual time: merged duplicates, one worker per key, delays, back-off."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ class TestOrder:
 
         assert run(body()) == ["a", "b", "c"]
 
-    def test_added_while_worked_on_it_comes_again_and_not_at_the_same_time(self) -> None:
+    def test_a_key_added_while_busy_is_queued_again_afterwards(self) -> None:
         async def body() -> tuple[int, str, int]:
             queue = WorkQueue[str]()
             queue.add("a")
@@ -83,7 +83,7 @@ class TestDelays:
 
         assert run(body()) == 10
 
-    def test_what_comes_at_once_needs_no_delay(self) -> None:
+    def test_an_immediate_addition_cancels_the_delay(self) -> None:
         async def body() -> tuple[float, str]:
             queue = WorkQueue[str]()
             queue.add_after("a", 10)
@@ -95,7 +95,7 @@ class TestDelays:
 
         assert run(body()) == (0, "b")
 
-    def test_a_forgotten_key_does_not_come(self) -> None:
+    def test_a_forgotten_key_is_not_queued(self) -> None:
         async def body() -> str:
             queue = WorkQueue[str]()
             queue.add_after("gone", 1)
@@ -107,7 +107,7 @@ class TestDelays:
 
 
 class TestBackoff:
-    def test_it_doubles_up_to_a_limit_and_starts_anew_after_success(self) -> None:
+    def test_backoff_doubles_up_to_a_limit_and_resets_after_success(self) -> None:
         async def body() -> tuple[list[float], float]:
             queue = WorkQueue[str]()
             delays = []
@@ -122,7 +122,7 @@ class TestBackoff:
         assert delays == sorted(delays) and delays[-1] == MAX_BACKOFF_S
         assert anew == BACKOFF_FIRST_S
 
-    def test_one_key_s_failures_delay_no_other(self) -> None:
+    def test_failures_of_one_key_do_not_delay_others(self) -> None:
         async def body() -> float:
             queue = WorkQueue[str]()
             for _ in range(9):

@@ -1,4 +1,4 @@
-"""From a DLJob to the planner's question, and from its answer to status and contract."""
+"""Translation of a DLJob into a planner request, and of the decision into status and trainer plan."""
 
 from typing import Any
 
@@ -206,7 +206,7 @@ def test_ranks_are_contiguous_by_group_then_node_then_device() -> None:
     assert not todo.rebalance, "the user said how many samples"
 
 
-def test_compressed_gradients_travel_faster() -> None:
+def test_compressed_gradients_are_faster() -> None:
     plain, compressed = (planned(spec(nodes={"min": 3}, **how)) for how in ({}, {"gradientCompression": "FP16"}))
     assert (plain.compression, compressed.compression, compressed.collective) == (None, "FP16", "Ring")
     assert compressed.expected.step_s < plain.expected.step_s
@@ -227,7 +227,7 @@ def test_ranks_measure_what_the_user_leaves_open(changes: dict[str, Any], measur
     assert planned(spec(**{"nodes": {"min": 2}} | changes)).measure_collective == measures
 
 
-def test_a_parameter_server_is_a_rank_of_its_own() -> None:
+def test_a_parameter_server_is_a_separate_rank() -> None:
     todo = planned(spec(nodes={"min": 3}, collective="ParameterServer"))
     assert [(r.role, r.share) for r in todo.ranks] == [("worker", 48), ("worker", 48), ("server", 0)]
 
@@ -244,7 +244,7 @@ def test_where_the_data_is_in_the_pod(dataset: dict[str, Any], path: str) -> Non
 
 
 @pytest.mark.parametrize(("nodes", "least"), [({"min": 1, "max": 3}, 2), ({"min": 2, "max": 2}, 4), ({"min": 2}, 4)])
-def test_an_elastic_job_may_go_on_with_the_ranks_of_its_fewest_nodes(nodes: dict[str, int], least: int) -> None:
+def test_an_elastic_job_may_continue_with_the_ranks_of_its_minimum_nodes(nodes: dict[str, int], least: int) -> None:
     group = {"device": "a100", "nodes": 2, "ranksPerNode": 2}
     todo = planned(spec(nodes=nodes, planning={"mode": "Fixed", "groups": [group]}), UNLIKE)
     assert todo.min_ranks == least
@@ -255,7 +255,7 @@ def test_a_job_on_one_node_uses_large_segments_a_spread_one_small_ones() -> None
     assert spread < 64 * 2**10 < alone
 
 
-def test_the_status_shows_the_plan_and_what_it_beat() -> None:
+def test_the_status_shows_the_plan_and_other_candidates() -> None:
     decision = decided(spec(nodes={"min": 2}))
     status = plan_status(spec(), decision, 4, "abc")
     assert (status.number, status.digest, status.summary) == (4, "abc", decision.chosen.summary)

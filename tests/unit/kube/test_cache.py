@@ -1,4 +1,4 @@
-"""What the operator remembers of the cluster: the newest of everything, and nothing that is gone."""
+"""The cache holds the newest version of each object, and no deleted object."""
 
 from typing import Any
 
@@ -68,21 +68,21 @@ class TestPut:
         assert not cache.drop(POD, "ns", "digits-cpu-0", "old")
         assert readiness(cache) == [True]
 
-    def test_a_late_answer_does_not_raise_the_dead(self, cache: Cache) -> None:
+    def test_a_late_answer_does_not_restore_a_deleted_object(self, cache: Cache) -> None:
         cache.put(POD, pod(1, True))
         assert cache.drop(POD, "ns", "digits-cpu-0", "p1")
         assert not cache.put(POD, pod(2, True))
         assert readiness(cache) == []
 
-    def test_a_label_that_is_taken_away(self, cache: Cache) -> None:
+    def test_a_removed_label(self, cache: Cache) -> None:
         cache.put(POD, pod(1, True))
         stranger = body("digits-cpu-0", "p1", 2, job=None)
         cache.put(POD, stranger)
         assert readiness(cache) == []
 
     @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["a", "b"]), st.booleans()), max_size=12))
-    def test_the_newest_that_is_not_gone_is_what_is_known(self, history: list[tuple[int, str, bool]]) -> None:
-        """However events and answers overtake each other."""
+    def test_the_cache_holds_the_newest_object_that_is_not_deleted(self, history: list[tuple[int, str, bool]]) -> None:
+        """The result does not depend on the order of events and answers."""
         cache, gone, newest = Cache(), set[str](), None
         for version, uid, deleted in history:
             if deleted:
@@ -114,13 +114,13 @@ class TestPrune:
         cache.put(POD, pod(5, True))
         assert cache.prune(POD, [], 9, namespace="elsewhere") == []
 
-    def test_a_job_that_is_gone_is_looked_at_once_more(self, cache: Cache) -> None:
+    def test_a_deleted_job_is_reconciled_once_more(self, cache: Cache) -> None:
         assert cache.prune(DLJOB, [], 9) == [KEY]
         assert cache.observe(KEY) is None
 
 
 class TestObserve:
-    def test_nothing_of_another_job(self, cache: Cache) -> None:
+    def test_objects_of_other_jobs_are_not_observed(self, cache: Cache) -> None:
         other = body("other-cpu-0", "p2", job="other")
         cache.put(POD, other)
         observed = cache.observe(KEY)
@@ -141,7 +141,7 @@ class TestObserve:
         assert observed is not None and observed.leftovers == (told,)
         assert observed.sets == () and observed.plan is None and observed.report is None
 
-    def test_a_claim_without_owner_is_nobody_s_leftover(self, cache: Cache) -> None:
+    def test_a_claim_without_owner_is_no_leftover(self, cache: Cache) -> None:
         cache.put(CLAIM, body("digits-checkpoints", "c", owner=None))
         observed = cache.observe(KEY)
         assert observed is not None and observed.leftovers == () and "digits-checkpoints" in observed.claims

@@ -1,4 +1,4 @@
-"""Leader election: never two at once, and soon another when one is gone. Lease in memory, time virtual."""
+"""Leader election: never two leaders at once, and soon a new one after a loss. Lease in memory, virtual time."""
 
 import asyncio
 import copy
@@ -23,7 +23,7 @@ def fair(_: float) -> str:
 
 
 class Server:
-    """One Lease, with the API server's rules: a name once, and no write over a version not seen."""
+    """One Lease with the API server's rules: unique names, and no write over an unseen version."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
@@ -42,7 +42,7 @@ class Server:
 
 
 class Line(Api):
-    """One operator's line to the server; by the weather, calls fail or are never answered."""
+    """The connection of one operator to the server. Depending on the weather, calls fail or are never answered."""
 
     def __init__(self, server: Server, weather: Weather = fair) -> None:
         self.far, self.weather = server, weather
@@ -80,7 +80,7 @@ def leader(server: Server, identity: str, weather: Weather = fair) -> Leader:
 
 
 async def within(seconds: float, awaited: Any) -> bool:
-    """Whether it ends in time; it is given up otherwise."""
+    """Return True if it ends in time. Cancel it otherwise."""
     try:
         await asyncio.wait_for(awaited, seconds)
     except TimeoutError:
@@ -101,7 +101,7 @@ def test_the_first_leads_at_once() -> None:
     run(story())
 
 
-def test_of_two_at_once_one_leads() -> None:
+def test_one_of_two_operators_becomes_the_leader() -> None:
     async def story() -> None:
         server = Server()
         two = [asyncio.create_task(within(HOUR_S / 100, leader(server, name).acquire())) for name in "ab"]
@@ -113,7 +113,7 @@ def test_of_two_at_once_one_leads() -> None:
     run(story())
 
 
-def test_nobody_takes_a_lease_that_is_renewed() -> None:
+def test_a_renewed_lease_is_not_taken() -> None:
     async def story() -> None:
         server = Server()
         first = leader(server, "a")
@@ -139,7 +139,7 @@ def test_the_lease_of_a_dead_leader_is_taken_when_it_has_run_out() -> None:
     run(story())
 
 
-def test_a_lease_is_judged_by_ones_own_clock() -> None:
+def test_lease_expiry_uses_the_operators_own_clock() -> None:
     async def story() -> None:
         server = Server()
         await leader(server, "a").acquire()
@@ -150,7 +150,7 @@ def test_a_lease_is_judged_by_ones_own_clock() -> None:
     run(story())
 
 
-def test_a_leader_that_ends_in_order_is_followed_at_once() -> None:
+def test_a_leader_that_shuts_down_is_replaced_at_once() -> None:
     async def story() -> None:
         server = Server()
         first = leader(server, "a")
@@ -164,7 +164,7 @@ def test_a_leader_that_ends_in_order_is_followed_at_once() -> None:
     run(story())
 
 
-def test_what_another_holds_is_not_released() -> None:
+def test_the_lease_of_another_is_not_released() -> None:
     async def story() -> None:
         server = Server()
         first = leader(server, "a")
@@ -176,7 +176,7 @@ def test_what_another_holds_is_not_released() -> None:
     run(story())
 
 
-def test_a_restarted_operator_of_the_same_name_goes_on() -> None:
+def test_a_restarted_operator_of_the_same_name_continues() -> None:
     async def story() -> None:
         server = Server()
         await leader(server, "a").acquire()
@@ -219,9 +219,9 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_start(weather: str)
     run(story())
 
 
-def test_an_answer_that_comes_late_does_not_prolong_the_lease() -> None:
+def test_a_late_answer_does_not_prolong_the_lease() -> None:
     class Late(Line):
-        """The first renewal is written at once and answered ten seconds later."""
+        """The server writes the first renewal at once and answers ten seconds later."""
 
         async def replace(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
             written = await super().replace(kind, body)
@@ -252,7 +252,7 @@ def test_a_short_outage_is_survived() -> None:
     run(story())
 
 
-def test_one_who_waits_outlives_an_outage() -> None:
+def test_a_waiting_operator_survives_an_outage() -> None:
     async def story() -> None:
         server = Server()
         await leader(server, "a", lambda at_s: "refusing" if at_s < 100 else "fair").acquire()

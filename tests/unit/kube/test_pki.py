@@ -1,4 +1,4 @@
-"""The credentials of a job's agents: used in real TLS connections, by the names that agents dial."""
+"""The credentials of a job's agents in real TLS connections, with the names to which agents connect."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ MINE, OTHERS = credentials(), credentials()
 
 
 def context(folder: Path, own: Credentials | None, trusted: Credentials, *, server: bool) -> ssl.SSLContext:
-    """As the agents make it: each side shows its certificate and demands one of the job's authority."""
+    """Return a context like the agents': each side presents a certificate and requires one of the job's authority."""
     found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     found.verify_mode = ssl.CERT_REQUIRED
     found.load_verify_locations(cadata=trusted.ca_cert.decode())
@@ -33,7 +33,7 @@ def context(folder: Path, own: Credentials | None, trusted: Credentials, *, serv
 
 
 def shake_hands(folder: Path, server: Credentials, client: Credentials | None, name: str) -> None:
-    """A whole handshake in memory. Raises SSLError when a side refuses the other."""
+    """Make a whole handshake in memory. Raise SSLError if one side rejects the other."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         context(folder, client, MINE, server=False).wrap_bio(to_client, to_server, server_hostname=name),
@@ -53,7 +53,7 @@ def shake_hands(folder: Path, server: Credentials, client: Credentials | None, n
 @pytest.mark.parametrize(
     "name", [POD, "digits", "digits.team-a.svc", "digits.team-a.svc.cluster.local", "digits-t4-7.digits.team-a.svc"]
 )
-def test_agents_of_one_job_know_each_other(tmp_path: Path, name: str) -> None:
+def test_agents_of_one_job_authenticate_each_other(tmp_path: Path, name: str) -> None:
     shake_hands(tmp_path, MINE, MINE, name)
 
 

@@ -1,4 +1,4 @@
-"""REST calls against a server that misbehaves on purpose: retries, limits, refusals, counting."""
+"""REST calls against a server with faults: retries, time limits, rejections, counting."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def against(answers: Answers, call: Callable[[Api], Awaitable[Any]]) -> tuple[Any, list[web.Request], list[Any]]:
-    """What the call returned or raised, the requests the server saw, and what was counted."""
+    """Return the call's result or error, the requests that the server received, and the counted requests."""
     requests: list[web.Request] = []
     counted: list[Any] = []
 
@@ -48,21 +48,21 @@ def against(answers: Answers, call: Callable[[Api], Awaitable[Any]]) -> tuple[An
 
 
 @pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
-def test_what_passes_is_tried_again(code: int) -> None:
+def test_temporary_errors_are_retried(code: int) -> None:
     answers: Answers = [(code, {}, {}), (code, {}, {}), (200, {"ok": True}, {})]
     found, requests, counted = against(answers, lambda api: api.get(NODE, None, "n1"))
     assert found == {"ok": True} and len(requests) == 3
     assert counted == [("get", "nodes", code), ("get", "nodes", code), ("get", "nodes", 200)]
 
 
-def test_but_not_for_ever() -> None:
+def test_retries_are_limited() -> None:
     found, requests, _ = against([(503, {"message": "overloaded"}, {})], lambda api: api.get(NODE, None, "n1"))
     assert isinstance(found, ApiError) and found.code == 503 and not found.refused
     assert len(requests) == rest.ATTEMPTS
 
 
 @pytest.mark.parametrize("code", [400, 403, 404, 409, 422])
-def test_a_no_is_a_no(code: int) -> None:
+def test_a_rejection_is_not_retried(code: int) -> None:
     found, requests, _ = against(
         [(code, {"reason": "No", "message": "never"}, {})], lambda api: api.apply(CONFIG_MAP, MAP)
     )
@@ -80,7 +80,7 @@ def test_no_answer_at_all() -> None:
     assert asyncio.run(main()).code == 0
 
 
-def test_a_server_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_to_a_hanging_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest, "CALL_LIMIT_S", 0.05)
 
     async def main() -> ApiError:

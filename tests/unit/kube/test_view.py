@@ -1,4 +1,4 @@
-"""Objects as the API server sends them → what decisions see of them; nodes and pods → what is free."""
+"""Objects of the API server are trimmed to what decisions need; free resources follow from nodes and pods."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -67,14 +67,14 @@ class TestView:
         [found] = view([node("g", labels=labels, allocatable={resource: "4"})], [pod("g", {resource: "1"})]).nodes
         assert (found.device, found.devices, found.free_devices, found.is_gpu) == (device, 4, 3, True)
 
-    def test_a_gpu_node_whose_plugin_is_gone_is_no_cpu_node(self) -> None:
+    def test_a_gpu_node_without_device_plugin_is_no_cpu_node(self) -> None:
         [found] = view([gpu_node("g", 0)]).nodes
         assert (found.device, found.free_devices, found.is_gpu) == (A100, 0, True)
         [chosen] = view([node(labels={"dljob.dev/device": "big", "nvidia.com/gpu.product": A100})]).nodes
         assert (chosen.device, chosen.is_gpu) == ("big", False), "who labels it so wants its CPUs"
 
     @pytest.mark.parametrize("away", [node(ready="False"), node(ready="Unknown"), node(unschedulable=True)])
-    def test_nodes_that_take_no_pods(self, away: Json) -> None:
+    def test_unschedulable_nodes(self, away: Json) -> None:
         assert view([away]).nodes == ()
 
     def test_taints_that_keep_pods_away(self) -> None:
@@ -98,10 +98,10 @@ class TestView:
             ([pod("n1", {"cpu": "5"})], 0.0),
         ],
     )
-    def test_what_pods_take(self, pods: list[Json], free: float) -> None:
+    def test_resources_used_by_pods(self, pods: list[Json], free: float) -> None:
         assert view([node()], pods).nodes[0].free_cpu == free
 
-    def test_promises_are_taken_from_the_freest(self) -> None:
+    def test_reservations_use_the_freest_nodes(self) -> None:
         taken = view([node("n1"), node("n2")], [pod("n1", {"cpu": "1"})], Reservation("cpu", 1, 1, 1.5, 2**30)).nodes
         assert [n.free_cpu for n in taken] == [1.0, 0.5]
         gpus = view([gpu_node("a", 2), gpu_node("b", 4)], [], Reservation(A100, 1, 4, 1.0, 0)).nodes
@@ -109,7 +109,7 @@ class TestView:
         assert view([node()], [], Reservation("other", 1, 1, 1.0, 0)).nodes[0].free_cpu == 2.0
 
     @given(st.lists(st.integers(0, 3000), max_size=6), st.lists(st.integers(0, 3000), max_size=3))
-    def test_nothing_is_freer_than_it_is_large(self, requests: list[int], promised: list[int]) -> None:
+    def test_free_resources_do_not_exceed_the_total(self, requests: list[int], promised: list[int]) -> None:
         pods = [pod("n1", {"cpu": f"{cpu}m"}) for cpu in requests]
         [found] = view([node()], pods, *(Reservation("cpu", 1, 1, cpu / 1000, 0) for cpu in promised)).nodes
         assert 0 <= found.free_cpu <= found.cpu
@@ -133,7 +133,7 @@ def test_amounts_as_servers_write_them(text: str, value: Decimal) -> None:
 
 
 class TestTrim:
-    def test_heartbeats_make_no_other_node(self) -> None:
+    def test_heartbeats_do_not_change_a_node(self) -> None:
         first, second = node(), node()
         second["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-01T00:01:00Z"
         second["status"]["images"] = [{"names": ["a"]}]
@@ -175,7 +175,9 @@ class TestTrim:
         ],
         ids=["not yet", "running", "failed", "tries again", "waits to try again", "no secret", "done"],
     )  # fmt: skip
-    def test_how_the_data_fares(self, state: Json, last: Json, expected: Fetching | None, stuck: str | None) -> None:
+    def test_state_of_the_dataset_fetch(
+        self, state: Json, last: Json, expected: Fetching | None, stuck: str | None
+    ) -> None:
         container = {"name": "dataset", "state": state, "lastState": last}
         body = {"metadata": {"name": "p", "uid": "u"}, "spec": {}, "status": {"initContainerStatuses": [container]}}
         found = trim.pod(body)

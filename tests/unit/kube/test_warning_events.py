@@ -1,4 +1,4 @@
-"""Complaints of other controllers: looked up when trouble lasts, not before, and not at every look."""
+"""Warnings of other controllers are queried only for lasting problems, and not in every reconcile."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ NOT_YET = PodSeen("digits-cpu-0", "u", "cpu", node="n1", stuck=Stuck("ContainerC
 
 
 class RecordingApi(Api):
-    """An API server that has these events, and counts how often it is asked for them."""
+    """An API server with these events that counts queries."""
 
     def __init__(self, *events: Json) -> None:
         self.events, self.selectors = list(events), list[str]()
@@ -33,7 +33,7 @@ def warning(message: str, reason: str = "FailedCreate", at: str = "2026-01-01T11
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, told: RecordingApi, observed: Observed, *times_s: float) -> list[Observed]:
-    """What is known at each of these times."""
+    """Return the warning at each of these times."""
 
     async def main() -> list[Observed]:
         asking, found = WarningEvents(told), []
@@ -45,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, told: RecordingApi, observed: Observe
     return asyncio.run(main())
 
 
-def test_a_set_without_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_statefulset_without_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     told = RecordingApi(warning("exceeded quota"))
     found = asked(monkeypatch, told, seen(sets=(SET,)), 0, 1, RECHECK_S, RECHECK_S + 1, 2 * RECHECK_S)
     assert [item.sets[0].problem for item in found] == [None, None, *["exceeded quota"] * 3]
@@ -62,7 +62,7 @@ def test_a_claim_that_pods_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not told.selectors, "without pods it may wait for the first of them"
 
 
-def test_a_container_that_is_long_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_that_starts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     told = RecordingApi(warning("secret not found", "FailedMount"))
     found = asked(monkeypatch, told, seen(pods=(NOT_YET,)), 0, 6, 12, 18, 24)
     stuck = [item.pods[0].stuck for item in found]
@@ -79,18 +79,18 @@ def test_a_container_that_is_long_on_its_way(monkeypatch: pytest.MonkeyPatch) ->
         {"message": "of no time", "reason": "FailedCreate"},
     ],
 )
-def test_what_is_said_otherwise_or_long_ago_is_left_out(event: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_or_old_warnings_are_left_out(event: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     found = asked(monkeypatch, RecordingApi(event), seen(sets=(SET,)), 0, RECHECK_S)
     assert found[-1].sets[0].problem is None
 
 
-def test_trouble_that_went_and_comes_again_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_that_returns_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     told = RecordingApi(warning("exceeded quota"))
     found = asked(monkeypatch, told, seen(sets=(SET,)), 0, RECHECK_S, 1000, 1000 + RECHECK_S)
     assert [item.sets[0].problem is None for item in found] == [True, False, True, False]
 
 
-def test_a_job_at_work_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_job_causes_no_event_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     told = RecordingApi(warning("exceeded quota"))
     pods = tuple(PodSeen(f"digits-cpu-{i}", f"u{i}", "cpu", ready=True) for i in range(2))
     asked(monkeypatch, told, seen(sets=(SET,), pods=pods), 0, RECHECK_S, 60)

@@ -1,4 +1,4 @@
-"""A job with batchSizeRange: from its spec to the trainer's plan, what status and command line show, and what stays."""
+"""Jobs with batchSizeRange: request, trainer plan, status, command line, and the batch size that stays."""
 
 import json
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ def trained(observed: Observed) -> Plan:
 
 
 class TestThePlan:
-    def test_another_batch_comes_with_steps_and_a_rule_for_the_learning_rate(self) -> None:
+    def test_another_batch_size_changes_steps_and_learning_rate_rule(self) -> None:
         observed = running()
         plan, shown = trained(observed), choice(observed)
         assert plan.global_batch == shown["globalBatchSize"] > 48
@@ -89,7 +89,7 @@ class TestThePlan:
         rows = choice(running(wide, noise))["candidates"]
         assert max(row["globalBatchSize"] for row in rows) == 142
 
-    def test_only_shown_where_only_a_plan_is_wanted(self) -> None:
+    def test_plan_only_shows_the_plan_and_runs_nothing(self) -> None:
         first = seen({**OPEN, "planning": {"mode": "PlanOnly"}}, learned=NOISY)
         shown = status(step(first)).plan
         assert shown is not None and shown.batch_choice is not None and len(shown.batch_choice.candidates) > 3
@@ -97,7 +97,7 @@ class TestThePlan:
 
 
 class TestWhatStays:
-    """A checkpoint is of one batch; whatever is measured or edited later, the job goes on with it."""
+    """A checkpoint has one batch size. The job continues with it, whatever is measured or edited later."""
 
     def test_a_new_plan_has_the_batch_and_the_steps_of_the_checkpoint(self) -> None:
         observed = running(last_checkpoint=SAVED)
@@ -110,7 +110,7 @@ class TestWhatStays:
         assert trained(new).optimizer == was.optimizer
         assert "which the job began with" in choice(new)["message"]
 
-    def test_so_has_a_plan_whose_config_map_was_deleted(self) -> None:
+    def test_a_job_whose_plan_was_deleted_keeps_its_batch_size(self) -> None:
         observed = running(last_checkpoint=SAVED)
         lost = replace(observed, plan=None, learned=QUIET)
         away = after(lost, step(lost))
@@ -118,7 +118,7 @@ class TestWhatStays:
         empty = settled(away)
         assert trained(after(empty, step(empty))) == trained(observed)
 
-    def test_a_range_that_is_new_begins_with_the_batch_that_there_is(self) -> None:
+    def test_a_new_range_starts_with_the_current_batch_size(self) -> None:
         observed = running({k: v for k, v in OPEN.items() if k != "batchSizeRange"}, last_checkpoint=SAVED)
         edited = replace(changed(observed, batchSizeRange={"max": 768}), learned=NOISY)
         assert verdict(step(edited), "Planned") == ("True", "Planned")
@@ -126,7 +126,7 @@ class TestWhatStays:
         assert trained(after(empty, step(empty))).global_batch == 48
 
     @pytest.mark.parametrize("bounds", [{"max": 49}, None])
-    def test_a_range_without_it_is_refused(self, bounds: Json | None) -> None:
+    def test_a_range_without_the_batch_size_is_rejected(self, bounds: Json | None) -> None:
         observed = running(last_checkpoint=SAVED)
         spec = {k: v for k, v in {**observed.job.spec, "batchSizeRange": bounds}.items() if v is not None}
         edited = replace(changed(observed), job=replace(observed.job, spec=spec, generation=2))
@@ -137,7 +137,7 @@ class TestWhatStays:
         assert f"expected {batch}, as in the job's checkpoint of step 7" in told(desired, "Planned").message
         assert desired.scales == ()
 
-    def test_before_the_first_checkpoint_an_edit_chooses_anew(self) -> None:
+    def test_an_edit_before_the_first_checkpoint_chooses_again(self) -> None:
         observed = running()
         edited = replace(changed(observed, nodes={"min": 2, "max": 3}), learned=QUIET)
         empty = settled(after(edited, step(edited)))
@@ -159,7 +159,7 @@ class TestLearning:
             noise=noise,
         )
 
-    def test_a_run_teaches_the_profile_and_the_profile_the_next_plan(self) -> None:
+    def test_a_run_updates_the_profile_which_the_next_plan_uses(self) -> None:
         profile = updated_profile(DLProfileStatus(), "digits-cnn", "cpu", self.ended(900.0, 500), NOW, data="digits")
         again = DLProfileStatus.model_validate(json.loads(json.dumps(profile.manifest())))
         assert learned(again).noise == NoiseOf("digits", 900.0, 500)
@@ -174,7 +174,7 @@ class TestLearning:
             updated_profile(more, "digits-cnn", "cpu", unmeasured, NOW, data="digits").noise_scale == more.noise_scale
         )
 
-    def test_the_operator_hands_on_what_a_job_measured_and_on_what(self) -> None:
+    def test_the_operator_writes_measurements_with_the_key_of_the_data(self) -> None:
         desired = step(done(noise={"samples": 900.0, "steps": 500}, step_s=0.5))
         assert desired.measurements is not None and desired.measurements.data == "digits"
         assert desired.measurements.report.noise is not None
@@ -182,7 +182,7 @@ class TestLearning:
         assert measured is not None and measured.noise_scale == 900
 
     @pytest.mark.parametrize("samples", ["-1", "NaN", "1e400", '"many"'])
-    def test_an_absurd_report_is_none(self, samples: str) -> None:
+    def test_an_invalid_report_is_ignored(self, samples: str) -> None:
         text = self.ended(1.0, 500).to_json().replace('"samples":1.0', f'"samples":{samples}')
         with pytest.raises(ValueError, match=r"noise\.samples"):
             Report.parse(text)
@@ -227,7 +227,7 @@ class TestTheCommandLine:
         (marked,) = [line for line in table if line.startswith("* ") and " % " in line and "#" not in line]
         assert marked.split()[1] == str(chosen)
 
-    def test_without_profiles_one_line(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_job_without_profiles_prints_one_line(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 0
         text = capsys.readouterr().out
         assert "\nGlobal batch: stays 48: no noise scale was measured of this model on this data" in text

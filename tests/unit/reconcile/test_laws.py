@@ -1,4 +1,4 @@
-"""Laws of reconcile that hold wherever a job has come to, by walks through whatever may happen to it."""
+"""Invariants of reconcile in every situation, checked along paths of everything that may happen to a job."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class World:
         return self.before.phase in (Phase.COMPLETE, Phase.FAILED)
 
     def reconciled(self) -> Desired:
-        """As the controller does it: with a view of the cluster only where one is needed."""
+        """Reconcile as the controller does, with a view of the cluster only if it is needed."""
         view = self.observed.view if needs_view(self.observed) else None
         return reconcile(replace(self.observed, view=view), CONFIG, self.now)
 
@@ -99,12 +99,12 @@ STEPS = st.lists(st.tuples(st.sampled_from(sorted(HAPPENINGS)), st.sampled_from(
 
 
 def lives(world: World, desired: Desired) -> World | None:
-    """The world with that done; None: the job was deleted."""
+    """Return the observed state after that was applied; None if the job was deleted."""
     return None if desired.delete_job else replace(world, observed=after(world.observed, desired))
 
 
 def written(desired: Desired) -> Plan | None:
-    """The plan that is applied."""
+    """Return the applied plan."""
     return next((StoredPlan.parse(m["data"]).plan for m in desired.objects if "data" in m), None)
 
 
@@ -113,7 +113,7 @@ def in_force(observed: Observed) -> Plan | None:
 
 
 def walk(steps: list[tuple[str, float]]) -> list[tuple[World, Desired]]:
-    """Every situation on the way, and what was desired in it."""
+    """Yield every situation on the path, with its desired state."""
     world: World | None = World(seen({**DIGITS, "runPolicy": LIMITS}))
     way: list[tuple[World, Desired]] = []
     for happening, seconds in [("pods ready", 0.0), *steps]:
@@ -192,7 +192,7 @@ LAWS = (
 
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
-def test_every_law_holds_on_every_way(steps: list[tuple[str, float]]) -> None:
+def test_every_invariant_holds_on_every_path(steps: list[tuple[str, float]]) -> None:
     for world, desired in walk(steps):
         for law in LAWS:
             law(world, desired)
@@ -200,8 +200,8 @@ def test_every_law_holds_on_every_way(steps: list[tuple[str, float]]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
-def test_what_is_done_is_not_done_again(steps: list[tuple[str, float]]) -> None:
-    """Once all that is desired is there, another look wants nothing new: else an operator would run hot."""
+def test_applied_objects_are_not_applied_again(steps: list[tuple[str, float]]) -> None:
+    """After the desired state is applied, another reconcile changes nothing. Otherwise an operator would never rest."""
     world, _ = walk(steps)[-1]
     desired = world.reconciled()
     assert desired == world.reconciled(), "an unchanged observation"
@@ -225,7 +225,7 @@ def test_nothing_is_done_for_a_job_that_is_being_deleted(make: Callable[[], Obse
 
 
 @pytest.mark.parametrize("text", [{"phase": "Happy"}, {"conditions": "none"}, {"nodes": -1, "stray": 1}])
-def test_a_status_that_is_none_of_ours_is_written_anew(text: dict[str, object]) -> None:
+def test_an_invalid_status_is_replaced(text: dict[str, object]) -> None:
     observed = started()
     spoilt = replace(observed, job=replace(observed.job, status=text))
     assert status(reconcile(spoilt, CONFIG, NOW)).ready == "3/3"

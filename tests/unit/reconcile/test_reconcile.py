@@ -1,4 +1,4 @@
-"""From spec to pods, what is desired: a table of situations, told as the stories that lead there."""
+"""The desired state from spec to pods, in situations that follow from each other."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ from support.job_lifecycle import (
 
 
 class TestFirstSight:
-    def test_what_is_needed_first_is_applied_first(self) -> None:
+    def test_objects_are_applied_in_order(self) -> None:
         desired = step(seen())
         assert kinds(desired) == [
             "ServiceAccount", "Role", "RoleBinding", "ConfigMap", "ConfigMap", "Service", "NetworkPolicy",
@@ -34,7 +34,7 @@ class TestFirstSight:
         assert desired.secret == "digits-tls-6f1c2f36"
         assert (desired.scales, desired.deletes, desired.delete_job) == ((), (), False)
 
-    def test_status_tells_the_plan(self) -> None:
+    def test_status_shows_the_plan(self) -> None:
         desired = step(seen())
         found = status(desired)
         assert (found.phase, found.nodes, found.ready, found.observed_generation) == (Phase.STARTING, 3, "0/3", 1)
@@ -64,12 +64,12 @@ class TestFirstSight:
         assert "StatefulSet" not in kinds(desired), "a template in force is left alone"
         assert "PersistentVolumeClaim" not in kinds(desired), "a claim's spec does not change"
 
-    def test_a_set_that_someone_scaled_is_scaled_back(self) -> None:
+    def test_a_statefulset_scaled_by_hand_is_scaled_back(self) -> None:
         observed = started()
         fewer = replace(observed, sets=(replace(observed.sets[0], replicas=2),))
         assert step(fewer).scales == (Scale("digits-cpu", 3),)
 
-    def test_a_deleted_plan_is_made_again_as_it_was(self) -> None:
+    def test_a_deleted_plan_config_map_is_restored(self) -> None:
         observed = replace(started(), plan=None)
         assert needs_view(observed)
         leaving = step(observed)
@@ -79,7 +79,7 @@ class TestFirstSight:
         empty = settled(away)
         assert plan_of(after(empty, step(empty))).plan == plan_of(started()).plan
 
-    def test_a_deleted_plan_that_cannot_be_made_again_is_followed_by_the_next(self) -> None:
+    def test_a_deleted_plan_that_cannot_be_restored_gets_the_next_number(self) -> None:
         two = nodes({"name": "n", "count": 2, "cpu": 2, "memory": "4Gi"})
         observed = replace(started({**DIGITS, "nodes": {"min": 2}}), plan=None, view=two)
         away = after(observed, step(observed))
@@ -91,7 +91,7 @@ class TestFirstSight:
 class TestPlanOnly:
     SPEC: Json = {**DIGITS, "planning": {"mode": "PlanOnly"}}
 
-    def test_the_plan_is_shown_and_nothing_is_made(self) -> None:
+    def test_the_plan_is_shown_and_nothing_is_created(self) -> None:
         desired = step(seen(self.SPEC))
         assert nothing_done(desired)
         assert status(desired).phase is Phase.PLANNED
@@ -110,7 +110,7 @@ class TestPlanOnly:
         run = changed(after(first, step(first)), planning={"mode": "Auto"})
         assert kinds(step(run))[-1] == "StatefulSet"
 
-    def test_a_running_job_leaves(self) -> None:
+    def test_plan_only_stops_the_pods_of_a_running_job(self) -> None:
         observed = changed(training(), planning={"mode": "PlanOnly"})
         assert step(observed).scales == DOWN
 
@@ -124,7 +124,7 @@ class TestBadSpecs:
             ({"batchSize": 3}, "spec.batchSize: found an unknown field"),
         ],
     )
-    def test_an_invalid_spec_makes_nothing(self, changes: Json, words: str) -> None:
+    def test_an_invalid_spec_creates_nothing(self, changes: Json, words: str) -> None:
         observed = seen({**DIGITS, **changes})
         assert not needs_view(observed)
         desired = step(observed)
@@ -134,7 +134,7 @@ class TestBadSpecs:
         assert words in told(desired, "Accepted").message
         assert [(event.type, event.reason) for event in desired.events] == [("Warning", "InvalidSpec")]
 
-    def test_an_invalid_change_leaves_the_run_alone(self) -> None:
+    def test_an_invalid_change_does_not_affect_the_run(self) -> None:
         desired = step(changed(training(), globalBatchSize=0))
         assert nothing_done(desired)
         assert verdict(desired, "Accepted") == ("False", "InvalidSpec")
@@ -145,7 +145,7 @@ class TestBadSpecs:
         assert nothing_done(desired)
         assert "at most 40" in told(desired, "Accepted").message
 
-    def test_an_infeasible_plan_names_field_and_remedy_and_is_tried_again(self) -> None:
+    def test_an_infeasible_plan_names_field_and_remedy_and_is_retried(self) -> None:
         desired = step(seen({**DIGITS, "devices": ["H100"]}))
         assert nothing_done(desired)
         assert (status(desired).phase, status(desired).plan) == (Phase.PENDING, None)
@@ -153,7 +153,7 @@ class TestBadSpecs:
         assert told(desired, "Planned").message.startswith("spec.devices")
         assert desired.requeue_after_s is not None and desired.requeue_after_s > 0
 
-    def test_an_infeasible_change_leaves_the_run_alone(self) -> None:
+    def test_an_infeasible_change_does_not_affect_the_run(self) -> None:
         observed = changed(training(), nodes={"min": 9})
         assert needs_view(observed)
         desired = step(observed)
@@ -226,7 +226,7 @@ class TestVolumes:
         assert verdict(desired, "VolumeReady") == expected
         assert expected[0] == "True" or "spec.dataset.cacheClaimName" in told(desired, "VolumeReady").message
 
-    def test_a_class_that_comes_late_is_used(self) -> None:
+    def test_a_storage_class_created_later_is_used(self) -> None:
         first = seen(classes=())
         waiting = after(first, step(first))
         assert kinds(step(replace(waiting, classes=(ClassSeen("shared", default=True),))))[-1] == "StatefulSet"
@@ -254,7 +254,7 @@ class TestSuspend:
         assert plan_of(after(resumed, back)) == plan_of(observed)
         assert status(back).phase is Phase.STARTING
 
-    def test_a_job_made_suspended_is_not_planned(self) -> None:
+    def test_a_job_created_suspended_is_not_planned(self) -> None:
         observed = seen({**DIGITS, "suspend": True})
         assert not needs_view(observed)
         desired = step(observed)
@@ -263,7 +263,7 @@ class TestSuspend:
 
 
 class TestChanges:
-    def test_down_first_then_up_with_the_next_plan(self) -> None:
+    def test_old_pods_stop_before_pods_of_the_next_plan_start(self) -> None:
         observed = changed(training(), globalBatchSize=192)
         assert needs_view(observed)
         leaving = step(observed)
@@ -298,7 +298,7 @@ class TestChanges:
             ({"model": {"name": "mlp"}}, "spec.model.name: found mlp, expected digits-cnn"),
         ],
     )
-    def test_what_a_checkpoint_contradicts_is_refused_and_the_job_goes_on(self, changes: Json, field: str) -> None:
+    def test_a_change_that_contradicts_the_checkpoint_is_rejected(self, changes: Json, field: str) -> None:
         running = training(last_checkpoint={"step": 7, "unix_s": 1.0})
         observed = changed(running, **changes)
         desired = step(observed)
@@ -317,7 +317,7 @@ class TestChanges:
         old = replace(new, report=report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME))
         assert status(step(old)).phase is Phase.STARTING
 
-    def test_fewer_groups_leave_no_set_behind(self) -> None:
+    def test_statefulsets_of_removed_groups_are_deleted(self) -> None:
         view = nodes({"name": "n", "count": 2, "cpu": 2}, {"name": "f", "count": 2, "cpu": 4, "device": "cpu-fast"})
         both = [{"device": "cpu", "nodes": 1}, {"device": "cpu-fast", "nodes": 1}]
         fixed = {**DIGITS, "nodes": {}, "planning": {"mode": "Fixed", "groups": both}}
@@ -337,13 +337,13 @@ class TestChanges:
         assert not needs_view(observed)
         assert step(observed).scales == ()
 
-    def test_a_new_template_goes_through_zero(self) -> None:
+    def test_a_new_template_first_scales_to_zero(self) -> None:
         observed = changed(training(), trainer={"env": [{"name": "A", "value": "b"}]})
         assert step(observed).scales == DOWN
 
 
 class TestPredecessors:
-    def test_names_that_are_taken_are_waited_for(self) -> None:
+    def test_a_job_waits_until_its_names_are_free(self) -> None:
         desired = step(seen(leftovers=("StatefulSet digits-cpu",)))
         assert nothing_done(desired)
         assert verdict(desired, "PodsReady") == ("False", "NamesTaken")

@@ -1,4 +1,4 @@
-"""A plan that measurements contradict: what is learned, when another plan takes over, and when none does."""
+"""Plans that measurements contradict: updates of profiles, and when another plan replaces them or not."""
 
 from dataclasses import replace
 from typing import Any
@@ -39,7 +39,7 @@ def understood(observed: Observed) -> DLJobSpec:
 
 
 def learned(observed: Observed) -> Observed:
-    """The lesson has come back from the API server as a profile by which one node is better."""
+    """Return the state after the profile was updated, according to which one node is better."""
     return replace(observed, learned={(profile_key(understood(observed)), "cpu"): ALONE_IS_BETTER})
 
 
@@ -50,7 +50,7 @@ def test_within_the_interval_nothing_is_said() -> None:
     assert desired.measurements is None and not needs_view(observed)
 
 
-def test_first_it_learns_and_only_once() -> None:
+def test_profiles_are_updated_first_and_only_once() -> None:
     observed = training(LONG)
     noise = {"samples": 40.0, "steps": 500}
     observed = replace(observed, report=report(observed, step=500, steps=100_000, step_s=2.0, noise=noise))
@@ -65,7 +65,7 @@ def test_first_it_learns_and_only_once() -> None:
     assert again.measurements is None and again.scales == ()
 
 
-def test_a_better_plan_takes_over_by_way_of_no_pods() -> None:
+def test_a_better_plan_replaces_the_plan_after_all_pods_stopped() -> None:
     observed = learned(slow())
     assert needs_view(observed)
     judged = step(observed, 30)
@@ -88,7 +88,7 @@ def test_a_better_plan_takes_over_by_way_of_no_pods() -> None:
     assert calm.scales == () and "StatefulSet" not in kinds(calm)
 
 
-def test_no_better_plan_is_asked_for_once() -> None:
+def test_a_better_plan_is_searched_once_for_each_plan() -> None:
     observed = slow()  # nothing learned: the plan is as good as before
     judged = step(observed, 30)
     assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
@@ -97,8 +97,8 @@ def test_no_better_plan_is_asked_for_once() -> None:
     assert (step(later, 600).scales, step(later, 600).measurements) == ((), None)
 
 
-def test_the_same_places_with_other_requests_are_no_other_plan() -> None:
-    """Slower steps change what pods request; a restart would move nothing. Nor would one for what ranks measure."""
+def test_other_cpu_requests_alone_are_no_other_plan() -> None:
+    """Slower steps change the CPU requests, but a restart improves nothing. The same holds for measured collectives."""
     slower = Learned(
         (LearnedPoint(32, 1.0, 50), LearnedPoint(96, 1.5, 50)), link_latency_s=1e-5, link_bandwidth_Bps=1e9
     )
@@ -111,14 +111,14 @@ def test_the_same_places_with_other_requests_are_no_other_plan() -> None:
     assert "still the best plan" in told(judged, "PlanContradicted").message
 
 
-def test_a_restart_that_costs_more_than_it_gains_is_not_made() -> None:
+def test_no_restart_if_it_costs_more_than_it_gains() -> None:
     observed = learned(slow(step=99_999))
     judged = step(observed, 30)
     assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
     assert "including the restart" in told(judged, "PlanContradicted").message
 
 
-def test_steps_that_come_right_again_are_told() -> None:
+def test_steps_within_the_prediction_again_are_reported() -> None:
     observed = slow()
     mended = replace(observed, report=report(observed, step=900, steps=100_000, step_s=1e-4))
     assert verdict(step(mended, WARM_S + 3), "PlanContradicted") == ("False", "AsPredicted")
@@ -135,15 +135,15 @@ def test_steps_that_come_right_again_are_told() -> None:
     ],
     ids=["for energy", "fixed", "first steps", "other devices", "another plan's report"],
 )
-def test_when_nothing_is_judged(spec: Json, news: Json) -> None:
+def test_situations_in_which_a_plan_is_not_judged(spec: Json, news: Json) -> None:
     observed = training(spec, **{"step": 500, "steps": 100_000, "step_s": 2.0, **news})
     desired = step(observed, WARM_S)
     assert "PlanContradicted" not in {c.type for c in status(desired).conditions}
     assert desired.measurements is None
 
 
-def test_ranks_that_were_just_launched_again_are_not_judged() -> None:
-    """A job that goes on from a checkpoint is beyond its first steps, and its processes are as cold as at first."""
+def test_restarted_ranks_are_not_judged_at_once() -> None:
+    """A job that resumes from a checkpoint is beyond its first steps, but the caches of its processes are cold."""
     suspended = changed(training(LONG, step=500, steps=100_000, step_s=1e-3), suspend=True)
     empty = settled(after(suspended, step(suspended, 100)))
     resumed = changed(after(empty, step(empty, 110)), suspend=False)
@@ -155,8 +155,8 @@ def test_ranks_that_were_just_launched_again_are_not_judged() -> None:
     assert verdict(step(cold, 130 + WARM_S), "PlanContradicted") == ("True", "SlowerThanPredicted")
 
 
-def test_a_plan_that_the_volume_cannot_serve_is_not_better() -> None:
-    """The claim of a job on one node is ReadWriteOnce: pods that left for a plan of three would never come back."""
+def test_a_plan_that_the_volume_does_not_support_is_not_better() -> None:
+    """The claim of a job on one node is ReadWriteOnce, so the pods of a plan with three nodes would never start."""
     alone = Learned(
         (LearnedPoint(32, 0.02, 50), LearnedPoint(96, 0.02, 50)), link_latency_s=1.0, link_bandwidth_Bps=1e5
     )
@@ -187,7 +187,7 @@ def test_a_plan_that_the_volume_cannot_serve_is_not_better() -> None:
     assert stays.scales == ()
 
 
-def test_three_times_is_enough() -> None:
+def test_replanning_stops_after_three_times() -> None:
     observed = slow()
     accepted = plan_of(observed).model_copy(update={"replans": 3})
     worn = learned(replace(observed, plan=accepted.data()))
@@ -197,8 +197,8 @@ def test_three_times_is_enough() -> None:
 
 
 @pytest.mark.parametrize("reason", ["SlowerThanPredicted", "Replanning", "NoBetterPlan"])
-def test_what_was_said_of_a_plan_does_not_outlive_its_spec(reason: str) -> None:
-    """A new spec's plan begins unjudged: it is neither replaced at once nor never asked about."""
+def test_plan_contradicted_is_reset_for_a_new_spec(reason: str) -> None:
+    """The plan of a new spec has no verdict: it is neither replaced at once nor exempt from replanning."""
     observed = slow()
     if reason == "Replanning":
         observed = learned(observed)

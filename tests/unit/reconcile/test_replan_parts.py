@@ -1,4 +1,4 @@
-"""Strategy Auto over a job's life: from parts of the model to whole ones, the other way, and what either teaches."""
+"""Strategy Auto over a job's life: changes between model and data parallelism, and updates of profiles."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ OPEN: Json = {
 }
 TIGHT: Json = {**OPEN, "model": {"name": "resnet18"}, "globalBatchSize": 256, "resources": {"memory": "1Gi"}}
 WARM_S = 3000.0
-"""Long enough for the steps that a plan is not judged by."""
+"""Longer than the first steps, which do not count."""
 
 
 def running(spec: Json, view: ClusterView, **news: Any) -> Observed:
@@ -56,7 +56,7 @@ def moved(observed: Observed) -> Observed:
     return settled(after(gone, new))
 
 
-def test_parts_that_are_too_slow_give_way_to_whole_models_for_good() -> None:
+def test_data_parallelism_replaces_slow_model_parallelism_for_good() -> None:
     observed = contradicted(OPEN, SLOW_NETWORK, 30.0)
     assert plan_of(observed).plan.parallelism == "Pipeline"
     now = moved(observed)
@@ -71,14 +71,14 @@ def test_parts_that_are_too_slow_give_way_to_whole_models_for_good() -> None:
     assert verdict(step(again, 3 * WARM_S + 3010), "PlanContradicted") == ("True", "NoBetterPlan")
 
 
-def test_parts_that_are_slow_but_not_as_slow_as_whole_models_stay() -> None:
+def test_slow_model_parallelism_stays_if_data_parallelism_is_slower() -> None:
     observed = contradicted(OPEN, SLOW_NETWORK, 12.0)
     judged = step(observed, WARM_S + 10)
     assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
     assert "2 x cpu, Ring, 32+32, including the restart" in told(judged, "PlanContradicted").message
 
 
-def test_parts_of_what_fits_in_no_other_way_stay() -> None:
+def test_model_parallelism_stays_if_nothing_else_fits() -> None:
     observed = contradicted(TIGHT, CPUS, 60.0)
     judged = step(observed, WARM_S + 10)
     assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
@@ -86,7 +86,7 @@ def test_parts_of_what_fits_in_no_other_way_stay() -> None:
     assert "no plan is possible now without model parallelism: " in message
 
 
-def test_another_spec_may_have_parts_again() -> None:
+def test_another_spec_may_use_model_parallelism_again() -> None:
     now = moved(contradicted(OPEN, SLOW_NETWORK, 30.0))
     edited = changed(now, steps=90_000)
     leaving = after(edited, step(edited, 2 * WARM_S))
@@ -96,7 +96,7 @@ def test_another_spec_may_have_parts_again() -> None:
 
 
 def learned(observed: Observed) -> Observed:
-    """Profiles of the device, and of a network that carries a hundredth of what was assumed."""
+    """Return profiles of the device, and of a network with a hundredth of the assumed bandwidth."""
     spec = parse_observed(observed).spec
     assert spec is not None
     points = tuple(LearnedPoint(b, 0.02 + 0.09 * b, 50) for b in (1, 8, 32))
@@ -104,7 +104,7 @@ def learned(observed: Observed) -> Observed:
     return replace(observed, learned={(profile_key(spec), "cpu"): network})
 
 
-def test_whole_models_give_way_to_parts_that_pay_for_the_restart() -> None:
+def test_model_parallelism_replaces_data_parallelism_if_it_pays_for_the_restart() -> None:
     observed = contradicted(OPEN, CPUS, 30.0)
     assert plan_of(observed).plan.parallelism == "Data"
     found = plan_of(moved(learned(observed)))
@@ -112,7 +112,7 @@ def test_whole_models_give_way_to_parts_that_pay_for_the_restart() -> None:
     assert found.plan.micro_batches > 1 and found.plan.min_ranks == len(found.plan.ranks)
 
 
-def test_parts_do_not_pay_for_a_restart_near_the_end() -> None:
+def test_no_restart_for_model_parallelism_near_the_end() -> None:
     observed = running(OPEN, CPUS, step=99_999, step_s=7.0)
     observed = learned(after(observed, step(observed, WARM_S)))
     judged = step(observed, WARM_S + 10)
@@ -128,14 +128,14 @@ def test_without_checkpoints_a_restart_costs_all_that_was_done() -> None:
         assert verdict(step(observed, WARM_S + 10), "PlanContradicted") == ("True", expected)
 
 
-def test_only_whole_models_teach_profiles() -> None:
+def test_runs_with_model_parallelism_do_not_update_profiles() -> None:
     for spec, view, teaches in ((OPEN, SLOW_NETWORK, False), (OPEN, CPUS, True)):
         observed = running(spec, view, step_s=1.0)
         ended = step(replace(observed, report=report(observed, RunPhase.SUCCEEDED, step_s=1.0)))
         assert (ended.measurements is not None) == teaches, plan_of(observed).status.summary
 
 
-def test_why_parts_are_left_out_is_shown() -> None:
+def test_the_reason_against_model_parallelism_is_shown() -> None:
     now = moved(contradicted(OPEN, SLOW_NETWORK, 30.0))
     shown = status(step(now, 2 * WARM_S)).plan
     assert shown is not None

@@ -1,4 +1,4 @@
-"""What reports, pods, clocks and nodes make of a job that runs: a table of situations and what is desired."""
+"""Running jobs: the desired state for reports, pods, times and lost nodes."""
 
 import copy
 import json
@@ -30,7 +30,7 @@ def fetching(code: int, **more: Any) -> Observed:
 
 
 class TestData:
-    def test_data_that_cannot_be_had_end_the_job(self) -> None:
+    def test_data_that_cannot_be_fetched_fails_the_job(self) -> None:
         desired = step(fetching(64))
         assert verdict(desired, "Failed") == ("True", "BadInput")
         assert told(desired, "Failed").message == (
@@ -39,24 +39,24 @@ class TestData:
         assert desired.scales == DOWN
         assert [event.reason for event in desired.events if event.type == "Warning"] == ["BadInput"]
 
-    def test_data_that_may_come_later_do_not(self) -> None:
+    def test_data_that_may_be_fetched_later_does_not_fail_the_job(self) -> None:
         desired = step(fetching(74))
         assert verdict(desired, "PodsReady") == ("False", "DatasetNotFetched")
         assert status(desired).phase is Phase.STARTING
         assert desired.scales == ()
         assert "DatasetNotFetched" in [event.reason for event in desired.events if event.type == "Warning"]
 
-    def test_a_pod_that_goes_says_nothing_any_more(self) -> None:
+    def test_a_deleting_pod_is_ignored(self) -> None:
         assert status(step(fetching(64, deleting=True))).phase is Phase.STARTING
 
     @pytest.mark.parametrize(("fewest", "expected"), [(2, Phase.RUNNING), (3, Phase.FAILED)], ids=["elastic", "fixed"])
-    def test_a_pod_that_comes_back_to_no_data(self, fewest: int, expected: Phase) -> None:
+    def test_a_replaced_pod_that_finds_no_data(self, fewest: int, expected: Phase) -> None:
         found = training({**FETCHED, "nodes": {"min": fewest, "max": 3}})
         first, *others = found.pods
         replaced = replace(first, ready=False, fetching=Fetching(64, "nothing there"))
         assert status(step(replace(found, pods=(replaced, *others)))).phase is expected
 
-    def test_a_corrected_uri_is_given_its_chance(self) -> None:
+    def test_a_corrected_uri_is_tried(self) -> None:
         corrected = changed(fetching(64), dataset={"uri": "http://a/c.npz", "samples": 1437})
         assert status(step(corrected)).phase is not Phase.FAILED
 
@@ -93,7 +93,7 @@ class TestRunning:
 
     @pytest.mark.parametrize("phase", [RunPhase.WAITING, RunPhase.RELAUNCHING])
     def test_pods_that_are_not_ready_yet_are_not_lost(self, phase: RunPhase) -> None:
-        """Ranks run a second before a probe says so; and a program that fails at once may never be ready."""
+        """Ranks run up to a second before a probe shows it, and a script that fails at once may never be ready."""
         observed = settled(started(), ready=False)
         observed = replace(observed, report=report(observed, phase, failure=FAILURE))
         first = step(observed)
@@ -102,12 +102,12 @@ class TestRunning:
         assert verdict(second, "Running") == verdict(first, "Running")
         assert "PodsLost" not in [event.reason for event in second.events]
 
-    def test_a_refused_object_is_told(self) -> None:
+    def test_a_rejected_object_is_shown_in_the_status(self) -> None:
         desired = step(replace(seen(), refused=Refused("StatefulSet", "digits-cpu", "exceeded quota: pods")))
         assert verdict(desired, "PodsReady") == ("False", "ObjectRefused")
         assert "exceeded quota: pods" in told(desired, "PodsReady").message
 
-    def test_a_mismatch_of_devices_stands_until_it_is_mended(self) -> None:
+    def test_a_device_mismatch_lasts_until_it_is_fixed(self) -> None:
         mismatch = Mismatch(rank=1, planned="cpu", found="cpu-slow")
         wrong = training(mismatches=[mismatch])
         assert verdict(step(wrong), "DeviceMismatch") == ("True", "DeviceMismatch")
@@ -119,7 +119,7 @@ FAILURE = Failure(reason="ProgramFailed", message="the program ended", rank=1, e
 
 
 def _numbers(node: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Where a JSON document has numbers."""
+    """Yield the paths of the numbers in a JSON document."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         yield from _numbers(value, (*place, key))
@@ -132,7 +132,7 @@ def _other_uid(text: str) -> str:
 
 
 class TestReports:
-    """What a report may not do: it is untrusted input."""
+    """Reports are untrusted input."""
 
     @pytest.mark.parametrize(
         ("broken", "words"),
@@ -145,7 +145,7 @@ class TestReports:
             (lambda text: " " * (2**20 + 1), "1048576"),
         ],
     )
-    def test_an_invalid_one_is_ignored_and_told(self, broken: Callable[[str], str], words: str) -> None:
+    def test_an_invalid_report_is_ignored_and_shown(self, broken: Callable[[str], str], words: str) -> None:
         observed = training()
         assert observed.report is not None
         desired = step(replace(observed, report=broken(observed.report)))
@@ -157,7 +157,7 @@ class TestReports:
 
     @pytest.mark.parametrize("huge", [10**400, 2**53, 2**53 - 1, 10**12, 250_000_000_000, 10**9, 1e308, 1e15, 5e-324])
     def test_no_number_stops_a_reconcile(self, huge: float) -> None:
-        """Whatever is claimed where a number belongs, the job's status is still written, and its end still seen."""
+        """Whatever value replaces a number, the job's status is still written, and its end is still noticed."""
         observed = training()
         checkpoint: dict[str, object] = {"step": 1, "unix_s": 1.0}
         measures: list[dict[str, object]] = [{"rank": 0, "share": 1, "compute_s": 1.0}]
@@ -175,7 +175,7 @@ class TestReports:
                 holder[place[-1]] = huge
                 status(step(replace(observed, report=json.dumps(claimed))))
 
-    def test_what_a_newer_trainer_says_besides_is_passed_over(self) -> None:
+    def test_unknown_fields_of_a_newer_trainer_are_ignored(self) -> None:
         observed = training()
         measures: list[dict[str, object]] = [{"rank": 0, "share": 1, "compute_s": 1.0}]
         newer = json.loads(report(observed, RunPhase.SUCCEEDED, ranks=measures, outcome=OUTCOME))
@@ -186,7 +186,7 @@ class TestReports:
         assert find(status(desired).conditions, "ReportValid") is None
 
     @pytest.mark.parametrize("samples", ["-1.0", "NaN", "1e400", "1e15", '"many"', "null"])
-    def test_an_absurd_noise_scale_costs_the_job_nothing_and_teaches_nothing(self, samples: str) -> None:
+    def test_an_invalid_noise_scale_is_ignored_and_updates_no_profile(self, samples: str) -> None:
         observed = training()
         noise = {"samples": 77.0, "steps": 500}
         text = report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME, noise=noise, step_s=0.5)
@@ -206,14 +206,14 @@ class TestReports:
         assert verdict(step(again), "ReportValid") == ("True", "Valid")
 
     @pytest.mark.parametrize("phase", [RunPhase.SUCCEEDED, RunPhase.FAILED])
-    def test_one_of_another_job_ends_nothing(self, phase: RunPhase) -> None:
+    def test_a_report_of_another_job_ends_nothing(self, phase: RunPhase) -> None:
         observed = training()
         desired = step(replace(observed, report=_other_uid(report(observed, phase))))
         assert status(desired).completion_time is None
         assert desired.scales == ()
 
     @pytest.mark.parametrize("phase", [RunPhase.SUCCEEDED, RunPhase.FAILED])
-    def test_one_of_another_plan_ends_nothing(self, phase: RunPhase) -> None:
+    def test_a_report_for_another_plan_ends_nothing(self, phase: RunPhase) -> None:
         observed = training()
         desired = step(replace(observed, report=report(observed, phase, plan_number=7)))
         assert status(desired).completion_time is None
@@ -221,7 +221,7 @@ class TestReports:
 
 
 class TestEnds:
-    def test_success_is_told_and_pods_leave(self) -> None:
+    def test_success_is_reported_and_pods_stop(self) -> None:
         desired = step(done(outcome=OUTCOME, step=75))
         assert desired.scales == DOWN
         found = status(desired)
@@ -244,7 +244,7 @@ class TestEnds:
             assert (status(desired).phase, status(desired).completion_time) == (Phase.COMPLETE, NOW)
             assert status(desired).result == status(step(observed)).result
 
-    def test_a_failure_names_the_rank_and_its_last_words(self) -> None:
+    def test_a_failure_names_the_rank_and_its_log(self) -> None:
         failure = Failure(
             reason="ProgramFailed", message="the program ended", rank=2, host="digits-cpu-2", exit_code=1,
             log_tail="KeyError: 'x'\n",
@@ -279,7 +279,7 @@ class TestEnds:
         ],
         ids=["a program of the user's", "the log says no more", "a traceback"],
     )  # fmt: skip
-    def test_a_failure_says_nothing_twice(
+    def test_a_failure_message_repeats_nothing(
         self, command: list[str] | None, reason: str, said: str, log: str, expected: str
     ) -> None:
         spec = {**DIGITS, "trainer": {"command": command}} if command else DIGITS
@@ -325,7 +325,7 @@ class TestEnds:
         assert (step(ended, 59).delete_job, step(ended, 59).requeue_after_s) == (False, 1)
         assert step(ended, 60).delete_job
 
-    def test_time_to_live_of_zero_first_tells_the_end(self) -> None:
+    def test_time_to_live_of_zero_reports_the_end_first(self) -> None:
         observed = done(spec={**DIGITS, "runPolicy": {"ttlSecondsAfterFinished": 0}}, outcome=OUTCOME)
         desired = step(observed)
         assert (desired.delete_job, desired.requeue_after_s, status(desired).phase) == (False, 0, Phase.COMPLETE)
@@ -348,8 +348,8 @@ class TestLostNodes:
         assert desired.requeue_after_s == 1
         assert plan_of(after(self.lost(39), desired)).plan.term == 1
 
-    def test_a_plan_made_again_keeps_the_term_that_its_coordinator_had(self) -> None:
-        """The plan's ConfigMap deleted by hand after a fence: pods that were fenced off stay refused."""
+    def test_a_restored_plan_keeps_the_term_of_its_coordinator(self) -> None:
+        """If the plan's ConfigMap is deleted by hand after a fence, fenced pods are still rejected."""
         observed = self.lost(40)
         fenced = after(observed, step(observed))
         fenced = replace(fenced, report=report(fenced))
@@ -364,7 +364,7 @@ class TestLostNodes:
         assert (found.term, found.number) == (2, 1)
         assert desired.scales == ()
 
-    def test_the_fenced_coordinator_is_not_heard(self) -> None:
+    def test_reports_of_a_fenced_coordinator_are_ignored(self) -> None:
         observed = self.lost(40)
         old = report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME)
         fenced = replace(after(observed, step(observed)), report=old)
@@ -378,6 +378,6 @@ class TestLostNodes:
         assert desired.deletes == ()
         assert plan_of(after(fenced, desired)).plan.term == 2
 
-    def test_nodes_of_others_are_none_of_its_business(self) -> None:
+    def test_lost_nodes_of_other_jobs_do_not_matter(self) -> None:
         observed = replace(training(), lost_nodes={"elsewhere": NOW - timedelta(days=1)})
         assert (step(observed).deletes, step(observed).requeue_after_s) == ((), None)

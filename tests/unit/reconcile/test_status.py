@@ -1,4 +1,4 @@
-"""Status: conditions with honest times, a phase derived from them, news as events, and the least patch."""
+"""Status: transition times of conditions, the phase, events, and the smallest patch."""
 
 import copy
 from dataclasses import replace
@@ -38,11 +38,11 @@ class TestConditions:
         turned = conditions(says("Running", TRUE), before=other_reason, seconds=9)
         assert turned[0].last_transition_time == NOW + timedelta(seconds=9)
 
-    def test_what_nobody_speaks_of_stands(self) -> None:
+    def test_conditions_without_verdict_stay(self) -> None:
         first = conditions(says("Accepted", TRUE), says("Planned", TRUE))
         assert conditions(says("Planned", TRUE), before=first, seconds=5) == first
 
-    def test_a_long_message_keeps_beginning_and_end(self) -> None:
+    def test_a_long_message_is_shortened_in_the_middle(self) -> None:
         [found] = conditions(says("Failed", TRUE, message="A" + "x" * 10_000 + "Z"))
         assert len(found.message) <= MAX_MESSAGE
         assert (found.message[0], found.message[-1]) == ("A", "Z")
@@ -101,10 +101,10 @@ class TestEvents:
             ([says("DeviceMismatch", TRUE)], [says("DeviceMismatch", FALSE)], [("Normal", "Because")]),
         ],
     )
-    def test_who_is_told(self, before: list[Verdict], now: list[Verdict], expected: list[tuple[str, str]]) -> None:
+    def test_events_by_change(self, before: list[Verdict], now: list[Verdict], expected: list[tuple[str, str]]) -> None:
         assert self.news(before, now) == expected
 
-    def test_the_same_news_has_the_same_name(self) -> None:
+    def test_equal_events_have_equal_names(self) -> None:
         [one], [again], [other] = (
             events((), conditions(says("Failed", TRUE, message=text))) for text in ("a", "a", "b")
         )
@@ -124,7 +124,7 @@ DOCUMENTS = st.dictionaries(st.sampled_from("abcd"), TREES, max_size=4)
 
 
 def patched(target: Any, patch: Any) -> Any:
-    """RFC 7386, its own pseudo-code."""
+    """Apply a merge patch with the pseudo-code of RFC 7386."""
     if not isinstance(patch, dict):
         return patch
     result = copy.deepcopy(target) if isinstance(target, dict) else {}
@@ -138,11 +138,11 @@ def patched(target: Any, patch: Any) -> Any:
 
 class TestPatch:
     @given(DOCUMENTS, DOCUMENTS)
-    def test_it_leads_from_the_old_to_the_new(self, old: Json, new: Json) -> None:
+    def test_the_patch_leads_from_old_to_new(self, old: Json, new: Json) -> None:
         assert patched(old, merge_patch(old, new)) == new
 
     @given(DOCUMENTS)
-    def test_nothing_changed_is_nothing_written(self, document: Json) -> None:
+    def test_an_unchanged_status_is_not_written(self, document: Json) -> None:
         assert merge_patch(document, copy.deepcopy(document)) == {}
 
     def test_only_what_changed_is_written(self) -> None:
@@ -253,10 +253,10 @@ class TestReported:
         assert found.last_checkpoint.time == datetime.fromtimestamp(latest_s, UTC)
 
     @pytest.mark.parametrize("step_s", [1e8, 1e9])
-    def test_a_step_time_that_ends_after_all_days_breaks_nothing(self, step_s: float) -> None:
+    def test_a_huge_step_time_does_not_break_the_status(self, step_s: float) -> None:
         assert status(step(self.reported(step_s=step_s))).progress is not None
 
-    def test_a_step_beyond_the_last_is_no_more_than_all(self) -> None:
+    def test_progress_is_at_most_all_steps(self) -> None:
         found = status(step(self.reported(step=80, steps=75))).progress
         assert found is not None
         assert (found.step, found.percent) == (75, 100)

@@ -1,4 +1,4 @@
-"""Pods on GPUs, as they are rendered: what they ask for, where they may go, and what NCCL needs."""
+"""Rendered pods on GPUs: requests, affinity and tolerations, and the memory that NCCL needs."""
 
 import pytest
 
@@ -16,7 +16,7 @@ MI300X = "AMD_Instinct_MI300X_OAM"
     ],
     ids=["NVIDIA", "AMD"],
 )
-def test_a_pod_asks_for_its_vendors_resource_on_tainted_nodes(device: str, resource: str, label: str) -> None:
+def test_a_pod_requests_its_vendors_resource_and_tolerates_its_taint(device: str, resource: str, label: str) -> None:
     taint = {"key": resource, "value": "present", "effect": "NoSchedule"}
     view = nodes({"count": 2, "device": device, "devices": 4, "cpu": 48, "memory": "180Gi", "taints": [taint]})
     collective: Json = {**DIGITS, "nodes": {"min": 2, "max": 2}, "collective": "Ring"}

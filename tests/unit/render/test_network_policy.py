@@ -1,4 +1,4 @@
-"""Who may talk to a job's pods: the rendered NetworkPolicy against a table of flows, by an evaluator of policies."""
+"""The rendered NetworkPolicy allows exactly the flows of a table, according to an evaluator of policies."""
 
 from dataclasses import replace
 from functools import cache
@@ -56,7 +56,7 @@ def plan(torch: Literal["", "torchrun", "collective"], job: str) -> tuple[Observ
 
 
 def policies(config: RenderConfig = CONFIG, torch: Literal["", "torchrun", "collective"] = "") -> list[Manifest]:
-    """Those of two jobs side by side, as on a cluster."""
+    """Return the policies of two jobs on one cluster."""
     plans = [plan(torch, job) for job in ("digits", "wine")]
     return [network_policy(observed.job, spec, accepted, config) for observed, spec, accepted in plans]
 
@@ -64,7 +64,7 @@ def policies(config: RenderConfig = CONFIG, torch: Literal["", "torchrun", "coll
 def reaching(
     port: int, config: RenderConfig = CONFIG, torch: Literal["", "torchrun", "collective"] = "", protocol: str = "TCP"
 ) -> set[str]:
-    """The sources that get through to a pod of ``digits``."""
+    """Return the sources that can reach a pod of ``digits``."""
     rules = policies(config, torch)
     return {name for name, source in SOURCES.items() if flows(rules, source, DIGITS_POD, port, protocol)}
 
@@ -75,10 +75,10 @@ class TestPorts:
         return replace(CONFIG, port_ranges=port_ranges, metrics_peers=(PROMETHEUS,))
 
     @pytest.mark.parametrize("port", INNER)
-    def test_agents_and_mpi_are_for_the_job_alone(self, port: int, port_ranges: bool) -> None:
+    def test_only_the_jobs_pods_reach_agent_and_mpi_ports(self, port: int, port_ranges: bool) -> None:
         assert reaching(port, self.config(port_ranges)) == {"the same job"}
 
-    def test_metrics_are_for_the_configured_sources_alone(self, port_ranges: bool) -> None:
+    def test_only_the_configured_sources_read_metrics(self, port_ranges: bool) -> None:
         assert reaching(METRICS_PORT, self.config(port_ranges)) == {"prometheus"}
 
     @pytest.mark.parametrize("port", OTHER)
@@ -101,17 +101,17 @@ def test_both_spellings_of_the_range_allow_the_same_ports() -> None:
 
 @pytest.mark.parametrize("port_ranges", [True, False])
 @pytest.mark.parametrize("torch", ["", "torchrun"])
-def test_every_version_takes_it(torch: Literal["", "torchrun"], port_ranges: bool) -> None:
+def test_every_kubernetes_version_accepts_the_crd(torch: Literal["", "torchrun"], port_ranges: bool) -> None:
     for policy in policies(replace(CONFIG, port_ranges=port_ranges, metrics_peers=(PROMETHEUS,)), torch):
         assert_valid(policy)
 
 
-def test_a_server_without_ranges_gets_none() -> None:
+def test_a_server_without_port_ranges_gets_single_ports() -> None:
     for policy in policies(replace(CONFIG, port_ranges=False)):
         assert all("endPort" not in port for rule in policy["spec"]["ingress"] for port in rule["ports"])
 
 
-def test_without_configured_sources_everyone_reads_metrics_and_nothing_more() -> None:
+def test_without_configured_sources_all_may_read_metrics_only() -> None:
     assert reaching(METRICS_PORT) == set(SOURCES)
     assert reaching(AGENT_PORT) == {"the same job"}
 
@@ -141,7 +141,7 @@ def test_pods_of_nobody_are_not_isolated() -> None:
 
 
 class TestEvaluator:
-    """The rules as the API's reference has them; a wrong evaluator would prove anything."""
+    """The evaluator follows the API reference. A wrong evaluator would make the other tests meaningless."""
 
     POD = Peer("ns", {"app": "a"})
 
@@ -161,7 +161,7 @@ class TestEvaluator:
     def test_policies_add_up(self) -> None:
         assert flows([self.policy(), self.policy(ingress=[{"ports": [{"port": 80}]}])], Peer(), self.POD, 80)
 
-    def test_a_policy_of_another_namespace_is_none_of_its_business(self) -> None:
+    def test_a_policy_of_another_namespace_has_no_effect(self) -> None:
         assert flows([self.policy()], Peer(), replace(self.POD, namespace="other"), 80)
 
     def test_egress_is_judged_at_the_source(self) -> None:

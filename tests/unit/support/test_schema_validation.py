@@ -1,4 +1,4 @@
-"""The strict validator must find mistakes, or the tests that lean on it prove nothing."""
+"""The strict validator must find mistakes. Otherwise the tests that use it are meaningless."""
 
 import pytest
 
