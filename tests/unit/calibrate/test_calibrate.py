@@ -125,7 +125,7 @@ class TestProfiles:
         link_bandwidth_Bps=5e8,
     )
 
-    def test_a_run_teaches_each_of_its_devices(self) -> None:
+    def test_a_run_updates_the_profile_of_each_device(self) -> None:
         assert devices(self.RUN) == ("cpu", "cpu-slow")
         status = updated_profile(DLProfileStatus(), "digits-cnn", "cpu", self.RUN, NOW)
         assert [p.batch for p in status.compute] == [16, 32]
@@ -136,7 +136,7 @@ class TestProfiles:
         slow = updated_profile(DLProfileStatus(), "digits-cnn", "cpu-slow", self.RUN, NOW)
         assert {p.batch: p.seconds for p in slow.compute} == pytest.approx({8: 0.013})
 
-    def test_a_mismatched_run_teaches_nothing(self) -> None:
+    def test_a_mismatched_run_changes_nothing(self) -> None:
         wrong = self.RUN.model_copy(update={"mismatches": (Mismatch(rank=0, planned="t4", found="cpu"),)})
         assert devices(wrong) == ()
         before = DLProfileStatus(compute=(ComputePoint(batch=1, seconds=1.0),))
@@ -150,7 +150,7 @@ class TestProfiles:
         assert updated_profile(DLProfileStatus(), "digits-cnn", "cpu", odd, NOW).compute == ()
         assert len(updated_profile(DLProfileStatus(), "program-1", "cpu", odd, NOW).compute) == 1
 
-    def test_what_a_sample_takes_to_be_made_is_known_after_a_run(self) -> None:
+    def test_a_run_measures_the_time_to_prepare_a_sample(self) -> None:
         """By the median of the ranks that said so; half-way to what the next run says; and the plan is told."""
 
         def after(before: DLProfileStatus, *fetch_s: float) -> DLProfileStatus:
@@ -164,7 +164,7 @@ class TestProfiles:
         assert after(first, 0.16).fetch_seconds_per_sample == pytest.approx(0.01)
         assert after(first, 1e9).fetch_seconds_per_sample == after(first, 0.0).fetch_seconds_per_sample == 0.02
 
-    def test_a_run_on_several_devices_teaches_the_constants_of_scaling(self) -> None:
+    def test_a_run_on_several_devices_calibrates_scaling(self) -> None:
         """Two ranks a node take 1.5 times as long: the profile learns contention, and planning with it is slower."""
         status = updated_profile(
             DLProfileStatus(), "mlp", "t4", on_t4(1, compute_s=0.010, step_s=0.010), NOW, Place(1, 1)

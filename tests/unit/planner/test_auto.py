@@ -147,17 +147,17 @@ class TestLaws:
 
 
 class TestChoice:
-    def test_what_fits_in_no_other_way_becomes_a_pipeline(self) -> None:
+    def test_a_pipeline_is_chosen_if_nothing_else_fits(self) -> None:
         request = replace(RESNET18, memory_per_pod_nbytes=SMALL_PODS)
         assert refused(replace(request, strategy="Data"), cpus(3)).reason == "DoesNotFit"
         assert refused(replace(request, strategy="Optimizer"), cpus(3)).reason == "DoesNotFit"
         chosen = decided(request, cpus(3)).chosen
         assert chosen.strategy == "Pipeline" and chosen.summary.startswith("3 x cpu, Pipeline of 3 stages, ")
         assert chosen.prediction.host_memory_nbytes <= SMALL_PODS
-        told = lines(request, cpus(3))
-        assert "does not fit" in told["up to 3 x cpu"], "why it is none with whole models"
+        reasons = lines(request, cpus(3))
+        assert "does not fit" in reasons["up to 3 x cpu"], "why it is none with whole models"
 
-    def test_what_fits_in_no_way_at_all_is_told_of_every_way(self) -> None:
+    def test_if_nothing_fits_each_strategy_gets_a_reason(self) -> None:
         why = refused(replace(RESNET18, memory_per_pod_nbytes=500 * 2**20), cpus(3))
         assert why.reason == "DoesNotFit"
         assert "part of the model needs" in {r.summary: r.reason for r in why.refusals}["3 x cpu, Pipeline"]
@@ -171,7 +171,7 @@ class TestChoice:
         assert decision.chosen.prediction.total_p90_s < best.total_s
         assert any(c.strategy != "Pipeline" for c in decision.candidates), "beside the others in the table"
 
-    def test_what_is_better_within_its_uncertainty_is_told_and_not_chosen(self) -> None:
+    def test_a_split_better_within_its_uncertainty_is_listed_but_not_chosen(self) -> None:
         request = replace(RESNET18, global_batch=64)
         cluster = cpus(8, "12.5M")
         decision = decided(request, cluster)
@@ -204,23 +204,23 @@ class TestChoice:
         assert patient.warning is not None and "no plan meets the deadline" in patient.warning
 
     def test_pipelines_lose_by_their_idle_turns(self) -> None:
-        told = lines(replace(GPT, nodes_min=3, nodes_max=3, candidates_kept=1), cpus(3))
-        (pipeline,) = [reason for summary, reason in told.items() if "Pipeline of 3 stages" in summary]
+        reasons = lines(replace(GPT, nodes_min=3, nodes_max=3, candidates_kept=1), cpus(3))
+        (pipeline,) = [reason for summary, reason in reasons.items() if "Pipeline of 3 stages" in summary]
         assert " % slower: " in pipeline and "pipeline bubble " in pipeline
-        (tensor,) = [reason for summary, reason in told.items() if "x cpu, Tensor, " in summary]
+        (tensor,) = [reason for summary, reason in reasons.items() if "x cpu, Tensor, " in summary]
         assert "all-reduce of activations" in tensor
 
     def test_the_scaling_curve_has_them_too(self) -> None:
         curve = scaling(replace(RESNET18, memory_per_pod_nbytes=SMALL_PODS), cpus(4), {})
         assert [(n, c.strategy) for n, c in curve][:2] == [(2, "Pipeline"), (3, "Pipeline")]
 
-    def test_groups_of_the_users_own(self) -> None:
+    def test_fixed_groups(self) -> None:
         request = replace(RESNET18, memory_per_pod_nbytes=SMALL_PODS, fixed=(FixedChoice("cpu", 3),))
         chosen = decided(request, cpus(3)).chosen
         assert (chosen.strategy, chosen.groups[0].nodes) == ("Pipeline", 3)
         two = (FixedChoice("cpu", 2, 1, 32), FixedChoice("cpu", 1))
-        told = lines(replace(DIGITS, strategy="Auto", fixed=two), THREE)
-        assert "the whole batch on every rank" in told["Pipeline"]
+        reasons = lines(replace(DIGITS, strategy="Auto", fixed=two), THREE)
+        assert "the whole batch on every rank" in reasons["Pipeline"]
 
     def test_gpus_exchange_activations_through_main_memory(self) -> None:
         """Of which a pod must hold the whole model first, and the batches."""
@@ -232,7 +232,7 @@ class TestChoice:
         few = view({"count": 1, "device": A100, "devices": 4, "cpu": 32, "memory": "1Gi"})
         assert "creates the whole model in main memory" in refused(request, few).message
 
-    def test_unlike_devices_are_never_in_one(self) -> None:
+    def test_a_model_parallel_plan_never_mixes_devices(self) -> None:
         mixed = view(
             {"count": 2, "device": T4, "devices": 1, "cpu": 8, "memory": "32Gi"},
             {"count": 2, "device": A100, "devices": 1, "cpu": 8, "memory": "32Gi"},
@@ -260,11 +260,11 @@ class TestLeftOut:
     )
     def test_with_a_reason(self, request_: Request, kind: str, words: str) -> None:
         decision = decided(replace(request_, candidates_kept=100), THREE)
-        told = {r.summary: r.reason for r in decision.refusals}
-        assert told[kind].startswith("not considered: ") and words in told[kind]
+        reasons = {r.summary: r.reason for r in decision.refusals}
+        assert reasons[kind].startswith("not considered: ") and words in reasons[kind]
         assert kind not in {c.strategy for c in decision.candidates}
 
-    def test_one_rank_has_no_parts_to_speak_of(self) -> None:
+    def test_one_rank_has_no_model_parallel_candidates(self) -> None:
         assert not any(word in r for r in lines(replace(GPT, nodes_max=1), THREE) for word in ("Pipeline", "Tensor"))
 
     def test_a_collective_of_the_users_own_sums_activations(self) -> None:

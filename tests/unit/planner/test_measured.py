@@ -173,7 +173,7 @@ def ways_of(request: Request, cluster: ClusterView, known: dict[tuple[str, str],
 
 
 class TestChoice:
-    def test_of_unlike_certainty_the_surer_one(self) -> None:
+    def test_p90_decides_between_predictions_of_different_certainty(self) -> None:
         """Under a deadline, and once steps were measured, the least p90 counts; by data sheets alone the median."""
         request = replace(DIGITS, global_batch=256)
         for known, deadline_s in (({}, None), ({KEY: profile(*FEW)}, None), ({}, 1e6)):
@@ -192,7 +192,7 @@ class TestNextMeasurement:
     def suggestion(self, known: Learned, **changes: Any) -> str | None:
         return decided(replace(self.REQUEST, **changes), CLUSTER, {KEY: known}).next_measurement
 
-    def test_until_five_are_known(self) -> None:
+    def test_suggested_until_five_steps_are_measured(self) -> None:
         for count in range(5):
             found = self.suggestion(profile(*FEW[:count]))
             assert found is not None and "reduces the variance" in found
@@ -201,12 +201,12 @@ class TestNextMeasurement:
                 assert not found.startswith(f"{nodes} x {T4}{each},"), "never what was measured already"
         assert self.suggestion(profile(*FEW)) is None
 
-    def test_it_is_worth_less_the_more_is_known(self) -> None:
+    def test_its_benefit_falls_with_the_measurements(self) -> None:
         texts = [self.suggestion(profile(*FEW[:count])) for count in (0, 4)]
         first, last = (float(re.search(r"by (\d+) %", text or "")[1]) for text in texts)  # type: ignore[index]
         assert first > last
 
-    def test_following_it_teaches_more_than_staying_put(self) -> None:
+    def test_following_it_predicts_better_than_repeating_placements(self) -> None:
         """The planner's own next places, measured one after the other, beat as many runs of one device a node."""
 
         def off(known: Learned) -> float:

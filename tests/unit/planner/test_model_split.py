@@ -97,7 +97,7 @@ def test_units_bound_tensor_parallel_ranks() -> None:
         (replace(PIPELINE, memory_per_pod_nbytes=2**28), "spec.globalBatchSize", "part of the model needs"),
     ],
 )
-def test_what_cannot_be(request_: Request, field: str, words: str) -> None:
+def test_invalid_requests_are_rejected(request_: Request, field: str, words: str) -> None:
     why = refused(request_, FOUR)
     assert why.field == field and words in why.message, why
 

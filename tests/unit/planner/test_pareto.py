@@ -44,7 +44,7 @@ def test_what_is_left_out_is_beaten_and_what_is_shown_is_not(
         assert all(any(beats(rows[j], row, alike) for j in kept) for row in rows)
 
 
-def test_a_figure_that_is_not_known_of_all_does_not_count() -> None:
+def test_a_criterion_that_some_plans_lack_is_ignored() -> None:
     fast, slow = choice("fast", 1.0, None, 2.0), choice("slow", 2.0, 1.0, 3.0)
     assert front(fast, [fast, slow], 0.0) == (fast,)
     assert (

@@ -33,7 +33,7 @@ class TestDecisions:
         assert chosen.summary == f"3 x cpu, {chosen.collective}, 32+32+32"
         assert chosen.groups[0].shares == (32, 32, 32)
 
-    def test_unlike_devices_get_unlike_shares(self) -> None:
+    def test_heterogeneous_devices_get_different_batches(self) -> None:
         cluster = view({"device": "cpu-fast", "cpu": "800m"}, {"device": "cpu-slow", "cpu": "200m"})
         request = replace(DIGITS, nodes_min=2, global_batch=100)
         fast, slow = decided(request, cluster).chosen.groups
@@ -191,13 +191,13 @@ class TestDecisions:
         decision = decided(DIGITS, view({"device": "NVIDIA-X9000", "gpu": True, "cpu": 8}))
         assert "NVIDIA-X9000 is not in the catalogue" in (decision.warning or "")
 
-    def test_unlike_nodes_of_one_device_are_pointed_out(self) -> None:
+    def test_different_nodes_of_one_device_give_a_warning(self) -> None:
         decision = decided(DIGITS, view({"cpu": 0.5}, {"cpu": 8}))
         assert "nodes of device cpu have different numbers of CPUs: the plan assumes the smallest, 0.5 CPUs" in (
             decision.warning or ""
         )
 
-    def test_a_program_of_ones_own_is_planned_by_its_hints(self) -> None:
+    def test_a_training_script_is_planned_by_its_hints(self) -> None:
         own = Request(
             job="j",
             global_batch=64,
@@ -257,7 +257,7 @@ class TestDecisions:
 class TestFixed:
     cluster = view({"count": 4, "device": "cpu", "cpu": 2}, {"name": "g", "device": T4, "devices": 4, "cpu": 16})
 
-    def test_groups_as_dictated(self) -> None:
+    def test_groups_are_used_as_given(self) -> None:
         request = replace(DIGITS, fixed=(FixedChoice("cpu", 2, 1, 40), FixedChoice("cpu", 1)))
         first, second = decided(request, self.cluster).chosen.groups
         assert (first.name, first.shares) == ("cpu", (40, 40))
@@ -290,7 +290,9 @@ class TestFixed:
             ((FixedChoice("cpu", 4, 30),), "BatchTooSmall", "spec.globalBatchSize", "96 samples for 120 ranks"),
         ],
     )
-    def test_what_cannot_be(self, fixed: tuple[FixedChoice, ...], reason: str, field: str, message: str) -> None:
+    def test_invalid_requests_are_rejected(
+        self, fixed: tuple[FixedChoice, ...], reason: str, field: str, message: str
+    ) -> None:
         found = refused(replace(DIGITS, fixed=fixed), self.cluster)
         assert (found.reason, found.field) == (reason, field)
         assert message in found.message

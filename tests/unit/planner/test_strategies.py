@@ -119,7 +119,7 @@ class TestChoice:
 
 
 class TestKinds:
-    def test_kinds_that_were_not_asked_for_or_cannot_be_are_named_with_their_price(self) -> None:
+    def test_strategies_not_requested_are_listed_with_their_cost(self) -> None:
         decision = decided(replace(DIGITS, nodes_min=3), THREE)
         lines = {r.summary: r.reason for r in decision.refusals}
         (sharded,) = [reason for summary, reason in lines.items() if "sharded optimizer" in summary]
@@ -130,7 +130,7 @@ class TestKinds:
             assert apart.startswith(f"not requested (parallelism.synchronization {name}): ")
             assert apart.endswith("with gradients that are 1 update old")
 
-    def test_models_in_parts_are_priced_where_the_trainer_can_cut_them(self) -> None:
+    def test_model_parallelism_is_evaluated_where_the_trainer_supports_it(self) -> None:
         lines = {r.summary: r.reason for r in decided(replace(DIGITS, nodes_min=3), THREE).refusals}
         (pipeline,) = [reason for summary, reason in lines.items() if "Pipeline of 3 stages, 12 micro" in summary]
         assert pipeline.startswith("not requested (parallelism.strategy Pipeline or Auto): ")

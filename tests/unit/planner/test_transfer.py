@@ -39,7 +39,7 @@ def test_more_devices_narrow_the_interval() -> None:
     assert carried("resnet50", A100, WORKLOAD, two)[1] < carried("resnet50", A100, WORKLOAD, one)[1] < 0.5
 
 
-def test_only_the_same_model_on_known_gpus_tells() -> None:
+def test_only_the_same_model_on_catalogue_gpus_is_used() -> None:
     points = measured(T4, 1.0)
     assert carried("resnet50", V100, WORKLOAD, {("bert", T4): points}) == ([], 0.0)
     assert carried("resnet50", V100, WORKLOAD, {("resnet50", "abacus"): points}) == ([], 0.0)
