@@ -18,9 +18,9 @@ def kubectl(*args: str, stdin: str | None = None) -> str:
 
 @contextmanager
 def applied(manifest: dict[str, Any], deadline_s: float, poll_s: float) -> Iterator[Iterator[dict[str, Any]]]:
-    """Apply a job; gives its status again and again, and deletes the job and waits for its pods to go at the end.
+    """Apply a job, yield its status repeatedly, then delete it and wait until its pods are gone.
 
-    SystemExit when the job fails, or the deadline passes.
+    Raise SystemExit if the job fails or the deadline passes.
     """
     name = manifest["metadata"]["name"]
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))

@@ -27,7 +27,7 @@ PARTS = ("admissionSeconds", "podsSeconds", "rendezvousSeconds", "importSeconds"
 
 
 def started(manifest: dict[str, Any], deadline_s: float) -> dict[str, float]:
-    """Applies, waits for the first step, deletes. Seconds by part, and ``wallSeconds`` by this clock."""
+    """Apply the job, wait for its first step and delete it. Return seconds by part, and ``wallSeconds``."""
     began = time.monotonic()
     with applied(manifest, deadline_s, poll_s=0.1) as statuses:
         status = next(status for status in statuses if (status.get("startup") or {}).get("totalSeconds") is not None)
@@ -35,7 +35,7 @@ def started(manifest: dict[str, Any], deadline_s: float) -> dict[str, float]:
 
 
 def imports_s(ranks: int) -> float:
-    """Seconds until ``ranks`` interpreters started together have imported torch on this machine."""
+    """Return the seconds until ``ranks`` interpreters, started together, have imported torch on this machine."""
     began = time.monotonic()
     processes = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(ranks)]
     for process in processes:

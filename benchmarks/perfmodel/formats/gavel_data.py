@@ -57,7 +57,7 @@ def load(directory: Path) -> Rates:
 
 
 def _drop_absurd(rates: Rates, workers: int) -> None:
-    """Leaves out what contradicts most other batches of its curve several times over: no measurement to score."""
+    """Drop measurements that contradict most other batches of their curve."""
     for (device, workload), curve in rates.curves(workers).items():
         for (batch, seconds), kept in zip(curve.items(), agreeing(list(curve.items())), strict=True):
             if not kept:

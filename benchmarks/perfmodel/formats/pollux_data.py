@@ -16,7 +16,7 @@ FILES = ("placements.csv", "scalability.csv")
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What a step time is asked of: devices of each node, falling, and samples per device."""
+    """Key of a step time: devices of each node in falling order, and samples per device."""
 
     counts: tuple[int, ...]
     batch: int

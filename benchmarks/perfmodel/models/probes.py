@@ -12,10 +12,10 @@ from dljob.perf.fit.new_device import Point, Sheet, seconds
 def with_probes(
     sheets: Mapping[str, Sheet], known: Mapping[Point, float], probes: Mapping[Point, float], asked: Sequence[Point]
 ) -> Floats:
-    """``seconds`` with ``probes`` on the new device, and the best line through them where a workload has two batches.
+    """Return ``seconds`` with ``probes`` on the new device, combined with a line through two probed batches.
 
-    What other devices say of a batch and what the line through the probes says of it are two opinions that err for
-    different reasons; their mean in the logarithm is taken. Errors as of ``seconds``.
+    The prediction from other devices and the line through the probes have independent errors, so their geometric mean
+    is returned. Errors as for ``seconds``.
     """
     found = seconds(sheets, {**known, **probes}, asked)
     for i, point in enumerate(asked):

@@ -24,7 +24,7 @@ class Estimate:
 
 
 def ape(measured: Floats, predicted: Floats) -> Floats:
-    """Absolute percentage errors: 100 |predicted - measured| / measured."""
+    """Return the absolute percentage errors: 100 |predicted - measured| / measured."""
     return np.asarray(100.0 * np.abs(predicted - measured) / measured)
 
 
@@ -57,7 +57,7 @@ def over_workloads(errors: Sequence[Floats], measure: Measure, resamples: int = 
 
 
 def regret(measured: Floats, predicted: Floats, choices: Sequence[NDArray[np.int64]]) -> Floats:
-    """Per decision, by how many per cent the chosen candidate is slower than the best measured one.
+    """Return for each decision by how many per cent the chosen candidate is slower than the best measured one.
 
     Each of ``choices`` holds the indices of the candidates of one decision; the least predicted one is chosen.
     """
@@ -66,7 +66,7 @@ def regret(measured: Floats, predicted: Floats, choices: Sequence[NDArray[np.int
 
 
 def coverage(measured: Floats, low: Floats, high: Floats) -> float:
-    """Per cent of the measurements inside their intervals."""
+    """Return the percentage of measurements inside their intervals."""
     return float(100.0 * np.mean((low <= measured) & (measured <= high)))
 
 

@@ -19,7 +19,7 @@ from dljob.perf.fit.scaling import Runs
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is told of a workload."""
+    """Inputs of a model for one workload."""
 
     one: dict[int, Measured]
     keys: tuple[Key, ...]
