@@ -1,0 +1,1 @@
+"""etcd, the API server, controllers and scheduler: certificates and command lines."""

@@ -1,0 +1,1 @@
+"""Nodes: namespaces, cgroups, their first process, and the store of images that they start from."""
