@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.calibrate.noise import LEAST_STEPS
+from dljob.calibrate.noise import MIN_STEPS as CALIBRATION_MIN_STEPS
 from dltrain.optim.noise_scale import MAX_STRIDE, MIN_MEASUREMENTS, MIN_STEPS, NoiseScale, stride
 from support.trainer.ranks import BODIES, run_ranks
 
@@ -77,7 +77,7 @@ def test_what_tells_nothing() -> None:
 
 @given(st.integers(MIN_MEASUREMENTS, 10**6))
 def test_every_training_but_the_shortest_measures_as_much_as_a_profile_asks_for(steps: int) -> None:
-    assert len(range(0, steps, stride(steps))) >= LEAST_STEPS
+    assert len(range(0, steps, stride(steps))) >= CALIBRATION_MIN_STEPS
     assert stride(steps) <= MAX_STRIDE and stride(1) == 1
 
 
