@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from support.fake_nodes import HollowNodes
-from support.kubectl import ROOT, Kubectl
-from support.live_job import Play
-from support.operator_process import OperatorProcess
+from support.cluster.fake_nodes import HollowNodes
+from support.cluster.kubectl import ROOT, Kubectl
+from support.cluster.live_job import Play
+from support.cluster.operator_process import OperatorProcess
 
 Json = dict[str, Any]
 

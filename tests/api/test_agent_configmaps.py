@@ -15,7 +15,7 @@ import yaml
 from dlcontract import PLAN_KEY, REPORT_KEY, DatasetRef, ModelRef, Plan, Rank, Report, RunPhase
 from dltrain.agent.job.exchange import ConfigMaps
 from dltrain.agent.job.kube_api import ApiError, KubeApi
-from support.kubectl import Kubectl, wait_for
+from support.cluster.kubectl import Kubectl, wait_for
 
 pytestmark = [
     pytest.mark.api,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dlcontract import CheckpointMark, Failure, RunPhase
-from support.fake_nodes import HollowNodes
-from support.kubectl import OWNED, Kubectl, KubectlError, condition, no_pods, wait_for
-from support.live_job import Play
-from support.operator_process import OperatorProcess
+from support.cluster.fake_nodes import HollowNodes
+from support.cluster.kubectl import OWNED, Kubectl, KubectlError, condition, no_pods, wait_for
+from support.cluster.live_job import Play
+from support.cluster.operator_process import OperatorProcess
 
 pytestmark = pytest.mark.api
 Json = dict[str, Any]

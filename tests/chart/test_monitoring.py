@@ -95,7 +95,9 @@ def test_the_scrape_configuration_of_the_documentation(tmp_path: Path) -> None:
 
     Debian's Prometheus is built without discovery in Kubernetes: static targets carry what that would say.
     """
-    [block] = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/how-to/monitoring.md").read_text(), re.MULTILINE | re.DOTALL)
+    [block] = re.findall(
+        r"^```yaml\n(.*?)^```", (ROOT / "docs/how-to/monitoring.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     config = yaml.safe_load(block)
     template = one(render(), "Deployment")["spec"]["template"]
     assert "metrics" in [port["name"] for port in template["spec"]["containers"][0]["ports"]]

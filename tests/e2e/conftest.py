@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.kubectl import Kubectl
+from support.cluster.kubectl import Kubectl
 
 
 @pytest.fixture(scope="session")

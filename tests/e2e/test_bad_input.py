@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.kubectl import Kubectl, KubectlError, condition, example, wait_for
+from support.cluster.kubectl import Kubectl, KubectlError, condition, example, wait_for
 
 pytestmark = pytest.mark.e2e
 WITHIN_S = 30.0

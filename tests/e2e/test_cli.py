@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from support.kubectl import ROOT, Kubectl, example
+from support.cluster.kubectl import ROOT, Kubectl, example
 
 pytestmark = pytest.mark.e2e
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.kubectl import OWNED, ROOT, Kubectl, condition, example, no_pods, wait_for
+from support.cluster.kubectl import OWNED, ROOT, Kubectl, condition, example, no_pods, wait_for
 
 pytestmark = pytest.mark.e2e
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.kubectl import Kubectl, example, step_of, wait_for
+from support.cluster.kubectl import Kubectl, example, step_of, wait_for
 
 pytestmark = pytest.mark.e2e
 LISTEN = "127.0.0.1:19090"

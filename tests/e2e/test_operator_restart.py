@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.kubectl import OWNED, Kubectl, example, step_of, wait_for
+from support.cluster.kubectl import OWNED, Kubectl, example, step_of, wait_for
 
 pytestmark = pytest.mark.e2e
 SYSTEM = "dljob-system"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.kubectl import Kubectl, condition, example
+from support.cluster.kubectl import Kubectl, condition, example
 
 pytestmark = pytest.mark.unlike
 SLOW = ("digits-cnn", "cpu-slow")

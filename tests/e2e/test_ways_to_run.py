@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.kubectl import ROOT, Kubectl, condition, example, no_pods, step_of
+from support.cluster.kubectl import ROOT, Kubectl, condition, example, no_pods, step_of
 
 pytestmark = pytest.mark.e2e
 

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import dlcontract
-from support.kubectl import Kubectl, wait_for
+from support.cluster.kubectl import Kubectl, wait_for
 
 Json = dict[str, Any]
 SPEC: Json = {

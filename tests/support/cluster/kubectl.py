@@ -13,7 +13,7 @@ import yaml
 
 T = TypeVar("T")
 POLL_S = 0.2
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OWNED = (
     "statefulsets", "pods", "services", "configmaps", "secrets", "serviceaccounts", "roles", "rolebindings",
     "networkpolicies", "persistentvolumeclaims",

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from support.kubectl import wait_for
+from support.cluster.kubectl import wait_for
 
 
 class OperatorProcess:
