@@ -159,7 +159,7 @@ def refused(world: ProcessGroup, folder: Path) -> None:
         ("digits-cnn", {"parallelism": "Tensor"}, "found Tensor, with a model without a pair of linear layers"),
         ("mlp", {"parallelism": "Pipeline"}, "found 3 layers with parameters; expected at least one per stage (4)"),
     ):
-        if "stages" in words and world.size < 4:
+        if plan["parallelism"] == "Pipeline" and world.size < 4:
             continue
         try:
             split(world, name, torch.float32, 1, OPTIMIZERS["momentum"], folder / f"refused-{name}", **plan)

@@ -238,7 +238,7 @@ class Accumulating(Loop):
 
 
 REFUSED: dict[type[Loop], str] = {
-    NewHead: r"optimizer: found parameters \[\(4, 96\), \(4,\)\] that the model had not in t\.wrap",
+    NewHead: r"optimizer: found parameters \[\(4, 96\), \(4,\)\] that the model did not have in t\.wrap",
     Complex: r"t\.wrap: model: found complex parameters 0; expected real ones",
     Lazy: r"t\.wrap: model: found uninitialized parameters weight, bias of lazy layers",
     ExtraState: r"t\.wrap: model: found state that is not a tensor in _extra_state; expected tensors",
