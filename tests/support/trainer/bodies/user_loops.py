@@ -244,7 +244,7 @@ REFUSED: dict[type[Loop], str] = {
     ExtraState: r"t\.wrap: model: found state that is not a tensor in _extra_state; expected tensors",
     SparseAdam: r"t\.wrap: optimizer: found SparseAdam; expected an optimizer for dense gradients",
     Graph: r"found backward\(create_graph=True\); expected .*\. For a gradient penalty call torch\.autograd\.grad",
-    Accumulating: r"found no opt\.step\(\) .*in the loop's body, .* over parts of one, under t\.no_sync\(\)",
+    Accumulating: r"found no opt\.step\(\) .*in the loop's body; .* micro-batches and use t\.no_sync\(\)",
 }
 
 
