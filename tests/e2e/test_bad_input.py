@@ -10,7 +10,7 @@ import pytest
 from support.cluster.kubectl import Kubectl, KubectlError, condition, example, wait_for
 
 pytestmark = pytest.mark.e2e
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 
 AT_ADMISSION: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "unknown field": ({"batchSize": 32}, ("batchSize",)),

@@ -102,12 +102,12 @@ def end(process: subprocess.Popen[str], timeout_s: float) -> Ended:
     return Ended(process.returncode, output)
 
 
-def run(arguments: list[str], timeout_s: float = 60, **env: str) -> Ended:
+def run(arguments: list[str], timeout_s: float = 120, **env: str) -> Ended:
     """``start`` and ``end``."""
     return end(start(arguments, **env), timeout_s)
 
 
-def run_ranks(ranks: int, *arguments: str | Path, timeout_s: float = 60, ulfm: bool = False, **env: str) -> Ended:
+def run_ranks(ranks: int, *arguments: str | Path, timeout_s: float = 120, ulfm: bool = False, **env: str) -> Ended:
     """``mpirun`` of a body; fails unless it ends with code 0."""
     ended = run(command(ranks, *arguments, ulfm=ulfm), timeout_s, **env)
     assert ended.code == 0, ended.output

@@ -40,7 +40,7 @@ from support.trainer.ranks import BODIES, ROOT, command, end, environment, run, 
 
 SCRIPT = BODIES / "feeding.py"
 CPU = torch.device("cpu")
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 class Augmented(Dataset[tuple[torch.Tensor, int]]):
