@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import yaml
 
 from support.cluster.kubectl import OWNED, ROOT, Kubectl, condition, example, no_pods, wait_for
 
@@ -66,7 +67,11 @@ def test_printer_columns(done: dict[str, Any], kubectl: Kubectl) -> None:
 
 def test_explain_reads_well(kubectl: Kubectl) -> None:
     text = kubectl.run("explain", "dljob.spec.objective.deadline")
-    assert "Training must end within this time" in text
+    node = yaml.safe_load((ROOT / "crds" / "dljob.dev_dljobs.yaml").read_text())
+    node = node["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for field in ("spec", "objective", "deadline"):
+        node = node["properties"][field]
+    assert " ".join(node["description"].split()) in " ".join(text.split())
 
 
 def test_delete_removes_all_it_owns(done: dict[str, Any], kubectl: Kubectl) -> None:

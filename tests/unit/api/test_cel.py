@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, get_args
 
+import celpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +20,8 @@ from support.spec_cases import CASES, HINTS, spec_of
 
 Json = dict[str, Any]
 SPEC = schema_of("DLJob", "spec")
-# celpy raises the recursion limit when it first compiles a rule; inside an example, hypothesis would warn of that.
-broken_rules(SPEC, spec_of({}))
+# celpy raises the recursion limit with its first environment; inside an example, hypothesis would warn of that.
+celpy.Environment()
 
 
 def said_by_cel(spec: Json) -> set[str]:

@@ -288,7 +288,9 @@ def main() -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         together(world, OwnRunningMean(), data, shares)
-    assert any("found buffers that differ between ranks (0.mean)" in str(w.message) for w in told) == (world.rank == 0), told
+    assert any("found buffers that differ between ranks (0.mean)" in str(w.message) for w in told) == (
+        world.rank == 0
+    ), told
     held_out(world, shares)
     world.close()
 
