@@ -79,10 +79,6 @@ class CheckpointRef(Record):
         Field(description="True: ranks choose the interval once the cost of a checkpoint is measured."),
     ] = False
     keep: Annotated[int, Field(ge=1)] = 3
-    faults: Annotated[int, Field(ge=0, description="Faults of the run before this attempt; set by the agents.")] = 0
-    trained_s: Annotated[
-        float, Field(ge=0, description="Training time in steps before this attempt; set by the agents.")
-    ] = 0.0
 
 
 class Expectation(Record):

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dlcontract import ModelRef, Plan, Role, RunPhase
+from dlcontract import ModelRef, Role, RunPhase
+from dltrain.protocol.rank_messages import AttemptPlan
 from dltrain.record.run_report import files
 from support.trainer.pods import KILL, Job, job, leave, process, rank_process, steps_in_memory
 
@@ -69,8 +70,8 @@ def test_ranks_restart_from_memory_after_loss_of_mpirun_or_a_daemon(program: str
     assert sum(report.restarts.values()) == 1 and report.step >= step, three.logs()
     assert "in the memory of rank" in three.pods[0].text()
     assert all(pod.starts == 1 for pod in three.pods)
-    checkpoint = Plan.parse((three.pods[0].directory / "tmp/dljob/plan.json").read_text()).checkpoint
-    assert checkpoint.faults == 1 and checkpoint.trained_s > 0, "ranks choose the checkpoint interval from these"
+    plan = AttemptPlan.parse((three.pods[0].directory / "tmp/dljob/plan.json").read_text())
+    assert plan.prior_faults == 1 and plan.prior_trained_s > 0, "ranks choose the checkpoint interval from these"
 
 
 @pytest.mark.parametrize("kind", ["Pipeline", "StaleSynchronous"])

@@ -10,7 +10,7 @@ from dlcontract import CheckpointRef
 from dltrain.builtin import rank
 from dltrain.checkpoint.interval import COST_PART, LONGEST_S, SHORTEST_S, Interval, best_s, between_faults_s
 from dltrain.protocol import rank_messages
-from dltrain.protocol.rank_messages import EXIT_OK
+from dltrain.protocol.rank_messages import EXIT_OK, AttemptPlan
 from support.trainer.listener import Listener
 from support.trainer.plans import make_plan, saving, write
 
@@ -39,7 +39,7 @@ def test_observed_faults_outweigh_the_prior() -> None:
 
 
 def test_fixed_interval_does_not_change() -> None:
-    interval = Interval(CheckpointRef(interval_s=7.0), 2)
+    interval = Interval(make_plan(2, checkpoint=CheckpointRef(interval_s=7.0)))
     interval.add_cost(100.0)
     assert interval.seconds(1e6) == 7.0
 
@@ -51,8 +51,10 @@ def test_interval_follows_measured_cost_and_faults(tmp_path: Path, monkeypatch: 
     for faults in (0, 50):
         folder = tmp_path / str(faults)
         folder.mkdir()
-        given = saving(folder, interval_s=0.01, choose_interval=True, faults=faults, trained_s=10.0)
-        plan = make_plan(1, steps=300, checkpoint=given)
+        given = saving(folder, interval_s=0.01, choose_interval=True)
+        plan = AttemptPlan.of(
+            make_plan(1, steps=300, checkpoint=given), prior_faults=faults, prior_trained_s=10.0
+        )
         with Listener(folder) as listener:
             monkeypatch.setenv(rank_messages.PLAN_ENV, write(plan, folder))
             monkeypatch.setenv(rank_messages.SOCKET_ENV, listener.path)

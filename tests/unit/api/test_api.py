@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from dlcontract import COLLECTIVES
 from dljob.api import DLJobSpec, duration_s
+from dljob.api.spec.parallelism import Collective
 from support.admission import refusals
 from support.spec_cases import BAD, with_field
 
@@ -61,3 +63,7 @@ def test_no_duration(text: str) -> None:
 @given(hours=st.integers(0, 999), minutes=st.integers(0, 59), seconds=st.integers(0, 59))
 def test_duration_is_a_sum(hours: int, minutes: int, seconds: int) -> None:
     assert duration_s(f"{hours}h{minutes}m{seconds}s") == 3600 * hours + 60 * minutes + seconds
+
+
+def test_spec_collective_takes_the_collectives_of_the_contract_and_auto() -> None:
+    assert {str(name) for name in Collective} == {*COLLECTIVES, "Auto"}

@@ -1,6 +1,5 @@
 """Laws of the performance model, and the figures it must reproduce."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import log2
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlcontract import COLLECTIVES
 from dljob.cluster import catalogue
 from dljob.perf.fit.curve import Curve, nondecreasing
 from dljob.perf.resources import energy, memory
@@ -21,7 +21,6 @@ from dljob.perf.step.step import BACKWARD_PART, exposed_s, step
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.workload import Workload, builtin, hinted
 
-COLLECTIVES: Sequence[Collective] = ("Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "Torch")
 links = st.builds(Link, st.floats(0, 1e-2), st.floats(1e6, 1e12), st.floats(1e8, 1e12))
 sizes = st.floats(1.0, 1e11)
 ranks = st.integers(2, 2000)

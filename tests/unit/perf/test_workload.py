@@ -1,16 +1,13 @@
 """What one sample costs: built-in models, and workloads that users describe."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from dljob.perf.step.communication import Collective
+from dlcontract import COLLECTIVES
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.workload import builtin, hinted
-
-COLLECTIVES: Sequence[Collective] = ("Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "Torch")
 
 
 class TestWorkload:

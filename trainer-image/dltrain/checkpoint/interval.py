@@ -7,7 +7,8 @@ seconds between faults, the sum C / T + T / (2 M) is minimal at T = √(2·C·M)
 from math import sqrt
 from statistics import median
 
-from dlcontract import CheckpointRef
+from dlcontract import Plan
+from dltrain.protocol.rank_messages import AttemptPlan
 
 PRIOR_S = 3.6e6
 """Prior time between faults of one pod: a thousand hours, the order of magnitude that large clusters report."""
@@ -33,8 +34,8 @@ def best_s(cost_s: float, between_s: float) -> float:
 class Interval:
     """The checkpoint interval of a run: fixed by the spec, or chosen from measured costs and faults."""
 
-    def __init__(self, given: CheckpointRef, pods: int) -> None:
-        self._given, self._pods = given, pods
+    def __init__(self, plan: Plan) -> None:
+        self._plan = AttemptPlan.of(plan)
         self._costs: list[float] = []
 
     def add_cost(self, cost_s: float) -> None:
@@ -43,7 +44,8 @@ class Interval:
 
     def seconds(self, trained_s: float) -> float:
         """Return the interval after ``trained_s`` seconds of this attempt."""
-        if not self._given.choose_interval or not self._costs:
-            return self._given.interval_s
-        between_s = between_faults_s(self._pods, self._given.faults, self._given.trained_s + trained_s)
+        plan = self._plan
+        if not plan.checkpoint.choose_interval or not self._costs:
+            return plan.checkpoint.interval_s
+        between_s = between_faults_s(len(plan.pods), plan.prior_faults, plan.prior_trained_s + trained_s)
         return best_s(median(self._costs), between_s)

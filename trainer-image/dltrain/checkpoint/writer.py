@@ -110,7 +110,7 @@ class CheckpointManager:
         self._identity = ""
         self._memory: Writer | None = None
         self._pace = memory_copy.Pace()
-        self._interval = Interval(plan.checkpoint, len(plan.pods))
+        self._interval = Interval(plan)
         self._launched = time.monotonic()
         self._staging = Staging()
 

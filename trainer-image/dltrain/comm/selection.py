@@ -18,7 +18,6 @@ from dltrain.comm.schedules.halving_doubling import HalvingDoubling
 from dltrain.comm.schedules.ring import Ring
 from dltrain.comm.schedules.tree import Tree
 
-NAMES = COLLECTIVES
 SCHEDULED: dict[str, type[Scheduled]] = {kind.name: kind for kind in (Ring, Tree, Butterfly, HalvingDoubling)}
 """Collectives that differ only in their schedule, and need only a communicator."""
 AUTO = "Auto"
@@ -52,8 +51,8 @@ def choose(
     """
     if comm is None or comm.Get_size() == 1:
         return Alone(buffers)
-    if name not in (*NAMES, AUTO):
-        raise ValueError(f"collective: found '{name}'; expected one of {', '.join((AUTO, *NAMES))}")
+    if name not in (*COLLECTIVES, AUTO):
+        raise ValueError(f"collective: found '{name}'; expected one of {', '.join((AUTO, *COLLECTIVES))}")
     own = duplicate(comm)
     if compression is not None:
         from dltrain.comm.algorithms.compressed import Compressed

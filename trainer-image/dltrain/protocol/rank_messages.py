@@ -6,12 +6,12 @@ as hung.
 """
 
 import signal
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
 from dlcontract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
-from dlcontract import CheckpointMark, Failure, Noise, Outcome, ProbePoint, RankMeasure, Record
+from dlcontract import CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint, RankMeasure, Record
 
 SOCKET_ENV = "DLTRAIN_SOCKET"
 PLAN_ENV = "DLTRAIN_PLAN"
@@ -34,6 +34,20 @@ EXIT_PARAMETERS_DIVERGED = 77
 """Ranks hold different parameters. Restart from the last checkpoint, which was written when they agreed."""
 EXIT_STOPPED = 143
 """The rank was asked to stop, and its last checkpoint is durable."""
+
+
+class AttemptPlan(Plan):
+    """The plan that an agent writes for the ranks of one attempt: the operator's plan and the history of the run."""
+
+    prior_faults: Annotated[int, Field(ge=0, description="Faults of the run before this attempt.")] = 0
+    prior_trained_s: Annotated[float, Field(ge=0, description="Training time in steps before this attempt.")] = 0.0
+
+    @classmethod
+    def of(cls, plan: Plan, **history: float) -> Self:
+        """Return ``plan`` with this history of its run. Without history, an AttemptPlan is returned unchanged."""
+        if isinstance(plan, cls) and not history:
+            return plan
+        return cls.model_validate({name: getattr(plan, name) for name in type(plan).model_fields} | history)
 
 
 class Hello(Record):

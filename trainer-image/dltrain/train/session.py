@@ -20,7 +20,7 @@ from dltrain.device import rank_device as devices
 from dltrain.host import heap
 from dltrain.host.cgroup import threads
 from dltrain.protocol.errors import BadInputError, MisuseError, failure
-from dltrain.protocol.rank_messages import EXIT_OK, PLAN_ENV, Failed, Finished, Hello
+from dltrain.protocol.rank_messages import EXIT_OK, PLAN_ENV, AttemptPlan, Failed, Finished, Hello
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 
@@ -35,7 +35,7 @@ def read_plan() -> Plan | None:
     if not path:
         return None
     try:
-        return Plan.parse(Path(path).read_bytes())
+        return AttemptPlan.parse(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         found = f"{path}: {error}"
         raise BadInputError(f"${PLAN_ENV}", found, "a plan of schema 1", "start it under dljob-agent") from None

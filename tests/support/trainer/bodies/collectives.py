@@ -6,6 +6,7 @@ import time
 import numpy as np
 import torch
 
+from dlcontract import COLLECTIVES
 from dltrain.comm import autotuning
 from dltrain.comm.algorithms.shared_memory import SharedMemory
 from dltrain.comm.autotuning import Auto, Pick, size_class
@@ -13,7 +14,7 @@ from dltrain.comm.core.collective import Collective, Work
 from dltrain.comm.core.shared_region import Memory
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.schedules.ring import Ring
-from dltrain.comm.selection import NAMES, choose
+from dltrain.comm.selection import choose
 
 SIZES = (1, 2, 3, 5, 17, 1000, 4099, 70_001)
 SEGMENT_NBYTES = 4096
@@ -109,7 +110,7 @@ def main() -> None:
     world = ProcessGroup.start()
     world.expect(int(sys.argv[1]))
     autotuning.BUDGET_S = 0.01
-    for name in (*NAMES, "SharedMemory", "Auto"):
+    for name in (*COLLECTIVES, "SharedMemory", "Auto"):
         for dtype in (torch.float32, torch.float64)[: 1 if name == "Auto" else 2]:
             check(world, name, dtype)
     check_choice(world)

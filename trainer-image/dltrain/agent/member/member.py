@@ -12,6 +12,7 @@ from dlcontract import Plan, RunPhase
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.member.local_ranks import Event, LocalRanks
 from dltrain.protocol import agent_messages as proto
+from dltrain.protocol.rank_messages import AttemptPlan
 
 log = logging.getLogger(__name__)
 
@@ -110,10 +111,9 @@ class Member:
                 plan = shrink_plan(self.plan, line.pods) if line.pods else self.plan
                 if plan is None:
                     raise ValueError(f"found an attempt with the pods {line.pods}; expected enough pods for the plan")
-                run = {"faults": line.faults, "trained_s": line.trained_s}
-                checkpoint = plan.checkpoint.model_copy(update=run)
-                current_plan = plan.model_copy(update={"term": self.term, "checkpoint": checkpoint})
-                await self.local.begin(line.world, current_plan)
+                current_plan = plan.model_copy(update={"term": self.term})
+                history = {"prior_faults": line.faults, "prior_trained_s": line.trained_s}
+                await self.local.begin(line.world, AttemptPlan.of(current_plan, **history))
                 channel.send(proto.Prepared(world=line.world))
             case proto.StartDaemon() if line.world == self.local.world:
                 self.local.start_daemon(line.arguments)
