@@ -6,9 +6,9 @@ from dljob.perf.workload import structure
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 PROCESS_NBYTES = 384 * 2**20
-"""Main memory of a rank before it trains: Python, PyTorch 2.13's CUDA build with its compiler and optimizers, MPI. After
-these imports and one AdamW step, 364 MiB are anonymous (a bare ``import torch``: 283 MiB). Mapped files come on top
-(303 MiB), which pods of a node share and the kernel can drop."""
+"""Main memory of a rank before it trains: Python, PyTorch 2.13's CUDA build with its compiler and optimizers, MPI.
+After these imports and one AdamW step, 364 MiB are anonymous (a bare ``import torch``: 283 MiB). Mapped files come on
+top (303 MiB), which pods of a node share and the kernel can drop."""
 AGENT_NBYTES = 128 * 2**20
 """Main memory of a pod besides its ranks: the agent, its preloaded interpreter and MPI's daemon. A pod that trains
 digits-cnn peaked at 226 MiB, because most of the interpreter is shared. A training script shares nothing."""
