@@ -62,7 +62,7 @@ def decision(found: Decision) -> list[str]:
     lines.append(
         f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} per pod"
     )
-    lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.in_parts else BASIS)[p.basis]}")
+    lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.splits_model else BASIS)[p.basis]}")
     if found.power_advice:
         lines.append(f"Power:      {found.power_advice}")
     if found.next_measurement:

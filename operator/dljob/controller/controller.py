@@ -141,7 +141,7 @@ class Controller:
             await kube.update_profiles(desired.measurements, self._now())
         await self._publish(observed, desired)
         if desired.status is not None:
-            self._metrics.went_on(before, desired.status)
+            self._metrics.record_transition(before, desired.status)
 
     async def _publish(self, observed: Observed, desired: Desired) -> None:
         """Write events, then the status. After a crash in between, events are counted twice, but never lost."""

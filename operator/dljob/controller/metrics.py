@@ -109,7 +109,7 @@ class Metrics:
         for outcome in ("Complete", "Failed"):
             self.finished.labels(outcome)
 
-    def went_on(self, before: DLJobStatus, after: DLJobStatus) -> None:
+    def record_transition(self, before: DLJobStatus, after: DLJobStatus) -> None:
         """Count the restarts, divergences and outcomes that a new status adds to the one before."""
         self.recoveries.inc(max(0, after.restarts - before.restarts))
         self.diverged.inc(max(0, _diverged(after) - _diverged(before)))

@@ -56,7 +56,7 @@ def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
 
     These are the ranks of the smallest ``nodes.min`` nodes and the servers; with model parallelism, all ranks.
     """
-    if choice.in_parts:
+    if choice.splits_model:
         return sum(len(g.shares) for g in choice.groups)
     servers = sum(share == 0 for g in choice.groups for share in g.shares)
     per_node = sorted(g.ranks_per_node for g in choice.groups for _ in range(g.nodes))
@@ -139,7 +139,7 @@ def trainer_plan(
         rebalance=spec.planning.uneven
         and all(group.batch_per_rank is None for group in spec.planning.groups)
         and spec.trainer.framework is not Framework.TORCHRUN
-        and not chosen.in_parts
+        and not chosen.splits_model
         and not spec.parallelism.asynchronous,
         checkpoint=_checkpoint(spec),
         compare_steps=spec.run_policy.compare_parameters_steps,

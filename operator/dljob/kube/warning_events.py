@@ -24,17 +24,17 @@ _IGNORED = {"FailedScheduling", "Unhealthy"}
 
 
 @dataclass
-class _Trouble:
-    since: float
-    asked: float
-    looked: float
-    told: str | None = None
+class _Watched:
+    first_asked_at: float
+    asked_at: float
+    read_at: float
+    message: str | None = None
 
 
 class WarningEvents:
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._known: dict[tuple[str, str, str], _Trouble] = {}
+        self._watched: dict[tuple[str, str, str], _Watched] = {}
         """Problems by namespace, kind and name of the object."""
 
     async def added_to(self, observed: Observed, now: datetime) -> tuple[Observed, bool]:
@@ -65,19 +65,19 @@ class WarningEvents:
     async def about(self, namespace: str, kind: str, name: str, now: datetime) -> str | None:
         """Return the last warning about an object with a lasting problem. The first call starts the clock."""
         key, clock = (namespace, kind, name), monotonic()
-        self._known = {k: v for k, v in self._known.items() if clock - v.asked < 4 * RECHECK_S}
-        trouble = self._known.setdefault(key, _Trouble(clock, clock, clock))
-        trouble.asked = clock
-        if clock - trouble.since < _PATIENCE_S.get(kind, RECHECK_S) or clock - trouble.looked < RECHECK_S:
-            return trouble.told
+        self._watched = {k: v for k, v in self._watched.items() if clock - v.asked_at < 4 * RECHECK_S}
+        watched = self._watched.setdefault(key, _Watched(clock, clock, clock))
+        watched.asked_at = clock
+        if clock - watched.first_asked_at < _PATIENCE_S.get(kind, RECHECK_S) or clock - watched.read_at < RECHECK_S:
+            return watched.message
         selector = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
         events = await self._api.find(EVENT, namespace, fieldSelector=selector)
         events = [event for event in events if event.get("reason") not in _IGNORED]
         recent = [e for e in events if datetime.fromisoformat(_time(e) or "1970-01-01T00:00:00Z") > now - STALE]
         recent.sort(key=_time)
-        trouble.looked = clock
-        trouble.told = str(recent[-1].get("message", "")) if recent else None
-        return trouble.told
+        watched.read_at = clock
+        watched.message = str(recent[-1].get("message", "")) if recent else None
+        return watched.message
 
 
 def _time(event: dict[str, object]) -> str:

@@ -62,7 +62,9 @@ def choose(
             f"stays {base}: no noise scale was measured of this model on this data; a run on two ranks or more "
             "measures it"
         )
-        return _told(plan(_at(request, batches, base, 0.0)), BatchDecision(base, base, request.total_steps, None, text))
+        return _with_batch(
+            plan(_at(request, batches, base, 0.0)), BatchDecision(base, base, request.total_steps, None, text)
+        )
     scale = float(f"{noise.samples:.4g}")  # as status shows it, so that a job's later plans come to the same steps
     asked = {b: _at(request, batches, b, scale) for b in ladder(base, batches.low, batches.high)}
     found = _looked_at(base, asked, plan)
@@ -75,7 +77,7 @@ def choose(
         text = f"stays {base}: no other batch is better by {100 * MIN_GAIN:.0f} %; {text}"
     options = tuple(_option(asked[b], scale, base, found[b]) for b in sorted(found))
     steps = asked[chosen].total_steps
-    return _told(decisions[chosen], BatchDecision(base, chosen, steps, scale, text, options))
+    return _with_batch(decisions[chosen], BatchDecision(base, chosen, steps, scale, text, options))
 
 
 def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int, Decision | Infeasible]:
@@ -102,14 +104,16 @@ def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
     also improve on ``base`` by more than ``MIN_GAIN``, unless ``base`` has no plan or is late and the best one is not.
     """
     late, best = min(scores.values())
-    alike = {b: score for b, (is_late, score) in scores.items() if is_late == late and score <= best * (1 + MIN_GAIN)}
-    if base in alike:
+    near_best = {
+        b: score for b, (is_late, score) in scores.items() if is_late == late and score <= best * (1 + MIN_GAIN)
+    }
+    if base in near_best:
         return base
     base_late, base_score = scores.get(base, (True, inf))
-    least = base_score if base_late == late else inf
-    # The best batch always passes: otherwise ``base`` would be in ``alike``.
-    worth = [b for b, score in alike.items() if score * (1 + MIN_GAIN) < least]
-    return min(worth, key=lambda b: (abs(log(b / base)), b))
+    base_limit = base_score if base_late == late else inf
+    # The best batch always passes: otherwise ``base`` would be in ``near_best``.
+    improving = [b for b, score in near_best.items() if score * (1 + MIN_GAIN) < base_limit]
+    return min(improving, key=lambda b: (abs(log(b / base)), b))
 
 
 def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasible:
@@ -118,7 +122,7 @@ def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasib
     batch, noise = batches.running.batch, batches.running.noise
     asked = _at(request, batches, batch, AS_MANY_SAMPLES if noise is None else noise)
     text = f"stays {batch}, which the job began with"
-    return _told(plan(asked), BatchDecision(request.global_batch, batch, asked.total_steps, noise, text))
+    return _with_batch(plan(asked), BatchDecision(request.global_batch, batch, asked.total_steps, noise, text))
 
 
 def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request:
@@ -140,13 +144,13 @@ def _score(request: Request, choice: Choice) -> tuple[bool, float]:
 
 
 def _option(asked: Request, noise: float, base: int, answer: Decision | Infeasible) -> BatchOption:
-    worth = statistical.efficiency(asked.global_batch, base, noise)
+    improving = statistical.efficiency(asked.global_batch, base, noise)
     if isinstance(answer, Infeasible):
-        return BatchOption(asked.global_batch, asked.total_steps, worth, None, answer.message)
-    return BatchOption(asked.global_batch, asked.total_steps, worth, answer.chosen.prediction)
+        return BatchOption(asked.global_batch, asked.total_steps, improving, None, answer.message)
+    return BatchOption(asked.global_batch, asked.total_steps, improving, answer.chosen.prediction)
 
 
-def _told(answer: Decision | Infeasible, choice: BatchDecision) -> Decision | Infeasible:
+def _with_batch(answer: Decision | Infeasible, choice: BatchDecision) -> Decision | Infeasible:
     return replace(answer, batch=choice) if isinstance(answer, Decision) else answer
 
 

@@ -22,7 +22,14 @@ from dljob.planner.candidates.options import (
     workload_of,
 )
 from dljob.planner.candidates.pools import Eligible, Pool, eligible
-from dljob.planner.explanation.explain import in_parts, memory_refusals, power_advice, shown, slower, warning
+from dljob.planner.explanation.explain import (
+    memory_refusals,
+    model_parallel_refusals,
+    power_advice,
+    shown,
+    slower,
+    warning,
+)
 from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, too_few
 from dljob.planner.search import model_split, objective, probing, strategy_search
 from dljob.planner.search.enumeration import Search
@@ -98,7 +105,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         return nothing_fits(request, tuple(refusals))
     chosen = objective.best(request, choices)
     candidates = shown(request, chosen, choices)
-    refusals += in_parts(request, chosen, choices, candidates)
+    refusals += model_parallel_refusals(request, chosen, choices, candidates)
     refusals += slower(request, chosen, choices, candidates)
     measure = None
     if parts := next(parts for parts, c in found if c is chosen):

@@ -24,8 +24,8 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None) -> bool:
     """Return True if ``reconcile`` would plan. It then needs a ClusterView, which costs a list of all pods."""
     if observed.job.deleting:
         return False
-    known = parsed or parse_observed(observed)
-    return planning.wants_plan(known) or (not known.finished and replan.undecided(known))
+    parsed = parsed or parse_observed(observed)
+    return planning.wants_plan(parsed) or (not parsed.finished and replan.undecided(parsed))
 
 
 def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: ParsedJob | None = None) -> Desired:
@@ -35,53 +35,53 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     """
     if observed.job.deleting:
         return Desired()  # The garbage collector deletes the job's objects by their owner references.
-    known = replace(parsed, observed=observed) if parsed else parse_observed(observed)
+    parsed = replace(parsed, observed=observed) if parsed else parse_observed(observed)
     draft = Draft()
-    if known.finished:
-        return _finished(known, draft, now)
-    if known.spec is None:
-        draft.verdicts.append(Verdict("Accepted", FALSE, "InvalidSpec", known.spec_problem or ""))
-        return _without_spec(known, draft, now)
+    if parsed.finished:
+        return _finished(parsed, draft, now)
+    if parsed.spec is None:
+        draft.verdicts.append(Verdict("Accepted", FALSE, "InvalidSpec", parsed.spec_problem or ""))
+        return _without_spec(parsed, draft, now)
     draft.verdicts.append(Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
     if observed.leftovers:
-        return _after_predecessor(known, draft, now)
-    if known.accepted is not None and (end := run.ending(known, now)):
-        return _end(known, draft, end, now)
-    target, plan_only = _plan(known, draft, config, now)
-    if known.spec.suspend:
-        _suspend(known, draft)
-    elif plan_only is not None or known.spec.planning.mode is PlanningMode.PLAN_ONLY:
+        return _after_predecessor(parsed, draft, now)
+    if parsed.accepted is not None and (end := run.ending(parsed, now)):
+        return _end(parsed, draft, end, now)
+    target, plan_only = _plan(parsed, draft, config, now)
+    if parsed.spec.suspend:
+        _suspend(parsed, draft)
+    elif plan_only is not None or parsed.spec.planning.mode is PlanningMode.PLAN_ONLY:
         bring_down(draft, observed)
     elif target is not None:
-        _roll(known, draft, known.spec, target, config, now)
-    accepted = known.accepted if known.accepted is not None and not quiet(observed) else target or known.accepted
-    return _finish(known, draft, accepted, now, plan_only=plan_only)
+        _roll(parsed, draft, parsed.spec, target, config, now)
+    accepted = parsed.accepted if parsed.accepted is not None and not quiet(observed) else target or parsed.accepted
+    return _finish(parsed, draft, accepted, now, plan_only=plan_only)
 
 
 def _plan(
-    known: ParsedJob, draft: Draft, config: RenderConfig, now: datetime
+    parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime
 ) -> tuple[StoredPlan | None, PlanStatus | None]:
     """Return the plan that should be in force, and the plan that is only shown (mode PlanOnly)."""
-    assert known.spec is not None
-    if not planning.wants_plan(known):
-        if known.accepted is not None and known.spec.planning.mode is not PlanningMode.PLAN_ONLY:
-            target = replan.replan(known, draft, config, now)
-            draft.verdicts.append(planning.planned(target or known.accepted))
+    assert parsed.spec is not None
+    if not planning.wants_plan(parsed):
+        if parsed.accepted is not None and parsed.spec.planning.mode is not PlanningMode.PLAN_ONLY:
+            target = replan.replan(parsed, draft, config, now)
+            draft.verdicts.append(planning.planned(target or parsed.accepted))
             return target, None
-        return known.accepted, None
-    decision = planning.decide(known, config)
+        return parsed.accepted, None
+    decision = planning.decide(parsed, config)
     if isinstance(decision, Infeasible):
-        draft.verdicts.append(planning.infeasible(decision, known.accepted))
+        draft.verdicts.append(planning.infeasible(decision, parsed.accepted))
         draft.requeue_in(planning.RETRY_S if decision.transient else 4 * planning.RETRY_S)
-        return known.accepted, None
-    plan_only = known.spec.planning.mode is PlanningMode.PLAN_ONLY
-    replan.unjudged(known, draft, decision)
+        return parsed.accepted, None
+    plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY
+    replan.unjudged(parsed, draft, decision)
     draft.verdicts.append(planning.planned(decision, plan_only=plan_only))
     return (None, decision.status) if plan_only else (decision, None)
 
 
-def _suspend(known: ParsedJob, draft: Draft) -> None:
-    observed = known.observed
+def _suspend(parsed: ParsedJob, draft: Draft) -> None:
+    observed = parsed.observed
     bring_down(draft, observed)
     if quiet(observed):
         draft.verdicts.append(
@@ -90,16 +90,16 @@ def _suspend(known: ParsedJob, draft: Draft) -> None:
     else:
         text = f"{len(observed.pods)} pods are writing a last checkpoint before they stop"
         draft.verdicts.append(Verdict("Suspended", FALSE, "Suspending", text))
-    if known.accepted is not None:
+    if parsed.accepted is not None:
         draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job is suspended"))
 
 
 def _roll(
-    known: ParsedJob, draft: Draft, spec: DLJobSpec, target: StoredPlan, config: RenderConfig, now: datetime
+    parsed: ParsedJob, draft: Draft, spec: DLJobSpec, target: StoredPlan, config: RenderConfig, now: datetime
 ) -> None:
     """Bring up the pods of the target plan. First stop all pods of another plan."""
-    observed, current = known.observed, known.accepted
-    if find(known.before.conditions, "Suspended") is not None:
+    observed, current = parsed.observed, parsed.accepted
+    if find(parsed.before.conditions, "Suspended") is not None:
         draft.verdicts.append(Verdict("Suspended", FALSE, "NotSuspended", "spec.suspend is false"))
     changed = current is None or current.revision != target.revision
     if (changed or not in_force(observed, target)) and not quiet(observed):
@@ -116,64 +116,64 @@ def _roll(
         )
         draft.requeue_in(RECHECK_S)
         return
-    target = fence(known, draft, spec, target, now)
+    target = fence(parsed, draft, spec, target, now)
     bring_up(draft, observed, spec, target, config)
-    draft.verdicts.append(run.running(known, target))
-    if end := run.deadline(known, now):
+    draft.verdicts.append(run.running(parsed, target))
+    if end := run.deadline(parsed, now):
         draft.requeue_in((end - now).total_seconds())
 
 
-def _end(known: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> Desired:
+def _end(parsed: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> Desired:
     """End the job: set its outcome in the status and remove its pods."""
     draft.verdicts.append(verdict)
-    if known.spec is not None and known.report is not None and verdict.type == "Complete":
-        draft.measurements = run.measurements(known.spec, known.report, known.accepted)
-    return _finished(known, draft, now, just_now=True)
+    if parsed.spec is not None and parsed.report is not None and verdict.type == "Complete":
+        draft.measurements = run.measurements(parsed.spec, parsed.report, parsed.accepted)
+    return _finished(parsed, draft, now, just_now=True)
 
 
-def _finished(known: ParsedJob, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
-    bring_down(draft, known.observed)
+def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
+    bring_down(draft, parsed.observed)
     draft.verdicts.append(Verdict("Running", FALSE, "Finished", "the job is over"))
-    ended = now if just_now else known.before.completion_time or now
-    ttl_s = known.spec.run_policy.ttl_seconds_after_finished if known.spec else None
+    ended = now if just_now else parsed.before.completion_time or now
+    ttl_s = parsed.spec.run_policy.ttl_seconds_after_finished if parsed.spec else None
     if ttl_s is not None:
         left_s = (ended + timedelta(seconds=ttl_s) - now).total_seconds()
         if left_s <= 0 and not just_now:
             return Desired(delete_job=True)
         draft.requeue_in(left_s)
-    return _finish(known, draft, known.accepted, now)
+    return _finish(parsed, draft, parsed.accepted, now)
 
 
-def _without_spec(known: ParsedJob, draft: Draft, now: datetime) -> Desired:
+def _without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
     """Leave a job with an invalid spec running under its plan, and create nothing."""
-    if known.accepted is None:
-        return _finish(known, draft, None, now)
-    if end := run.ending(known, now):
-        return _end(known, draft, end, now)
-    draft.wanted = sum(item.replicas for item in known.observed.sets)
-    draft.verdicts.append(run.running(known, known.accepted))
-    return _finish(known, draft, known.accepted, now)
+    if parsed.accepted is None:
+        return _finish(parsed, draft, None, now)
+    if end := run.ending(parsed, now):
+        return _end(parsed, draft, end, now)
+    draft.wanted = sum(item.replicas for item in parsed.observed.sets)
+    draft.verdicts.append(run.running(parsed, parsed.accepted))
+    return _finish(parsed, draft, parsed.accepted, now)
 
 
-def _after_predecessor(known: ParsedJob, draft: Draft, now: datetime) -> Desired:
+def _after_predecessor(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
     """Wait until objects with the job's names are gone that another owner has, such as a deleted job of this name."""
     text = (
-        f"found {', '.join(known.observed.leftovers)} with another owner; the job waits until they are gone: delete "
+        f"found {', '.join(parsed.observed.leftovers)} with another owner; the job waits until they are gone: delete "
         "them, or choose another job name"
     )
     draft.verdicts.append(Verdict("PodsReady", FALSE, "NamesTaken", text))
     draft.requeue_in(1.0)
-    return _finish(known, draft, known.accepted, now)
+    return _finish(parsed, draft, parsed.accepted, now)
 
 
 def _finish(
-    known: ParsedJob, draft: Draft, accepted: StoredPlan | None, now: datetime, *, plan_only: PlanStatus | None = None
+    parsed: ParsedJob, draft: Draft, accepted: StoredPlan | None, now: datetime, *, plan_only: PlanStatus | None = None
 ) -> Desired:
     if accepted is not None and not any(verdict.type == "PodsReady" for verdict in draft.verdicts):
-        draft.verdicts.append(pods_ready(known.observed, draft.wanted))
-    draft.verdicts.extend(run.mentions(known))
+        draft.verdicts.append(pods_ready(parsed.observed, draft.wanted))
+    draft.verdicts.extend(run.mentions(parsed))
     status = build(
-        known.observed, known.before, draft.verdicts, accepted, known.report, now,
+        parsed.observed, parsed.before, draft.verdicts, accepted, parsed.report, now,
         wanted=draft.wanted, plan_only=plan_only,
     )  # fmt: skip
     return Desired(
@@ -182,7 +182,7 @@ def _finish(
         scales=tuple(draft.scales),
         deletes=tuple(draft.deletes),
         status=status,
-        events=events(known.before.conditions, status.conditions),
+        events=events(parsed.before.conditions, status.conditions),
         requeue_after_s=min(draft.requeues_s, default=None),
         measurements=draft.measurements,
         plan=draft.plan,

@@ -12,11 +12,11 @@ from dljob.reconcile.desired import Draft, Target
 from dljob.reconcile.parsed import ParsedJob
 
 
-def fence(known: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan, now: datetime) -> StoredPlan:
+def fence(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan, now: datetime) -> StoredPlan:
     """Add the deletion of overdue pods to the draft. Return the plan, with a higher term if there are any."""
-    lost_s, nodes = spec.run_policy.node_lost_seconds, known.observed.lost_nodes
+    lost_s, nodes = spec.run_policy.node_lost_seconds, parsed.observed.lost_nodes
     overdue = []
-    for pod in known.observed.pods:
+    for pod in parsed.observed.pods:
         if pod.node is None or pod.node not in nodes:
             continue
         left_s = (nodes[pod.node] + timedelta(seconds=lost_s) - now).total_seconds()

@@ -22,49 +22,52 @@ RETRY_S = 15.0
 """Seconds after which planning is retried if no plan was possible. Changes of nodes also cause a retry."""
 
 
-PARTS_WERE_SLOW = "this job's steps with model parallelism took longer than predicted"
+MODEL_PARALLELISM_WAS_SLOW = "this job's steps with model parallelism took longer than predicted"
 
 
-def wants_plan(known: ParsedJob) -> bool:
+def wants_plan(parsed: ParsedJob) -> bool:
     """Return True if the spec needs a plan that does not exist yet."""
-    spec = known.spec
-    if spec is None or known.finished or spec.suspend:
+    spec = parsed.spec
+    if spec is None or parsed.finished or spec.suspend:
         return False
     if spec.planning.mode is PlanningMode.PLAN_ONLY:
-        return not _shown(known)
-    return known.accepted is None or known.accepted.spec_digest != known.digest
+        return not _shown(parsed)
+    return parsed.accepted is None or parsed.accepted.spec_digest != parsed.digest
 
 
-def _shown(known: ParsedJob) -> bool:
+def _shown(parsed: ParsedJob) -> bool:
     """Return True if the status already shows the PlanOnly plan of the current spec."""
     return any(
-        c.type == "Planned" and c.status is TRUE and c.observed_generation == known.observed.job.generation
-        for c in known.before.conditions
+        c.type == "Planned" and c.status is TRUE and c.observed_generation == parsed.observed.job.generation
+        for c in parsed.before.conditions
     )
 
 
-def decide(known: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
+def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     """Return a plan for the spec on the current cluster.
 
     If it differs from the plan in force only by its number, the plan in force is returned.
     """
-    job, spec, view = known.observed.job, known.spec, known.observed.view
-    assert spec is not None and view is not None and known.digest is not None
-    asked, whole = planner_request(job.name, spec, _begun_with(known)), _parts_were_slow(known)
-    decision = plan(replace(asked, no_split_reason=PARTS_WERE_SLOW) if whole else asked, view, known.observed.learned)
+    job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
+    assert spec is not None and view is not None and parsed.digest is not None
+    request = planner_request(job.name, spec, _running_batch(parsed))
+    splitting_disabled = _model_parallelism_was_slow(parsed)
+    if splitting_disabled:
+        request = replace(request, no_split_reason=MODEL_PARALLELISM_WAS_SLOW)
+    decision = plan(request, view, parsed.observed.learned)
     if isinstance(decision, Infeasible):
         return decision
     decision = _fitting(job.name, decision)
-    current = known.accepted
-    shown = known.before.plan if current is None and known.observed.sets else None
+    current = parsed.accepted
+    shown = parsed.before.plan if current is None and parsed.observed.sets else None
     last = current.plan.number if current else shown.number if shown else 0
     # After a fence the plan's ConfigMap may have been deleted. The last coordinator's report still has the term.
-    term = current.plan.term if current else known.report.term if known.report else 1
+    term = current.plan.term if current else parsed.report.term if parsed.report else 1
     service = Names.of(job).service
     proposed = trainer_plan(
         job.name, job.namespace, job.uid, spec, decision, last + 1, term, service, config.cluster_domain
     )
-    if current is not None and (contradicted := _by_checkpoint(known, current.plan, proposed)):
+    if current is not None and (contradicted := _by_checkpoint(parsed, current.plan, proposed)):
         return contradicted
     if current is not None and current.plan.digest() == proposed.digest():
         proposed = current.plan
@@ -76,37 +79,37 @@ def decide(known: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         status=plan_status(spec, decision, proposed.number, proposed.digest()),
         groups=tuple(_group(group, view) for group in decision.chosen.groups),
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
-        spec_digest=known.digest,
-        splitting_disabled=whole,
+        spec_digest=parsed.digest,
+        splitting_disabled=splitting_disabled,
         warning=decision.warning,
     )
 
 
-def _parts_were_slow(known: ParsedJob) -> bool:
+def _model_parallelism_was_slow(parsed: ParsedJob) -> bool:
     """Return True if strategy Auto chose model parallelism for this spec, and steps took longer than predicted.
 
     A job is replanned for the same spec only if measurements contradict its plan. Steps with model parallelism do not
     update profiles, so the planner would find the same plan again, or one much like it.
     """
-    spec, current = known.spec, known.accepted
+    spec, current = parsed.spec, parsed.accepted
     if spec is None or current is None or spec.parallelism.strategy is not ParallelismStrategy.AUTO:
         return False
-    return current.spec_digest == known.digest and (current.splitting_disabled or current.plan.splits_model)
+    return current.spec_digest == parsed.digest and (current.splitting_disabled or current.plan.splits_model)
 
 
-def _begun_with(known: ParsedJob) -> RunningBatch | None:
+def _running_batch(parsed: ParsedJob) -> RunningBatch | None:
     """Return the global batch size of a running job with batchSizeRange and of its checkpoints, if there is one.
 
     An edit before the first checkpoint allows a new choice. So does a range that no longer contains the batch size;
     ``_by_checkpoint`` then decides.
     """
-    spec, current = known.spec, known.accepted
+    spec, current = parsed.spec, parsed.accepted
     assert spec is not None
     bounds = spec.batch_size_range
-    saved = known.before.last_checkpoint is not None and spec.checkpoint.enabled
-    if bounds is None or not (saved or (current is not None and current.spec_digest == known.digest)):
+    saved = parsed.before.last_checkpoint is not None and spec.checkpoint.enabled
+    if bounds is None or not (saved or (current is not None and current.spec_digest == parsed.digest)):
         return None
-    shown = current.status if current is not None else known.before.plan
+    shown = current.status if current is not None else parsed.before.plan
     if shown is None:
         return None
     # The status alone does not tell whether ranks split the model, so that each had the whole batch.
@@ -120,17 +123,17 @@ def _begun_with(known: ParsedJob) -> RunningBatch | None:
     return RunningBatch(batch, choice.noise_scale if choice else None) if least <= batch <= bounds.max else None
 
 
-def _by_checkpoint(known: ParsedJob, current: Plan, proposed: Plan) -> Infeasible | None:
+def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasible | None:
     """Return the reason why the proposed plan cannot resume from the job's checkpoint, if there is one.
 
     The trainer would reject the plan and the job would fail. The plan in force therefore stays, and the job continues.
     """
-    saved = known.before.last_checkpoint
+    saved = parsed.before.last_checkpoint
     if saved is None or not (current.checkpoint.enabled and proposed.checkpoint.enabled):
         return None
-    assert known.spec is not None
-    begun = known.accepted.status.batch_choice if known.accepted else None
-    open_ = begun is not None or known.spec.batch_size_range is not None
+    assert parsed.spec is not None
+    begun = parsed.accepted.status.batch_choice if parsed.accepted else None
+    open_ = begun is not None or parsed.spec.batch_size_range is not None
     for field, was, wanted in (
         (f"spec.{'batchSizeRange' if open_ else 'globalBatchSize'}", current.global_batch, proposed.global_batch),
         ("spec.seed", current.seed, proposed.seed),

@@ -31,35 +31,35 @@ MAX_REPLANS = 3
 """Limit for one spec: after so many wrong predictions, the next one is unlikely to be better."""
 
 
-def undecided(known: ParsedJob) -> bool:
+def undecided(parsed: ParsedJob) -> bool:
     """Return True if a better plan must be searched for, which needs a view of the cluster."""
-    found = find(known.before.conditions, CONDITION)
+    found = find(parsed.before.conditions, CONDITION)
     return (
         found is not None
         and found.status is TRUE
         and found.reason in ("SlowerThanPredicted", "Replanning")
-        and _may(known)
+        and _may(parsed)
     )
 
 
-def replan(known: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
+def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
     """Return the plan to continue with, and add verdicts and measurements to the draft."""
-    accepted, report = known.accepted, known.report
-    if accepted is None or report is None or not _may(known):
+    accepted, report = parsed.accepted, parsed.report
+    if accepted is None or report is None or not _may(parsed):
         return accepted
-    found = find(known.before.conditions, CONDITION)
+    found = find(parsed.before.conditions, CONDITION)
     reason = found.reason if found is not None and found.status is TRUE else None
     if reason == "Replanning":
-        return _move(known, draft, config)
-    text = _contradiction(known, accepted, report, now)
+        return _move(parsed, draft, config)
+    text = _contradiction(parsed, accepted, report, now)
     if text is None:
         was_slower = reason == "SlowerThanPredicted"  # NoBetterPlan stays, because it is checked once for each plan.
         if was_slower and report.phase is RunPhase.RUNNING and report.plan_number == accepted.plan.number:
             draft.verdicts.append(Verdict(CONDITION, FALSE, "AsPredicted", "the step time is within the prediction"))
         return accepted
     if reason is None:
-        assert known.spec is not None
-        learned = run.measurements(known.spec, report, accepted)
+        assert parsed.spec is not None
+        learned = run.measurements(parsed.spec, report, accepted)
         # The noise scale grows during training. The end of the run reports it again, from all steps.
         draft.measurements = learned and replace(learned, data=None)
         draft.verdicts.append(Verdict(CONDITION, TRUE, "SlowerThanPredicted", text))
@@ -67,42 +67,42 @@ def replan(known: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) 
     elif reason == "SlowerThanPredicted":
         assert found is not None
         wait_s = LEARNING_S - (now - found.last_transition_time).total_seconds()
-        if wait_s > 0 or known.observed.view is None:
+        if wait_s > 0 or parsed.observed.view is None:
             draft.requeue_in(max(wait_s, 0.0))
         else:
-            draft.verdicts.append(_judged(known, accepted, report, config, text))
+            draft.verdicts.append(_judged(parsed, accepted, report, config, text))
             draft.requeue_in(0.0)
     return accepted
 
 
-def unjudged(known: ParsedJob, draft: Draft, new: StoredPlan) -> None:
+def unjudged(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
     """Reset PlanContradicted for a plan of a changed spec, because it was about the plan before."""
-    found = find(known.before.conditions, CONDITION)
+    found = find(parsed.before.conditions, CONDITION)
     if found is not None and found.status is TRUE:
         text = f"plan {new.plan.number} is for the changed spec"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
 
 
-def _may(known: ParsedJob) -> bool:
+def _may(parsed: ParsedJob) -> bool:
     """Return True if the job may be replanned.
 
     Fixed plans stay. So do plans that minimize energy or cost, because a run measures neither.
     """
-    spec, accepted = known.spec, known.accepted
+    spec, accepted = parsed.spec, parsed.accepted
     return (
         spec is not None
         and accepted is not None
         and not spec.suspend
         and spec.planning.mode is PlanningMode.AUTO
         and spec.objective.minimize is Minimize.TIME
-        and accepted.spec_digest == known.digest
+        and accepted.spec_digest == parsed.digest
         and accepted.replans < MAX_REPLANS
     )
 
 
-def _contradiction(known: ParsedJob, accepted: StoredPlan, report: Report, now: datetime) -> str | None:
+def _contradiction(parsed: ParsedJob, accepted: StoredPlan, report: Report, now: datetime) -> str | None:
     """Describe measured and predicted step time if the measured one exceeds the plan's p90; otherwise return None."""
-    launched = find(known.before.conditions, "Running")
+    launched = find(parsed.before.conditions, "Running")
     running_s = 0.0
     if launched is not None and launched.status is TRUE:
         running_s = (now - launched.last_transition_time).total_seconds()
@@ -120,13 +120,13 @@ def _contradiction(known: ParsedJob, accepted: StoredPlan, report: Report, now: 
     return f"plan {accepted.plan.number}: found a step time of {report.step_s:.3g} s, expected {p90_s:.3g} s (p90)"
 
 
-def _judged(known: ParsedJob, accepted: StoredPlan, report: Report, config: RenderConfig, text: str) -> Verdict:
+def _judged(parsed: ParsedJob, accepted: StoredPlan, report: Report, config: RenderConfig, text: str) -> Verdict:
     """Return the verdict whether another plan finishes the training sooner, including the cost of the change."""
     assert report.step_s is not None
-    other = _other(known, accepted, config)
+    other = _other(parsed, accepted, config)
     if isinstance(other, str):
         return Verdict(CONDITION, TRUE, "NoBetterPlan", f"{text}; {other}")
-    left, startup = max(0, report.steps - report.step), known.before.startup
+    left, startup = max(0, report.steps - report.step), parsed.before.startup
     switch_s = (startup.total_seconds if startup else None) or START_UP_S
     again = left if accepted.plan.checkpoint.enabled else report.steps  # Without checkpoints it starts again.
     stay_s, move_s = left * report.step_s, again * other.plan.expected.step_p90_s + switch_s
@@ -139,16 +139,16 @@ def _judged(known: ParsedJob, accepted: StoredPlan, report: Report, config: Rend
     return Verdict(CONDITION, TRUE, "Replanning", f"{text}; {both}")
 
 
-def _other(known: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> StoredPlan | str:
+def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> StoredPlan | str:
     """Return the best plan with current profiles, or the reason why there is no better plan."""
-    found = planning.decide(known, config)
+    found = planning.decide(parsed, config)
     if isinstance(found, Infeasible):
         whole = " without model parallelism" if accepted.plan.splits_model else ""
         return f"no plan is possible now{whole}: {found.message}"
     if _layout(found) == _layout(accepted):
         return "it is still the best plan with the measurements"
-    assert known.spec is not None
-    volume = volume_ready(known.observed, known.spec, found)
+    assert parsed.spec is not None
+    volume = volume_ready(parsed.observed, parsed.spec, found)
     if blocks(volume):
         return f"{found.status.summary} would be better, but {volume.message}"
     replans = accepted.replans + 1
@@ -165,15 +165,15 @@ def _layout(accepted: StoredPlan) -> object:
     return places, plan.parallelism, plan.micro_batches, "measured" if plan.measure_collective else plan.collective
 
 
-def _move(known: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | None:
-    accepted = known.accepted
-    if accepted is None or known.observed.view is None:
+def _move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | None:
+    accepted = parsed.accepted
+    if accepted is None or parsed.observed.view is None:
         return accepted
-    other = _other(known, accepted, config)
+    other = _other(parsed, accepted, config)
     if isinstance(other, str):
         draft.verdicts.append(Verdict(CONDITION, TRUE, "NoBetterPlan", other))
         return accepted
-    if quiet(known.observed):
+    if quiet(parsed.observed):
         text = f"plan {other.plan.number} replaces plan {accepted.plan.number}: {other.status.summary}"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
     return other

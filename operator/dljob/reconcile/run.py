@@ -15,32 +15,32 @@ from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
 REPORTING = "ReportValid"
 
 
-def ending(known: ParsedJob, now: datetime) -> Verdict | None:
+def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
     """Return the verdict Complete or Failed if the job is over."""
-    report, accepted = known.report, known.accepted
+    report, accepted = parsed.report, parsed.accepted
     if report is not None and accepted is not None and report.plan_number == accepted.plan.number:
         if report.phase is RunPhase.SUCCEEDED:
             return Verdict("Complete", TRUE, "Complete", _success(report))
         limit = accepted.plan.backoff_limit
         if report.phase is RunPhase.FAILED:
-            return _failed(known, report, limit)
+            return _failed(parsed, report, limit)
         if report.failures > limit:
-            text = f"{_tries(report.failures, limit)}{_last(report.failure)}"
+            text = f"{_count_of_failures(report.failures, limit)}{_last_failure(report.failure)}"
             return Verdict("Failed", TRUE, "BackoffLimitExceeded", text)
-    return _no_data(known) or _overdue(known, now)
+    return _no_data(parsed) or _overdue(parsed, now)
 
 
-def _no_data(known: ParsedJob) -> Verdict | None:
+def _no_data(parsed: ParsedJob) -> Verdict | None:
     """Return the verdict Failed if a pod found that the dataset of the current spec cannot be fetched.
 
     An elastic job that has trained continues when this happens to a replaced pod, because the others have their data.
     """
-    if known.accepted is None or known.accepted.spec_digest != known.digest:
+    if parsed.accepted is None or parsed.accepted.spec_digest != parsed.digest:
         return None
-    plan, report = known.accepted.plan, known.report
+    plan, report = parsed.accepted.plan, parsed.report
     if report is not None and report.step > 0 and plan.min_ranks < len(plan.ranks):
         return None
-    for pod in known.observed.pods:
+    for pod in parsed.observed.pods:
         if not pod.deleting and pod.fetching is not None and pod.fetching.exit_code == EXIT_BAD_INPUT:
             return Verdict(
                 "Failed",
@@ -61,21 +61,21 @@ def _success(report: Report) -> str:
     return f"trained {out.steps} steps in {out.seconds:.1f} s{accuracy}{checkpoint}{page}"
 
 
-def _failed(known: ParsedJob, report: Report, limit: int) -> Verdict:
+def _failed(parsed: ParsedJob, report: Report, limit: int) -> Verdict:
     failure = report.failure
     if failure is None:
         return Verdict("Failed", TRUE, "Unknown", "the coordinator reported a failure without a reason; see its log")
-    own = failure.reason in reasons.OF_PROGRAM and known.spec is not None and known.spec.trainer.command
+    own = failure.reason in reasons.OF_PROGRAM and parsed.spec is not None and parsed.spec.trainer.command
     field = "spec.trainer.command: " if own else ""
-    tries = f"; {_tries(report.failures, limit)}" if 0 < limit < report.failures else ""
-    return Verdict("Failed", TRUE, failure.reason, f"{field}{_told(failure, tries)}")
+    count = f"; {_count_of_failures(report.failures, limit)}" if 0 < limit < report.failures else ""
+    return Verdict("Failed", TRUE, failure.reason, f"{field}{_describe(failure, count)}")
 
 
-def _tries(failures: int, limit: int) -> str:
+def _count_of_failures(failures: int, limit: int) -> str:
     return f"the training script failed {failures} times, spec.runPolicy.backoffLimit is {limit}"
 
 
-def _told(failure: Failure, more: str = "") -> str:
+def _describe(failure: Failure, more: str = "") -> str:
     """Describe a failure: rank, host, message, exit code and log. Parts that the message contains are not repeated."""
     message, log = failure.message, failure.log_tail.strip()
     where = f"rank {failure.rank}" if failure.rank is not None and f"rank {failure.rank} " not in message else ""
@@ -92,8 +92,8 @@ def _told(failure: Failure, more: str = "") -> str:
     )
 
 
-def _last(failure: Failure | None) -> str:
-    return f"; last: {_told(failure)}" if failure is not None else ""
+def _last_failure(failure: Failure | None) -> str:
+    return f"; last: {_describe(failure)}" if failure is not None else ""
 
 
 def active_since(status: DLJobStatus) -> datetime | None:
@@ -105,33 +105,33 @@ def active_since(status: DLJobStatus) -> datetime | None:
     return max((time for time in times if time is not None), default=None)
 
 
-def deadline(known: ParsedJob, now: datetime) -> datetime | None:
+def deadline(parsed: ParsedJob, now: datetime) -> datetime | None:
     """Return the time when ``activeDeadlineSeconds`` ends, counted from now for a job that is only starting."""
-    if known.spec is None or known.spec.suspend:
+    if parsed.spec is None or parsed.spec.suspend:
         return None
-    limit_s = known.spec.run_policy.active_deadline_seconds
-    return None if limit_s is None else (active_since(known.before) or now) + timedelta(seconds=limit_s)
+    limit_s = parsed.spec.run_policy.active_deadline_seconds
+    return None if limit_s is None else (active_since(parsed.before) or now) + timedelta(seconds=limit_s)
 
 
-def _overdue(known: ParsedJob, now: datetime) -> Verdict | None:
-    end = deadline(known, now)
+def _overdue(parsed: ParsedJob, now: datetime) -> Verdict | None:
+    end = deadline(parsed, now)
     if end is None or now < end:
         return None
-    assert known.spec is not None
+    assert parsed.spec is not None
     return Verdict(
         "Failed", TRUE, "DeadlineExceeded",
         "the job was active for longer than spec.runPolicy.activeDeadlineSeconds: "
-        f"{known.spec.run_policy.active_deadline_seconds} s",
+        f"{parsed.spec.run_policy.active_deadline_seconds} s",
     )  # fmt: skip
 
 
-def running(known: ParsedJob, accepted: StoredPlan) -> Verdict:
+def running(parsed: ParsedJob, accepted: StoredPlan) -> Verdict:
     """Return the Running condition of a job whose pods should run."""
-    report = known.report
-    pods = [pod for pod in known.observed.pods if not pod.deleting]
+    report = parsed.report
+    pods = [pod for pod in parsed.observed.pods if not pod.deleting]
     ready = sum(pod.ready for pod in pods)
     if report is None or report.plan_number != accepted.plan.number:
-        was = find(known.before.conditions, "Running")
+        was = find(parsed.before.conditions, "Running")
         if was is not None and (was.status is TRUE or was.reason in RECOVERING):  # Its coordinator was fenced.
             return Verdict(
                 "Running",
@@ -142,12 +142,12 @@ def running(known: ParsedJob, accepted: StoredPlan) -> Verdict:
         return Verdict("Running", FALSE, "Starting", f"{ready} of {accepted.nodes} pods are ready")
     if report.phase is RunPhase.RUNNING:
         if ready == 0:
-            return _unready(find(known.before.conditions, "Running"), accepted)
+            return _unready(find(parsed.before.conditions, "Running"), accepted)
         steps = f" of {report.steps}" if report.steps else ""
         on = f" on {report.world_size} ranks" if report.world_size else ""
         return Verdict("Running", TRUE, "Running", f"step {report.step}{steps}{on}")
     if report.phase is RunPhase.RELAUNCHING:
-        return Verdict("Running", FALSE, "Relaunching", f"the ranks are restarting{_last(report.failure)}")
+        return Verdict("Running", FALSE, "Relaunching", f"the ranks are restarting{_last_failure(report.failure)}")
     words = {RunPhase.WAITING: "waiting for the agents of all pods", RunPhase.LAUNCHING: "ranks are starting"}
     return Verdict("Running", FALSE, "Starting", words.get(report.phase, "pods are starting"))
 
@@ -164,11 +164,11 @@ def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
     return Verdict("Running", FALSE, "PodsLost", "no pod is ready; training continues when lost pods are replaced")
 
 
-def mentions(known: ParsedJob) -> Iterator[Verdict]:
+def mentions(parsed: ParsedJob) -> Iterator[Verdict]:
     """Yield the conditions that exist only after a problem: ReportValid and DeviceMismatch."""
-    report, before = known.report, known.before.conditions
-    if known.report_problem is not None:
-        yield Verdict(REPORTING, FALSE, "InvalidNoiseScale" if report else "InvalidReport", known.report_problem)
+    report, before = parsed.report, parsed.before.conditions
+    if parsed.report_problem is not None:
+        yield Verdict(REPORTING, FALSE, "InvalidNoiseScale" if report else "InvalidReport", parsed.report_problem)
     elif find(before, REPORTING) is not None:
         yield Verdict(REPORTING, TRUE, "Valid", "reports are valid again")
     if report is None:

@@ -21,9 +21,9 @@ def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: 
     torch = torch or any(group.is_gpu for group in accepted.groups)
     peers = [{"podSelector": {"matchLabels": {JOB_LABEL: job.name}}}]
     if torch:
-        among: list[Manifest] = [{"protocol": "TCP"}]
+        peer_ports: list[Manifest] = [{"protocol": "TCP"}]
     else:
-        among = [{"protocol": "TCP", "port": AGENT_PORT}, *_mpi_ports(config)]
+        peer_ports = [{"protocol": "TCP", "port": AGENT_PORT}, *_mpi_ports(config)]
     metrics: Manifest = {"ports": [{"protocol": "TCP", "port": METRICS_PORT}]}
     if config.metrics_peers:
         metrics["from"] = [dict(peer) for peer in config.metrics_peers]
@@ -34,7 +34,7 @@ def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: 
         "spec": {
             "podSelector": {"matchLabels": {JOB_LABEL: job.name}},
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": peers, "ports": among}, metrics],
+            "ingress": [{"from": peers, "ports": peer_ports}, metrics],
         },
     }
 

@@ -58,8 +58,8 @@ def test_each_divergence_of_parameters_is_counted_once() -> None:
         status(2, "ParametersDiverged"),
     ]
     for before, after in pairwise(story):
-        metrics.went_on(before, after)
-    metrics.went_on(status(0), status(0, "OutOfMemory"))
+        metrics.record_transition(before, after)
+    metrics.record_transition(status(0), status(0, "OutOfMemory"))
     counted = {s.name: s.value for family in families(metrics).values() for s in family.samples if not s.labels}
     assert counted["dljob_operator_parameters_diverged_total"] == 3
 

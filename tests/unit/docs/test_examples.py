@@ -67,7 +67,7 @@ def test_example_has_a_plan(path: Path) -> None:
     decision = plan(planner_request(job["metadata"]["name"], spec), cluster_view({"nodes": NODES}), {})
     assert isinstance(decision, Decision), decision
     shares = [share for group in decision.chosen.groups for share in group.shares]
-    whole = decision.chosen.in_parts
+    whole = decision.chosen.splits_model
     assert (set(shares) == {spec.global_batch_size}) if whole else (sum(shares) == spec.global_batch_size)
 
 

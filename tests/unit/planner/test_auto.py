@@ -12,7 +12,7 @@ from dljob.cluster import ClusterView
 from dljob.perf.step import model_split as split
 from dljob.planner import Choice, FixedChoice, Infeasible, Learned, LearnedPoint, Request, plan, scaling
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.model_split_cost import Way, micro_batch_counts
+from dljob.planner.candidates.model_split_cost import SplitCandidate, micro_batch_counts
 from dljob.planner.candidates.options import AUTO, options, ranks_per_node_choices, workload_of
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.search import objective
@@ -77,8 +77,8 @@ class TestLaws:
         for found in auto.candidates:
             self.is_lawful(request, found)
         if isinstance(whole, Infeasible):
-            assert auto.chosen.in_parts and whole.reason == "DoesNotFit"
-        elif auto.chosen.in_parts:
+            assert auto.chosen.splits_model and whole.reason == "DoesNotFit"
+        elif auto.chosen.splits_model:
             p, q = auto.chosen.prediction, whole.chosen.prediction
             meets_it, met = (objective.meets(request, each.total_p90_s) for each in (p, q))
             assert meets_it >= met
@@ -90,7 +90,7 @@ class TestLaws:
     @staticmethod
     def is_lawful(request: Request, found: Choice) -> None:
         """What contract and trainer demand."""
-        if not found.in_parts:
+        if not found.splits_model:
             assert sum(share for g in found.groups for share in g.shares) == request.global_batch
             return
         (group,) = found.groups
@@ -126,13 +126,13 @@ class TestLaws:
         for pool in eligible(request, cluster).pools:
             for option in [o for g in ranks_per_node_choices(pool) for o in options(pool, g, workload, request, {})]:
                 for part in [Part(option, n) for n in range(1, option.nodes + 1) if n * option.ranks_per_node > 1]:
-                    ways = [Way(part, "Pipeline", "MPI", k) for k in micro_batch_counts(batch, part.ranks)]
+                    ways = [SplitCandidate(part, "Pipeline", "MPI", k) for k in micro_batch_counts(batch, part.ranks)]
                     ways = ways if part.ranks <= len(model.stages) else []
                     if model.pairs is not None and part.nodes in grid(
                         min(option.nodes, model.pairs.units // option.ranks_per_node)
                     ):
                         names = [n for n in AUTO[option.pool.is_gpu] if n != "ParameterServer"]
-                        ways += [Way(part, "Tensor", name) for name in names]
+                        ways += [SplitCandidate(part, "Tensor", name) for name in names]
                     for choice in (evaluate(way, request, model) for way in ways):
                         if isinstance(choice, Choice):
                             score = objective.score(request, choice.prediction)
@@ -175,7 +175,7 @@ class TestChoice:
         request = replace(RESNET18, global_batch=64)
         cluster = cpus(8, "12.5M")
         decision = decided(request, cluster)
-        best = min((c for c in decision.candidates if c.in_parts), key=lambda c: c.prediction.step_s)
+        best = min((c for c in decision.candidates if c.splits_model), key=lambda c: c.prediction.step_s)
         assert best.prediction.step_s < decision.chosen.prediction.step_s < best.prediction.step_p90_s
         assert decision.chosen == decided(replace(request, strategy="Data"), cluster).chosen
         assert "% better, which is within the uncertainty" in lines(request, cluster)[best.summary]
@@ -185,9 +185,9 @@ class TestChoice:
         points = tuple(LearnedPoint(b, 0.011 + 0.029 * b, 50) for b in (1, 8, 64))
         learned = {("resnet18", "cpu"): Learned(points)}
         request, cluster = replace(RESNET18, global_batch=64), cpus(8, "125M")
-        assert not decided(request, cluster).chosen.in_parts
+        assert not decided(request, cluster).chosen.splits_model
         known = decided(request, cluster, learned).chosen
-        assert known.in_parts and known.prediction.basis == "profile"
+        assert known.splits_model and known.prediction.basis == "profile"
         bare = known.prediction.step_p90_s / known.prediction.step_s
         assert bare > 1.3, "parts of a model were never measured"
 
@@ -199,7 +199,7 @@ class TestChoice:
         fastest = decided(replace(request, minimize="Time"), cluster).chosen.prediction
         between_s = objective.STARTUP_S + (whole.total_p90_s + fastest.total_p90_s) / 2
         decision = decided(replace(request, deadline_s=between_s), cluster)
-        assert decision.chosen.in_parts and decision.warning is None
+        assert decision.chosen.splits_model and decision.warning is None
         patient = decided(replace(request, deadline_s=between_s / 1000), cluster)
         assert patient.warning is not None and "no plan meets the deadline" in patient.warning
 
@@ -238,7 +238,7 @@ class TestChoice:
             {"count": 2, "device": A100, "devices": 1, "cpu": 8, "memory": "32Gi"},
         )
         decision = decided(replace(GPT, candidates_kept=100), mixed)
-        assert {len(c.groups) for c in decision.candidates if c.in_parts} == {1}
+        assert {len(c.groups) for c in decision.candidates if c.splits_model} == {1}
 
 
 class TestLeftOut:

@@ -22,7 +22,7 @@ _HEADER, _BODY = 1, 2
 """MPI tags."""
 
 
-class Asks(IntEnum):
+class RequestKind(IntEnum):
     PARAMETERS = 0
     UPDATE = 1
     """A gradient follows."""
@@ -30,7 +30,7 @@ class Asks(IntEnum):
     """A step without samples of this worker."""
 
 
-class Says(IntEnum):
+class ReplyKind(IntEnum):
     GO_ON = 0
     """Parameters follow."""
     PAUSE = 1
@@ -40,16 +40,16 @@ class Says(IntEnum):
 
 
 class Request(NamedTuple):
-    asks: float
+    kind: float
     rate: float = 0.0
     """Learning rate of the update."""
     samples: float = 0.0
-    wish: float = 0.0
+    pause: float = 0.0
     """1 if the worker requests a pause."""
 
 
 class Reply(NamedTuple):
-    says: float
+    kind: float
     staleness: float = 0.0
     ahead: float = 0.0
     samples: float = 0.0

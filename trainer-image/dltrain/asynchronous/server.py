@@ -5,7 +5,7 @@ from math import isfinite
 
 import torch
 
-from dltrain.asynchronous.link import Asks, Reply, Request, Says
+from dltrain.asynchronous.link import Reply, ReplyKind, Request, RequestKind
 from dltrain.asynchronous.run import Run
 from dltrain.protocol.errors import DivergedError
 from dltrain.timing.step_times import Times
@@ -36,25 +36,25 @@ class Server:
             peer, request = self._link.request()
             worker = run.ranks.index(peer)
             waiting[worker] = self._take(worker, request)
-            pausing = pausing or bool(request.wish) or trainer.reporter.stop.is_set()
+            pausing = pausing or bool(request.pause) or trainer.reporter.stop.is_set()
             if pausing:
                 for one in waiting:
-                    self._link.send(Reply(Says.PAUSE), run.ranks[one])
+                    self._link.send(Reply(ReplyKind.PAUSE), run.ranks[one])
                 paused, waiting = paused + len(waiting), {}
                 continue
             if clocks.over and len(waiting) == len(run.ranks):
                 for one in waiting:
-                    self._answer(one, Says.OVER, waiting[one])
+                    self._answer(one, ReplyKind.OVER, waiting[one])
                 return True
             for one in [one for one in waiting if clocks.may_begin(one)]:
-                self._answer(one, Says.GO_ON, waiting.pop(one))
+                self._answer(one, ReplyKind.GO_ON, waiting.pop(one))
         return False
 
     def _take(self, worker: int, request: Request) -> float:
         """Process a worker's request. Return the staleness of its update."""
-        if request.asks == Asks.PARAMETERS:
+        if request.kind == RequestKind.PARAMETERS:
             return 0.0
-        if request.asks == Asks.NOTHING:
+        if request.kind == RequestKind.NOTHING:
             self._clocks.step(worker, updates=False)
             self._tell()
             return 0.0
@@ -70,8 +70,8 @@ class Server:
         self._tell()
         return float(staleness)
 
-    def _answer(self, worker: int, says: Says, staleness: float) -> None:
-        reply = Reply(says, staleness, self._clocks.ahead(worker), self._samples)
+    def _answer(self, worker: int, kind: ReplyKind, staleness: float) -> None:
+        reply = Reply(kind, staleness, self._clocks.ahead(worker), self._samples)
         self._clocks.read(worker)
         self._link.send(reply, self._run.ranks[worker], self._flat.outgoing(self._flat.values))
 

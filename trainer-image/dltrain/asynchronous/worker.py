@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dltrain.asynchronous.link import Asks, Reply, Request, Says
+from dltrain.asynchronous.link import Reply, ReplyKind, Request, RequestKind
 from dltrain.asynchronous.run import Run
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.data.feeding.feed import Feed
@@ -39,12 +39,12 @@ class Worker:
             return sampler.part(step, trainer.shares, trainer.rank)
 
         trainer.step = first = self._run.done[trainer.worker]
-        reply = self._ask(Request(Asks.PARAMETERS))
+        reply = self._ask(Request(RequestKind.PARAMETERS))
         with Feed(loader, part_of, plan.seed, trainer.total_steps) as feed:
-            while reply.says != Says.OVER:
-                if reply.says == Says.PAUSE:
+            while reply.kind != ReplyKind.OVER:
+                if reply.kind == ReplyKind.PAUSE:
                     self._run.pause()
-                    reply = self._ask(Request(Asks.PARAMETERS))
+                    reply = self._ask(Request(RequestKind.PARAMETERS))
                     continue
                 part = part_of(trainer.step)
                 trainer.epoch = part.epoch
@@ -59,12 +59,12 @@ class Worker:
                 exposed_s = self._link.waited_s - waited_s
                 times = Times(fetched - began, computed_s, exposed_s, fetch_s=feed.spent_s)
                 # The samples of all workers during this worker's step give the throughput of the job.
-                samples = round(reply.samples - seen) if reply.says != Says.PAUSE else part.batch
+                samples = round(reply.samples - seen) if reply.kind != ReplyKind.PAUSE else part.batch
                 if trainer.step == first + 1:
                     trainer.progress.warm_up(times, samples)
                 else:
                     trainer.progress.add(times, samples, [])
-                if reply.says != Says.PAUSE:
+                if reply.kind != ReplyKind.PAUSE:
                     trainer.progress.asynchronous(reply.staleness, reply.ahead)
                 self._tell()
                 if part.last:
@@ -75,11 +75,13 @@ class Worker:
         """Send a request and return the reply. Load the parameters that come with it into the model."""
         trainer = self._trainer
         # No checkpoint is due before the first step after a pause, because there would be nothing new to save.
-        wish = trainer.reporter.stop.is_set() or (trainer.checkpoint_manager.due and request.asks != Asks.PARAMETERS)
-        gradient = self._flat.outgoing(self._flat.buffer.flat) if request.asks == Asks.UPDATE else None
-        self._link.send(request._replace(wish=float(wish)), self._run.server, gradient)
+        pause = trainer.reporter.stop.is_set() or (
+            trainer.checkpoint_manager.due and request.kind != RequestKind.PARAMETERS
+        )
+        gradient = self._flat.outgoing(self._flat.buffer.flat) if request.kind == RequestKind.UPDATE else None
+        self._link.send(request._replace(pause=float(pause)), self._run.server, gradient)
         reply = self._link.reply(self._run.server)
-        if reply.says != Says.PAUSE:
+        if reply.kind != ReplyKind.PAUSE:
             self._flat.receive(self._link, self._run.server, self._flat.values)
         return reply
 
@@ -87,7 +89,7 @@ class Worker:
         """Compute the gradient of a part of a batch into the buffer."""
         trainer = self._trainer
         if not weight:
-            return Request(Asks.NOTHING)
+            return Request(RequestKind.NOTHING)
         self._flat.buffer.attach()
         loss = loss_of(self._run.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -98,7 +100,7 @@ class Worker:
         trainer.progress.add_loss(value)
         base = trainer.plan.optimizer.learning_rate * trainer.learning_rate_factor
         self._rate = rate(base, trainer.step, trainer.total_steps)
-        return Request(Asks.UPDATE, self._rate * weight, weight * samples)
+        return Request(RequestKind.UPDATE, self._rate * weight, weight * samples)
 
     def _tell(self) -> None:
         trainer = self._trainer

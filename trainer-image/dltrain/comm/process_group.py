@@ -65,7 +65,7 @@ class ProcessGroup:
             MPI.Init_thread(MPI.THREAD_SERIALIZED)
         world = cls(MPI.COMM_WORLD.Dup())
         shared_memory = world.local_size > 1 and "sm" in os.environ.get(_TRANSPORTS, "sm").split(",")
-        listen(event_queues() - others, all_ring=not shared_memory)
+        listen(event_queues() - others, all_wake=not shared_memory)
         return world
 
     def expect(self, ranks: int) -> None:

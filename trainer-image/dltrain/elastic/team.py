@@ -38,8 +38,8 @@ class Team:
         self.plan, self.world = plan, world
         self.shares = self.planned_shares
         computes = [rank.role is Role.WORKER for rank in plan.ranks]
-        self.among_workers = world.split(computes)
-        self.worker, self.workers = self.among_workers.rank, sum(computes)
+        self.worker_group = world.split(computes)
+        self.worker, self.workers = self.worker_group.rank, sum(computes)
         """This rank's number among the workers (a server's among the servers), and the number of workers."""
         self.elastic = Elastic(plan, world, on_cpu=on_cpu)
         self.whole: tuple[int, ...] | None = None
@@ -115,7 +115,7 @@ class Team:
         """
         result = None
         while result is None:
-            result = self.elastic.attempt(operation, self.among_workers.abandon)
+            result = self.elastic.attempt(operation, self.worker_group.abandon)
             if result is None:
                 self.go_on(step)
         return result
@@ -150,7 +150,7 @@ class Team:
             device = next(self.model.parameters()).device
             mine = most_samples(device, self.shares[self.rank], self.plan.global_batch)
             workers = [rank.rank for rank in self.plan.ranks if rank.role is Role.WORKER]
-            for rank, (most,) in zip(workers, self.among_workers.gather([mine]), strict=True):
+            for rank, (most,) in zip(workers, self.worker_group.gather([mine]), strict=True):
                 limits[rank] = int(most)
         return limits
 
@@ -174,7 +174,7 @@ class Team:
         ranks = [self.plan.ranks[number] for number in self.elastic.alive]
         kinds = {rank.rank: rank.device for rank in ranks if rank.role is Role.WORKER}
         try:
-            compare(self.among_workers, parameters, kinds, step)
+            compare(self.worker_group, parameters, kinds, step)
         except ParametersDivergedError:
             self._reporter.send(Compared(rank=self.rank, step=step, agree=False))
             raise
@@ -191,7 +191,7 @@ class Team:
         """Wake the ranks that wait for this one, without waiting for them. The process must exit next."""
         if self._parallel is not None:
             self._parallel.abandon()
-        self.among_workers.abandon()
+        self.worker_group.abandon()
         self.world.abandon()
 
     def _rebuild(self) -> DataParallel:

@@ -22,7 +22,7 @@ from dltrain.train.step import Step
 
 
 @dataclass(frozen=True)
-class Among:
+class Participants:
     """Communication with the workers, and the weight of this rank's samples."""
 
     together: Callable[[Callable[[ProcessGroup], Any]], Any]
@@ -37,45 +37,47 @@ class Among:
     The results of such a step are discarded."""
 
 
-def among(team: Team, step: Step, number: int) -> Among:
+def participants(team: Team, step: Step, number: int) -> Participants:
     """Return the workers and weights of the current step, or equal weights between steps. ``number``: steps done."""
 
     def together(operation: Callable[[ProcessGroup], Any]) -> Any:
-        return team.together(number, lambda: operation(team.among_workers))
+        return team.together(number, lambda: operation(team.worker_group))
 
     def lost() -> int | None:
         return step.samples if step.open and step.given_up else None
 
-    return Among(together, lambda: step.weight if step.open else 1.0, not step.open or step.weight_by_samples > 0, lost)
+    return Participants(
+        together, lambda: step.weight if step.open else 1.0, not step.open or step.weight_by_samples > 0, lost
+    )
 
 
-def gathered(rows: Tensor, among: Among) -> Tensor:
+def gathered(rows: Tensor, participants: Participants) -> Tensor:
     """Gather rows of shape (n, …) on each rank into (N, …), in the order of the ranks.
 
     Raises MisuseError for a scalar, PeerLostError.
     """
     if not rows.dim():
         raise MisuseError("t.gather: found one number; expected a row per sample. Use t.sum or t.mean for numbers")
-    if among.lost() is None:
-        every = cast(Tensor, _Gather.apply(rows, among))  # type: ignore[no-untyped-call]
-    if (count := among.lost()) is not None:  # keep the shape without waiting for any rank
+    if participants.lost() is None:
+        every = cast(Tensor, _Gather.apply(rows, participants))  # type: ignore[no-untyped-call]
+    if (count := participants.lost()) is not None:  # keep the shape without waiting for any rank
         return rows[torch.arange(count, device=rows.device) % len(rows)]
     return every
 
 
-def averaged(value: Tensor, among: Among) -> Tensor:
+def averaged(value: Tensor, participants: Participants) -> Tensor:
     """Return the weighted mean of ``value`` over ranks, in its dtype (float32 for integers). Raises PeerLostError."""
-    weight = among.weight() if among.counts else 0.0
+    weight = participants.weight() if participants.counts else 0.0
     content = value.detach().to("cpu", torch.float64)
     weighed = content * weight if weight else torch.zeros_like(content)  # the mean over no samples may be NaN
-    total = _sum(torch.cat([weighed.reshape(-1), torch.tensor([weight], dtype=torch.float64)]), among)
+    total = _sum(torch.cat([weighed.reshape(-1), torch.tensor([weight], dtype=torch.float64)]), participants)
     mean = (total[:-1] / total[-1]).reshape(value.shape)
     return mean.to(value.device, value.dtype if value.is_floating_point() else torch.float32)
 
 
-def _sum(values: Tensor, among: Among) -> Tensor:
+def _sum(values: Tensor, participants: Participants) -> Tensor:
     array = values.numpy()
-    return torch.from_numpy(among.together(lambda world: world.add(array)))
+    return torch.from_numpy(participants.together(lambda world: world.add(array)))
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -85,38 +87,38 @@ def _bytes(tensor: Tensor) -> bytes:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, among: Among) -> Tensor:
-        content = (rows if among.counts else rows[:0]).detach().to("cpu")
+    def forward(ctx: Any, rows: Tensor, participants: Participants) -> Tensor:
+        content = (rows if participants.counts else rows[:0]).detach().to("cpu")
         data = _bytes(content)
-        parts, rank = among.together(lambda world: (world.collect(data), world.rank))
+        parts, rank = participants.together(lambda world: (world.collect(data), world.rank))
         every = [
             torch.frombuffer(bytearray(part), dtype=rows.dtype).reshape(-1, *rows.shape[1:]) for part in parts if part
         ]
         nbytes = sum(map(len, parts[:rank]))
         row_nbytes = rows[:1].nbytes or 1
-        ctx.among, ctx.shape = among, rows.shape
+        ctx.participants, ctx.shape = participants, rows.shape
         ctx.own = slice(nbytes // row_nbytes, (nbytes + len(data)) // row_nbytes)
         return torch.cat(every or [content]).to(rows.device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        among = ctx.among
-        if among.lost() is not None:
+        participants = ctx.participants
+        if participants.lost() is not None:
             return gradient.new_zeros(ctx.shape), None
-        weight = among.weight() if among.counts else 0.0
+        weight = participants.weight() if participants.counts else 0.0
         content = gradient.detach().to("cpu", torch.float64).contiguous()
-        total = _sum((content * weight if weight else torch.zeros_like(content)).reshape(-1), among)
-        if not among.counts:
+        total = _sum((content * weight if weight else torch.zeros_like(content)).reshape(-1), participants)
+        if not participants.counts:
             return gradient.new_zeros(ctx.shape), None
         if not weight:
             raise MisuseError("t.gather: found t.weigh(0) in the same step; expected a weight above 0 on each rank")
         return (total.reshape(gradient.shape)[ctx.own] / weight).to(gradient), None
 
 
-def unlike_buffers(model: nn.Module, among: Among) -> list[str]:
+def unlike_buffers(model: nn.Module, participants: Participants) -> list[str]:
     """Return the names of buffers that differ between ranks, except in BatchNorm layers, of which ``wrap`` warns."""
     known = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)}
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
     sums = [crc32(_bytes(buffer)) for buffer in buffers.values()]
-    rows = among.together(lambda world: world.gather(sums)) if sums else [[]]
+    rows = participants.together(lambda world: world.gather(sums)) if sums else [[]]
     return [name for name, column in zip(buffers, zip(*rows, strict=True), strict=True) if len(set(column)) > 1]

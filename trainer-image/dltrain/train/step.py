@@ -24,7 +24,7 @@ from dltrain.train import usage_checks
 from dltrain.train.progress import Progress
 
 
-class Wishes(NamedTuple):
+class StepRequests(NamedTuple):
     """Actions that this rank requests after the step. All ranks act if at least one requests it."""
 
     stop: bool
@@ -79,14 +79,14 @@ class Step:
         """Loss that was logged after the reduction of its step, and its weight. The next step reports it."""
         self._buffers_before: list[Tensor] = []
 
-    def begin(self, part: Part, number: int, steps: int, wishes: Wishes) -> None:
+    def begin(self, part: Part, number: int, steps: int, requests: StepRequests) -> None:
         """Begin step ``number``, from 0, of ``steps``, when its batch is ready."""
         team = self._team
         self.weight = self.weight_by_samples = part.weight
         self._number, self._last, self.samples = number, number == steps - 1, part.batch
         whole = part.batch == team.plan.global_batch
         self._measuring = team.measure(number, steps, always=self._scaling.measures) and whole
-        requested = float(wishes.stop), float(wishes.save), float(wishes.keep)
+        requested = float(requests.stop), float(requests.save), float(requests.keep)
         shared = Shared(*self._late, *requested, square=team.parallel.square)
         self._late = (0.0, 0.0)
         times = self._progress.times

@@ -11,7 +11,7 @@ from dltrain.data.feeding.feed import Feed
 from dltrain.data.feeding.loader import Loader, check_loader
 from dltrain.elastic.team import Team
 from dltrain.train import usage_checks
-from dltrain.train.gathering import Among, among, averaged, gathered, unlike_buffers
+from dltrain.train.gathering import Participants, averaged, gathered, participants, unlike_buffers
 from dltrain.train.step import Step
 
 
@@ -36,7 +36,7 @@ class Together:
         If ranks are lost meanwhile, the sum covers the remaining ones.
         """
         given = usage_checks.numbers(values)
-        return self._team.together(self.step, lambda: self._team.among_workers.sum(given))
+        return self._team.together(self.step, lambda: self._team.worker_group.sum(given))
 
     def gather(self, rows: Tensor) -> Tensor:
         """Gather the rows of all ranks in the order of the global batch, for a loss that compares all samples.
@@ -44,7 +44,7 @@ class Together:
         The shape is (n, …) on a rank with n samples, and (N, …) in the result. Autograd supports it: compute the loss
         of the global batch from the result on every rank. All ranks must call it equally often.
         """
-        return gathered(rows, self._among())
+        return gathered(rows, self._participants())
 
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean over the global batch of ``value``, a mean over this rank's samples. It has no gradient.
@@ -52,13 +52,13 @@ class Together:
         Use it for statistics that ``forward`` stores in a buffer. ``value`` has any shape. Ranks are weighted by their
         samples, or by ``weigh``; between steps equally. All ranks must call it equally often.
         """
-        return averaged(value, self._among())
+        return averaged(value, self._participants())
 
-    def _among(self) -> Among:
-        return among(self._team, self._step, self.step)
+    def _participants(self) -> Participants:
+        return participants(self._team, self._step, self.step)
 
     def _unlike_buffers(self) -> list[str]:
-        return unlike_buffers(self.model, self._among())
+        return unlike_buffers(self.model, self._participants())
 
     def held_out(self, loader: Loader) -> Iterator[Any]:
         """Yield this rank's part of held-out data once, in batches of its local batch size.

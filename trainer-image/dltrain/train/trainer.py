@@ -42,7 +42,7 @@ from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, usage_checks
 from dltrain.train.progress import Progress
 from dltrain.train.saving import Saving
-from dltrain.train.step import Step, Wishes
+from dltrain.train.step import Step, StepRequests
 from dltrain.train.together import Together
 from dltrain.train.update_hooks import UpdateHooks
 
@@ -239,7 +239,7 @@ class Trainer(Together):
         Raises SystemExit after a request to stop, when the checkpoint is durable.
         """
         check_loader("t.steps", loader)
-        team = self._team.among_workers
+        team = self._team.worker_group
         counts = self._team.together(self.step, lambda: team.gather([loader.samples]))
         usage_checks.check_samples([int(count) for (count,) in counts])
         if self._passed:
@@ -260,10 +260,10 @@ class Trainer(Together):
                 batch = feed.take(self.step, part)
                 step.watch.fetched()
                 randomness.seed(randomness.of_step(self.plan.seed, self.step, self.rank), self.device)
-                wishes = Wishes(
+                requests = StepRequests(
                     self.reporter.stop.is_set(), self.checkpoint_manager.due, self.checkpoint_manager.memory_due
                 )
-                step.begin(part, self.step, self.total_steps, wishes)
+                step.begin(part, self.step, self.total_steps, requests)
                 self._user_objects.begin(undoable=self._team.elastic.active)
                 if batch is None:
                     self.optimizer.step()  # a parameter server computes no gradients; it takes part in the reduction
@@ -344,7 +344,7 @@ class Trainer(Together):
         # A rank lost within forward would leave the others in the middle of it, where a step cannot be repeated.
         team.elastic.active = False
         counts, weight = lambda: step.weight_by_samples > 0, lambda: step.weight
-        return synchronized(model, Ranks(lambda of: team.among_workers.sum(of), counts, weight))
+        return synchronized(model, Ranks(lambda of: team.worker_group.sum(of), counts, weight))
 
     def _replay_shares(self) -> None:
         """Apply the recorded run's local batch sizes for the next step, if a run is replayed."""

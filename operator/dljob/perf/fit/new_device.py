@@ -150,13 +150,13 @@ def _covariance(points: Sequence[Point], logs: Floats, vendors: Sequence[str]) -
     total, difference = logs.sum(axis=1) / np.sqrt(2), (logs[:, 0] - logs[:, 1]) / np.sqrt(2)
     sheets_apart = ((logs[:, None, :] - logs[None, :, :]) ** 2).sum(axis=2)
     kin = OWN_PART * same_device + (1 - OWN_PART) * np.exp(-0.5 * sheets_apart / LIKENESS**2)
-    alike, near = (np.exp(-0.5 * (apart / doublings) ** 2) for doublings in (SLOPE_DOUBLINGS, NEAR_DOUBLINGS))
+    slope_kernel, near = (np.exp(-0.5 * (apart / doublings) ** 2) for doublings in (SLOPE_DOUBLINGS, NEAR_DOUBLINGS))
     return np.asarray(
         FLAT**2 * (1.0 + same_workload + (same_workload & (apart == 0)))
         + SUM_SPREAD**2 * np.outer(total, total)
         + DIFFERENCE_SPREAD**2 * np.outer(difference, difference)
-        + SLOPE_SPREAD**2 * same_workload * alike * (logs @ logs.T)
+        + SLOPE_SPREAD**2 * same_workload * slope_kernel * (logs @ logs.T)
         + DEVICE_SPREAD**2 * kin
-        + same_workload * kin * (PAIR_SPREAD**2 * alike + NEAR_SPREAD**2 * near)
-        + same_workload * same_vendor * (VENDOR_SPREAD**2 * alike + VENDOR_NEAR_SPREAD**2 * near)
+        + same_workload * kin * (PAIR_SPREAD**2 * slope_kernel + NEAR_SPREAD**2 * near)
+        + same_workload * same_vendor * (VENDOR_SPREAD**2 * slope_kernel + VENDOR_NEAR_SPREAD**2 * near)
     )

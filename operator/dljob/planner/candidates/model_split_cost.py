@@ -29,7 +29,7 @@ a root mean square of 0.14)."""
 
 
 @dataclass(frozen=True)
-class Way:
+class SplitCandidate:
     """Ranks and how they split the model."""
 
     part: Part
@@ -60,25 +60,25 @@ class _Step:
     """Standard deviation of the logarithm of the communication time."""
 
 
-def predict(way: Way, request: Request, model: split.Model) -> Prediction | Refusal:
+def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> Prediction | Refusal:
     """Return the prediction, or a refusal if a rank's part of the model does not fit into memory.
 
     Raise ValueError if the model cannot be split this way.
     """
-    part, option = way.part, way.part.option
+    part, option = candidate.part, candidate.part.option
     ranks, batch = part.ranks, request.global_batch
-    held = _memory_nbytes(way, batch, model)
+    held = _memory_nbytes(candidate, batch, model)
     if held > option.memory_nbytes:
         why = (
             f"does not fit: a rank's part of the model needs {gibibytes(held)}, available "
             f"{gibibytes(option.memory_nbytes)}"
         )
-        return Refusal(f"{describe([part])}, {way.strategy}", why)
+        return Refusal(f"{describe([part])}, {candidate.strategy}", why)
     host, room = _host_nbytes(part, batch, model.workload, held), _host_room_nbytes(part, request)
     if host > room:
         why = f"does not fit: a pod creates the whole model in main memory and needs {gibibytes(host)}, available"
-        return Refusal(f"{describe([part])}, {way.strategy}", f"{why} {gibibytes(room)}")
-    step = (_pipeline if way.strategy == "Pipeline" else _tensor)(way, batch, model)
+        return Refusal(f"{describe([part])}, {candidate.strategy}", f"{why} {gibibytes(room)}")
+    step = (_pipeline if candidate.strategy == "Pipeline" else _tensor)(candidate, batch, model)
     data_s = option.fetching.felt_s(step.busy_s, batch)
     link, _ = link_of([option], part.nodes)
     waiting_s = step.busy_s * (straggler_factor(ranks) - 1) + agreement_s(ranks, link.latency_s)
@@ -107,15 +107,17 @@ def predict(way: Way, request: Request, model: split.Model) -> Prediction | Refu
     )
 
 
-def choice(way: Way, request: Request, prediction: Prediction) -> Choice:
+def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) -> Choice:
     """Return the candidate. Every rank processes the whole batch."""
-    part, option = way.part, way.part.option
+    part, option = candidate.part, candidate.part.option
     each = option.ranks_per_node
     group = Group(
         group_names([option.label])[0], option.label, option.pool.is_gpu, part.nodes, each,
         (request.global_batch,) * part.ranks, each * (1.0 if option.pool.is_gpu else option.cores),
     )  # fmt: skip
-    return Choice(way.describe(), (group,), way.collective, prediction, way.strategy, way.micro_batches)
+    return Choice(
+        candidate.describe(), (group,), candidate.collective, prediction, candidate.strategy, candidate.micro_batches
+    )
 
 
 def _messages(option: Option, nodes: int) -> tuple[Link, float]:
@@ -131,8 +133,8 @@ def _messages(option: Option, nodes: int) -> tuple[Link, float]:
     return Link(between.latency_s, bandwidth_Bps, between.reduce_Bps, between.name), spread
 
 
-def _pipeline(way: Way, batch: int, model: split.Model) -> _Step:
-    workload, option, k, p = model.workload, way.part.option, way.micro_batches, way.part.ranks
+def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> _Step:
+    workload, option, k, p = model.workload, candidate.part.option, candidate.micro_batches, candidate.part.ranks
     stages = model.cut_into(p)
     samples = ceil(batch / k)
     whole_s = option.computing.seconds(samples)
@@ -140,7 +142,7 @@ def _pipeline(way: Way, batch: int, model: split.Model) -> _Step:
     update = update_s(workload, option.device)
     once_s = min(update + STEP_OVERHEAD_S, 0.9 * whole_s)
     slot_s = stages.arithmetic * (whole_s - once_s)
-    link, spread = _messages(option, way.part.nodes)
+    link, spread = _messages(option, candidate.part.nodes)
     transfer_s = 2 * (link.latency_s + REAL_NBYTES * samples * stages.boundary_elements / link.bandwidth_Bps)
     busy_s = k * slot_s + STEP_OVERHEAD_S + update * stages.parameters / workload.parameters
     idle = (p - 1) / (k + p - 1)
@@ -153,14 +155,14 @@ def _pipeline(way: Way, batch: int, model: split.Model) -> _Step:
     )
 
 
-def _tensor(way: Way, batch: int, model: split.Model) -> _Step:
-    part, option, pairs = way.part, way.part.option, model.pairs
+def _tensor(candidate: SplitCandidate, batch: int, model: split.Model) -> _Step:
+    part, option, pairs = candidate.part, candidate.part.option, model.pairs
     assert pairs is not None, "checked before"
     whole_s = option.computing.seconds(batch)
     fixed_s = min(option.computing.seconds(0), whole_s)
     busy_s = fixed_s + (whole_s - fixed_s) * split.kept_part(pairs.arithmetic, pairs.units, part.ranks)
     link, spread = link_of([option], part.nodes)
-    name = priced(way.collective, option.pool.is_gpu)
+    name = priced(candidate.collective, option.pool.is_gpu)
     sums = {
         n: float(allreduce_s(name, REAL_NBYTES * batch * n, float(part.ranks), link, nodes=part.nodes))
         for n in set(pairs.summed_elements)
@@ -169,23 +171,23 @@ def _tensor(way: Way, batch: int, model: split.Model) -> _Step:
         busy_s=busy_s,
         mean_s=busy_s,
         moving_s=sum(sums[n] for n in pairs.summed_elements),
-        text=f"all-reduce of activations: {way.collective} over {link.name}, {rate(link.bandwidth_Bps)}",
+        text=f"all-reduce of activations: {candidate.collective} over {link.name}, {rate(link.bandwidth_Bps)}",
         spread=spread,
     )
 
 
-def _memory_nbytes(way: Way, batch: int, model: split.Model) -> int:
+def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) -> int:
     """Return the memory in bytes that a rank needs on its device.
 
     On CPUs this includes the whole model, which is created in main memory, and the whole state while a checkpoint is
     read or written (``split.state_nbytes``).
     """
-    workload, ranks, is_gpu = model.workload, way.part.ranks, way.part.option.pool.is_gpu
-    if way.strategy == "Pipeline":
+    workload, ranks, is_gpu = model.workload, candidate.part.ranks, candidate.part.option.pool.is_gpu
+    if candidate.strategy == "Pipeline":
         stages = model.cut_into(ranks)
-        samples = ceil(batch / way.micro_batches)
+        samples = ceil(batch / candidate.micro_batches)
         held = split.held_nbytes(workload, stages.parameters)
-        kept = samples * stages.activations(way.micro_batches) * workload.activation_nbytes
+        kept = samples * stages.activations(candidate.micro_batches) * workload.activation_nbytes
     else:
         pairs = model.pairs
         assert pairs is not None, "checked before"

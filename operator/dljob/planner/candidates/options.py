@@ -202,8 +202,8 @@ def options(
         return result
     over = {nodes: link_of(result[:1], nodes)[0] for nodes in (1, 2)}
     # The all-gather after a sharded update makes steps longer, so steps of one strategy say little about the other.
-    alike = [s for s in known.steps if s.place.sharded == (strategy == "Optimizer")]
-    steps = posterior(known.points, alike, alone, workload.gradient_nbytes, lambda n: over[min(n, 2)])
+    similar = [s for s in known.steps if s.place.sharded == (strategy == "Optimizer")]
+    steps = posterior(known.points, similar, alone, workload.gradient_nbytes, lambda n: over[min(n, 2)])
     return [replace(option, steps=steps) for option in result]
 
 
@@ -220,15 +220,15 @@ def sharing_options(
     Beside the options for any number of ranks there are options for at least 2, 4, 8 and 16 ranks, if they let a rank
     hold a batch larger by more than the factor ``MORE``.
     """
-    alike = options(pool, ranks_per_node, workload, request, learned, "Optimizer")
-    found = list(alike)
+    similar = options(pool, ranks_per_node, workload, request, learned, "Optimizer")
+    found = list(similar)
     for least in (2, 4, 8, 16):
         if least > most_ranks or all(o.largest_batch >= request.global_batch for o in found[-1:]):
             break
         held = memory.sharded(workload, least)
         more = [
             replace(o, min_ranks=least, largest_batch=memory.largest_batch(held, o.memory_nbytes, pool.is_gpu))
-            for o in alike
+            for o in similar
         ]
         most = {o.nodes: max(f.largest_batch for f in found if f.nodes == o.nodes) for o in more}
         found += [o for o in more if o.largest_batch > MORE * most[o.nodes]]

@@ -62,10 +62,10 @@ def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choi
     shown = [chosen]
     for choice in ranked:
         ranks = objective.size(choice)
-        alike = (
+        similar = (
             abs(ranks - objective.size(c)) <= DIFFERENT * objective.size(c) and _kind(choice) == _kind(c) for c in shown
         )
-        if len(shown) < request.candidates_kept and not any(alike):
+        if len(shown) < request.candidates_kept and not any(similar):
             shown.append(choice)
     for choice in ranked:
         if len(shown) < request.candidates_kept and choice not in shown:
@@ -79,7 +79,7 @@ def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple
     shown_kinds = {(_kind(c), c.collective) for c in shown}
     for choice in sorted(choices, key=lambda c: objective.score(request, c.prediction)):
         kind = (_kind(choice), choice.collective)
-        if kind in shown_kinds or kind in lines or (choice.in_parts and not chosen.in_parts):
+        if kind in shown_kinds or kind in lines or (choice.splits_model and not chosen.splits_model):
             continue
         lines[kind] = Refusal(choice.summary, f"{_worse(request, choice, chosen)}; {choice.prediction.bottleneck}")
     return list(lines.values())
@@ -98,13 +98,15 @@ def _worse(request: Request, choice: Choice, chosen: Choice) -> str:
     }["P90" if request.minimize == "Time" and objective.by_p90(request) else request.minimize]
 
 
-def in_parts(request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]) -> list[Refusal]:
+def model_parallel_refusals(
+    request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]
+) -> list[Refusal]:
     """Return a line for the best pipeline and for the best tensor-parallel candidate if a data-parallel plan is chosen.
 
     A candidate that is already shown gets a line only if its predicted score is better than the chosen plan's. Example:
     '3 x cpu, Pipeline of 3 stages, 12 micro-batches' and '18 % slower: 9.4ms per step instead of 8ms; ...'.
     """
-    if chosen.in_parts:
+    if chosen.splits_model:
         return []
     lines = []
     for strategy in ("Pipeline", "Tensor"):

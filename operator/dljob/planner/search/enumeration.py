@@ -174,10 +174,10 @@ class Search:
         self.scores = np.concatenate([self.scores, scores(self.request, seen)])
         self.found = self.found.joined(seen)
 
-    def best(self, count: int, alike: float) -> list[NDArray[np.int64]]:
+    def best(self, count: int, tolerance: float) -> list[NDArray[np.int64]]:
         """Return feasible rows: the ``count`` best first, then others worth an exact evaluation.
 
-        These are the one with fewest ranks within the tolerance ``alike`` of the best, the best of each of ``count``
+        These are the one with fewest ranks within ``tolerance`` of the best, the best of each of ``count``
         sets of devices, smaller and larger rows of the best set, and trade-offs.
         """
         order = np.argsort(self.scores, kind="stable")
@@ -185,7 +185,7 @@ class Search:
         if not len(order):
             return []
         picked = dict.fromkeys(order[:count].tolist())
-        near = order[self.scores[order] <= self.scores[order[0]] * (1 + alike)]
+        near = order[self.scores[order] <= self.scores[order[0]] * (1 + tolerance)]
         picked[int(near[np.argmin(self.counts[near] @ self._per_node)])] = None
         kinds = (self.counts[order] > 0) @ self._hashing
         best = order[kinds == kinds[0]]

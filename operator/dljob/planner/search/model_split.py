@@ -14,7 +14,7 @@ from dljob.calibrate.learned import Learned
 from dljob.perf.step import model_split as split
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.model_split_cost import Way, choice, micro_batch_counts, predict
+from dljob.planner.candidates.model_split_cost import SplitCandidate, choice, micro_batch_counts, predict
 from dljob.planner.candidates.options import AUTO, Option, options, ranks_per_node_choices
 from dljob.planner.candidates.pools import Eligible, Pool
 from dljob.planner.search import objective
@@ -63,7 +63,9 @@ def candidates(
             transient=not fixed,
             refusals=nodes.refusals,
         )
-    return [evaluate(way, request, model) for part in parts for way in _asked(part, request)], list(nodes.refusals)
+    return [evaluate(candidate, request, model) for part in parts for candidate in _asked(part, request)], list(
+        nodes.refusals
+    )
 
 
 def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
@@ -74,24 +76,24 @@ def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal |
     if request.strategy == "Tensor" and model.pairs is not None and part.ranks > model.pairs.units:
         return f"not possible: its linear layers have only {model.pairs.units} units to split"
     try:
-        found = [evaluate(way, request, model) for way in _asked(part, request)]
+        found = [evaluate(candidate, request, model) for candidate in _asked(part, request)]
     except ValueError as error:
         return f"not possible: {error}"
     fitting = [choice for choice in found if isinstance(choice, Choice)]
     return min(fitting, key=lambda choice: choice.prediction.step_s) if fitting else found[0]
 
 
-def evaluate(way: Way, request: Request, model: split.Model) -> Choice | Refusal:
+def evaluate(candidate: SplitCandidate, request: Request, model: split.Model) -> Choice | Refusal:
     """Return the candidate with its prediction, or a refusal. Raise ValueError if the model cannot be split so."""
-    found = predict(way, request, model)
-    return found if isinstance(found, Refusal) else choice(way, request, found)
+    found = predict(candidate, request, model)
+    return found if isinstance(found, Refusal) else choice(candidate, request, found)
 
 
-def _asked(part: Part, request: Request) -> list[Way]:
+def _asked(part: Part, request: Request) -> list[SplitCandidate]:
     """Return the ways to split the model over these ranks with the requested strategy."""
     if request.strategy == "Pipeline":
-        return [Way(part, "Pipeline", "MPI", request.micro_batches)]
-    return [Way(part, "Tensor", name) for name in _collectives(request, part.option)]
+        return [SplitCandidate(part, "Pipeline", "MPI", request.micro_batches)]
+    return [SplitCandidate(part, "Tensor", name) for name in _collectives(request, part.option)]
 
 
 def _parts(
@@ -126,7 +128,7 @@ def _collectives(request: Request, option: Option) -> tuple[CollectiveName, ...]
 
 class _Priced(NamedTuple):
     score: float
-    way: Way
+    candidate: SplitCandidate
     prediction: Prediction
 
 
@@ -155,24 +157,26 @@ def search(
         turns, places_done = float(MICRO_BATCHES_PER_STAGE), set[tuple[str, int, bool]]()
         for part in sorted(_placed(kind, places, model), key=_by_merit(request.global_batch)):
             option = part.option
-            alike = (option.label, part.ranks, part.nodes == 1)
-            if alike in places_done:
+            placement = (option.label, part.ranks, part.nodes == 1)
+            if placement in places_done:
                 continue
             if kind == "Pipeline":
                 these = _pipelines(part, request, model, turns)
             else:
-                these = [_priced(Way(part, kind, name), request, model) for name in _collectives(request, option)]
+                these = [
+                    _priced(SplitCandidate(part, kind, name), request, model) for name in _collectives(request, option)
+                ]
             fitting = [each for each in these if isinstance(each, _Priced)]
             if fitting:
                 priced += fitting
-                places_done.add(alike)
-                best = min(fitting, key=lambda each: each.score).way
+                places_done.add(placement)
+                best = min(fitting, key=lambda each: each.score).candidate
                 turns = best.micro_batches / part.ranks  # a good start for the next, similar placement
             else:
                 lines[option.label] = next(each for each in reversed(these) if isinstance(each, Refusal))
-        devices = {each.way.part.option.label for each in priced}
+        devices = {each.candidate.part.option.label for each in priced}
         refusals += [line for label, line in lines.items() if label not in devices]
-        found += [choice(way, request, prediction) for _, way, prediction in _worth_showing(priced)]
+        found += [choice(candidate, request, prediction) for _, candidate, prediction in _worth_showing(priced)]
     return found, refusals
 
 
@@ -257,7 +261,7 @@ def _pipelines(part: Part, request: Request, model: split.Model, turns: float) -
         if not 0 <= i < len(counts):
             return inf
         if i not in seen:
-            seen[i] = _priced(Way(part, "Pipeline", "MPI", counts[i]), request, model)
+            seen[i] = _priced(SplitCandidate(part, "Pipeline", "MPI", counts[i]), request, model)
         found = seen[i]
         return inf if isinstance(found, Refusal) else found.score
 
@@ -271,19 +275,19 @@ def _pipelines(part: Part, request: Request, model: split.Model, turns: float) -
         at = better[0]
 
 
-def _priced(way: Way, request: Request, model: split.Model) -> _Priced | Refusal:
-    found = predict(way, request, model)
-    return found if isinstance(found, Refusal) else _Priced(objective.score(request, found), way, found)
+def _priced(candidate: SplitCandidate, request: Request, model: split.Model) -> _Priced | Refusal:
+    found = predict(candidate, request, model)
+    return found if isinstance(found, Refusal) else _Priced(objective.score(request, found), candidate, found)
 
 
 def _worth_showing(priced: list[_Priced]) -> list[_Priced]:
     """Return the best candidates and the best of each device and size, at most one for the same ranks."""
     places: dict[tuple[int, int], _Priced] = {}
     for each in sorted(priced, key=lambda each: each.score):
-        places.setdefault((id(each.way.part.option), each.way.part.nodes), each)
+        places.setdefault((id(each.candidate.part.option), each.candidate.part.nodes), each)
     ranked = list(places.values())
     sizes: dict[tuple[str, int], _Priced] = {}
     for each in ranked:
-        sizes.setdefault((each.way.part.option.label, each.way.part.ranks.bit_length()), each)
+        sizes.setdefault((each.candidate.part.option.label, each.candidate.part.ranks.bit_length()), each)
     picked = {id(each): each for each in (*ranked[:KEPT_PER_STRATEGY], *list(sizes.values())[: 2 * KEPT_PER_STRATEGY])}
     return list(picked.values())

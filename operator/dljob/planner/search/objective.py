@@ -70,7 +70,7 @@ def best(request: Request, choices: list[Choice]) -> Choice:
 
     A model-parallel choice is returned only if it is surely better, or if no data-parallel one fits.
     """
-    parts, whole = ([c for c in choices if c.in_parts is split] for split in (True, False))
+    parts, whole = ([c for c in choices if c.splits_model is split] for split in (True, False))
     if not whole:
         return _best(request, parts)
     kept = _best(request, whole)
@@ -85,7 +85,7 @@ def _smallest_first(choice: Choice) -> tuple[int, bool, float, float, str]:
 
 def _best(request: Request, choices: list[Choice]) -> Choice:
     lowest = min(score(request, c.prediction) for c in choices)
-    alike = [c for c in choices if score(request, c.prediction) <= lowest * (1 + INDISTINCT)]
+    indistinct = [c for c in choices if score(request, c.prediction) <= lowest * (1 + INDISTINCT)]
     if request.minimize == "Time":
-        return min(alike, key=_smallest_first)
-    return min(alike, key=lambda c: (c.prediction.total_s, size(c), c.summary))
+        return min(indistinct, key=_smallest_first)
+    return min(indistinct, key=lambda c: (c.prediction.total_s, size(c), c.summary))

@@ -25,10 +25,10 @@ def promising(found: Screened, most: int) -> NDArray[np.intp]:
     return order[_spread(np.flatnonzero(better[0] | better[1]), most)]
 
 
-def front(chosen: Choice, choices: Sequence[Choice], alike: float) -> tuple[Choice, ...]:
+def front(chosen: Choice, choices: Sequence[Choice], tolerance: float) -> tuple[Choice, ...]:
     """Return the chosen plan and those that no other plan dominates, fastest first; at most ``MAX_SHOWN``.
 
-    A plan is dropped if another one is as good or better in every criterion within the relative tolerance ``alike``.
+    A plan is dropped if another one is as good or better in every criterion within ``tolerance`` (relative).
     Energy and cost count only if they are known for all plans.
     """
     listed = sorted({id(c): c for c in choices if c is not chosen}.values(), key=lambda c: _criteria(c.prediction))
@@ -37,7 +37,7 @@ def front(chosen: Choice, choices: Sequence[Choice], alike: float) -> tuple[Choi
     for choice in listed:
         own = _criteria(choice.prediction)
         shown = (_criteria(other.prediction) for other in kept)
-        if not any(all(other[i] <= own[i] * (1 + alike) for i in known) for other in shown):
+        if not any(all(other[i] <= own[i] * (1 + tolerance) for i in known) for other in shown):
             kept.append(choice)
     kept.sort(key=lambda c: _criteria(c.prediction))
     if len(kept) > MAX_SHOWN:

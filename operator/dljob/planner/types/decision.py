@@ -67,7 +67,7 @@ class Choice:
     """Micro-batches of a pipeline."""
 
     @property
-    def in_parts(self) -> bool:
+    def splits_model(self) -> bool:
         """Return True for model parallelism: each rank holds a part of the model and sees the whole batch."""
         return self.strategy in ("Pipeline", "Tensor")
 

@@ -320,9 +320,9 @@ class LocalRanks:
         end = await run.finished
         return f"exit {end.code}\n" if end.signal is None else f"signal {end.signal}\n"
 
-    def _spawn(self, work: Coroutine[Any, Any, T], among: "set[asyncio.Task[T]] | None" = None) -> "asyncio.Task[T]":
+    def _spawn(self, work: Coroutine[Any, Any, T], group: "set[asyncio.Task[T]] | None" = None) -> "asyncio.Task[T]":
         task = asyncio.create_task(work)
-        tasks = self._tasks if among is None else among
+        tasks = self._tasks if group is None else group
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         return task

@@ -22,8 +22,8 @@ LONGEST_LISTEN_S = 10e-3
 _MAX_WAKEUPS = 256
 """Number of wake-ups without a complete message before sockets are no longer used. A segment has far fewer packets."""
 _PR_SET_TIMERSLACK = 29
-_bells: list[int] = []
-_all_ring = False
+_descriptors: list[int] = []
+_all_wake = False
 
 
 def reduce_timer_slack() -> None:
@@ -43,14 +43,14 @@ def event_queues() -> set[int]:
     return found
 
 
-def listen(bells: Iterable[int], *, all_ring: bool) -> None:
+def listen(descriptors: Iterable[int], *, all_wake: bool) -> None:
     """Use these descriptors (MPI's epoll descriptors for the sockets of its peers) to wake up from now on.
 
-    ``all_ring``: True if the messages of every peer arrive over sockets.
+    ``all_wake``: True if the messages of every peer arrive over sockets.
     """
-    global _all_ring
-    _bells[:] = sorted(bell for bell in bells if bell < 1024)  # the limit of select(2)
-    _all_ring = all_ring and bool(_bells)
+    global _all_wake
+    _descriptors[:] = sorted(number for number in descriptors if number < 1024)  # the limit of select(2)
+    _all_wake = all_wake and bool(_descriptors)
 
 
 class Backoff:
@@ -69,7 +69,7 @@ class Backoff:
     def progressed(self) -> None:
         """Poll continuously again, because a message has arrived."""
         self._began = time.perf_counter()
-        self._rings = 0
+        self._wakeups = 0
 
     @property
     def waited_s(self) -> float:
@@ -79,16 +79,16 @@ class Backoff:
     @property
     def listens(self) -> bool:
         """Return True if ``pause`` would rely on a socket to wake it."""
-        return _all_ring and self.waited_s >= _SPIN_S
+        return _all_wake and self.waited_s >= _SPIN_S
 
     def pause(self, longest_s: float = LONGEST_LISTEN_S) -> None:
         """Pause before the next poll. ``longest_s``: maximum time to listen, for callers that may miss a wake-up."""
         waited = self.waited_s
         if waited < _SPIN_S:
             os.sched_yield()
-        elif _bells and self._rings < _MAX_WAKEUPS:
-            timeout = min(3 * waited, longest_s) if _all_ring else min(waited / 10, _LONGEST_SLEEP_S)
-            self._rings += bool(select.select(_bells, (), (), timeout)[0])
+        elif _descriptors and self._wakeups < _MAX_WAKEUPS:
+            timeout = min(3 * waited, longest_s) if _all_wake else min(waited / 10, _LONGEST_SLEEP_S)
+            self._wakeups += bool(select.select(_descriptors, (), (), timeout)[0])
         else:
             time.sleep(min(waited / 10, _LONGEST_SLEEP_S))
 

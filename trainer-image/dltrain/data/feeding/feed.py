@@ -89,7 +89,7 @@ class Thread:
             self._made.put((ticket, made, error))
 
 
-class Carried:
+class DeviceLane:
     """A lane of workers that load batches, and a thread of the rank that copies them to its GPU."""
 
     def __init__(self, workers: Workers, move: Callable[[Any], Any]) -> None:
@@ -270,6 +270,6 @@ class Feed:
 
     def _take_workers(self, workers: Workers) -> None:
         on_gpu = self._loader.device.type == "cuda"
-        self._lane = Carried(workers, self._loader.mover.ahead) if on_gpu else workers
+        self._lane = DeviceLane(workers, self._loader.mover.ahead) if on_gpu else workers
         self._starting, self._decided = None, True
         self._room = self._loader.prefetch or 2 * workers.count

@@ -20,7 +20,7 @@ from dltrain.launch.inherited_socket import take
 from dltrain.protocol.errors import SampleError
 
 
-class Says(IntEnum):
+class MessageKind(IntEnum):
     """Kinds of message. The rank sends the first three."""
 
     HELLO = 0
@@ -33,11 +33,11 @@ class Says(IntEnum):
     MADE = 4
     """A batch and its loading time in seconds; without the batch if the request was cancelled."""
     FAILED = 5
-    """An error; with a Trouble. Ticket 0: the dataset could not be transferred."""
+    """An error; with a RemoteError. Ticket 0: the dataset could not be transferred."""
 
 
 class Head(NamedTuple):
-    says: Says
+    kind: MessageKind
     ticket: int = 0
     spent_s: float = 0.0
 
@@ -46,11 +46,11 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, packed: bytes) -> "Head":
-        says, ticket, spent_s = struct.unpack("<Bqd", packed)
-        return cls(Says(says), ticket, spent_s)
+        kind, ticket, spent_s = struct.unpack("<Bqd", packed)
+        return cls(MessageKind(kind), ticket, spent_s)
 
 
-class Trouble(NamedTuple):
+class RemoteError(NamedTuple):
     """The text of an exception. Its class may not exist in the other process."""
 
     text: str
@@ -66,11 +66,13 @@ def main() -> None:
         source = _unpacked(connection)
     except Exception as error:  # noqa: BLE001 - unpickling the user's classes may raise anything
         text = f"{type(error).__name__}: {error}"
-        serialization.send(connection, Head(Says.FAILED).packed(), Trouble(text, traceback.format_exc(), False))
+        serialization.send(
+            connection, Head(MessageKind.FAILED).packed(), RemoteError(text, traceback.format_exc(), False)
+        )
         return
     if source is None:
         return
-    serialization.send(connection, Head(Says.READY).packed(), None)
+    serialization.send(connection, Head(MessageKind.READY).packed(), None)
     try:
         _serve(connection, source)
     except ConnectionError:
@@ -96,13 +98,13 @@ def _serve(connection: socket.socket, source: Source) -> None:
             if (message := serialization.receive(connection)) is None:
                 return
             head, content = Head.of(message[0]), message[1]
-            if head.says == Says.FORGET:
+            if head.kind == MessageKind.FORGET:
                 wanted_from = head.ticket
             else:
                 asked.append((head.ticket, content))
         ticket, request = asked.popleft()
         if ticket < wanted_from:
-            serialization.send(connection, Head(Says.MADE, ticket).packed(), None)
+            serialization.send(connection, Head(MessageKind.MADE, ticket).packed(), None)
         else:
             _answer(connection, source, ticket, request)
 
@@ -111,22 +113,22 @@ def _answer(connection: socket.socket, source: Source, ticket: int, request: Req
     began = time.perf_counter()
     try:
         made: Any = source.make(request)
-        says = Says.MADE
+        kind = MessageKind.MADE
     except Exception as error:  # noqa: BLE001 - the user's code
         text = str(error) if isinstance(error, SampleError) else f"{type(error).__name__}: {error}"
-        made = Trouble(text, traceback.format_exc(), isinstance(error, MemoryError))
-        says = Says.FAILED
+        made = RemoteError(text, traceback.format_exc(), isinstance(error, MemoryError))
+        kind = MessageKind.FAILED
     spent_s = time.perf_counter() - began
     try:
-        serialization.send(connection, Head(says, ticket, spent_s).packed(), made)
+        serialization.send(connection, Head(kind, ticket, spent_s).packed(), made)
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001 - pickling the user's batch may raise anything
         text = (
             f"batch of samples {request}: cannot be sent by a worker: {type(error).__name__}: {error}; pass workers=0"
         )
-        trouble = Trouble(f"{text} to t.loader", traceback.format_exc(), isinstance(error, MemoryError))
-        serialization.send(connection, Head(Says.FAILED, ticket, spent_s).packed(), trouble)
+        remote = RemoteError(f"{text} to t.loader", traceback.format_exc(), isinstance(error, MemoryError))
+        serialization.send(connection, Head(MessageKind.FAILED, ticket, spent_s).packed(), remote)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 from dltrain.data.feeding import serialization
 from dltrain.data.feeding.forking import Child, WorkerForker
 from dltrain.data.feeding.source import Request, Source
-from dltrain.data.feeding.worker import Head, Says, Trouble
+from dltrain.data.feeding.worker import Head, MessageKind, RemoteError
 from dltrain.host import cgroup
 from dltrain.protocol.errors import SampleError, WorkerLostError
 
@@ -61,7 +61,7 @@ class Workers:
         """Request a batch. Return the ticket for ``get``."""
         ticket = next(self._tickets)
         with contextlib.suppress(ConnectionError):  # ``get`` reports how the worker ended
-            serialization.send(self._of(ticket).connection, Head(Says.MAKE, ticket).packed(), request)
+            serialization.send(self._of(ticket).connection, Head(MessageKind.MAKE, ticket).packed(), request)
         return ticket
 
     def get(self, ticket: int) -> tuple[Any, float]:
@@ -73,7 +73,7 @@ class Workers:
         worker = self._of(ticket)
         while True:
             head, content = self._take(worker)
-            if head.ticket == ticket and head.says == Says.FAILED:
+            if head.ticket == ticket and head.kind == MessageKind.FAILED:
                 raise _error(head, content)
             if head.ticket == ticket:
                 return content, head.spent_s
@@ -83,7 +83,7 @@ class Workers:
         ticket = next(self._tickets)
         for worker in self._workers:
             with contextlib.suppress(ConnectionError):
-                serialization.send(worker.connection, Head(Says.FORGET, ticket).packed(), None)
+                serialization.send(worker.connection, Head(MessageKind.FORGET, ticket).packed(), None)
 
     def wake(self) -> None:
         """Make ``get`` fail in a thread that waits in it, before ``close``."""
@@ -116,9 +116,9 @@ class Workers:
         if message is None:
             raise self._lost(worker)
         head, content = Head.of(message[0]), message[1]
-        if head.says == Says.READY:
+        if head.kind == MessageKind.READY:
             worker.ready = True
-        if head.says == Says.FAILED and not head.ticket:
+        if head.kind == MessageKind.FAILED and not head.ticket:
             raise _error(head, content)
         return head, content
 
@@ -144,8 +144,8 @@ class _Worker:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.child = Child(zygote, ("-m", "dltrain.data.feeding.worker"), theirs.fileno())
-        serialization.send(self.connection, Head(Says.HELLO).packed(), sys.path)
-        socket.send_fds(self.connection, [Head(Says.HELLO).packed()], [packed])
+        serialization.send(self.connection, Head(MessageKind.HELLO).packed(), sys.path)
+        socket.send_fds(self.connection, [Head(MessageKind.HELLO).packed()], [packed])
 
     def close(self) -> None:
         self.connection.close()
@@ -170,12 +170,12 @@ class _InWorkerError(Exception):
     """The traceback of a worker process."""
 
 
-def _error(head: Head, trouble: Trouble) -> Exception:
-    if trouble.memory:
-        return MemoryError(f"in a data worker: {trouble.text}")
+def _error(head: Head, remote: RemoteError) -> Exception:
+    if remote.memory:
+        return MemoryError(f"in a data worker: {remote.text}")
     if not head.ticket:
-        error: Exception = WorkerLostError(f"data worker: the dataset could not be transferred: {trouble.text}")
+        error: Exception = WorkerLostError(f"data worker: the dataset could not be transferred: {remote.text}")
     else:
-        error = SampleError(trouble.text)
-    error.__cause__ = _InWorkerError(f"in a data worker:\n{trouble.trace}")
+        error = SampleError(remote.text)
+    error.__cause__ = _InWorkerError(f"in a data worker:\n{remote.trace}")
     return error
