@@ -1,35 +1,36 @@
 """The accepted plan as stored in the ConfigMap ``<job>-plan``.
 
-``plan.json`` is for the agents. ``operator.json`` is for the operator, which therefore does not plan again after a
-restart.
+``plan.json`` is for the agents. ``operator.json`` holds the rest for the operator, which therefore does not plan again
+after a restart. The groups of the plan are stored once, in the ranks of ``plan.json``.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 import dlcontract
-from dljob.api import DLJobSpec, PlanStatus
+from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 
 OPERATOR_KEY = "operator.json"
 _NOT_IN_DIGEST = ("suspend",)
 _RUN_POLICY_NOT_IN_DIGEST = ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "nodeLostSeconds")
 
 
-class StoredGroup(BaseModel):
-    """One group of the plan, with the values for its StatefulSet."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+@dataclass(frozen=True)
+class PodGroup:
+    """The pods of one group of the plan, which one StatefulSet runs. ``cpu_m``: CPU request of a pod in thousandths."""
 
     name: str
     device: str
     is_gpu: bool
-    nodes: Annotated[int, Field(ge=1)]
-    ranks_per_node: Annotated[int, Field(ge=1)]
-    cpu_m: Annotated[int, Field(ge=1, description="CPU request of a pod, in thousandths.")]
+    nodes: int
+    ranks_per_node: int
+    cpu_m: int
 
 
 class StoredPlan(BaseModel):
@@ -37,7 +38,9 @@ class StoredPlan(BaseModel):
 
     plan: dlcontract.Plan
     status: PlanStatus
-    groups: tuple[StoredGroup, ...]
+    cpu_m: Annotated[
+        dict[str, Annotated[int, Field(ge=1)]], Field(description="CPU request of a group's pods, in thousandths.")
+    ]
     memory_nbytes: Annotated[int, Field(ge=1, description="Main memory of the largest pod.")]
     spec_digest: str
     replans: Annotated[
@@ -54,12 +57,25 @@ class StoredPlan(BaseModel):
         return f"{self.spec_digest}-{self.replans}" if self.replans else self.spec_digest
 
     @property
+    def groups(self) -> tuple[PodGroup, ...]:
+        """Return the groups of the plan's ranks, in rank order."""
+        groups = []
+        for name, group in groupby(self.plan.ranks, lambda rank: rank.group):
+            ranks = list(group)
+            nodes = len({rank.pod for rank in ranks})
+            first = ranks[0]
+            groups.append(PodGroup(name, first.device, first.gpu, nodes, len(ranks) // nodes, self.cpu_m[name]))
+        return tuple(groups)
+
+    @property
     def nodes(self) -> int:
-        return sum(group.nodes for group in self.groups)
+        return len(self.plan.pods)
 
     def data(self) -> dict[str, str]:
         """Return the data of the ConfigMap. ``parse`` reads it."""
-        mine = self.model_dump(mode="json", by_alias=True, exclude={"plan"}, exclude_none=True)
+        mine = self.model_dump(
+            mode="json", by_alias=True, exclude={"plan": True, "status": {"groups"}}, exclude_none=True
+        )
         return {
             dlcontract.PLAN_KEY: self.plan.to_json(),
             OPERATOR_KEY: json.dumps(mine, sort_keys=True, separators=(",", ":")),
@@ -74,7 +90,22 @@ class StoredPlan(BaseModel):
         mine: Any = json.loads(data[OPERATOR_KEY])
         if not isinstance(mine, dict):
             raise ValueError(f"{OPERATOR_KEY}: found {type(mine).__name__}, expected an object")  # noqa: TRY004
-        return cls.model_validate({**mine, "plan": dlcontract.Plan.parse(data[dlcontract.PLAN_KEY])})
+        plan = dlcontract.Plan.parse(data[dlcontract.PLAN_KEY])
+        status = {**(mine.get("status") or {}), "groups": plan_groups(plan)}
+        return cls.model_validate({**mine, "plan": plan, "status": status})
+
+
+def plan_groups(plan: dlcontract.Plan) -> tuple[PlanGroup, ...]:
+    """Return the groups of ``status.plan`` for the ranks of a trainer's plan."""
+    groups = []
+    for name, group in groupby(plan.ranks, lambda rank: rank.group):
+        ranks = list(group)
+        shares = tuple(rank.share for rank in ranks)
+        nodes = len({rank.pod for rank in ranks})
+        groups.append(
+            PlanGroup(name=name, device=ranks[0].device, nodes=nodes, ranks=len(ranks), batch_per_rank=shares)
+        )
+    return tuple(groups)
 
 
 def spec_digest(spec: DLJobSpec) -> str:

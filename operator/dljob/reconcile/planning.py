@@ -8,7 +8,7 @@ from dljob.api import ParallelismStrategy, PlanningMode
 from dljob.cluster import ClusterView
 from dljob.job.plan_status import plan_status
 from dljob.job.question import planner_request
-from dljob.job.stored_plan import StoredGroup, StoredPlan
+from dljob.job.stored_plan import StoredPlan
 from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Group, Infeasible, RunningBatch
 from dljob.planner.plan import plan
@@ -77,7 +77,7 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     return StoredPlan(
         plan=proposed,
         status=plan_status(spec, decision, proposed.number, proposed.digest()),
-        groups=tuple(_group(group, view) for group in decision.chosen.groups),
+        cpu_m={group.name: _cpu_m(group, view) for group in decision.chosen.groups},
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
         spec_digest=parsed.digest,
         splitting_disabled=splitting_disabled,
@@ -148,22 +148,15 @@ def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasib
     return None
 
 
-def _group(group: Group, view: ClusterView) -> StoredGroup:
-    """Return the stored form of a group.
+def _cpu_m(group: Group, view: ClusterView) -> int:
+    """Return the CPU request of a group's pods in thousandths.
 
-    The CPU request is the plan's need, but at most half of the free CPU, so that pods fit on the planned nodes.
+    It is the plan's need, but at most half of the free CPU, so that the pods fit on the planned nodes.
     """
     free = sorted((node.free_cpu for node in view.nodes if node.device == group.device), reverse=True)[: group.nodes]
     half_m = int(500 * min(free, default=0.0))
     needed_m = ceil(100 * group.cpu_per_pod) * 10
-    return StoredGroup(
-        name=group.name,
-        device=group.device,
-        is_gpu=group.is_gpu,
-        nodes=group.nodes,
-        ranks_per_node=group.ranks_per_node,
-        cpu_m=max(50, min(needed_m, half_m // 10 * 10)),
-    )
+    return max(50, min(needed_m, half_m // 10 * 10))
 
 
 def _fitting(job: str, decision: Decision) -> Decision:

@@ -161,7 +161,7 @@ def _layout(accepted: StoredPlan) -> object:
     The trainer itself adapts local batch sizes and, if it measures them, chooses among collectives. Another CPU request
     makes no step faster.
     """
-    plan, places = accepted.plan, [group.model_copy(update={"cpu_m": 1}) for group in accepted.groups]
+    plan, places = accepted.plan, [replace(group, cpu_m=1) for group in accepted.groups]
     return places, plan.parallelism, plan.micro_batches, "measured" if plan.measure_collective else plan.collective
 
 

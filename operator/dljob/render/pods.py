@@ -21,7 +21,7 @@ from dlcontract import (
 from dljob.api import DLJobSpec
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import JOB_LABEL, JobSeen
-from dljob.job.stored_plan import StoredGroup, StoredPlan
+from dljob.job.stored_plan import PodGroup, StoredPlan
 from dljob.render import dataset
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, labels
@@ -44,7 +44,7 @@ AGENT_COMMAND = ("dljob-agent",)
 
 
 def pod_template(
-    job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup, config: RenderConfig
+    job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: PodGroup, config: RenderConfig
 ) -> Manifest:
     names, scheduling = Names.of(job), spec.scheduling
     metadata: Manifest = {"labels": labels(job, group.name), "annotations": {}}
@@ -91,7 +91,7 @@ def pod_template(
     return template
 
 
-def _affinity(job: JobSeen, group: StoredGroup) -> Manifest:
+def _affinity(job: JobSeen, group: PodGroup) -> Manifest:
     """Return the affinity: one pod of the job per node, only on nodes with the group's device type."""
     return {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _device_terms(group)}},
@@ -103,7 +103,7 @@ def _affinity(job: JobSeen, group: StoredGroup) -> Manifest:
     }
 
 
-def _device_terms(group: StoredGroup) -> list[Manifest]:
+def _device_terms(group: PodGroup) -> list[Manifest]:
     def is_in(label: str) -> Manifest:
         return {"key": label, "operator": "In", "values": [group.device]}
 
@@ -120,7 +120,7 @@ def _device_terms(group: StoredGroup) -> list[Manifest]:
     return [labelled, {"matchExpressions": [absent(key) for key in (DEVICE_LABEL, *GPU_PRODUCT_LABELS.values())]}]
 
 
-def _gpu_tolerations(group: StoredGroup) -> list[Manifest]:
+def _gpu_tolerations(group: PodGroup) -> list[Manifest]:
     """Return the toleration of the GPU taint.
 
     Nodes with GPUs often have a taint with the name of the resource, which keeps off pods without GPUs. Some clusters
@@ -131,9 +131,7 @@ def _gpu_tolerations(group: StoredGroup) -> list[Manifest]:
     return [{"key": GPU_RESOURCES[vendor(group.device)], "operator": "Exists", "effect": "NoSchedule"}]
 
 
-def _container(
-    job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup, config: RenderConfig
-) -> Manifest:
+def _container(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: PodGroup, config: RenderConfig) -> Manifest:
     container: Manifest = {
         "name": "trainer",
         **_image(spec, config),
@@ -205,7 +203,7 @@ def _users_variables(spec: DLJobSpec) -> list[Manifest]:
     return [{"name": item.name, "value": item.value} for item in spec.trainer.env]
 
 
-def _resources(spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup) -> Manifest:
+def _resources(spec: DLJobSpec, accepted: StoredPlan, group: PodGroup) -> Manifest:
     """Return requests and limits.
 
     Memory is always limited, so that a pod above its prediction does not harm its node. CPU is limited on request only.
@@ -222,7 +220,7 @@ def _resources(spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup) -> Man
     return {"requests": requests, "limits": limits}
 
 
-def _shm_nbytes(group: StoredGroup) -> int:
+def _shm_nbytes(group: PodGroup) -> int:
     return group.ranks_per_node * (SHM_PER_GPU_NBYTES if group.is_gpu else SHM_PER_RANK_NBYTES)
 
 
@@ -241,7 +239,7 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
     return mounts + dataset.mount(spec)
 
 
-def _volumes(job: JobSeen, spec: DLJobSpec, group: StoredGroup) -> list[Manifest]:
+def _volumes(job: JobSeen, spec: DLJobSpec, group: PodGroup) -> list[Manifest]:
     names = Names.of(job)
     shm_mib = _shm_nbytes(group) // 2**20
     volumes: list[Manifest] = [

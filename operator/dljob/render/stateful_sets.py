@@ -2,14 +2,14 @@
 
 from dljob.api import DLJobSpec
 from dljob.job.observed import GROUP_LABEL, JOB_LABEL, SPEC_ANNOTATION, JobSeen
-from dljob.job.stored_plan import StoredGroup, StoredPlan
+from dljob.job.stored_plan import PodGroup, StoredPlan
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, labels, metadata
 from dljob.render.pods import pod_template
 
 
 def stateful_set(
-    job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: StoredGroup, config: RenderConfig
+    job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: PodGroup, config: RenderConfig
 ) -> Manifest:
     """Return the StatefulSet of a group.
 

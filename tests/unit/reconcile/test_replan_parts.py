@@ -10,7 +10,7 @@ from dljob.job.observed import Observed
 from dljob.planner import Learned, LearnedPoint
 from dljob.reconcile import needs_view
 from dljob.reconcile.parsed import parse_observed
-from dljob.reconcile.planning import PARTS_WERE_SLOW
+from dljob.reconcile.planning import MODEL_PARALLELISM_WAS_SLOW
 from support.builders import CPUS, Json, after, changed, nodes, plan_of, report, settled
 from support.job_lifecycle import DOWN, started, status, step, told, verdict
 
@@ -139,4 +139,4 @@ def test_the_reason_against_model_parallelism_is_shown() -> None:
     now = moved(contradicted(OPEN, SLOW_NETWORK, 30.0))
     shown = status(step(now, 2 * WARM_S)).plan
     assert shown is not None
-    assert [r.reason for r in shown.rejected if r.summary == "Pipeline"] == [f"not considered: {PARTS_WERE_SLOW}"]
+    assert [r.reason for r in shown.rejected if r.summary == "Pipeline"] == [f"not considered: {MODEL_PARALLELISM_WAS_SLOW}"]
