@@ -139,4 +139,6 @@ def test_the_reason_against_model_parallelism_is_shown() -> None:
     now = moved(contradicted(OPEN, SLOW_NETWORK, 30.0))
     shown = status(step(now, 2 * WARM_S)).plan
     assert shown is not None
-    assert [r.reason for r in shown.rejected if r.summary == "Pipeline"] == [f"not considered: {MODEL_PARALLELISM_WAS_SLOW}"]
+    assert [r.reason for r in shown.rejected if r.summary == "Pipeline"] == [
+        f"not considered: {MODEL_PARALLELISM_WAS_SLOW}"
+    ]

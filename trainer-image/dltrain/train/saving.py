@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
@@ -12,10 +12,6 @@ from dltrain.checkpoint.store import Snapshot
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager, patience_s
 from dltrain.elastic.team import Team
-from dltrain.optim.grad_scaler import LossScale
-from dltrain.optim.lr_scaling import Scaling
-from dltrain.optim.lr_schedulers import Schedules
-from dltrain.optim.noise_scale import NoiseScale
 from dltrain.parallel import gradient_summing
 from dltrain.protocol.errors import BadInputError
 from dltrain.train.progress import Progress
@@ -40,23 +36,30 @@ def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> 
     raise BadInputError("spec.optimizer", found, f"{expected}, as in the checkpoint", remedy)
 
 
+class Saved(Protocol):
+    """A part of the run whose state is saved beside model and optimizer. The state is made of JSON types."""
+
+    def state(self) -> Any: ...
+
+    def load(self, state: Any, /) -> None: ...
+
+
 class Saving:
-    """Save and restore the model, the optimizer and all other state that the next step depends on."""
+    """Save and restore the model, the optimizer and all other state that the next step depends on.
+
+    ``parts``: the parts of the run with a small state, by the name under which checkpoints store it.
+    """
 
     def __init__(
         self,
         checkpoint_manager: CheckpointManager,
         team: Team,
         progress: Progress,
-        scaling: Scaling,
-        noise: NoiseScale,
-        schedules: Schedules,
-        loss_scale: LossScale,
-        kept: UserObjects,
+        user_objects: UserObjects,
+        parts: Mapping[str, Saved],
     ) -> None:
         self._checkpoint_manager, self._team, self._progress = checkpoint_manager, team, progress
-        self._scaling, self._noise, self._schedules = scaling, noise, schedules
-        self._loss_scale, self._user_objects = loss_scale, kept
+        self._user_objects, self._parts = user_objects, parts
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
         """Resume from the newest checkpoint and return it, or return None without one. All ranks must call it.
@@ -74,10 +77,9 @@ class Saving:
         if (snapshot := self._checkpoint_manager.resume(parallel.shape_of(model), load_model, load_optimizer)) is None:
             return None
         state = snapshot.state
-        self._scaling.load(state.get("scaling", self._scaling.state()))
-        self._noise.load(state.get("noise", self._noise.state()))
-        self._schedules.load(state.get("schedules", []))
-        self._loss_scale.load(state.get("loss_scale"))
+        for name, part in self._parts.items():
+            if name in state:  # a checkpoint of an older version may lack some
+                part.load(state[name])
         self._user_objects.load(snapshot.step, state.get("kept", {}), snapshot.kept)
         self._progress.accuracy, self._progress.loss = state["accuracy"], state["loss"]
         if self.same_ranks(snapshot):
@@ -99,11 +101,8 @@ class Saving:
         parallel, began = self._team.parallel, time.monotonic()
         kept, tensors = self._user_objects.state()
         state = {
+            **{name: part.state() for name, part in self._parts.items()},
             "epoch": epoch,
-            "scaling": self._scaling.state(),
-            "noise": self._noise.state(),
-            "schedules": self._schedules.state(),
-            "loss_scale": self._loss_scale.state(),
             "kept": kept,
             "shares": self._team.whole or self._team.shares,
             "planned_shares": self._team.planned_shares,

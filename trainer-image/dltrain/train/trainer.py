@@ -41,7 +41,7 @@ from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, usage_checks
 from dltrain.train.progress import Progress
-from dltrain.train.saving import Saving
+from dltrain.train.saving import Saved, Saving
 from dltrain.train.step import Step, StepRequests
 from dltrain.train.together import Together
 from dltrain.train.update_hooks import UpdateHooks
@@ -85,8 +85,9 @@ class Trainer(Together):
         energy = meter(device, world.local_rank)
         self.progress = Progress(reporter, world.rank, device_name, self.noise, self._loss_scale, energy)
         self.progress.gpu_memory_nbytes = partial(peak_nbytes, device)
-        beside = self._scaling, self.noise, self._schedules, self._loss_scale, self._user_objects
-        self._saving = Saving(self.checkpoint_manager, self._team, self.progress, *beside)
+        parts: dict[str, Saved] = {"scaling": self._scaling, "noise": self.noise}
+        parts |= {"schedules": self._schedules, "loss_scale": self._loss_scale}
+        self._saving = Saving(self.checkpoint_manager, self._team, self.progress, self._user_objects, parts)
         watch = Stopwatch(self.budget)
         self._step = Step(self._team, self.progress, self._scaling, self.noise, self._loss_scale, watch, device)
         self._began = time.monotonic()
