@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from dlcontract import Plan, RunPhase
 from dltrain.agent.coordinator.coordinator import TERMINAL, Coordinator
 from dltrain.agent.coordinator.membership import SupersededError
+from dltrain.agent.coordinator.observed_job import ObservedJob
 from dltrain.agent.health import Health
 from dltrain.agent.job import tls
 from dltrain.agent.job.exchange import ConfigMaps, Exchange, Files, ReportWriter
@@ -92,7 +93,7 @@ class Agent:
         return await self._leave()
 
     def _ledger(self) -> Ledger | None:
-        return None if self.coordinator is None else self.coordinator.ledger
+        return None if self.coordinator is None else self.coordinator.job.ledger
 
     async def _stand_by(self) -> None:
         """Take over as coordinator whenever it is lost, unless a pod before this one in the plan does."""
@@ -152,9 +153,10 @@ class Agent:
         if not first or self._told_to_stop.is_set():
             return None
         previous = await self.exchange.previous_report()
-        coordinator = self.coordinator = Coordinator(
+        job = ObservedJob(
             self.settings, self.identity, self.reaper, self.env, self.reporter, plan, previous, acting=acting
         )
+        coordinator = self.coordinator = Coordinator(job, previous)
         self.local.launch_daemon = coordinator.launch_daemon
         return asyncio.create_task(coordinator.run())
 

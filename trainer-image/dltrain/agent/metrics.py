@@ -163,7 +163,7 @@ class TrainerCollector(Collector):
         yield _gauge(
             "last_news_timestamp_seconds",
             "Time of this rank's last message. If it is old while rank_up is 1, the rank hangs and will be restarted.",
-            {n: run.heard_unix_s for n, run in ranks.items() if run.heard_unix_s},
+            {n: run.last_message_unix_s for n, run in ranks.items() if run.last_message_unix_s},
         )
         for metric in STEP_METRICS:
             yield _gauge(metric.name, metric.text, {n: metric.value(step) for n, step in self._latest(Step)})

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dlcontract import MPI_PORTS, Plan, Rank
-from dltrain.launch.shim import LOCAL_SOCKET_ENV, WORLD_ENV
+from dltrain.launch.shim import ATTEMPT_ENV, LOCAL_SOCKET_ENV
 from dltrain.protocol.rank_messages import MEMORY_ENV, PLAN_ENV, SOCKET_ENV
 
 SHIM = Path(__file__).with_name("shim.py")
@@ -86,7 +86,7 @@ def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) ->
     return tuple(kept)
 
 
-def mpi_environment(base: Mapping[str, str], interface: str, world: str, run_dir: Path) -> dict[str, str]:
+def mpi_environment(base: Mapping[str, str], interface: str, attempt: str, run_dir: Path) -> dict[str, str]:
     """Return the environment of mpirun and the MPI daemon: that of the container, plus ports and interface.
 
     The interface is given by name. With a network ("10.1.2.3/32"), mpirun 5.0.11 crashes in a third of its starts.
@@ -95,7 +95,7 @@ def mpi_environment(base: Mapping[str, str], interface: str, world: str, run_dir
     return {
         **base,
         LOCAL_SOCKET_ENV: str(run_dir / "local.sock"),
-        WORLD_ENV: world,
+        ATTEMPT_ENV: attempt,
         "SHELL": "/bin/sh",  # Without a passwd entry, mpirun would warn that it finds no shell.
         "OPAL_PREFIX": str(prefix),
         "PRTE_PREFIX": str(prefix),

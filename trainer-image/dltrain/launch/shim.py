@@ -13,8 +13,8 @@ import os
 import sys
 
 LOCAL_SOCKET_ENV = "DLTRAIN_LOCAL_SOCKET"
-WORLD_ENV = "DLTRAIN_WORLD"
-FORWARDED = ("OMPI_", "PMIX_", "PRTE_", "OPAL_PREFIX=", WORLD_ENV)
+ATTEMPT_ENV = "DLTRAIN_ATTEMPT"
+FORWARDED = ("OMPI_", "PMIX_", "PRTE_", "OPAL_PREFIX=", ATTEMPT_ENV)
 
 
 def request(arguments: list[str], environ: dict[str, str]) -> bytes:

@@ -1,8 +1,8 @@
 """Messages between the coordinator and the members of a job: JSON lines over mutual TLS.
 
 The coordinator is usually the agent of the plan's first pod. It connects to every pod of the plan, including its own.
-A member sends ``Welcome`` first and obeys the coordinator with the highest term. Messages about ranks carry ``world``,
-the name of their attempt, so that messages of an earlier attempt are ignored.
+A member sends ``Welcome`` first and obeys the coordinator with the highest term. Messages about ranks carry the name of
+their ``attempt``, so that messages of an earlier attempt are ignored.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Prepare(Record):
     """
 
     type: Literal["prepare"] = "prepare"
-    world: str
+    attempt: str
     pods: tuple[str, ...] = ()
     faults: Annotated[int, Field(ge=0)] = 0
     trained_s: Annotated[float, Field(ge=0)] = 0.0
@@ -73,20 +73,20 @@ class Prepare(Record):
 
 class Prepared(Record):
     type: Literal["prepared"] = "prepared"
-    world: str
+    attempt: str
 
 
 class StartDaemon(Record):
     """The coordinator asks for the Open MPI daemon with these arguments."""
 
     type: Literal["start_daemon"] = "start_daemon"
-    world: str
+    attempt: str
     arguments: tuple[str, ...]
 
 
 class DaemonEnded(Record):
     type: Literal["daemon_ended"] = "daemon_ended"
-    world: str
+    attempt: str
     exit_code: int
     tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)]
 
@@ -95,29 +95,29 @@ class StartRanks(Record):
     """The coordinator asks a member to start the ranks of its pod directly, without MPI."""
 
     type: Literal["start_ranks"] = "start_ranks"
-    world: str
+    attempt: str
 
 
 class StopRanks(Record):
     """The coordinator asks all ranks to checkpoint at the next step boundary and to exit."""
 
     type: Literal["stop_ranks"] = "stop_ranks"
-    world: str
+    attempt: str
     grace_s: float
     progressed: bool = False
     """True if any rank has reported a step in this attempt. Then the checkpoint needs every rank."""
 
 
-class EndWorld(Record):
-    """The coordinator asks a member to kill the processes of this attempt. The member answers WorldEnded."""
+class EndAttempt(Record):
+    """The coordinator asks a member to kill the processes of this attempt. The member answers AttemptEnded."""
 
-    type: Literal["end_world"] = "end_world"
-    world: str
+    type: Literal["end_attempt"] = "end_attempt"
+    attempt: str
 
 
-class WorldEnded(Record):
-    type: Literal["world_ended"] = "world_ended"
-    world: str
+class AttemptEnded(Record):
+    type: Literal["attempt_ended"] = "attempt_ended"
+    attempt: str
 
 
 class PhaseNow(Record):
@@ -129,14 +129,14 @@ class PhaseNow(Record):
 
 class RankUp(Record):
     type: Literal["rank_up"] = "rank_up"
-    world: str
+    attempt: str
     rank: int
     pid: int
 
 
 class RankNews(Record):
     type: Literal["rank_news"] = "rank_news"
-    world: str
+    attempt: str
     news: RankMessage
 
 
@@ -144,7 +144,7 @@ class RankStopped(Record):
     """A signal such as SIGSTOP has stopped the process of a rank for ``stopped_s``."""
 
     type: Literal["rank_stopped"] = "rank_stopped"
-    world: str
+    attempt: str
     rank: int
     stopped_s: float
 
@@ -153,14 +153,14 @@ class Explain(Record):
     """The coordinator asks for the stacks of all ranks because one hangs. Answered by a RankLog per rank."""
 
     type: Literal["explain"] = "explain"
-    world: str
+    attempt: str
 
 
 class RankLog(Record):
     """The end of a running rank's log."""
 
     type: Literal["rank_log"] = "rank_log"
-    world: str
+    attempt: str
     rank: int
     tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)]
 
@@ -169,7 +169,7 @@ class RankEnded(Record):
     """A member reports that a rank's process ended. Exactly one of ``exit_code`` and ``signal`` is set."""
 
     type: Literal["rank_ended"] = "rank_ended"
-    world: str
+    attempt: str
     rank: int
     exit_code: int | None = None
     signal: int | None = None
@@ -189,7 +189,7 @@ class Beat(Record):
 
 Line = Annotated[
     Welcome | Assign | Assigned | Refused | Prepare | Prepared | StartDaemon | DaemonEnded | StartRanks | StopRanks
-    | EndWorld | WorldEnded | PhaseNow | RankUp | RankNews | RankStopped | Explain | RankLog | RankEnded
+    | EndAttempt | AttemptEnded | PhaseNow | RankUp | RankNews | RankStopped | Explain | RankLog | RankEnded
     | Leaving | Beat,
     Field(discriminator="type"),
 ]  # fmt: skip

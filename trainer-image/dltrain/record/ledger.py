@@ -72,7 +72,7 @@ class Ledger:
         self._probes = {(point.device, point.batch): point for point in previous.probes}
         self._link = (previous.link_latency_s, previous.link_bandwidth_Bps)
 
-    def begin_world(self, plan: Plan) -> None:
+    def begin_attempt(self, plan: Plan) -> None:
         """Begin an attempt with the ranks of ``plan``. Discard the state of the previous ranks."""
         self._placed = plan
         self._deadlines.clear()
@@ -86,7 +86,7 @@ class Ledger:
         if self.startup.first_step_unix_s is None:
             self.startup = self.startup.model_copy(update=marks)
 
-    def hear(self, message: RankMessage, now_s: float) -> bool:
+    def record(self, message: RankMessage, now_s: float) -> bool:
         """Record one message. Return True if it needs a report at once. ``now_s``: of any monotonic clock."""
         transition = False
         limit_s = self._deadlines.get(message.rank, (0.0, START_DEADLINE_S))[1]

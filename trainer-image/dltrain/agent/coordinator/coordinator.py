@@ -1,18 +1,19 @@
 """The coordinator of a job: it connects to the pods, launches, watches and restarts the ranks, and reports.
 
 It runs in the agent of the plan's first pod. If an elastic job loses that pod, the next pod that is alive takes over
-with a higher term. ``Observer`` records events; the procedure in this module waits for conditions on that record and
-decides.
+with a higher term. ``ObservedJob`` records events; the procedure in this module waits for conditions on that record
+and decides.
 """
 
+import asyncio
 import logging
 import time
 
-from dlcontract import Failure, Outcome, RunPhase
+from dlcontract import Failure, Outcome, Plan, Report, RunPhase
 from dltrain.agent.coordinator import finished_marker
 from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained, failure_of_exit
-from dltrain.agent.coordinator.observer import Observer
-from dltrain.agent.coordinator.procedure import LeavingError, ReplannedError
+from dltrain.agent.coordinator.event_queue import LeavingError, ReplannedError
+from dltrain.agent.coordinator.observed_job import ObservedJob
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.host.processes import Exit
 from dltrain.protocol import agent_messages as proto
@@ -36,14 +37,32 @@ COORDINATOR_LOST = Failure(reason="CoordinatorLost", message="another coordinato
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 
-class Coordinator(Observer):
+class Coordinator:
     """Coordinate one plan after another until this pod must leave or another coordinator supersedes this one."""
+
+    def __init__(self, job: ObservedJob, previous: Report | None) -> None:
+        """``previous``: the last report of an earlier coordinator."""
+        self.job = job
+        self.done = asyncio.Event()
+        """Set once the coordinator has ended."""
+        self._until = job.events.until
+        self._previous = previous
+        self._failed_in_a_row = 0
+        """Consecutive attempts that failed without a completed step."""
 
     # Called by the agent
 
+    def replan(self, plan: Plan) -> None:
+        """Pass on a newer plan, which the agent of this pod has received."""
+        self.job.events.put(plan)
+
+    def leave(self) -> None:
+        """End the procedure, because this pod received SIGTERM."""
+        self.job.events.leave()
+
     async def launch_daemon(self, host: str, command: str) -> tuple[int, str]:
         """Replace ``ssh HOST COMMAND``: run the pod's MPI daemon. Return its exit code and last output."""
-        return await self._launcher.launch_daemon(host, command)
+        return await self.job.launcher.launch_daemon(host, command)
 
     # The procedure
 
@@ -54,199 +73,203 @@ class Coordinator(Observer):
                 try:
                     await self._coordinate()
                 except ReplannedError:
-                    await self._stop_world(self.plan.grace_s)
+                    await self._stop_attempt(self.job.plan.grace_s)
                     self._adopt()
         except LeavingError:
-            over = self.ledger.phase in TERMINAL
-            self._phase(self.ledger.phase if over else RunPhase.STOPPED)
-            await self._stop_world(max(1.0, self.plan.grace_s - LEAVE_MARGIN_S))
+            over = self.job.ledger.phase in TERMINAL
+            self.job.set_phase(self.job.ledger.phase if over else RunPhase.STOPPED)
+            await self._stop_attempt(max(1.0, self.job.plan.grace_s - LEAVE_MARGIN_S))
             if not over:
-                await self._account.write(RunPhase.STOPPED, time.time())
-            self.reporter.urge()
+                await self.job.account.write(RunPhase.STOPPED, time.time())
+            self.job.reporter.urge()
         finally:
-            self._launcher.end()
-            await self._links.close()
+            self.job.launcher.end()
+            await self.job.links.close()
             self.done.set()
 
     async def _coordinate(self) -> None:
         """Coordinate one plan. Stay connected after its end, so that a restarted pod learns that the job is over."""
-        self._membership.call(self.plan)
-        if (outcome := finished_marker.read(self.plan)) is not None:
-            self.ledger.outcome = outcome
+        self.job.membership.call(self.job.plan)
+        if (outcome := finished_marker.read(self.job.plan)) is not None:
+            self.job.ledger.outcome = outcome
             await self._idle(RunPhase.SUCCEEDED)
         previous, self._previous = self._previous, None
-        if previous is not None and previous.uid == self.plan.uid:
-            if previous.phase in TERMINAL and previous.plan_digest == self.plan.digest():
+        if previous is not None and previous.uid == self.job.plan.uid:
+            if previous.phase in TERMINAL and previous.plan_digest == self.job.plan.digest():
                 await self._idle(previous.phase)
             if previous.phase in (RunPhase.LAUNCHING, RunPhase.RUNNING, RunPhase.RELAUNCHING):
-                if not 0 < previous.world_size < len(self.plan.ranks):  # Otherwise the acting coordinator counted it.
-                    self.ledger.count("CoordinatorLost")
-                    self._account.history.fault(COORDINATOR_LOST, time.time())
-                self._trained = previous.step > 0 and previous.plan_digest == self.plan.digest()
-                self._phase(RunPhase.RELAUNCHING)
+                if (
+                    not 0 < previous.world_size < len(self.job.plan.ranks)
+                ):  # Otherwise the acting coordinator counted it.
+                    self.job.ledger.count("CoordinatorLost")
+                    self.job.account.history.fault(COORDINATOR_LOST, time.time())
+                self.job.trained = previous.step > 0 and previous.plan_digest == self.job.plan.digest()
+                self.job.set_phase(RunPhase.RELAUNCHING)
         while True:
             await self._gather()
-            world = await self._launch()
-            if await self._watch(world):
-                await self._succeed(world)
-            returning = not world.troubled
-            if world.left or returning:
-                await self._stop_world(max(1.0, self.plan.grace_s - LEAVE_MARGIN_S))
+            attempt = await self._launch()
+            if await self._watch(attempt):
+                await self._succeed(attempt)
+            returning = not attempt.troubled
+            if attempt.left or returning:
+                await self._stop_attempt(max(1.0, self.job.plan.grace_s - LEAVE_MARGIN_S))
             if returning:
                 log.info("lost pods are back; all ranks restart")
-                self._phase(RunPhase.RELAUNCHING)
+                self.job.set_phase(RunPhase.RELAUNCHING)
                 continue
-            failure = diagnose(world)
-            await self._end_world()
-            await self._after(failure, world)
+            failure = diagnose(attempt)
+            await self._end_attempt()
+            await self._after(failure, attempt)
 
-    async def _watch(self, world: Attempt) -> bool:
+    async def _watch(self, attempt: Attempt) -> bool:
         """Watch an attempt until it ends, its failure can be diagnosed, or lost ranks can return.
 
         Return True if the attempt succeeded.
         """
         while True:
-            await self._until(lambda: world.over_or_troubled or bool(world.losses) or self._may_return(world))
-            if world.troubled and world.survivable:
-                await self._until(lambda: not (world.troubled and world.survivable), SHRINK_S)
-            if world.over_or_troubled or not world.losses:
+            await self._until(lambda: attempt.over_or_troubled or bool(attempt.losses) or self._may_return(attempt))
+            if attempt.troubled and attempt.survivable:
+                await self._until(lambda: not (attempt.troubled and attempt.survivable), SHRINK_S)
+            if attempt.over_or_troubled or not attempt.losses:
                 break
-            self._report_losses(world)
-        if world.troubled:
-            if world.hung is not None:
-                self._links.send_all(proto.Explain(world=world.name))
-            await self._until(lambda: world.succeeded or explained(world), SETTLE_S)
-        if world.outcome is None and not world.succeeded:
+            self._report_losses(attempt)
+        if attempt.troubled:
+            if attempt.hung is not None:
+                self.job.links.send_all(proto.Explain(attempt=attempt.name))
+            await self._until(lambda: attempt.succeeded or explained(attempt), SETTLE_S)
+        if attempt.outcome is None and not attempt.succeeded:
             return False
-        await self._until(lambda: world.over, FAREWELL_S)
+        await self._until(lambda: attempt.over, FAREWELL_S)
         return True
 
-    def _may_return(self, world: Attempt) -> bool:
+    def _may_return(self, attempt: Attempt) -> bool:
         """Return True if re-adding the lost ranks would save more time than the restart costs."""
-        gain_s = self.ledger.gain_s(world.missing(self.plan), len(self.plan.ranks))
-        waited = time.monotonic() - world.shrunk_s > self.settings.return_after_s
-        return waited and gain_s > RELAUNCH_COST_S and self._membership.complete and self.plan.checkpoint.enabled
+        gain_s = self.job.ledger.gain_s(attempt.missing(self.job.plan), len(self.job.plan.ranks))
+        waited = time.monotonic() - attempt.shrunk_s > self.job.settings.return_after_s
+        return waited and gain_s > RELAUNCH_COST_S and self.job.membership.complete and self.job.plan.checkpoint.enabled
 
-    def _report_losses(self, world: Attempt) -> None:
+    def _report_losses(self, attempt: Attempt) -> None:
         """Report lost ranks that the others continue without. These losses do not count against the back-off limit."""
-        for end in world.losses:
-            failure = failure_of_exit(world, end).model_copy(update={"counts": False})
+        for end in attempt.losses:
+            failure = failure_of_exit(attempt, end).model_copy(update={"counts": False})
             log.warning("%s: %s; the other ranks continue", failure.reason, failure.message)
-            self._failed(failure)
-            self.ledger.count(failure.reason)
-            world.handled.add(end.rank)
-        self.reporter.urge()
+            self.job.record_failure(failure)
+            self.job.ledger.count(failure.reason)
+            attempt.handled.add(end.rank)
+        self.job.reporter.urge()
 
     async def _gather(self) -> None:
         """Wait until every pod of the plan is connected, has the plan, and is not leaving.
 
         If the job has trained before, wait only until enough pods for a smaller process group are.
         """
-        if self.ledger.phase is not RunPhase.RELAUNCHING:
-            self._phase(RunPhase.WAITING)
-        if self._trained:
-            await self._until(lambda: self._membership.complete, GATHER_S)
-            await self._until(lambda: shrink_plan(self.plan, self._membership.present) is not None)
+        if self.job.ledger.phase is not RunPhase.RELAUNCHING:
+            self.job.set_phase(RunPhase.WAITING)
+        if self.job.trained:
+            await self._until(lambda: self.job.membership.complete, GATHER_S)
+            await self._until(lambda: shrink_plan(self.job.plan, self.job.membership.present) is not None)
         else:
-            await self._until(lambda: self._membership.complete)
-        self.ledger.mark_start(agents_up_unix_s=time.time())
+            await self._until(lambda: self.job.membership.complete)
+        self.job.ledger.mark_start(agents_up_unix_s=time.time())
 
     async def _launch(self) -> Attempt:
-        self._worlds += 1
-        plan = shrink_plan(self.plan, self._membership.present)
+        self.job.attempts += 1
+        plan = shrink_plan(self.job.plan, self.job.membership.present)
         assert plan is not None, "_gather ensures it"
         now_s = time.monotonic()
-        world = Attempt(plan, f"{self.ledger.term}.{self._worlds}", now_s, shrunk_s=now_s)
-        self._world, self._stopping = world, False
-        self.ledger.begin_world(plan)
-        self._account.history.begin_world(self.plan, plan, time.time())
-        self._prepared.clear()
-        faults, trained_s = self._account.history.lost, self._account.history.trained_s
-        self._links.send_all(proto.Prepare(world=world.name, pods=plan.pods, faults=faults, trained_s=trained_s))
-        await self._until(lambda: self._prepared >= set(plan.pods) or world.troubled)
-        if world.troubled:
-            return world
-        self.ledger.mark_start(launched_unix_s=time.time())
-        if self.ledger.phase is not RunPhase.RELAUNCHING:
-            self._phase(RunPhase.LAUNCHING)
-        if self.plan.model.framework == "Torchrun":
-            self._links.send_all(proto.StartRanks(world=world.name))
+        attempt = Attempt(plan, f"{self.job.ledger.term}.{self.job.attempts}", now_s, shrunk_s=now_s)
+        self.job.attempt = attempt
+        self.job.ledger.begin_attempt(plan)
+        self.job.account.history.begin_attempt(self.job.plan, plan, time.time())
+        self.job.prepared.clear()
+        faults, trained_s = self.job.account.history.lost, self.job.account.history.trained_s
+        self.job.links.send_all(proto.Prepare(attempt=attempt.name, pods=plan.pods, faults=faults, trained_s=trained_s))
+        await self._until(lambda: self.job.prepared >= set(plan.pods) or attempt.troubled)
+        if attempt.troubled:
+            return attempt
+        self.job.ledger.mark_start(launched_unix_s=time.time())
+        if self.job.ledger.phase is not RunPhase.RELAUNCHING:
+            self.job.set_phase(RunPhase.LAUNCHING)
+        if self.job.plan.model.framework == "Torchrun":
+            self.job.links.send_all(proto.StartRanks(attempt=attempt.name))
         else:
             try:
-                self._start_mpirun(world)
+                self._start_mpirun(attempt)
             except (ValueError, OSError) as error:
                 failure = Failure(reason="LaunchFailed", message=str(error), retry=not isinstance(error, ValueError))
-                world.failures.append((0, failure))
-        return world
+                attempt.failures.append((0, failure))
+        return attempt
 
-    async def _succeed(self, world: Attempt) -> None:
-        seconds = time.monotonic() - world.started_s
-        step = self.ledger.report(time.time()).step
-        outcome = world.outcome or Outcome(steps=step, seconds=seconds)
-        report = await self._account.write(RunPhase.SUCCEEDED, time.time(), outcome)
-        outcome = self.ledger.outcome = outcome.model_copy(update={"report": report})
-        finished_marker.write(self.plan, outcome)
-        self.ledger.failure = None
-        await self._end_world()
+    async def _succeed(self, attempt: Attempt) -> None:
+        seconds = time.monotonic() - attempt.started_s
+        step = self.job.ledger.report(time.time()).step
+        outcome = attempt.outcome or Outcome(steps=step, seconds=seconds)
+        report = await self.job.account.write(RunPhase.SUCCEEDED, time.time(), outcome)
+        outcome = self.job.ledger.outcome = outcome.model_copy(update={"report": report})
+        finished_marker.write(self.job.plan, outcome)
+        self.job.ledger.failure = None
+        await self._end_attempt()
         await self._idle(RunPhase.SUCCEEDED)
 
-    async def _after(self, failure: Failure, world: Attempt) -> None:
+    async def _after(self, failure: Failure, attempt: Attempt) -> None:
         """Count and report a failure. Then wait before the next attempt, or fail the job."""
         log.warning("%s: %s", failure.reason, failure.message)
-        self._failed(failure)
-        self.ledger.failures += failure.counts
-        if not failure.retry or self.ledger.failures > self.plan.backoff_limit:
-            await self._account.write(RunPhase.FAILED, time.time())
+        self.job.record_failure(failure)
+        self.job.ledger.failures += failure.counts
+        if not failure.retry or self.job.ledger.failures > self.job.plan.backoff_limit:
+            await self.job.account.write(RunPhase.FAILED, time.time())
             await self._idle(RunPhase.FAILED)
-        self.ledger.count(failure.reason)
-        self._failed_in_a_row = 0 if world.progressed or not failure.counts else self._failed_in_a_row + 1
-        self._phase(RunPhase.RELAUNCHING)
+        self.job.ledger.count(failure.reason)
+        self._failed_in_a_row = 0 if attempt.progressed or not failure.counts else self._failed_in_a_row + 1
+        self.job.set_phase(RunPhase.RELAUNCHING)
         await self._until(lambda: False, delay_s(self._failed_in_a_row))
 
     async def _idle(self, phase: RunPhase) -> None:
         """Do nothing until a new plan arrives or this pod must leave."""
-        self._phase(phase)
+        self.job.set_phase(phase)
         await self._until(lambda: False)
 
     def _adopt(self) -> None:
         """Adopt the new plan. Pods that are only in the old plan get it too, and then have no ranks."""
-        assert self._new_plan is not None
-        self.plan, self._new_plan = self._new_plan, None
-        if self.ledger.phase is RunPhase.FAILED:
-            self.ledger.failures, self.ledger.failure = 0, None
-        self.ledger.plan = self.plan
-        self.ledger.phase = RunPhase.WAITING
+        assert self.job.events.new_plan is not None
+        self.job.plan, self.job.events.new_plan = self.job.events.new_plan, None
+        if self.job.ledger.phase is RunPhase.FAILED:
+            self.job.ledger.failures, self.job.ledger.failure = 0, None
+        self.job.ledger.plan = self.job.plan
+        self.job.ledger.phase = RunPhase.WAITING
         self._failed_in_a_row = 0
-        self._trained = False
-        self._membership.call(self.plan)  # Sends it to the old plan's pods before their links close.
-        self.ledger.term = self._membership.term
+        self.job.trained = False
+        self.job.membership.call(self.job.plan)  # Sends it to the old plan's pods before their links close.
+        self.job.ledger.term = self.job.membership.term
 
-    async def _stop_world(self, grace_s: float) -> None:
+    async def _stop_attempt(self, grace_s: float) -> None:
         """Let the ranks checkpoint and exit, then kill the rest."""
-        world = self._world
-        if world is not None:
-            self._stopping = True
-            self._links.send_all(proto.StopRanks(world=world.name, grace_s=grace_s, progressed=world.progressed))
-            ranks = world.plan.ranks
-            await self._until(lambda: all(world.gone(rank) for rank in ranks), grace_s, interruptible=False)
-        await self._end_world()
+        attempt = self.job.attempt
+        if attempt is not None:
+            attempt.stopping = True
+            self.job.links.send_all(
+                proto.StopRanks(attempt=attempt.name, grace_s=grace_s, progressed=attempt.progressed)
+            )
+            ranks = attempt.plan.ranks
+            await self._until(lambda: all(attempt.gone(rank) for rank in ranks), grace_s, interruptible=False)
+        await self._end_attempt()
 
-    async def _end_world(self) -> None:
+    async def _end_attempt(self) -> None:
         """End the processes of the attempt on every pod that can be reached."""
-        world, self._world = self._world, None
-        self._account.history.halted(time.time())
-        self._launcher.end()
-        if world is None:
+        attempt, self.job.attempt = self.job.attempt, None
+        self.job.account.history.halted(time.time())
+        self.job.launcher.end()
+        if attempt is None:
             return
-        waiting = self._links.connected
-        self._links.send_all(proto.EndWorld(world=world.name))
-        self._ending = waiting
-        await self._until(lambda: not self._ending & self._links.connected, END_S, interruptible=False)
+        waiting = self.job.links.connected
+        self.job.links.send_all(proto.EndAttempt(attempt=attempt.name))
+        self.job.ending = waiting
+        await self._until(lambda: not self.job.ending & self.job.links.connected, END_S, interruptible=False)
 
-    def _start_mpirun(self, world: Attempt) -> None:
-        world.launcher_runs = True
+    def _start_mpirun(self, attempt: Attempt) -> None:
+        attempt.launcher_runs = True
 
         def ended(end: Exit, tail: str) -> None:
-            world.launcher, world.launcher_tail, world.launcher_runs = end, tail, False
+            attempt.launcher, attempt.launcher_tail, attempt.launcher_runs = end, tail, False
 
-        self._launcher.start(world.plan, world.name, ended)
+        self.job.launcher.start(attempt.plan, attempt.name, ended)

@@ -44,6 +44,8 @@ class Attempt:
     outcome: Outcome | None = None
     progressed: bool = False
     """True if a step was completed in this attempt."""
+    stopping: bool = False
+    """True once the ranks were asked to stop."""
     absent: set[int] = field(default_factory=set)
     """Lost ranks that the others have reported to continue without."""
     handled: set[int] = field(default_factory=set)

@@ -29,12 +29,12 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Said:
+class Received:
     pod: str
     line: proto.Line
 
 
-LinkEvent = Connected | Lost | Said
+LinkEvent = Connected | Lost | Received
 
 
 class Links:
@@ -102,7 +102,7 @@ class Links:
             self._channels[pod] = channel
             self._emit(Connected(pod, welcome))
             while (line := await channel.receive()) is not None:
-                self._emit(Said(pod, line))
+                self._emit(Received(pod, line))
             why = channel.why
         except ValueError as error:
             why = f"invalid message: {error}"

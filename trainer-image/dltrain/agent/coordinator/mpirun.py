@@ -27,15 +27,15 @@ class Mpirun:
         reaper: Reaper,
         env: dict[str, str],
         plan: Plan,
-        world: str,
+        attempt: str,
         links: Links,
         ended: Callable[[Exit, str], None],
     ) -> None:
         """Start mpirun. Raise ValueError if mpirun cannot launch this plan, OSError if mpirun cannot be started."""
-        self._world, self._pods, self._links = world, plan.pods, links
+        self._attempt, self._pods, self._links = attempt, plan.pods, links
         self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
         command = commands.mpirun_command(plan, settings.pod, socket.gethostname(), as_root=os.geteuid() == 0)
-        env = commands.mpi_environment(env, interface_of(settings.pod_ip), world, settings.run_dir)
+        env = commands.mpi_environment(env, interface_of(settings.pod_ip), attempt, settings.run_dir)
         read_fd, write_fd = os.pipe()
         try:
             self.process: Process = reaper.start(command, env=env, output=write_fd)
@@ -53,7 +53,7 @@ class Mpirun:
             return 1, f"{error}\n"
         ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         self._daemons[pod] = ended
-        if not self._links.send(pod, proto.StartDaemon(world=self._world, arguments=arguments)):
+        if not self._links.send(pod, proto.StartDaemon(attempt=self._attempt, arguments=arguments)):
             return 1, f"no connection to pod {pod}\n"
         return await ended
 
@@ -84,9 +84,9 @@ class Launcher:
         self._mpirun: Mpirun | None = None
         self._stopped = StoppedProcesses()
 
-    def start(self, plan: Plan, world: str, ended: Callable[[Exit, str], None]) -> None:
+    def start(self, plan: Plan, attempt: str, ended: Callable[[Exit, str], None]) -> None:
         """Start mpirun. Raise the errors of ``Mpirun``."""
-        self._mpirun = Mpirun(self._settings, self._reaper, self._env, plan, world, self._links, ended)
+        self._mpirun = Mpirun(self._settings, self._reaper, self._env, plan, attempt, self._links, ended)
 
     async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
         """Run a pod's MPI daemon; see ``Mpirun.launch_daemon``."""

@@ -23,7 +23,7 @@ from dltrain.host import cgroup
 from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process, Reaper, StoppedProcesses
 from dltrain.launch import commands
-from dltrain.launch.shim import WORLD_ENV, parse_request
+from dltrain.launch.shim import ATTEMPT_ENV, parse_request
 from dltrain.launch.spawn import Spawner
 from dltrain.protocol import rank_messages
 from dltrain.protocol.agent_messages import DaemonEnded, RankEnded, RankLog, RankNews, RankStopped, RankUp
@@ -60,7 +60,7 @@ class LocalRanks:
         self.last_ranks: dict[int, Running] = {}
         self.launch_daemon: DaemonLauncher | None = None
         self.spawner = Spawner(reaper, run_dir, env)
-        self.world = ""
+        self.attempt = ""
         self._pod, self._interface, self._env, self._reaper, self._emit = pod, interface, env, reaper, emit
         self._plan: Plan | None = None
         self._daemon: Process | None = None
@@ -79,7 +79,7 @@ class LocalRanks:
 
     async def listen(self) -> None:
         """Open both sockets. They stay open until the process ends."""
-        for name, handler in (("ranks.sock", self._hear_rank), ("local.sock", self._serve_shim)):
+        for name, handler in (("ranks.sock", self._read_rank), ("local.sock", self._serve_shim)):
             path = self.run_dir / name
             path.unlink(missing_ok=True)
             await asyncio.start_unix_server(handler, path, limit=2**22)
@@ -94,15 +94,15 @@ class LocalRanks:
             daemon = [self._daemon] if self._daemon is not None else []
             for process, stopped_s in stopped.poll([*ranks, *daemon], time.monotonic()).items():
                 if process in ranks:
-                    self._emit(RankStopped(world=self.world, rank=ranks[process], stopped_s=stopped_s))
+                    self._emit(RankStopped(attempt=self.attempt, rank=ranks[process], stopped_s=stopped_s))
                 else:
                     log.warning("the MPI daemon was stopped %.0f s ago; killing it", stopped_s)
                     process.kill()
 
-    async def begin(self, world: str, plan: Plan) -> None:
+    async def begin(self, attempt: str, plan: Plan) -> None:
         """Begin an attempt with this plan. Kill the processes of the previous attempt."""
         await self.end()
-        self.world, self._plan = world, plan
+        self.attempt, self._plan = attempt, plan
         commands.session_dir(self.run_dir).mkdir(mode=0o700)
         temporary = self.plan_file.with_suffix(".new")
         temporary.write_text(plan.to_json())
@@ -112,7 +112,7 @@ class LocalRanks:
 
     async def end(self) -> None:
         """Kill the ranks and the MPI daemon, and wait until they have ended."""
-        world, self.world = self.world, ""
+        attempt, self.attempt = self.attempt, ""
         for starting in self._starting:
             starting.cancel()
         ending = [run.process for run in self.running.values()]
@@ -121,7 +121,7 @@ class LocalRanks:
         for process in ending:
             process.kill()
         if ending:
-            log.info("attempt %s ends; killed %d processes", world, len(ending))
+            log.info("attempt %s ends; killed %d processes", attempt, len(ending))
             await asyncio.gather(*(process.ended for process in ending))
         for run in list(self.running.values()):
             if run.finished is not None:
@@ -157,17 +157,17 @@ class LocalRanks:
         for run in self.running.values():
             if run.writer is not None:
                 run.process.send_alone(rank_messages.WHERE)
-            self._spawn(self._report_log(run, self.world))
+            self._spawn(self._report_log(run, self.attempt))
 
-    async def _report_log(self, run: Running, world: str) -> None:
+    async def _report_log(self, run: Running, attempt: str) -> None:
         await asyncio.sleep(WRITE_S)
-        self._emit(RankLog(world=world, rank=run.rank.rank, tail=run.output.tail))
+        self._emit(RankLog(attempt=attempt, rank=run.rank.rank, tail=run.output.tail))
 
     def start_daemon(self, arguments: tuple[str, ...]) -> None:
         """Run the Open MPI daemon. Its end is an event."""
-        world = self.world
+        attempt = self.attempt
         read_fd, write_fd = os.pipe()
-        env = commands.mpi_environment(self._env, self._interface, world, self.run_dir)
+        env = commands.mpi_environment(self._env, self._interface, attempt, self.run_dir)
         argv = (str(commands.bin_dir() / "prted"), *commands.without_others_settings(arguments, env))
         try:
             daemon = self._daemon = self._reaper.start(argv, env=env, output=write_fd)
@@ -180,18 +180,18 @@ class LocalRanks:
             await output.drained()
             if self._daemon is daemon:
                 self._daemon = None
-            self._emit(DaemonEnded(world=world, exit_code=end.shell_code, tail=output.tail))
+            self._emit(DaemonEnded(attempt=attempt, exit_code=end.shell_code, tail=output.tail))
 
         self._spawn(watch())
 
-    async def start_rank(self, rank: Rank, world: str, mpi: dict[str, str] | None = None) -> Running:
+    async def start_rank(self, rank: Rank, attempt: str, mpi: dict[str, str] | None = None) -> Running:
         """Start one rank. Its start and its end are events. ``mpi``: the variables that the Open MPI daemon set for it.
 
         Raise ValueError if the attempt has ended, OSError if the command cannot be started.
         """
         plan = self._plan
-        if world != self.world or plan is None:
-            raise ValueError(f"attempt {world} has ended")
+        if attempt != self.attempt or plan is None:
+            raise ValueError(f"attempt {attempt} has ended")
         read_fd, write_fd = os.pipe()
         env = commands.rank_environment(self._env, plan, rank, self.plan_file, self.run_dir / "ranks.sock", self.memory)
         # Without this variable, torch starts one thread for each core of the node.
@@ -208,32 +208,32 @@ class LocalRanks:
         if starting.cancelled() or starting.exception() is not None:
             os.close(read_fd)
         if starting.cancelled():
-            raise ValueError(f"attempt {world} has ended")
+            raise ValueError(f"attempt {attempt} has ended")
         process = starting.result()
         run = self.running[rank.rank] = self.last_ranks[rank.rank] = Running(
             rank, process, Output(f"[rank {rank.rank}] ", read_fd)
         )
-        self._emit(RankUp(world=world, rank=rank.rank, pid=process.pid))
-        run.finished = self._spawn(self._finish(run, world))
+        self._emit(RankUp(attempt=attempt, rank=rank.rank, pid=process.pid))
+        run.finished = self._spawn(self._finish(run, attempt))
         return run
 
     def start_all(self) -> None:
         """Start this pod's ranks directly, without MPI. Report a rank that cannot be started as ended."""
         for rank in self.ranks_here():
-            self._spawn(self._start_one(rank, self.world))
+            self._spawn(self._start_one(rank, self.attempt))
 
-    async def _start_one(self, rank: Rank, world: str) -> None:
+    async def _start_one(self, rank: Rank, attempt: str) -> None:
         try:
-            await self.start_rank(rank, world)
+            await self.start_rank(rank, attempt)
         except ValueError as error:
             log.info("did not start rank %d: %s", rank.rank, error)
         except OSError as error:
-            self._emit(RankEnded(world=world, rank=rank.rank, exit_code=127, tail=f"cannot start: {error}"))
+            self._emit(RankEnded(attempt=attempt, rank=rank.rank, exit_code=127, tail=f"cannot start: {error}"))
 
     def ranks_here(self) -> list[Rank]:
         return [] if self._plan is None else [rank for rank in self._plan.ranks if rank.pod == self._pod]
 
-    async def _finish(self, run: Running, world: str) -> Exit:
+    async def _finish(self, run: Running, attempt: str) -> Exit:
         end = await run.process.ended
         await run.output.drained()
         kills, before = cgroup.oom_kills(), self._oom_kills
@@ -242,7 +242,7 @@ class LocalRanks:
             del self.running[run.rank.rank]
         self._emit(
             RankEnded(
-                world=world,
+                attempt=attempt,
                 rank=run.rank.rank,
                 exit_code=end.code,
                 signal=end.signal,
@@ -252,7 +252,7 @@ class LocalRanks:
         )
         return end
 
-    async def _hear_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _read_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         run: Running | None = None
         try:
             while line := await reader.readline():
@@ -271,8 +271,8 @@ class LocalRanks:
                     log.warning("ignored a message of rank %d, which does not run here", message.rank)
                     continue
                 run.latest[type(message)] = message
-                run.heard_unix_s = time.time()
-                self._emit(RankNews(world=self.world, news=message))
+                run.last_message_unix_s = time.time()
+                self._emit(RankNews(attempt=self.attempt, news=message))
         except ConnectionError:
             pass  # The rank died; the end of its process is reported separately.
         finally:
@@ -299,17 +299,17 @@ class LocalRanks:
             writer.close()
 
     async def _shim_rank(self, variables: dict[str, str], reader: asyncio.StreamReader) -> str:
-        world, number = variables.pop(WORLD_ENV, ""), int(variables.get("PMIX_RANK", "-1"))
+        attempt, number = variables.pop(ATTEMPT_ENV, ""), int(variables.get("PMIX_RANK", "-1"))
         rank = next((r for r in self.ranks_here() if r.rank == number), None)
         if rank is None:
             mine = [rank.rank for rank in self.ranks_here()]
             return f"exit 1\nshim: found rank {number}; expected one of this pod's ranks {mine}\n"
         try:
-            run = await self.start_rank(rank, world, variables)
+            run = await self.start_rank(rank, attempt, variables)
         except ValueError as error:
             return f"exit 1\nshim: {error}\n"
         except OSError as error:
-            self._emit(RankEnded(world=world, rank=number, exit_code=127, tail=f"cannot start: {error}"))
+            self._emit(RankEnded(attempt=attempt, rank=number, exit_code=127, tail=f"cannot start: {error}"))
             return "exit 127\n"
         assert run.finished is not None
         gone = asyncio.ensure_future(reader.read(1))

@@ -113,20 +113,20 @@ class Member:
                     raise ValueError(f"found an attempt with the pods {line.pods}; expected enough pods for the plan")
                 current_plan = plan.model_copy(update={"term": self.term})
                 history = {"prior_faults": line.faults, "prior_trained_s": line.trained_s}
-                await self.local.begin(line.world, AttemptPlan.of(current_plan, **history))
-                channel.send(proto.Prepared(world=line.world))
-            case proto.StartDaemon() if line.world == self.local.world:
+                await self.local.begin(line.attempt, AttemptPlan.of(current_plan, **history))
+                channel.send(proto.Prepared(attempt=line.attempt))
+            case proto.StartDaemon() if line.attempt == self.local.attempt:
                 self.local.start_daemon(line.arguments)
-            case proto.StartRanks() if line.world == self.local.world:
+            case proto.StartRanks() if line.attempt == self.local.attempt:
                 self.local.start_all()
-            case proto.Explain() if line.world == self.local.world:
+            case proto.Explain() if line.attempt == self.local.attempt:
                 self.local.explain()
-            case proto.StopRanks() if line.world == self.local.world:
+            case proto.StopRanks() if line.attempt == self.local.attempt:
                 self.local.stop(line.grace_s, progressed=line.progressed)
-            case proto.EndWorld():
-                if line.world == self.local.world:
+            case proto.EndAttempt():
+                if line.attempt == self.local.attempt:
                     await self.local.end()
-                channel.send(proto.WorldEnded(world=line.world))
+                channel.send(proto.AttemptEnded(attempt=line.attempt))
             case proto.PhaseNow():
                 self.phase = line.phase
             case _:

@@ -19,7 +19,7 @@ class Running:
     process: Process
     output: Output
     latest: dict[type[Record], RankMessage] = field(default_factory=dict)
-    heard_unix_s: float = 0.0
+    last_message_unix_s: float = 0.0
     writer: asyncio.StreamWriter | None = None
     finished: asyncio.Task[Exit] | None = None
 

@@ -145,7 +145,7 @@ class Document(Record):
     plans: tuple[PlanEntry, ...] = ()
     splits: tuple[Split, ...] = ()
     sums: Annotated[tuple[Summing, ...], Field(description="All-reduce algorithms chosen at the start.")] = ()
-    worlds: tuple[AttemptRecord, ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
     faults: tuple[Fault, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     ranks: tuple[RankTotal, ...] = ()

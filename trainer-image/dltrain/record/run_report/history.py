@@ -63,7 +63,7 @@ class History:
         before = self._document
         self._points, self._min_steps = list(before.points), before.least_steps
         self._evaluations, self._checkpoints = list(before.evaluations), list(before.checkpoints)
-        self._plans, self._splits, self._worlds = list(before.plans), list(before.splits), list(before.worlds)
+        self._plans, self._splits, self._attempts = list(before.plans), list(before.splits), list(before.attempts)
         self._faults, self._sums = list(before.faults), before.sums
         self._totals = before.totals
         self._ranks = {total.place: total for total in before.ranks}
@@ -93,7 +93,7 @@ class History:
         """Seconds spent in steps so far."""
         return self._totals.training_s
 
-    def begin_world(self, whole: Plan, placed: Plan, unix_s: float) -> None:
+    def begin_attempt(self, whole: Plan, placed: Plan, unix_s: float) -> None:
         """Begin an attempt of the plan ``whole``. ``placed``: the plan for the pods that are present."""
         self._plan, self._placed = whole, placed
         self._measures, self._last_steps, self._used_J, self._split_known = {}, {}, {}, False
@@ -111,7 +111,7 @@ class History:
             )
             self._plans = thinned([*self._plans, entry])
 
-    def hear(self, message: RankMessage, leader: int, unix_s: float) -> None:
+    def record(self, message: RankMessage, leader: int, unix_s: float) -> None:
         """Record a message of a rank. ``leader``: the rank whose progress represents the job."""
         match message:
             case Step():
@@ -159,7 +159,7 @@ class History:
                 "plans": tuple(self._plans),
                 "splits": tuple(self._splits),
                 "sums": self._sums,
-                "worlds": tuple(self._worlds),
+                "attempts": tuple(self._attempts),
                 "faults": tuple(self._faults),
                 "checkpoints": tuple(self._checkpoints),
                 "ranks": tuple(self._ranks[name] for name in sorted(self._ranks)),
@@ -273,8 +273,8 @@ class History:
         self._down_since = None
 
     def _sized(self, size: int, unix_s: float) -> None:
-        if (self._worlds[-1].size if self._worlds else 0) != size:
-            self._worlds = thinned([*self._worlds, AttemptRecord(step=self.step, unix_s=unix_s, size=size)])
+        if (self._attempts[-1].size if self._attempts else 0) != size:
+            self._attempts = thinned([*self._attempts, AttemptRecord(step=self.step, unix_s=unix_s, size=size)])
 
     def _split(self, shares: Mapping[int, int], step: int, unix_s: float, reason: str) -> None:
         if sum(shares.values()) != self._plan.global_batch:

@@ -140,7 +140,7 @@ def _plots(document: Document) -> Iterable[str]:
     of = f", the {BARS} of {len(rows)} with the most computing" if len(rows) > BARS else ""
     yield bars(f"Where each rank's time went{of}", "seconds", PARTS, busiest)
     yield _split_plot(document)
-    sizes = [(world.unix_s - began, float(world.size)) for world in document.worlds]
+    sizes = [(attempt.unix_s - began, float(attempt.size)) for attempt in document.attempts]
     if sizes:
         sizes.append((max(document.updated_unix_s - began, sizes[-1][0]), sizes[-1][1]))
     yield lines("Ranks that train, and faults", "seconds since the start", "ranks", [Curve("ranks", sizes, steps=True)],

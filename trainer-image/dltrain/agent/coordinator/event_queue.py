@@ -1,12 +1,11 @@
-"""A procedure that waits for conditions, and the event queue that feeds it.
+"""The queue of events that a procedure waits on.
 
-Callbacks only put events into the queue and decide nothing. ``_take`` records each event, and the procedure checks its
-conditions on that record.
+Callbacks of connections and processes only put events into the queue and decide nothing. ``until`` has each event
+recorded, and then checks the condition that the procedure waits for.
 """
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from dlcontract import Plan
@@ -25,46 +24,39 @@ class LeavingError(Exception):
     """This pod received SIGTERM."""
 
 
-class Procedure(ABC):
-    """Base of the coordinator. A new plan or a request to leave raises an exception where the procedure waits."""
+class EventQueue:
+    """Events in the order of their arrival. A new plan or a request to leave interrupts the waiting procedure."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Callable[[Event], None], tick: Callable[[], None]) -> None:
+        """``record``: records an event. ``tick``: checks time limits, called every ``TICK_S``."""
+        self._record, self._tick = record, tick
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._leaving = False
-        self._new_plan: Plan | None = None
+        self.new_plan: Plan | None = None
+        """A plan with another digest, which the procedure has not adopted yet."""
         self._ticked_s = 0.0
-        self.done = asyncio.Event()
-        """Set once the procedure has ended."""
 
-    @abstractmethod
-    def _take(self, event: Event) -> None:
-        """Record an event."""
-
-    @abstractmethod
-    def _tick(self) -> None:
-        """Check time limits. Called every ``TICK_S``."""
-
-    def replan(self, plan: Plan) -> None:
-        """Pass on a newer plan, which the agent of this pod has received."""
-        self._events.put_nowait(plan)
+    def put(self, event: Event) -> None:
+        """Add an event."""
+        self._events.put_nowait(event)
 
     def leave(self) -> None:
-        """End the procedure, because this pod received SIGTERM."""
+        """Interrupt the procedure, because this pod received SIGTERM."""
         self._leaving = True
         self._events.put_nowait(None)
 
-    async def _until(
+    async def until(
         self, condition: Callable[[], bool], within_s: float | None = None, *, interruptible: bool = True
     ) -> bool:
         """Process events until the condition holds (return True) or the time is over (return False).
 
-        Raise LeavingError and ReplannedError if ``interruptible``, and at any time the errors of ``_take``.
+        Raise LeavingError and ReplannedError if ``interruptible``, and at any time the errors of ``record``.
         """
         deadline_s = None if within_s is None else time.monotonic() + within_s
         while True:
             if interruptible and self._leaving:
                 raise LeavingError
-            if interruptible and self._new_plan is not None:
+            if interruptible and self.new_plan is not None:
                 raise ReplannedError
             if condition():
                 return True
@@ -73,11 +65,11 @@ class Procedure(ABC):
                 return False
             try:
                 async with asyncio.timeout(left_s):
-                    self._take(await self._events.get())
+                    self._record(await self._events.get())
             except TimeoutError:
                 pass
             while not self._events.empty():
-                self._take(self._events.get_nowait())
+                self._record(self._events.get_nowait())
             if time.monotonic() - self._ticked_s >= TICK_S:
                 self._ticked_s = time.monotonic()
                 self._tick()

@@ -1,0 +1,185 @@
+"""A job as its coordinator observes it. It records the events of one queue, and makes no decisions.
+
+It does publish direct consequences at once: the job's phase, a plan that only got a new number or term, and the need
+for a report.
+"""
+
+import logging
+import time
+
+from dlcontract import Failure, Plan, Report, RunPhase
+from dltrain.agent.coordinator.diagnosis import Attempt
+from dltrain.agent.coordinator.event_queue import Event, EventQueue
+from dltrain.agent.coordinator.links import Connected, Links, Lost, Received
+from dltrain.agent.coordinator.membership import Membership, term_after
+from dltrain.agent.coordinator.mpirun import Launcher
+from dltrain.agent.job.exchange import ReportWriter
+from dltrain.agent.job.settings import Settings
+from dltrain.agent.job.tls import Identity
+from dltrain.host.processes import Reaper
+from dltrain.protocol import agent_messages as proto
+from dltrain.protocol.rank_messages import Failed, Finished, Mark, Resharded, Shrunk, Step
+from dltrain.record.ledger import Ledger
+from dltrain.record.run_report import files as runreport
+
+log = logging.getLogger(__name__)
+LAUNCH_LIMIT_S = 300.0
+"""Time from a launch until every rank's process must have started. It usually takes 1 to 2 s; mpirun has no limit."""
+_LAUNCH_TIMEOUT = Failure(
+    reason="LaunchFailed",
+    message=f"mpirun did not start all ranks within {LAUNCH_LIMIT_S:.0f} s. Check that the job's pods can reach each "
+    "other on their MPI ports",
+)
+
+
+class ObservedJob:
+    """The current plan, the membership, the ledger of progress updates, and the running attempt, if any."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        identity: Identity,
+        reaper: Reaper,
+        env: dict[str, str],
+        reporter: ReportWriter,
+        plan: Plan,
+        previous: Report | None,
+        *,
+        acting: bool = False,
+    ) -> None:
+        """``acting``: True if this pod replaces the plan's first pod, which was lost."""
+        self.events = EventQueue(self._take, self._tick)
+        self.settings, self.reporter, self.plan = settings, reporter, plan
+        self.ledger = Ledger(plan, previous)
+        self.account = runreport.RunReportWriter(self.ledger, time.time())
+        self.reporter.compose = lambda: self.ledger.report(time.time())
+        self.links = Links(identity.client, settings.agent_port, self.events.put)
+        self.launcher = Launcher(settings, reaper, env, self.links)
+        self.membership = Membership(settings, self.links, plan, term_after(plan, previous), acting=acting)
+        self.ledger.term = self.membership.term
+        self.prepared: set[str] = set()
+        """Pods that are ready for the ranks of the attempt."""
+        self.ending: set[str] = set()
+        """Pods that may still run processes of the previous attempt."""
+        self.attempt: Attempt | None = None
+        self.attempts = 0
+        self.trained = False
+        """True if ranks have completed a step under this plan, even with an earlier coordinator."""
+
+    def _tick(self) -> None:
+        attempt = self.attempt
+        if attempt is not None and not attempt.stopping and attempt.outcome is None and attempt.hung is None:
+            attempt.hung = self.ledger.silent_rank(time.monotonic())
+        if attempt is not None:
+            self.account.tick(time.time())
+            self.launcher.check_stopped(time.monotonic())
+            if attempt.launcher_runs and not attempt.troubled and self._launch_timed_out(attempt):
+                attempt.failures.append((0, _LAUNCH_TIMEOUT))
+
+    def _launch_timed_out(self, attempt: Attempt) -> bool:
+        """Return True if mpirun has not started every rank within ``LAUNCH_LIMIT_S``."""
+        begun = attempt.up | attempt.ended.keys() | attempt.absent
+        return len(begun) < len(attempt.plan.ranks) and time.monotonic() - attempt.started_s > LAUNCH_LIMIT_S
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Plan():
+                self._planned(event)
+            case Connected(pod, welcome):
+                self.membership.welcome(pod, welcome, fresh=self.attempts == 0)
+                self.ledger.term = self.membership.term
+            case Lost(pod, why):
+                self.membership.lost(pod)
+                if self.attempt is not None and pod in self.attempt.plan.pods:
+                    self.attempt.lost.setdefault(pod, why)
+                self.launcher.daemon_ended(pod, 1, why)
+            case Received(pod, line):
+                self._received(pod, line)
+
+    def _planned(self, plan: Plan) -> None:
+        if plan.uid != self.plan.uid or plan.number < self.plan.number or plan == self.plan:
+            return
+        if plan.digest() != self.plan.digest():
+            self.events.new_plan = plan
+            return
+        self.plan = self.ledger.plan = plan  # The same training with a new number or term.
+        self.membership.call(plan)
+        self.ledger.term = self.membership.term
+        self.reporter.urge()
+
+    def _received(self, pod: str, line: proto.Line) -> None:
+        attempt = self.attempt
+        match line:
+            case proto.Assigned() | proto.Refused():
+                self.membership.answered(pod, line)
+            case proto.Leaving():
+                self.membership.leaves(pod)
+                if attempt is not None and pod in attempt.plan.pods:
+                    attempt.left.add(pod)
+            case proto.AttemptEnded():
+                self.ending.discard(pod)
+            case _ if attempt is None or getattr(line, "attempt", None) != attempt.name:
+                return
+            case proto.Prepared():
+                self.prepared.add(pod)
+            case proto.RankUp():
+                attempt.up.add(line.rank)
+                if self.plan.model.command and len(attempt.up) == len(attempt.plan.ranks):
+                    self._running()
+            case proto.RankNews():
+                self._news(line, attempt)
+            case proto.RankStopped():
+                if attempt.hung is None and attempt.outcome is None and not attempt.stopping:
+                    attempt.hung = (line.rank, line.stopped_s)
+            case proto.RankLog():
+                attempt.logs[line.rank] = line.tail
+            case proto.RankEnded():
+                attempt.ended[line.rank] = line
+                self.ledger.forget_rank(line.rank)
+            case proto.DaemonEnded():
+                self.launcher.daemon_ended(pod, line.exit_code, line.tail)
+
+    def _news(self, line: proto.RankNews, attempt: Attempt) -> None:
+        message = line.news
+        if message.rank in attempt.ended:
+            return
+        transition = self.ledger.record(message, time.monotonic())
+        self.account.history.record(message, self.ledger.leader, time.time())
+        match message:
+            case Step():
+                attempt.progressed = self.trained = True
+                self._running()
+            case Mark(what="first_step"):
+                self._running()
+            case Failed() if not attempt.left:  # Failures after a pod began to leave are consequences of that.
+                attempt.failures.append((message.rank, message.failure))
+            case Shrunk():
+                self._shrank(message, attempt)
+            case Resharded() if message.rank == self.ledger.leader:
+                log.info("local batch sizes from step %d: %s; %s", message.step, message.shares, message.reason)
+            case Finished() if message.rank == self.ledger.leader:
+                attempt.outcome = message.outcome
+        if transition:
+            self.reporter.urge()
+
+    def _shrank(self, message: Shrunk, attempt: Attempt) -> None:
+        absent = {rank.rank for rank in attempt.plan.ranks} - set(message.alive)
+        if absent - attempt.absent:
+            log.info("ranks %s continue from step %d after %.3f s", message.alive, message.step, message.shrink_s)
+            attempt.absent |= absent
+            attempt.shrunk_s = time.monotonic()
+
+    def _running(self) -> None:
+        if self.ledger.phase in (RunPhase.LAUNCHING, RunPhase.RELAUNCHING):
+            self.set_phase(RunPhase.RUNNING)
+
+    def record_failure(self, failure: Failure) -> None:
+        self.ledger.failure = failure
+        self.account.history.fault(failure, time.time())
+
+    def set_phase(self, phase: RunPhase) -> None:
+        if phase is not self.ledger.phase:
+            log.info("phase %s", phase)
+        self.ledger.phase = phase
+        self.membership.publish(phase)
+        self.reporter.urge()
