@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median
 
-from benchmarks.lib.local_ranks import RANK, heard, mpirun
+from benchmarks.lib.local_ranks import RANK, mpirun, run_with_messages
 
 from dlcontract import CPUS_VARIABLE, Plan, ProbePoint, RankMeasure, Report, RunPhase
 from dljob.api import DLJobSpec, DLProfileStatus
@@ -57,7 +57,7 @@ def train(todo: Plan, timeout_s: float) -> News:
     """Run the plan's ranks on this machine. Ends the program when they fail."""
     news = News()
     command = [*mpirun(len(todo.ranks), "--mca", "btl", "self,tcp"), sys.executable, *RANK]
-    heard(todo, command, news.take, timeout_s, {CPUS_VARIABLE: "1000"}, subprocess.DEVNULL)
+    run_with_messages(todo, command, news.take, timeout_s, {CPUS_VARIABLE: "1000"}, subprocess.DEVNULL)
     return news
 
 
