@@ -1,6 +1,6 @@
-"""The Grafana dashboard, as data: rows of panels, a query or more each. Users: ``generation``, tests/chart.
+"""Define the Grafana dashboard as data: rows of panels with one or more queries each.
 
-Jobs are picked by the labels ``namespace`` and ``dljob`` that the scrape configuration takes from the pods.
+Queries select jobs by the labels ``namespace`` and ``dljob``, which the scrape configuration takes from the pods.
 """
 
 import json
@@ -25,7 +25,7 @@ class Panel:
 
 
 def _job(metric: str, how: str = "max", condition: str = "") -> str:
-    """One figure per job, from those of its ranks."""
+    """Return a query for one value per job, aggregated over its ranks."""
     return f"{how} {_BY_JOB} (dljob_trainer_{metric}{_JOB}{condition})"
 
 
@@ -34,7 +34,7 @@ def _ranks(metric: str) -> dict[str, str]:
 
 
 def _total(metric: str, label: str, function: str, window: str) -> dict[str, str]:
-    """Rate or increase of one of the operator's counters, by one of its labels."""
+    """Return a query for the rate or increase of a counter of the operator, by one of its labels."""
     return {f"{{{{{label}}}}}": f"sum by ({label}) ({function}(dljob_operator_{metric}_total[{window}]))"}
 
 
@@ -52,49 +52,76 @@ _STEPS = {
 
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Cluster": (
-        Panel("Jobs", "By phase.", {"{{phase}}": "sum by (phase) (dljob_operator_jobs)"}, width=16, kind="stat"),
-        Panel("Operators at work", "Must be 1.", {"": "sum(dljob_operator_leader)"}, width=4, kind="stat"),
+        Panel(
+            "Jobs",
+            "Number of jobs by phase.",
+            {"{{phase}}": "sum by (phase) (dljob_operator_jobs)"},
+            width=16,
+            kind="stat",
+        ),
+        Panel("Active operators", "Must be 1.", {"": "sum(dljob_operator_leader)"}, width=4, kind="stat"),
         Panel("Queue", "Jobs waiting for a worker.", {"": "sum(dljob_operator_queue_depth)"}, width=4, kind="stat"),
     ),
     "Job": (
-        Panel("Progress", "Steps done of all.", {"{{dljob}}": _PROGRESS}, "percentunit"),
+        Panel("Progress", "Completed steps divided by planned steps.", {"{{dljob}}": _PROGRESS}, "percentunit"),
         Panel("Loss", "Training loss.", {"{{dljob}}": _job("loss", "avg")}),
-        Panel("Accuracy", "On held-out data.", {"{{dljob}}": _job("accuracy_ratio")}, "percentunit"),
-        Panel("Step: predicted and measured", "Far apart: the plan was made from wrong constants.", _STEPS, "s"),
+        Panel("Accuracy", "Accuracy on held-out data.", {"{{dljob}}": _job("accuracy_ratio")}, "percentunit"),
+        Panel("Step time", "A large difference means that the plan used wrong constants.", _STEPS, "s"),
         Panel("Throughput", "Samples per second of the whole job.", {"{{dljob}}": _job("samples_per_second")}),
-        Panel("Ranks", "Ranks that take part.", {"{{dljob}}": _job("world_size")}),
+        Panel("Ranks", "Number of training ranks.", {"{{dljob}}": _job("world_size")}),
     ),
-    "Where the time goes, by rank": (
+    "Step time by rank": (
         Panel("Computing", "Forward, backward and update.", _ranks("step_compute_seconds"), "s", 6),
-        Panel("Waiting", "For slower ranks; the slow one waits least.", _ranks("step_wait_seconds"), "s", 6),
-        Panel("Communicating", "What did not hide behind computing.", _ranks("step_communication_seconds"), "s", 6),
-        Panel("Reading", "Waiting for input data.", _ranks("step_data_seconds"), "s", 6),
-        Panel("Shares", "Samples of each global batch.", _ranks("share_samples")),
-        Panel("Gradient norm", "It jumps before the loss goes wild.", _ranks("gradient_norm")),
-        Panel("Links", "Bandwidth between ranks at the start.", _ranks("link_bandwidth_bytes_per_second"), "Bps"),
+        Panel("Waiting", "Waiting for slower ranks. The straggler waits least.", _ranks("step_wait_seconds"), "s", 6),
+        Panel(
+            "Communication",
+            "Communication that does not overlap with computing.",
+            _ranks("step_communication_seconds"),
+            "s",
+            6,
+        ),
+        Panel("Data loading", "Waiting for input data.", _ranks("step_data_seconds"), "s", 6),
+        Panel("Local batch size", "Samples of the global batch per rank.", _ranks("share_samples")),
+        Panel("Gradient norm", "It often jumps before the loss diverges.", _ranks("gradient_norm")),
+        Panel(
+            "Link bandwidth",
+            "Bandwidth between ranks, measured at the start.",
+            _ranks("link_bandwidth_bytes_per_second"),
+            "Bps",
+        ),
     ),
     "Faults": (
-        Panel("Relaunches", "By cause, in an hour.", {"{{dljob}} {{cause}}": _RESTARTS}),
+        Panel("Restarts of ranks", "Restarts within an hour, by cause.", {"{{dljob}} {{cause}}": _RESTARTS}),
         Panel(
             "Age of the last checkpoint",
-            "What a failure would cost now.",
+            "Training time that a failure would lose now.",
             {"{{dljob}}": f"time() - {_job('checkpoint_timestamp_seconds')}"},
             "s",
         ),
-        Panel("Device mismatches", "Ranks on another device than planned.", {"{{dljob}}": _job("device_mismatches")}),
+        Panel(
+            "Device mismatches",
+            "Ranks on a device that the plan does not name.",
+            {"{{dljob}}": _job("device_mismatches")},
+        ),
     ),
     "Operator": (
-        Panel("Reconciles", "Per second, by result.", _total("reconciles", "result", "rate", "5m"), "ops"),
-        Panel("A reconcile takes", "Seconds.", _quantiles("reconcile_duration_seconds", (50, 99), "5m"), "s"),
-        Panel("API requests", "Per second, by code.", _total("api_requests", "code", "rate", "5m"), "ops"),
+        Panel("Reconciles", "Reconciles per second, by result.", _total("reconciles", "result", "rate", "5m"), "ops"),
+        Panel("Reconcile duration", "Median and p99.", _quantiles("reconcile_duration_seconds", (50, 99), "5m"), "s"),
         Panel(
-            "Error of predictions",
+            "API requests", "Requests per second, by status code.", _total("api_requests", "code", "rate", "5m"), "ops"
+        ),
+        Panel(
+            "Prediction error",
             "(predicted - measured) / measured step time of finished jobs.",
             _quantiles("plan_step_error_ratio", (10, 50, 90), "1d"),
             "percentunit",
         ),
-        Panel("Plans", "Accepted, and impossible ones, in an hour.", _total("plans", "result", "increase", "1h")),
-        Panel("Jobs that ended", "In an hour, by outcome.", _total("jobs_finished", "outcome", "increase", "1h")),
+        Panel("Plans", "Plans within an hour, by result.", _total("plans", "result", "increase", "1h")),
+        Panel(
+            "Finished jobs",
+            "Jobs that finished within an hour, by outcome.",
+            _total("jobs_finished", "outcome", "increase", "1h"),
+        ),
     ),
 }
 
@@ -150,7 +177,7 @@ def _panels() -> list[dict[str, Any]]:
 
 
 def dashboard() -> str:
-    """The dashboard's JSON."""
+    """Return the dashboard as JSON."""
     source = {"name": "source", "label": "Data source", "type": "datasource", "query": "prometheus"}
     document = {
         "uid": "dljob",

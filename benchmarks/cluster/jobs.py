@@ -1,4 +1,4 @@
-"""A job on the cluster of the current kubeconfig, applied and cleaned up."""
+"""Apply a job on the cluster of the current kubeconfig and clean it up."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def applied(manifest: dict[str, Any], deadline_s: float, poll_s: float) -> Itera
                 raise SystemExit(f"{name} failed: {status['conditions']}")
             yield status
             time.sleep(poll_s)
-        raise SystemExit(f"{name}: not there within {deadline_s:g} s")
+        raise SystemExit(f"{name}: did not finish within {deadline_s:g} s")
 
     try:
         yield statuses()

@@ -1,4 +1,4 @@
-"""From `kubectl apply` to the first training step, broken down: median of several runs on a real cluster.
+"""Measure the time from `kubectl apply` to the first training step by part, on a real cluster.
 
 Run after hack/quickstart (images present, operator installed):
 

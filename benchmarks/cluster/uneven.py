@@ -1,16 +1,16 @@
-"""Throughput of uneven and even local batch sizes on heterogeneous nodes, in interleaved pairs of the same job.
+"""Compare the throughput of uneven and even local batch sizes on heterogeneous nodes, in interleaved runs of one job.
 
-It needs a cluster with the operator and nodes of different speeds, such as
+The benchmark needs a cluster with the operator and nodes of different speeds, such as
 
-    hack/quickstart --name unlike --no-job -- \\
+    hack/quickstart --name mixed --no-job -- \\
         --node device=cpu-fast,cpu=0.8 --node device=cpu-slow,cpu=0.2 --node device=cpu-slow,cpu=0.2
-    KUBECONFIG=$(hack/cluster kubeconfig --name unlike) hack/env python -m benchmarks.cluster.uneven --ideal 2.0
+    KUBECONFIG=$(hack/cluster kubeconfig --name mixed) hack/env python -m benchmarks.cluster.uneven --ideal 2.0
 
-``--ideal``: what the speeds of the nodes allow before communication: with quotas q, mean(q) / min(q), here 0.4 / 0.2.
-Throughput is that of the last 50 steps. Profiles that earlier jobs taught are used as they are found. The optimum is
-what the best split of the batch gives by the speeds that all jobs' ranks probed before their first step, without
-communication, and with what it took the uneven jobs' last ranks, who wait for nobody else. Of the time in which ranks
-wait and communicate, the part is shown that they spend on a CPU.
+``--ideal``: the speedup without communication that the node speeds allow; with quotas q it is mean(q) / min(q), here
+0.4 / 0.2. Throughput is that of the last 50 steps. Existing profiles are used. The optimum is the throughput of the
+best split of the batch for the speeds that the ranks probed before their first step. It is printed without
+communication, and with the communication time of the slowest rank of the uneven jobs, which waits for no other rank.
+The table also shows the CPU use while ranks wait and communicate.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from dltrain.batch.shares import balanced, fit
 
 
 def trained(name: str, uneven: bool, options: argparse.Namespace) -> dict[str, Any]:
-    """Status of a job run to its end, and ``ranks`` and ``probes`` of its last report; the job is deleted."""
+    """Run a job to its end and delete it. Return its status with ``ranks`` and ``probes`` of its last report."""
     spec = {
         "model": {"name": "digits-cnn"},
         "dataset": {"name": "digits"},
@@ -48,7 +48,7 @@ def trained(name: str, uneven: bool, options: argparse.Namespace) -> dict[str, A
 
 
 def optimum(probes: list[dict[str, Any]], devices: list[str], batch: int) -> float:
-    """Samples per second of a rank on each of ``devices``, with the best split and nothing but computing."""
+    """Return the samples per second of one rank per device with the best split, without communication."""
     timings: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for probe in probes:
         timings[probe["device"]][probe["batch"]].append(probe["compute_s"])
@@ -59,7 +59,7 @@ def optimum(probes: list[dict[str, Any]], devices: list[str], batch: int) -> flo
 
 
 def waiting_cpu(ranks: list[dict[str, Any]]) -> str:
-    """CPU time over time of waiting and communicating, by rank."""
+    """Return CPU time divided by the time of waiting and communicating, by rank."""
     parts = (rank["wait_cpu_s"] / max(rank["wait_s"] + rank["comm_s"], 1e-9) for rank in ranks)
     return " ".join(f"{part:.0%}" for part in parts)
 
@@ -76,7 +76,7 @@ def main() -> None:
     options = parser.parse_args()
     pairs: list[dict[str, float]] = []
     probes: list[dict[str, Any]] = []
-    talking_s: list[float] = []
+    communication_s: list[float] = []
     for i in range(options.pairs):
         speeds: dict[str, float] = {}
         for kind in ("even", "uneven"):
@@ -89,30 +89,30 @@ def main() -> None:
             text = f"pair {i + 1} {kind:6} {shares:>12}  {speeds[kind]:8.0f} samples/s   compute ms by rank: {busy}"
             print(f"{text}   waiting on CPU: {waiting_cpu(ranks)}", file=sys.stderr, flush=True)
         pairs.append(speeds)
-        talking_s.append(min(rank["comm_s"] for rank in ranks))
+        communication_s.append(min(rank["comm_s"] for rank in ranks))
     ratios = [pair["uneven"] / pair["even"] for pair in pairs]
     best = optimum(probes, [rank["device"] for rank in ranks], options.batch)
     reached = statistics.median(pair["uneven"] for pair in pairs)
-    talking = options.batch / (options.batch / best + statistics.median(talking_s))
-    found = {
+    with_communication = options.batch / (options.batch / best + statistics.median(communication_s))
+    result = {
         "machine": platform.platform(),
         "pairs": pairs,
         "ratio": statistics.median(ratios),
         "ideal": options.ideal,
         "optimum_samples_per_s": best,
         "of_optimum": reached / best,
-        "of_optimum_with_communication": reached / talking,
+        "of_optimum_with_communication": reached / with_communication,
     }
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(result))
         return
     print(f"machine: {platform.platform()}")
     print(
-        f"uneven over even: median {found['ratio']:.2f} of {len(ratios)} pairs, "
+        f"uneven over even: median {result['ratio']:.2f} of {len(ratios)} pairs, "
         f"{min(ratios):.2f} to {max(ratios):.2f}; "
         f"ideal before communication {options.ideal:.2f}\n"
-        f"uneven: {found['of_optimum']:.2f} of the optimum for the speeds probed, {best:.0f} samples/s; "
-        f"{found['of_optimum_with_communication']:.2f} with communication, {talking:.0f} samples/s"
+        f"uneven: {result['of_optimum']:.2f} of the optimum for the speeds probed, {best:.0f} samples/s; "
+        f"{result['of_optimum_with_communication']:.2f} with communication, {with_communication:.0f} samples/s"
     )
 
 

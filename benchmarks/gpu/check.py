@@ -37,35 +37,40 @@ from dltrain.protocol.rank_messages import PLAN_ENV
 
 TIMEOUT_S = 600
 PER_RANK = 24
-"""Samples of a rank's step, on average."""
+"""Average local batch size."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu_check", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: what of it needs no GPU")
-    parser.add_argument("--ranks", type=int, help="default: one on each GPU, at least 2")
-    parser.add_argument("--steps", type=int, default=40, help="of each kind that are timed (40)")
-    asked = parser.parse_args(arguments)
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: run only the checks that need no GPU"
+    )
+    parser.add_argument("--ranks", type=int, help="default: one per GPU, at least 2")
+    parser.add_argument("--steps", type=int, default=40, help="timed steps per variant (default: 40)")
+    options = parser.parse_args(arguments)
     import torch
 
-    on_gpu = asked.device == "cuda"
+    on_gpu = options.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
-        print(f"gpu_check: found no GPU: {gpu_missing_reason()}; --device cpu runs what needs none", file=sys.stderr)
+        print(
+            f"gpu_check: found no GPU: {gpu_missing_reason()}; --device cpu runs the checks without one",
+            file=sys.stderr,
+        )
         return 2
     gpus = torch.cuda.device_count() if on_gpu else 0
-    count = asked.ranks or max(2, gpus)
+    count = options.ranks or max(2, gpus)
     names = [product_label(torch.cuda.get_device_name(r % gpus)) if on_gpu else "cpu" for r in range(count)]
     print(f"{count} ranks on {', '.join(dict.fromkeys(names))}; {machine()}")
     missed = 0
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        for name, text, held in checks(plan_for(names, on_gpu, folder), asked.steps, Path(folder)):
-            missed += not held
-            print(f"{name:<12} {'' if held else 'MISSED '}{text}")
+        for name, text, passed in checks(plan_for(names, on_gpu, folder), options.steps, Path(folder)):
+            missed += not passed
+            print(f"{name:<12} {'' if passed else 'MISSED '}{text}")
     return 1 if missed else 0
 
 
 def plan_for(names: Sequence[str], on_gpu: bool, folder: str) -> Plan:
-    """Ranks on these devices with shares in proportion 1, 2, 3, …"""
+    """Return a plan with one rank per device and local batch sizes in proportion 1, 2, 3, …"""
     shares = apportion(PER_RANK * len(names), range(1, len(names) + 1))
     ranks = tuple(
         Rank(
@@ -74,29 +79,29 @@ def plan_for(names: Sequence[str], on_gpu: bool, folder: str) -> Plan:
         for r, name in enumerate(names)
     )  # fmt: skip
     saving = CheckpointRef(enabled=False, directory=folder)
-    model = ModelRef(name="mlp")  # of no use: the ranks bring their own
+    model = ModelRef(name="mlp")  # required by the plan; check_ranks.py builds its own models
     return local_plan(shares, ranks=ranks, model=model, collective="Torch", steps=1, checkpoint=saving)
 
 
 def checks(todo: Plan, steps: int, folder: Path) -> list[tuple[str, str, bool]]:
-    """Name, finding and verdict of each. Ends the program where the ranks do not come to their end."""
+    """Run the ranks and return (name, finding, passed) of each check. Raise SystemExit on a timeout."""
     path = folder / "plan.json"
     path.write_text(todo.to_json(), encoding="utf-8")
     env = {
         PLAN_ENV: str(path),
         "PYTHONPATH": PYTHONPATH,
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # with which cuBLAS adds up in one order
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # makes cuBLAS deterministic
     }
     worker = [sys.executable, "-m", "benchmarks.gpu.check_ranks", str(steps)]
     command = [*mpirun(len(todo.ranks)), *worker]
     try:
         done = subprocess.run(command, env=os.environ | env, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise SystemExit(f"gpu_check: {len(todo.ranks)} ranks were not done after {TIMEOUT_S} s") from None
+        raise SystemExit(f"gpu_check: {len(todo.ranks)} ranks did not finish within {TIMEOUT_S} s") from None
     found: list[Any] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
     if done.returncode:
-        found.append(("the ranks", f"ended with code {done.returncode} after {len(found)} checks, see above", False))
-    return [(name, text, held) for name, text, held in found]
+        found.append(("the ranks", f"exited with code {done.returncode} after {len(found)} checks, see above", False))
+    return [(name, text, passed) for name, text, passed in found]
 
 
 if __name__ == "__main__":

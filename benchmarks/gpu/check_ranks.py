@@ -1,4 +1,4 @@
-"""The ranks of ``gpu_check.py``. Rank 0 prints a JSON line for each check: name, finding, verdict."""
+"""Run the checks of ``gpu_check.py`` on every rank. Rank 0 prints a JSON line per check: name, finding, passed."""
 
 import copy
 import json
@@ -32,11 +32,11 @@ from dltrain.train import session
 from dltrain.train.trainer import Trainer
 
 EXACT = 1e-5
-"""Relative distance of a gradient from that of one process: kernels for batches of other sizes add up otherwise."""
+"""Maximum relative difference from the gradient of one process. Kernels sum other batch sizes in another order."""
 MAX_UNATTRIBUTED = 0.15
-"""Of the time that passes, what measured parts may miss."""
+"""Maximum fraction of the elapsed time that the measured parts may miss."""
 READS = 2
-"""Most times that a step may read from its GPU: the sum's numbers, and where there is news the gradient's norm."""
+"""Maximum number of reads from the GPU per step: the all-reduced numbers, and the gradient norm if it is reported."""
 
 
 def main() -> int:
@@ -44,20 +44,20 @@ def main() -> int:
 
 
 def check(first: Trainer) -> None:
-    """All of it. ``first``: gives world and device; it trains nothing itself."""
+    """Run all checks. ``first`` provides the process group and the device; it does not train."""
     checks: list[Callable[[Trainer], tuple[str, str, bool]]] = [
         devices, exactness, batches, resume, out_of_memory, reading, step_time, energy,
     ]  # fmt: skip
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    for one in checks:
-        name, text, held = one(first)
-        everywhere = first.world.sum([float(held)])[0] == first.size
+    for run_check in checks:
+        name, text, passed = run_check(first)
+        everywhere = first.world.sum([float(passed)])[0] == first.size
         if first.rank == 0:
             print(json.dumps([name, text, everywhere]), flush=True)
 
 
 def another(first: Trainer, steps: int, **changes: Any) -> Trainer:
-    """A trainer on the same ranks, without a word."""
+    """Return another trainer on the same ranks that reports nothing."""
     plan, quiet = first.plan.model_copy(update={"steps": steps} | changes), RankReporter(None)
     quiet.rank = -1
     return Trainer(plan, first.world, quiet, first.device, first.device_name)
@@ -98,9 +98,9 @@ def devices(first: Trainer) -> tuple[str, str, bool]:
     known = gpu(first.device_name) is not None
     current = not on_gpu or torch.cuda.current_device() == first.device.index
     shared = on_gpu and torch.cuda.device_count() < first.size
-    told = "known" if known else "not in the catalogue" if on_gpu else "no GPU"
-    held = current and (backend == "nccl" or shared or not on_gpu)
-    return "devices", f"{first.device_name} ({told}), sums by {backend}", held
+    note = "in the catalogue" if known else "not in the catalogue" if on_gpu else "no GPU"
+    passed = current and (backend == "nccl" or shared or not on_gpu)
+    return "devices", f"{first.device_name} ({note}), all-reduce by {backend}", passed
 
 
 def exactness(first: Trainer) -> tuple[str, str, bool]:
@@ -122,12 +122,13 @@ def exactness(first: Trainer) -> tuple[str, str, bool]:
         opt.step()
     same = equal(first, fingerprint(model.parameters()))
     trainer.close()
-    text = f"gradient of shares {first.plan.ranks[0].share} … {first.plan.ranks[-1].share} off by {off:.1e}"
+    shares = f"{first.plan.ranks[0].share} … {first.plan.ranks[-1].share}"
+    text = f"gradient of local batches {shares} off by {off:.1e}"
     return "exactness", f"{text}, parameters {'equal' if same else 'differ'} after {steps} steps", off <= EXACT and same
 
 
 def batches(first: Trainer) -> tuple[str, str, bool]:
-    """Each batch is summed on the GPU while it also has something large to do."""
+    """Compare each batch with its source after copying it while the GPU is busy."""
     steps, data = 50, samples(4 * first.plan.global_batch)
     trainer, model = another(first, steps), nn.Linear(1, 1)
     model, opt = trainer.wrap(model, sgd(model))
@@ -142,11 +143,11 @@ def batches(first: Trainer) -> tuple[str, str, bool]:
         model(large[:1, :1]).sum().backward()
         opt.step()
     trainer.close()
-    return "batches", f"{wrong} of {steps} arrived otherwise than they are", not wrong
+    return "batches", f"{wrong} of {steps} arrived damaged", not wrong
 
 
 def resume(first: Trainer) -> tuple[str, str, bool]:
-    """Dropout included; with torch's deterministic kernels, for others add up as it happens."""
+    """Compare a resumed run with an uninterrupted one, with dropout and torch's deterministic kernels."""
     torch.use_deterministic_algorithms(True)
     data = samples(4 * first.plan.global_batch)
     folder = Path(first.plan.checkpoint.directory)
@@ -169,19 +170,19 @@ def resume(first: Trainer) -> tuple[str, str, bool]:
     finally:
         torch.use_deterministic_algorithms(False)
     same = straight == resumed
-    return "resume", f"from step {began} of 8: {'equal to the bit' if same else 'differs'}", same and began == 4
+    return "resume", f"from step {began} of 8: {'bit-identical' if same else 'differs'}", same and began == 4
 
 
 def out_of_memory(first: Trainer) -> tuple[str, str, bool]:
     try:
         torch.empty(2**50, device=first.device)
     except RuntimeError as error:
-        told = failure(error, first.rank, socket.gethostname())
+        report = failure(error, first.rank, socket.gethostname())
     else:
-        return "memory", "a petabyte was there", False
+        return "memory", "allocating a petabyte succeeded", False
     alive = float(torch.ones(8, device=first.device).sum()) == 8
     if first.device.type != "cuda":
-        return "memory", f"told as {told.reason}", alive and told.reason == "OutOfMemory"
+        return "memory", f"reported as {report.reason}", alive and report.reason == "OutOfMemory"
     share = first.plan.ranks[first.rank].share
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(first.device)
@@ -191,17 +192,17 @@ def out_of_memory(first: Trainer) -> tuple[str, str, bool]:
     finish(first.device)
     peak = torch.cuda.max_memory_allocated(first.device)
     predicted = memory.rank_nbytes(builtin("resnet18", "synthetic-images"), share, True) - memory.GPU_CONTEXT_NBYTES
-    text = f"told as {told.reason}; ResNet-18 took {peak / 2**20:.0f} MiB at most, {predicted / 2**20:.0f} predicted"
-    return "memory", text, alive and told.reason == "OutOfMemory" and MEMORY_PART * peak <= predicted
+    text = f"reported as {report.reason}; ResNet-18 peak {peak / 2**20:.0f} MiB, predicted {predicted / 2**20:.0f} MiB"
+    return "memory", text, alive and report.reason == "OutOfMemory" and MEMORY_PART * peak <= predicted
 
 
 def reading(first: Trainer) -> tuple[str, str, bool]:
-    """By torch's own account of calls that wait. Steps with news read more, a few times a second."""
+    """Count the synchronizing calls that torch reports. Steps that report progress read more, a few times a second."""
     if first.device.type != "cuda":
-        return "reading", "only a GPU tells", True
+        return "reading", "skipped without a GPU", True
     trainer, model = another(first, 12), small()
     model, opt = trainer.wrap(model, sgd(model))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         for step, (x, y) in enumerate(trainer.steps(trainer.loader(samples(4 * first.plan.global_batch)))):
             torch.cuda.set_sync_debug_mode("warn" if 6 <= step < 9 else "default")  # three steps, from batch to batch
@@ -210,17 +211,18 @@ def reading(first: Trainer) -> tuple[str, str, bool]:
             loss.backward()  # type: ignore[no-untyped-call]
             opt.step()
     trainer.close()
-    reads = sum("synchroniz" in str(warning.message) for warning in told) / 3
-    return "reading", f"a step waits {reads:.1f} times for its GPU beside the ends of its computing", reads <= READS
+    reads = sum("synchroniz" in str(warning.message) for warning in recorded) / 3
+    text = f"a step waits {reads:.1f} times for its GPU, not counting the end of its computation"
+    return "reading", text, reads <= READS
 
 
 Step = Callable[[], None]
 WARM = 3
-"""Steps that are not timed: memory, and kernels' set-up."""
+"""Warm-up steps, which are not timed."""
 
 
 def large(first: Trainer) -> nn.Module:
-    """The built-in ResNet-18; a LeNet on CPUs, which would take long."""
+    """Return the built-in ResNet-18, or a LeNet on CPUs, where ResNet-18 would take too long."""
     torch.manual_seed(0)
     return build("resnet18" if first.device.type == "cuda" else "lenet", SyntheticImages.shape)
 
@@ -238,7 +240,7 @@ def plain(model: nn.Module, first: Trainer, share: int) -> Step:
 
 
 def step_time(first: Trainer) -> tuple[str, str, bool]:
-    """Built-in ResNet-18, in turns: ours, DDP over the same group, and no communication; even shares."""
+    """Time the built-in ResNet-18 with dljob, with DDP and without communication, at equal local batch sizes."""
     steps, share = int(sys.argv[1]), 32 if first.device.type == "cuda" else 2
     even = tuple(rank.model_copy(update={"share": share}) for rank in first.plan.ranks)
     batch = share * first.size
@@ -250,10 +252,10 @@ def step_time(first: Trainer) -> tuple[str, str, bool]:
     model, opt = trainer.wrap(model, sgd(model))
     rest: Iterator[Any] = trainer.steps(trainer.loader(data))
     parts = [0.0, 0.0]
-    """Computing with data, and waiting."""
+    """Seconds of computing including data loading, and of waiting."""
 
     def ours() -> None:
-        x, y = next(rest)  # and what is measured of the step before
+        x, y = next(rest)  # also updates the measured times of the previous step
         times = trainer.progress.times
         parts[0] += times.compute_s + times.data_s
         parts[1] += times.exposed_s
@@ -284,7 +286,7 @@ def step_time(first: Trainer) -> tuple[str, str, bool]:
     ours_s = timed(ours, steps)
     measured_s, exposed_s = sum(parts) / steps, parts[1] / steps
     ddp_s, alone_s = timed(ddp, steps) if ddp is not None else ours_s, timed(alone, steps)
-    assert next(rest, None) is None, "all steps are made"
+    assert next(rest, None) is None, "expected no more steps"
     del ddp
     text = (
         f"{1e3 * ours_s:.2f} ms, {1e3 * measured_s:.2f} measured of it ({1e3 * exposed_s:.2f} waiting); "
@@ -297,7 +299,7 @@ def step_time(first: Trainer) -> tuple[str, str, bool]:
 def energy(first: Trainer) -> tuple[str, str, bool]:
     counter = meter(first.device, first.world.local_rank)
     if counter is None:
-        return "energy", "no counter can be read here", first.device.type != "cuda"
+        return "energy", "found no readable energy counter", first.device.type != "cuda"
     step = plain(large(first).to(first.device), first, 8)
     for _ in range(200 if first.device.type == "cuda" else 1):
         step()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Times = NDArray[np.float64]
 Interval = tuple[float, float, float]
-"""Median, and the ends of its 95 % interval."""
+"""Median, and the bounds of its 95 % interval."""
 _DRAWS = 2000
 
 
@@ -24,7 +24,7 @@ def ratio(over: Times, under: Times) -> Interval:
 
 
 def geometric_mean(pairs: list[tuple[Times, Times]]) -> Interval:
-    """Geometric mean of the median ratios of several cases, each with rounds of its own."""
+    """Return the geometric mean of the median ratios of several cases, with its bootstrap interval."""
     logs = [np.log(over / under) for over, under in pairs]
     drawn = np.mean([np.median(log[_drawn(len(log), i)], axis=1) for i, log in enumerate(logs)], axis=0)
     return _interval(float(np.exp(np.mean([np.median(log) for log in logs]))), np.exp(drawn))
@@ -35,18 +35,18 @@ def text(interval: Interval) -> str:
     return f"{middle:.2f} ({low:.2f}–{high:.2f})"
 
 
-def least(interval: Interval, bar: float) -> str:
-    """A verdict on a figure that should be at least ``bar``: missed when the whole interval is below it."""
-    return f"{text(interval)}, bar ≥ {bar:g}: {'MISSED' if interval[2] < bar else 'held'}"
+def at_least(interval: Interval, bar: float) -> str:
+    """Return a verdict: the threshold ``bar`` is missed if the whole interval is below it."""
+    return f"{text(interval)}, threshold ≥ {bar:g}: {'MISSED' if interval[2] < bar else 'met'}"
 
 
-def most(interval: Interval, bar: float) -> str:
-    """A verdict on a figure that should be at most ``bar``: missed when the whole interval is above it."""
-    return f"{text(interval)}, bar ≤ {bar:g}: {'MISSED' if interval[1] > bar else 'held'}"
+def at_most(interval: Interval, bar: float) -> str:
+    """Return a verdict: the threshold ``bar`` is missed if the whole interval is above it."""
+    return f"{text(interval)}, threshold ≤ {bar:g}: {'MISSED' if interval[1] > bar else 'met'}"
 
 
 def machine() -> str:
-    """Processor, load, and versions of what matters."""
+    """Return the processor, the load and the relevant versions."""
     import torch
 
     found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)

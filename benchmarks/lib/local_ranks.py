@@ -1,4 +1,4 @@
-"""Real ranks of the built-in trainer on this machine, without agents."""
+"""Run real ranks of the built-in trainer on this machine, without agents."""
 
 import os
 import signal
@@ -16,13 +16,16 @@ from dltrain.protocol.rank_messages import PLAN_ENV, SOCKET_ENV
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join(str(ROOT / part) for part in ("operator", "operator/contract", "trainer-image", "."))
-"""With which a rank finds dljob, dlcontract, dltrain and the benchmarks themselves."""
+"""Lets a rank import dljob, dlcontract, dltrain and the benchmarks."""
 RANK = ("-m", "dltrain.builtin.rank")
 
 
 def local_plan(shares: Sequence[int], **fields: Any) -> Plan:
-    """CPU ranks with these shares on digits, without checkpoints; shares stay. ``fields`` of the plan say otherwise."""
-    given: dict[str, Any] = {
+    """Return a plan of CPU ranks on digits with these fixed local batch sizes, no checkpoints.
+
+    ``fields`` override fields of the plan.
+    """
+    defaults: dict[str, Any] = {
         "job": "benchmark",
         "namespace": "local",
         "uid": "benchmark",
@@ -36,17 +39,17 @@ def local_plan(shares: Sequence[int], **fields: Any) -> Plan:
         "checkpoint": CheckpointRef(enabled=False),
         "rebalance": False,
     }
-    return Plan(**given | fields)
+    return Plan(**defaults | fields)
 
 
 def mpirun(count: int, *settings: str) -> list[str]:
-    """``mpirun`` of so many ranks; more than there are cores are fine."""
+    """Return the ``mpirun`` command for ``count`` ranks, which may exceed the number of cores."""
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     place = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
     return [str(Path(sys.prefix, "bin", "mpirun")), *root, *place, *settings, "-n", str(count)]
 
 
-def said(todo: Plan, folder: Path, launcher: Sequence[str] = (), **env: str) -> str:
+def run_captured(todo: Plan, folder: Path, launcher: Sequence[str] = (), **env: str) -> str:
     """Run the plan's ranks to their end and return their output. Raise CalledProcessError if they fail."""
     path = folder / "plan.json"
     path.write_text(todo.to_json(), encoding="utf-8")
@@ -57,42 +60,42 @@ def said(todo: Plan, folder: Path, launcher: Sequence[str] = (), **env: str) -> 
     ).stderr
 
 
-def heard(
+def run_with_messages(
     todo: Plan,
     command: Sequence[str],
-    take: Callable[[str], None],
+    on_message: Callable[[str], None],
     timeout_s: float,
     env: Mapping[str, str],
     stdout: int | None = None,
 ) -> None:
-    """Run ``command``, whose ranks tell their news as they tell an agent; ``take`` gets each line, in threads.
+    """Run ``command`` and call ``on_message``, from several threads, with each line that a rank sends to its agent.
 
-    Ends the program when the ranks fail or are not done in time.
+    Raise SystemExit if the ranks fail or time out.
     """
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
         path = Path(folder, "plan.json")
         path.write_text(todo.to_json(), encoding="utf-8")
         server.bind(f"{folder}/agent")
         server.listen(len(todo.ranks))
-        threading.Thread(target=_accept, args=(server, take), daemon=True).start()
+        threading.Thread(target=_accept, args=(server, on_message), daemon=True).start()
         here = {PLAN_ENV: str(path), SOCKET_ENV: f"{folder}/agent"}
         process = subprocess.Popen(command, env=os.environ | here | env, stdout=stdout, start_new_session=True)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            raise SystemExit(f"{len(todo.ranks)} ranks were not done after {timeout_s:g} s") from None
+            raise SystemExit(f"{len(todo.ranks)} ranks did not finish within {timeout_s:g} s") from None
     if code:
-        raise SystemExit(f"{len(todo.ranks)} ranks ended with code {code}")
+        raise SystemExit(f"{len(todo.ranks)} ranks exited with code {code}")
 
 
-def _accept(server: socket.socket, take: Callable[[str], None]) -> None:
-    """Until the server is closed."""
+def _accept(server: socket.socket, on_message: Callable[[str], None]) -> None:
+    """Accept connections until the server is closed."""
 
     def read(connection: socket.socket) -> None:
         with connection, connection.makefile(encoding="utf-8") as lines:
             for line in lines:
-                take(line)
+                on_message(line)
 
     while True:
         try:

@@ -1,8 +1,8 @@
-"""Machines made of network namespaces, each behind a link of a given rate, and mpirun over them. Needs root.
+"""Emulate machines with network namespaces behind rate-limited links, and run mpirun over them. Needs root.
 
-Each machine has a namespace and a host name of its own (``m0``, ``m1``, …),
-so that Open MPI and our own code take them for different ones, and one interface on a switch that all share. Rates
-hold both ways: a token bucket shapes what leaves the machine, and another what the switch sends it.
+Each machine has its own namespace and host name (``m0``, ``m1``, …), so that Open MPI and dljob treat them as
+different machines, and one interface on a shared switch. One token bucket shapes the traffic that leaves a machine,
+another the traffic that the switch sends to it.
 """
 
 import os
@@ -18,13 +18,13 @@ INTERFACE = "eth0"
 _SWITCH = "switch"
 _BRIDGE = "bridge0"
 _BURST_NBYTES = 32 * 2**10
-"""What may pass at full speed after a pause: half a segment of TCP as the kernel hands it down."""
+"""Bytes that may pass at full speed after a pause: half a TCP segment as the kernel hands it down."""
 _QUEUE_NBYTES = 2 * 2**20
-"""Waits at a shaped link before packets are dropped; more than a sender's window."""
+"""Queue of a shaped link before it drops packets; larger than a sender's window."""
 
 
 def available() -> str | None:
-    """Why there can be none here, or None."""
+    """Return None if namespaces can be created here, else the reason why not."""
     if os.geteuid() != 0:
         return "namespaces need root"
     missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
@@ -33,7 +33,7 @@ def available() -> str | None:
 
 @contextmanager
 def machines(count: int, rate_Bps: float | None) -> Iterator[str]:
-    """``count`` machines, each on a link of ``rate_Bps`` (None: as fast as the kernel is); gives ``run_on``'s name."""
+    """Create ``count`` machines on links of ``rate_Bps`` (None: unlimited). Yield the name for ``mpirun_on``."""
     name = f"dlbench{os.getpid()}-"
     made: list[str] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that an ended benchmark leaves no namespaces
@@ -71,14 +71,14 @@ def hosts(count: int) -> list[str]:
 
 
 def address(rank: int) -> str:
-    """Of the machine that a rank runs on."""
+    """Return the address of the machine that runs a rank."""
     return f"10.77.0.{rank + 1}"
 
 
 def mpirun_on(name: str, count: int, variables: Sequence[str], mpirun: Path) -> list[str]:
-    """The start of a command that runs what follows as ``count`` ranks, one on each of ``name``'s machines.
+    """Return a command prefix that runs a command as ``count`` ranks, one on each of ``name``'s machines.
 
-    ``variables`` of this process's environment reach the ranks.
+    The environment variables ``variables`` are passed on to the ranks.
     """
     agent = f"{sys.executable} -S {Path(__file__).resolve()} {name}"
     settings = ["--prtemca", "plm_ssh_agent", agent, "--prtemca", "plm_ssh_no_tree_spawn", "1"]
@@ -90,8 +90,8 @@ def mpirun_on(name: str, count: int, variables: Sequence[str], mpirun: Path) -> 
 
 
 def _inside(name: str, host: str) -> list[str]:
-    named = 'hostname "$0" && exec "$@"'
-    return ["ip", "netns", "exec", name + host, "unshare", "--uts", "sh", "-c", named, host]
+    script = 'hostname "$0" && exec "$@"'
+    return ["ip", "netns", "exec", name + host, "unshare", "--uts", "sh", "-c", script, host]
 
 
 def _do(*command: str) -> None:
@@ -100,6 +100,6 @@ def _do(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-if __name__ == "__main__":  # in the place of ssh: NAME HOST COMMAND, a line for a shell
+if __name__ == "__main__":  # called instead of ssh: NAME HOST COMMAND, a shell line
     name, host, *line = sys.argv[1:]
     os.execvp("ip", [*_inside(name, host), "sh", "-c", " ".join(line)])

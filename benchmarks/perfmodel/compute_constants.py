@@ -1,11 +1,11 @@
-"""Constants of the compute model on this machine's CPU, and predicted and measured step times.
+"""Measure the constants of the compute model on this machine's CPU, and compare predicted and measured step times.
 
     python -m benchmarks.perfmodel.compute_constants [--json]
 
-Prints what ``dljob.perf.step.compute`` and ``dljob.perf.resources.memory`` assume: operations per second of a core,
-overhead per layer and per step of a GPU's host, memory of a process; then step times of the built-in models over
-batches, one thread, measured and predicted as for CPU ranks (``dljob.perf.workload.structure``; these models are in
-no fit).
+It prints the constants of ``dljob.perf.step.compute`` and ``dljob.perf.resources.memory``: operations per second of a
+core, overhead per layer and per step of a GPU's host, and memory of a process. Then it prints the step times of the
+built-in models on one thread, measured and predicted as for CPU ranks (``dljob.perf.workload.structure``, which is not
+fitted to these models).
 """
 
 import argparse
@@ -40,7 +40,7 @@ CASES = (
 
 
 def timed_s(run: Callable[[], Any], budget_s: float = 2.0) -> float:
-    """Median CPU time of ``run``, after two to warm up: other processes do not count."""
+    """Return the median CPU time of ``run`` after two warm-up calls. CPU time excludes other processes."""
     run()
     run()
     times: list[float] = []
@@ -67,13 +67,13 @@ def train_step(model: nn.Module, shape: tuple[int, ...], classes: int, batch: in
 
 
 def making_s(dataset: str) -> float:
-    """Time to compute a sample of a synthetic dataset."""
+    """Return the time to generate a sample of a synthetic dataset."""
     source, chosen = load(DatasetRef(name=dataset)), np.arange(64)
     return timed_s(lambda: source.train(chosen), 1.0) / len(chosen)
 
 
 def overheads_s() -> tuple[float, float]:
-    """(per layer, per step): the slope and intercept over depth of networks too small to compute anything."""
+    """Return the overhead (per layer, per step): slope and intercept over the depth of tiny networks."""
 
     def depth_s(layers: int) -> float:
         model = nn.Sequential(*[m for _ in range(layers // 2) for m in (nn.Linear(4, 4), nn.ReLU())])
@@ -121,7 +121,7 @@ def main() -> None:
     print(f"overhead per layer {layer_s * 1e6:.0f} us (assumed {LAYER_OVERHEAD_S * 1e6:.0f}), ", end="")
     print(f"per step {step_s * 1e6:.0f} us (assumed {STEP_OVERHEAD_S * 1e6:.0f})")
     for name, us in making_us.items():
-        print(f"making a sample of {name} {us:.0f} us (assumed {DATASETS[name].making_s * 1e6:.0f})")
+        print(f"generating a sample of {name} {us:.0f} us (assumed {DATASETS[name].making_s * 1e6:.0f})")
     print(f"process after import {result['imported_MiB']:.0f} MiB")
     print(f"{'model':12} {'batch':>6} {'measured':>11} {'predicted':>11} {'ratio':>6}")
     for row in rows:

@@ -1,13 +1,13 @@
-"""Predicted ratio of parameter server to ring from 2 to 512 nodes, compared with published ratios.
+"""Compare the predicted ratio of parameter server to ring, on 2 to 512 nodes, with published ratios.
 
     python -m benchmarks.perfmodel.literature [--alpha-us 50] [--bandwidth-GBps 1.25] [--reduce-GBps 5]
         [--servers 1 4 8] [--json]
 
-Communication of one step of AlexNet, GoogLeNet and ResNet-50 from their gradient sizes alone, whole or layer by layer;
-the layers are those that plans are made with (``perf.references``).
-Nothing is fitted to the published figures: alpha and beta are those of 10 Gbit Ethernet over TCP unless stated, and the
-table says where a ratio is off and why. The published ratios are known to us second hand, without the machines' alpha
-and beta; so their shape is to be met (rising with n, where they cross 1), not their digits.
+The communication time of one step of AlexNet, GoogLeNet and ResNet-50 is predicted from the gradient sizes alone, in
+one message or layer by layer. The planner uses the same layers (``perf.references``). Nothing is fitted to the
+published figures: by default alpha and beta are those of 10 Gbit Ethernet over TCP. The table says where a ratio is off
+and why. The published ratios come from secondary sources that do not state alpha and beta, so only their shape is
+compared (rising with n, crossing 1), not their values.
 """
 
 import argparse
@@ -27,7 +27,7 @@ NODES = tuple(2**k for k in range(1, 10))
 
 
 def messages(net: Net) -> list[int]:
-    """Parameters of each layer that is sent by itself: a norm's go with those of the layer before."""
+    """Return the parameters per message. A normalization layer shares the message of the layer before it."""
     found: list[int] = []
     for layer in net.layers:
         if layer.kind == "norm" and found:
@@ -52,13 +52,13 @@ class Row:
     whole_ratio: float
     """Parameter server over ring, all gradients in one message."""
     layered_ratio: float
-    """The same, a message for each layer."""
+    """The same, one message per layer."""
     default_over_ring: float
-    """Butterfly (recursive doubling), what MPI libraries fall back to, over ring."""
+    """Butterfly (recursive doubling, the fallback of MPI libraries) over ring."""
 
 
 def row(model: str, nodes: int, servers: int, link: Link) -> Row:
-    """Ratios of a model on ``nodes`` of which ``servers`` serve, at most half of them."""
+    """Return the ratios of a model on ``nodes``. Of these, ``servers`` are servers, but at most half."""
     layers = [float(REAL_NBYTES * p) for p in MODELS[model]]
     whole, serving = sum(layers), min(servers, nodes // 2)
     server_s, ring_whole_s = parameter_server_s(whole, nodes, link, serving), ring_s(whole, nodes, link)
@@ -75,7 +75,7 @@ def row(model: str, nodes: int, servers: int, link: Link) -> Row:
 
 
 def crossing(model: str, servers: int, link: Link, layered: bool) -> int | None:
-    """The first node count, from 2, at which the ring is the faster one for good."""
+    """Return the smallest number of nodes from which on the ring is always faster, or None."""
     ratios = [(n, row(model, n, servers, link)) for n in range(2, 513)]
     slower = [n for n, r in ratios if (r.layered_ratio if layered else r.whole_ratio) <= 1]
     return None if slower and slower[-1] == 512 else (slower[-1] + 1 if slower else 2)
@@ -83,7 +83,7 @@ def crossing(model: str, servers: int, link: Link, layered: bool) -> int | None:
 
 @dataclass(frozen=True)
 class Published:
-    """A ratio that others measured, and what the model says of the same case."""
+    """A published ratio and the model's prediction for the same case."""
 
     claim: str
     published: str
@@ -102,27 +102,27 @@ def published(link: Link, servers: list[int]) -> list[Published]:
             "ring overtakes the parameter server",
             "near 16 nodes (AlexNet), 8 (others)",
             f"layer by layer, with {', '.join(map(str, servers))} servers: {by_servers} (2: the ring is always faster)",
-            "in one message the ring is never slower: (n-1)/n of the server's volume. It loses only by 2 (n-1) alpha a "
-            "message, so small layers cross late and AlexNet's large ones do not; the published order is the other way "
-            "round, so what slowed that ring was not latency a message",
+            "in one message the ring is never slower: (n-1)/n of the server's volume. Its only disadvantage is 2 (n-1) "
+            "alpha per message, so small layers cross late and AlexNet's large ones do not; the published order is the "
+            "opposite, so latency per message did not slow that ring",
         ),
         Published(
             "parameter server / ring at 256 nodes",
             "10",
             f"with {servers[-1]} servers: {', '.join(f'{m} {r:.1f}' for m, r in ratios.items())}",
-            "n / s, less what the ring's latency adds: the smaller the gradients, the smaller the ratio",
+            "n / s, reduced by the ring's latency: the smaller the gradients, the smaller the ratio",
         ),
         Published(
             "parameter server / ring at 32 nodes, layer by layer",
             "77 and 98",
             f"one server: {', '.join(f'{m} {r:.1f}' for m, r in layered.items())}",
-            "at most 32 by volume: incast, and a server that unpacks tensors one after another, are not in the model",
+            "at most 32 by volume; the model has no incast and no server that unpacks tensors one after another",
         ),
         Published(
             "default all-reduce / ring at 512 nodes",
             "2.3 to 4.1",
             f"butterfly: {min(default):.1f} to {max(default):.1f}",
-            "log2 n (V beta + V gamma) over 2 V beta + V gamma; less where the ring's latency counts",
+            "log2 n (V beta + V gamma) over 2 V beta + V gamma; less where the ring's latency matters",
         ),
     ]
 
@@ -134,26 +134,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--reduce-GBps", type=float, default=5.0, help="speed of adding buffers")
     parser.add_argument("--servers", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        link = Link(1e-6 * asked.alpha_us, 1e9 * asked.bandwidth_GBps, 1e9 * asked.reduce_GBps, "assumed")
+        link = Link(1e-6 * options.alpha_us, 1e9 * options.bandwidth_GBps, 1e9 * options.reduce_GBps, "assumed")
     except ValueError as e:
         parser.error(str(e))
-    if min(asked.servers) < 1 or not np.isfinite(asked.alpha_us):
-        parser.error(f"--servers {min(asked.servers)}, --alpha-us {asked.alpha_us}: expected 1 or more, and a number")
-    rows = [row(m, n, s, link) for m in MODELS for s in asked.servers for n in NODES]
-    claims = published(link, sorted(asked.servers))
-    if asked.json:
+    if min(options.servers) < 1 or not np.isfinite(options.alpha_us):
+        parser.error(
+            f"--servers {min(options.servers)}, --alpha-us {options.alpha_us}: expected 1 or more, and a number"
+        )
+    rows = [row(m, n, s, link) for m in MODELS for s in options.servers for n in NODES]
+    claims = published(link, sorted(options.servers))
+    if options.json:
         print(
             json.dumps({"link": asdict(link), "rows": list(map(asdict, rows)), "published": list(map(asdict, claims))})
         )
         return 0
-    print(f"alpha {asked.alpha_us:g} us, beta 1/{asked.bandwidth_GBps:g} s/GB, gamma 1/{asked.reduce_GBps:g} s/GB")
+    print(
+        f"alpha {options.alpha_us:g} us, beta 1/{options.bandwidth_GBps:g} s/GB, gamma 1/{options.reduce_GBps:g} s/GB"
+    )
     for model, layers in MODELS.items():
         print(f"\n{model}: {sum(layers) / 1e6:.1f} M parameters in {len(layers)} layers; parameter server / ring")
         print(f"{'nodes':>24}" + "".join(f"{n:>8}" for n in NODES))
-        for servers in asked.servers:
-            mine = [r for r in rows if r.model == model][asked.servers.index(servers) * len(NODES) :][: len(NODES)]
+        for servers in options.servers:
+            mine = [r for r in rows if r.model == model][options.servers.index(servers) * len(NODES) :][: len(NODES)]
             for kind, ratios in (("whole", [r.whole_ratio for r in mine]), ("layers", [r.layered_ratio for r in mine])):
                 print(f"{servers:>3} servers, {kind:>9}   " + "".join(f"{r:8.2f}" for r in ratios))
     for claim in claims:

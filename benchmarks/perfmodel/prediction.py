@@ -1,10 +1,10 @@
-"""Predicted and measured step times on this machine: from the catalogue alone, and with the profile of one run.
+"""Compare predicted with measured step times on this machine, from the catalogue and with the profile of one run.
 
     python -m benchmarks.perfmodel.prediction [--json] [--model digits-cnn --batch 96 --ranks 3]
 
-Runs the built-in trainer as real MPI ranks over TCP, each planned as a node with its part of this machine's cores, and
-compares the median step with the plan's. The second plan uses the profile of the first run and is compared with a
-second run. It also prints the prediction of the first run from runs on fewer ranks only.
+The built-in trainer runs as MPI ranks over TCP. The planner treats each rank as a node with its part of this machine's
+cores. The median step is compared with the plan's. The second plan uses the profile of the first run and is compared
+with a second run. The output also has the prediction of the first run from runs on fewer ranks only.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median
 
-from benchmarks.lib.local_ranks import RANK, heard, mpirun
+from benchmarks.lib.local_ranks import RANK, mpirun, run_with_messages
 
 from dlcontract import CPUS_VARIABLE, Plan, ProbePoint, RankMeasure, Report, RunPhase
 from dljob.api import DLJobSpec, DLProfileStatus
@@ -33,7 +33,7 @@ STEPS = {"digits-cnn": 150, "mlp": 300, "resnet18": 12}
 
 
 @dataclass
-class News:
+class RunMessages:
     """Messages of all ranks of a run."""
 
     steps_s: list[float] = field(default_factory=list)
@@ -41,29 +41,31 @@ class News:
     probes: list[ProbePoint] = field(default_factory=list)
     links: list[tuple[float, float]] = field(default_factory=list)
 
-    def take(self, line: str) -> None:
-        news = json.loads(line)
-        if news["type"] == "step":
-            self.measures[news["rank"]] = RankMeasure.model_validate(news["measure"])
-            if news["rank"] == 0:
-                self.steps_s.append(news["step_s"])
-        elif news["type"] == "probed":
-            self.probes += [ProbePoint.model_validate(p) for p in news["points"]]
-            if news["link_latency_s"] is not None:
-                self.links.append((news["link_latency_s"], news["link_bandwidth_Bps"]))
+    def add(self, line: str) -> None:
+        message = json.loads(line)
+        if message["type"] == "step":
+            self.measures[message["rank"]] = RankMeasure.model_validate(message["measure"])
+            if message["rank"] == 0:
+                self.steps_s.append(message["step_s"])
+        elif message["type"] == "probed":
+            self.probes += [ProbePoint.model_validate(p) for p in message["points"]]
+            if message["link_latency_s"] is not None:
+                self.links.append((message["link_latency_s"], message["link_bandwidth_Bps"]))
 
 
-def train(todo: Plan, timeout_s: float) -> News:
-    """Run the plan's ranks on this machine. Ends the program when they fail."""
-    news = News()
+def train(todo: Plan, timeout_s: float) -> RunMessages:
+    """Run the plan's ranks on this machine. Raise SystemExit if they fail."""
+    messages = RunMessages()
     command = [*mpirun(len(todo.ranks), "--mca", "btl", "self,tcp"), sys.executable, *RANK]
-    heard(todo, command, news.take, timeout_s, {CPUS_VARIABLE: "1000"}, subprocess.DEVNULL)
-    return news
+    run_with_messages(todo, command, messages.add, timeout_s, {CPUS_VARIABLE: "1000"}, subprocess.DEVNULL)
+    return messages
 
 
-def report(todo: Plan, news: News) -> Report:
-    """What the job's coordinator would report."""
-    latency_s, bandwidth_Bps = (max(values) for values in zip(*news.links, strict=True)) if news.links else (None, None)
+def report(todo: Plan, messages: RunMessages) -> Report:
+    """Return the report that a job's coordinator would write."""
+    latency_s, bandwidth_Bps = (
+        (max(values) for values in zip(*messages.links, strict=True)) if messages.links else (None, None)
+    )
     return Report(
         uid=todo.uid,
         plan_number=1,
@@ -71,22 +73,25 @@ def report(todo: Plan, news: News) -> Report:
         term=1,
         phase=RunPhase.SUCCEEDED,
         unix_s=0.0,
-        ranks=tuple(news.measures.values()),
-        probes=tuple(news.probes),
+        ranks=tuple(messages.measures.values()),
+        probes=tuple(messages.probes),
         link_latency_s=latency_s,
         link_bandwidth_Bps=bandwidth_Bps,
-        step_s=steady_s(news),
+        step_s=steady_s(messages),
     )
 
 
-def steady_s(news: News) -> float:
-    return median(news.steps_s[len(news.steps_s) // 3 :])
+def steady_s(messages: RunMessages) -> float:
+    return median(messages.steps_s[len(messages.steps_s) // 3 :])
 
 
 def one(
     model: str, dataset: str, batch: int, ranks: int, view: ClusterView, fewer: DLProfileStatus
 ) -> tuple[dict[str, object], DLProfileStatus]:
-    """Predictions and measurements, and ``fewer``, what runs on fewer ranks taught, with what the first run taught."""
+    """Run one case. Return predictions and measurements, and ``fewer`` updated by the first run.
+
+    ``fewer``: the profile from runs on fewer ranks.
+    """
     spec = DLJobSpec.model_validate(
         {
             "model": {"name": model},
@@ -103,22 +108,22 @@ def one(
     for basis in ("catalogue", "profile"):
         decision = decided(spec, view, profile)
         todo = trainer_plan("benchmark", "default", "0", spec, decision, 1, 1, "benchmark", "cluster.local")
-        news = train(todo, 300)
+        messages = train(todo, 300)
         prediction = decision.chosen.prediction
-        row[basis] = compared(prediction, steady_s(news))
-        profile = updated_profile(profile, key, "cpu", report(todo, news), datetime.now(UTC), place)
+        row[basis] = compared(prediction, steady_s(messages))
+        profile = updated_profile(profile, key, "cpu", report(todo, messages), datetime.now(UTC), place)
         if basis == "catalogue":
             if fewer.scaling:
-                row["fewer ranks"] = compared(decided(spec, view, fewer).chosen.prediction, steady_s(news))
-            fewer = updated_profile(fewer, key, "cpu", report(todo, news), datetime.now(UTC), place)
+                row["fewer ranks"] = compared(decided(spec, view, fewer).chosen.prediction, steady_s(messages))
+            fewer = updated_profile(fewer, key, "cpu", report(todo, messages), datetime.now(UTC), place)
     return row, fewer
 
 
 def decided(spec: DLJobSpec, view: ClusterView, profile: DLProfileStatus) -> Decision:
-    known = (
+    profiles = (
         {(profile_key(spec), "cpu"): learned(profile)} if profile.observed_jobs else dict[tuple[str, str], Learned]()
     )
-    decision = plan(planner_request("benchmark", spec), view, known)
+    decision = plan(planner_request("benchmark", spec), view, profiles)
     if isinstance(decision, Infeasible):
         raise SystemExit(f"{decision.field}: {decision.message}")
     return decision

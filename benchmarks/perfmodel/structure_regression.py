@@ -1,15 +1,16 @@
-"""Step time and peak memory of generated CNNs, regressed on their structure, scored on unseen structures.
+"""Regress step time and peak memory of generated CNNs on their structure, and score the fit on unseen structures.
 
     python -m benchmarks.perfmodel.structure_regression [--rows FILE] [--structures 96] [--seconds 150] [--refit]
         [--json]
 
-Draws networks over layers, filters, dense width, image size and batch, trains each for a few steps in a process of its
-own (one thread), and regresses CPU seconds of a step and the growth of the process' memory on features of the layer
-table. Each structure is predicted from the others (five folds), then the larger half from the smaller one, beside the
-roofline of the data sheet; last the built-in models, of which the regression saw none. ``--refit`` prints the constants
-that ``dljob.perf.workload.structure`` carries, from which the operator derives the CPU and memory that pods request.
+The benchmark draws networks over layers, filters, dense width, image size and batch size, and trains each for a few
+steps in its own process with one thread. It regresses the CPU seconds of a step and the growth of the process's memory
+on features of the layer table. Each structure is predicted from the others (five folds), then the larger half from the
+smaller one, compared with the roofline of the data sheet. Last it predicts the built-in models, which are not part of
+the fit. ``--refit`` prints the constants of ``dljob.perf.workload.structure``, from which the operator derives the CPU
+and memory requests of pods.
 
-``--rows`` keeps measurements: what the file has is not measured again, so a run that --seconds ended goes on.
+``--rows`` stores measurements. Structures in the file are not measured again, so an interrupted run can continue.
 """
 
 import argparse
@@ -50,19 +51,19 @@ BUILT_IN = (
 
 
 def fitted(terms: Sequence[Terms], amounts: Floats) -> dict[str, float]:
-    """Coefficients of 0 or more in relative, robust least squares."""
+    """Return the nonnegative coefficients of a robust least-squares fit of relative errors."""
     names = list(terms[0])
     design = np.array([[row[name] for name in names] for row in terms])
     return dict(zip(names, positive_fit(design, amounts).tolist(), strict=True))
 
 
-def predicted(train: Sequence[Terms], amounts: Floats, asked: Sequence[Terms]) -> Floats:
+def predicted(train: Sequence[Terms], amounts: Floats, rows: Sequence[Terms]) -> Floats:
     coefficients = fitted(train, amounts)
-    return np.array([structure.total(row, coefficients) for row in asked])
+    return np.array([structure.total(row, coefficients) for row in rows])
 
 
 def folded(terms: Sequence[Terms], amounts: Floats) -> Floats:
-    """Each row from a fit without its fold."""
+    """Predict each row from a fit without its fold."""
     found, fold = np.zeros(len(terms)), np.arange(len(terms)) % FOLDS
     for f in range(FOLDS):
         rest = [row for row, k in zip(terms, fold, strict=True) if k != f]
@@ -75,25 +76,25 @@ def time_row(workload: Workload, batch: int) -> Terms:
 
 
 def table_nbytes(workload: Workload, batch: int) -> float:
-    """What the layer table alone says of memory."""
+    """Predict the memory from the layer table alone."""
     return memory.fixed_nbytes(workload) + batch * memory.sample_nbytes(workload)
 
 
-def scored(what: str, unit: str, groups: dict[str, dict[str, tuple[Floats, Floats]]]) -> Table:
-    """``groups``: what is scored → method → (measured, predicted)."""
+def scored(quantity: str, unit: str, groups: dict[str, dict[str, tuple[Floats, Floats]]]) -> Table:
+    """Return a table of errors. ``groups``: group → method → (measured, predicted)."""
     rows: list[tuple[Cell, ...]] = []
     for group, methods in groups.items():
-        for method, (found, said) in methods.items():
-            errors = ape(found, said)
+        for method, (found, forecast) in methods.items():
+            errors = ape(found, forecast)
             figures = [over_workloads([errors], m) for m in (mean, median, p90)]
-            rows.append((method, group, len(errors), *figures, float(np.median(said / found))))
-    return Table(f"{what}, % ({unit})", ("method", "scored on", "n", "mean", "median", "p90", "bias"), tuple(rows))
+            rows.append((method, group, len(errors), *figures, float(np.median(forecast / found))))
+    return Table(f"{quantity}, % ({unit})", ("method", "scored on", "n", "mean", "median", "p90", "bias"), tuple(rows))
 
 
 def tables(
     drawn_ones: list[Structure], rows: list[Measured], known: list[tuple[Workload, int, Measured]]
 ) -> list[Table]:
-    """Time and memory, and how well what pods would request holds."""
+    """Score step times, memory, and the memory requests of pods."""
     workloads = [one.workload() for one in drawn_ones]
     batches = [one.batch for one in drawn_ones]
     pairs = list(zip(workloads, batches, strict=True))
@@ -150,29 +151,31 @@ def tables(
     ]
 
 
-def requests(group: str, said: Floats, found: Floats) -> Table:
-    """How often ``GROWTH_MARGIN`` over the prediction is enough, and by how much more than needed it is."""
-    limit = memory.GROWTH_MARGIN * said
+def requests(group: str, forecast: Floats, found: Floats) -> Table:
+    """Score how often ``GROWTH_MARGIN`` over the prediction is sufficient, and its mean excess."""
+    limit = memory.GROWTH_MARGIN * forecast
     excess = (limit - found) / (memory.PROCESS_NBYTES + found)
     return Table(
         "Memory requested for a rank, from the regression",
-        ("scored on", "n", "enough, %", "mean excess, %"),
-        ((group, len(said), float(100 * np.mean(excess >= 0)), float(100 * excess.mean())),),
+        ("scored on", "n", "sufficient, %", "mean excess, %"),
+        ((group, len(forecast), float(100 * np.mean(excess >= 0)), float(100 * excess.mean())),),
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--structures", type=int, default=96)
-    parser.add_argument("--seconds", type=float, default=150.0, help="of measuring structures; the rest is left out")
-    parser.add_argument("--rows", type=Path, help="file of measurements, one JSON object a line; made or added to")
+    parser.add_argument(
+        "--seconds", type=float, default=150.0, help="time limit for measuring structures; the rest is skipped"
+    )
+    parser.add_argument("--rows", type=Path, help="file of measurements to create or extend, one JSON object per line")
     parser.add_argument("--refit", action="store_true", help="print the constants of dljob.perf.workload.structure")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     prepare()
     base = resident_nbytes()
-    structures, rows = collected(asked.structures, asked.seconds, asked.rows)
+    structures, rows = collected(options.structures, options.seconds, options.rows)
     known = [
         (builtin(name, dataset), batch, measured(lambda n=name, d=dataset, b=batch: of_built_in(n, d, b)))  # type: ignore[misc]
         for name, dataset, batches in BUILT_IN
@@ -187,13 +190,13 @@ def main() -> None:
         "TIME_S": {name: times[name] for name in structure.TIME_S},
         "GROWTH": growth,
     }
-    if asked.json:
+    if options.json:
         result = {"machine": machine(), "process_MiB": base / 2**20, "constants": constants}
         print(json.dumps(result | {"tables": [table.as_dict() for table in found]}))
         return
     print("\n\n".join(table.text() for table in found))
     print(f"\nprocess without a model {base / 2**20:.0f} MiB; PyTorch {torch.__version__}, one thread\n{machine()}")
-    if asked.refit:
+    if options.refit:
         for name, values in constants.items():
             print(f"{name} = {{" + ", ".join(f'"{k}": {v:.3g}' for k, v in values.items()) + "}")
 

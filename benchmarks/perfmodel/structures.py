@@ -1,4 +1,4 @@
-"""Generated CNNs, and the measurement of their step times and memory."""
+"""Generate CNNs and measure their step times and memory."""
 
 import json
 import multiprocessing
@@ -21,15 +21,18 @@ from dltrain.models import InputShape, build
 
 SEED, CLASSES = 0, 10
 MAX_FLOPS = 12e9
-"""Of a step: what a core does in a quarter of a second, so that a run stays short."""
+"""Maximum operations of a step: about a quarter of a second on one core, so that a run stays short."""
 BUDGET_S, FEWEST_STEPS = 0.4, 4
 MIN_STRUCTURES = 20
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A network of the family: ``layers`` convolutions of 3 x 3, pooled after every second one while 8 pixels are left
-    (filters double there, four times at most), then a dense layer and the classes."""
+    """A generated network: ``layers`` 3 x 3 convolutions, then a dense layer and an output layer.
+
+    After every second convolution the network pools while at least 8 pixels are left; the number of filters doubles
+    there, up to four times the initial number.
+    """
 
     layers: int
     filters: int
@@ -38,7 +41,7 @@ class Structure:
     batch: int
 
     def plan(self) -> list[tuple[int, bool]]:
-        """(filters, pooled after it) of each convolution."""
+        """Return (filters, is followed by pooling) of each convolution."""
         side, width, found = self.pixels, self.filters, []
         for i in range(self.layers):
             pooled = i % 2 == 1 and side >= 8
@@ -75,13 +78,13 @@ class Structure:
 @dataclass(frozen=True)
 class Measured:
     cpu_s: float
-    """Of a step; the median."""
+    """Median CPU time of a step."""
     grown_nbytes: int
-    """Peak of the process' memory over what it held before the model was built."""
+    """Peak memory of the process minus its memory before the model was built."""
 
 
 def drawn(count: int) -> list[Structure]:
-    """Different structures, log-uniform, none beyond ``MAX_FLOPS`` a step."""
+    """Draw different structures log-uniformly, each with fewer than ``MAX_FLOPS`` operations per step."""
     rng = np.random.default_rng(SEED)
     found: dict[Structure, None] = {}
     while len(found) < count:
@@ -98,7 +101,7 @@ def drawn(count: int) -> list[Structure]:
 
 
 def steps(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
-    """A step as the trainer takes it: SGD with momentum, gradients kept between steps."""
+    """Return a training step like the trainer's: SGD with momentum; gradient buffers persist between steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def run() -> None:
@@ -111,13 +114,16 @@ def steps(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], No
 
 
 def resident_nbytes(field: str = "VmRSS") -> int:
-    """Main memory of this process; ``VmHWM``: the most it ever had."""
+    """Return the resident memory of this process, or its peak with ``VmHWM``."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def measured(make: Callable[[], Callable[[], None]]) -> Measured:
-    """In a process of its own, forked from one that imported PyTorch and computed nothing: its threads do not fork."""
+    """Measure in a forked process.
+
+    The parent has imported PyTorch but computed nothing, because PyTorch's threads do not survive a fork.
+    """
 
     def run(answer: Any) -> None:
         torch.manual_seed(SEED)
@@ -141,7 +147,7 @@ def measured(make: Callable[[], Callable[[], None]]) -> Measured:
     try:
         cpu_s, grown = mine.recv()
     except EOFError:
-        raise SystemExit("a measuring process ended early: out of memory?") from None
+        raise SystemExit("a measuring process exited early; it may have run out of memory") from None
     finally:
         process.join()
     return Measured(cpu_s, grown)
@@ -161,14 +167,14 @@ def of_built_in(name: str, dataset: str, batch: int) -> Callable[[], None]:
 
 
 def prepare() -> None:
-    """Has the first step of an optimizer import what it imports, so that no structure pays for it."""
+    """Make the first optimizer step here, so that its imports do not count for a structure."""
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.1).step()
 
 
 def collected(count: int, budget_s: float, file: Path | None) -> tuple[list[Structure], list[Measured]]:
-    """Measurements of the first ``count`` structures, or of as many as the budget allows."""
+    """Measure the first ``count`` structures, or as many as the budget allows."""
     rows: dict[Structure, Measured] = {}
     if file is not None and file.exists():
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -183,7 +189,9 @@ def collected(count: int, budget_s: float, file: Path | None) -> tuple[list[Stru
         if file is not None:
             with file.open("a", encoding="utf-8") as out:
                 out.write(json.dumps({"structure": asdict(one), "measured": asdict(rows[one])}) + "\n")
-    kept = [one for one in wanted if one in rows]
-    if len(kept) < MIN_STRUCTURES:
-        raise SystemExit(f"{len(kept)} structures were measured, {MIN_STRUCTURES} are needed: give more --seconds")
-    return kept, [rows[one] for one in kept]
+    done = [one for one in wanted if one in rows]
+    if len(done) < MIN_STRUCTURES:
+        raise SystemExit(
+            f"found {len(done)} measured structures; expected at least {MIN_STRUCTURES}. Increase --seconds."
+        )
+    return done, [rows[one] for one in done]

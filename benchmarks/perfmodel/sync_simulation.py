@@ -1,11 +1,11 @@
-"""Discrete-event simulation of synchronous, stale-synchronous and asynchronous training.
+"""Simulate synchronous, stale-synchronous (SSP) and asynchronous training as discrete events.
 
-Results are compared with the formulas of ``dljob.perf.step.synchronization``.
+The results are compared with the formulas of ``dljob.perf.step.synchronization``.
 
     python -m benchmarks.perfmodel.sync_simulation [--steps 4000] [--check] [--json]
 
-Times of computing and of the server are gamma distributed (never below 0) with the given variation. ``--check`` fails
-(exit code 1) when a formula is more than 5 % off.
+Times of computing and of the server follow a gamma distribution with the given coefficient of variation. ``--check``
+fails (exit code 1) if a formula is more than 5 % off.
 """
 
 import argparse
@@ -23,7 +23,7 @@ RANKS = (2, 4, 8, 32, 128)
 VARIATIONS = (0.03, 0.1, 0.3)
 BOUNDS = (1, 2, 4, 16)
 LOADS = (0.3, 0.8, 1.0, 1.2, 2.0)
-"""Of the server: service time of all workers over a worker's own round."""
+"""Loads of the server: service time of all workers over the round time of one worker."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Row:
     ranks: int
     variation: float
     setting: float
-    """Bound of staleness in steps, or load of the server."""
+    """Staleness bound in steps, or load of the server."""
     simulated: float
     predicted: float
 
@@ -46,7 +46,7 @@ def draw(rng: np.random.Generator, mean: float, variation: float, count: int) ->
 
 
 def bounded_step(ranks: int, bound: int, variation: float, steps: int, seed: int = 0) -> float:
-    """Mean step over a rank's mean, of ranks that begin step k once all have done step k - 1 - ``bound``."""
+    """Return the mean step over a rank's mean if ranks begin step k once all have finished step k - 1 - ``bound``."""
     rng = np.random.default_rng(seed)
     done, last = np.zeros(ranks), [0.0] * (bound + 1)
     for _ in range(steps):
@@ -58,7 +58,7 @@ def bounded_step(ranks: int, bound: int, variation: float, steps: int, seed: int
 def asynchronous(
     workers: int, think_s: float, service_s: float, variation: float, updates: int, seed: int = 0
 ) -> tuple[float, float]:
-    """Updates a second, and their mean staleness, at a server that takes them one after another."""
+    """Return the updates per second and their mean staleness for a server that applies them one after another."""
     rng = np.random.default_rng(seed)
     thinks, services = (draw(rng, mean, variation, updates + workers) for mean in (think_s, service_s))
     arrivals = [(thinks.pop(), worker) for worker in range(workers)]
@@ -80,10 +80,10 @@ def rows(steps: int) -> list[Row]:
     found = []
     for ranks in RANKS:
         for v in VARIATIONS:
-            found.append(Row("lockstep", ranks, v, 0, bounded_step(ranks, 0, v, steps), straggler_factor(ranks, v)))
+            found.append(Row("synchronous", ranks, v, 0, bounded_step(ranks, 0, v, steps), straggler_factor(ranks, v)))
             for bound in BOUNDS:
                 simulated = bounded_step(ranks, bound, v, steps)
-                found.append(Row("stale", ranks, v, bound, simulated, stale_factor(ranks, bound, v)))
+                found.append(Row("SSP", ranks, v, bound, simulated, stale_factor(ranks, bound, v)))
             for load in LOADS:
                 service_s = load / ranks
                 if service_s >= 1:
@@ -100,16 +100,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args(arguments)
-    if asked.steps < 100:
-        parser.error(f"--steps {asked.steps}: expected 100 or more, for means to settle")
-    found = rows(asked.steps)
-    if asked.json:
+    options = parser.parse_args(arguments)
+    if options.steps < 100:
+        parser.error(f"--steps {options.steps}: expected 100 or more, so that means converge")
+    found = rows(options.steps)
+    if options.json:
         print(json.dumps([{**asdict(r), "error": r.error} for r in found]))
     else:
-        print(
-            "lockstep, stale: mean step over a rank's mean. asynchronous: updates a round of a worker that never waits."
-        )
+        print("synchronous, SSP: mean step over a rank's mean. asynchronous: updates per round of an unblocked worker.")
         print(
             f"{'kind':<14}{'ranks':>6}{'variation':>11}{'bound/load':>12}{'simulated':>11}{'predicted':>11}{'error':>9}"
         )
@@ -120,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
             )
     worst = max(found, key=lambda r: abs(r.error))
     print(f"worst: {worst.kind}, {worst.ranks} ranks: {100 * worst.error:+.1f} %", file=sys.stderr)
-    return 1 if asked.check and abs(worst.error) > LIMIT else 0
+    return 1 if options.check and abs(worst.error) > LIMIT else 0
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""The global batch chosen by the gradient noise scale: time to a target on public measurements.
+"""Score the global batch size that the gradient noise scale chooses, by its time to a target on public measurements.
 
     python -m benchmarks.planner.batch_size --dir DIRECTORY [--json]
 
-DIRECTORY has the tables of the Pollux artifact (OSDI 2021), a folder a workload: ``validation-<batch>.csv`` has the
-metric and the gradient's square and variance along a training with each batch (by AdaScale, or by the root for Adam);
-``placements.csv`` and ``scalability.csv`` what steps took. The smallest batch is the user's. Its training alone tells
-the noise scale (``optim.noise_scale``); the rule of the planner then chooses a batch for each placement. What is
-scored was not seen: the iterations that each batch really took to the target, the worst of all trainings' best metrics.
-Step times are the measured ones, so that the statistical part alone is judged; shares between two measured ones are
-interpolated, smaller ones extrapolated by a line.
+DIRECTORY has the tables of the Pollux artifact (OSDI 2021), one folder per workload. ``validation-<batch>.csv`` has the
+metric and the square and variance of the gradient during a training with each batch size (scaled with AdaScale, or with
+the square root for Adam). ``placements.csv`` and ``scalability.csv`` have the step times. The smallest batch size is
+the user's. The noise scale (``optim.noise_scale``) comes from its training alone, and the planner's rule then chooses a
+batch size for each placement. The score uses data that the rule did not see: the iterations that each batch size
+needed to the target, which is the worst of all trainings' best metrics. Step times are measured, so that only the
+statistical part is scored. Local batch sizes between two measured ones are interpolated, smaller ones extrapolated by
+a line.
 """
 
 import argparse
@@ -32,36 +33,36 @@ class Row:
     metric: float
     square: float
     variance: float
-    """Of the gradient of the smallest batch."""
+    """Variance of the gradient of the smallest batch."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """One workload. Excess times over the best batch in hindsight, per cent, means over placements."""
+    """Score of one workload: excess time over the best batch size in hindsight, per cent, mean over placements."""
 
     workload: str
     batches: str
     placements: int
     noise_scale: float
     steps: tuple[float, float]
-    """Steps predicted of the other batches over those they took, least and most; below 1 a model is trained too little
-    ..."""
+    """Minimum and maximum of predicted steps / needed steps over the other batch sizes; below 1, training would be too
+    short."""
     steps_late: tuple[float, float]
-    """... and predicted by the median noise scale of the training's later half."""
+    """The same, predicted from the median noise scale of the later half of the training."""
     chosen: float
     chosen_worst: float
     chosen_late: float
-    """By that median."""
+    """The choice from that median."""
     fixed: float
     """The smallest batch everywhere."""
     largest: float
     """The largest batch everywhere."""
     saved: float
-    """Time to the target that the choice saves of the smallest batch's, per cent."""
+    """Reduction of the time to the target compared with the smallest batch, per cent."""
 
 
 def trainings(folder: Path) -> dict[int, list[Row]]:
-    """By batch. Raises ValueError for a row that is none."""
+    """Read the trainings by batch size. Raise ValueError for a malformed row."""
     found = {}
     for path in folder.glob("validation-*.csv"):
         with path.open(newline="") as file:
@@ -74,7 +75,10 @@ def trainings(folder: Path) -> dict[int, list[Row]]:
 
 
 def iterations(runs: dict[int, list[Row]]) -> dict[int, int]:
-    """To the worst of the trainings' best metrics, which falls or rises as the smallest batch's does."""
+    """Return the iterations to the worst of the trainings' best metrics, by batch size.
+
+    The metric falls or rises as that of the smallest batch does.
+    """
     base = runs[min(runs)]
     sign = 1 if base[-1].metric > base[0].metric else -1
     target = min(max(sign * row.metric for row in rows) for rows in runs.values())
@@ -82,7 +86,7 @@ def iterations(runs: dict[int, list[Row]]) -> dict[int, int]:
 
 
 def noise_scale(rows: list[Row], base: int, until: int) -> float:
-    """The harmonic mean of ``optim.noise_scale`` over the training, each evaluation for the iterations before it."""
+    """Return the harmonic mean of ``optim.noise_scale``; each evaluation counts for the iterations before it."""
     before, shares, weights = 0, [], []
     for row in rows:
         if before < until:
@@ -94,11 +98,11 @@ def noise_scale(rows: list[Row], base: int, until: int) -> float:
 
 
 def step_s(times: dict[int, float], share: float) -> float | None:
-    """Of a share, between measured ones or below; None above them."""
-    known = sorted(times.items())
-    if share > known[-1][0]:
+    """Return the step time of a local batch size, or None if it is above the measured ones."""
+    measured = sorted(times.items())
+    if share > measured[-1][0]:
         return None
-    pairs = list(pairwise(known))
+    pairs = list(pairwise(measured))
     (b0, t0), (b1, t1) = next((p for p in pairs if share <= p[1][0]), pairs[-1])
     line = t0 + (share - b0) * max(0.0, t1 - t0) / (b1 - b0)
     return max(line, t0 / 2)
@@ -140,8 +144,8 @@ def score(workload: Measurements, runs: dict[int, list[Row]]) -> Score:
 
 
 HEADER = (
-    f"{'workload':<12} {'batches':<11} {'places':>6} {'noise scale':>11} {'steps said/took':>15} "
-    f"{'by late median':>14} {'chosen':>8} {'worst':>7} {'by median':>9} {'smallest':>8} {'largest':>8} {'saved':>6}"
+    f"{'workload':<12} {'batches':<11} {'places':>6} {'noise scale':>11} {'pred./needed':>15} "
+    f"{'late median':>14} {'chosen':>8} {'worst':>7} {'by median':>9} {'smallest':>8} {'largest':>8} {'saved':>6}"
 )
 
 
@@ -170,7 +174,7 @@ def main() -> int:
     except (OSError, KeyError, ValueError) as error:
         parser.error(str(error))
     if not found:
-        parser.error(f"{options.dir}: no workload with two files validation-<batch>.csv or more")
+        parser.error(f"{options.dir}: found no workload with at least two files validation-<batch>.csv")
     if options.json:
         sys.stdout.write(json.dumps([asdict(s) for s in found], indent=2) + "\n")
         return 0
@@ -181,7 +185,7 @@ def main() -> int:
     lines = [HEADER, *map(text, found), ""]
     lines.append(
         f"Time to the target over the best batch in hindsight, mean over workloads: chosen {means['chosen']:.1f} % "
-        f"(worst placement {worst:.0f} %), by the late median {means['chosen_late']:.1f} %, smallest "
+        f"(worst placement {worst:.0f} %), from the late median {means['chosen_late']:.1f} %, smallest "
         f"{means['fixed']:.0f} %, largest {means['largest']:.0f} %; the choice saves {means['saved']:.0f} % of the "
         "smallest batch's time"
     )

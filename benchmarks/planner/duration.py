@@ -1,14 +1,14 @@
-"""How long the planner takes, and how much memory, on clusters of 10 to 10,000 nodes with eight devices.
+"""Measure the planner's time and memory on clusters of 10 to 10,000 nodes with eight device types.
 
     python -m benchmarks.planner.duration [--json] [--check]
 
-For each size six jobs (a large model, a small one, one with the least energy within a deadline, the large one once five
-steps on several devices of every kind were measured, and two that leave the strategy open: sharded state, pipelines and
-split layers besides) on nodes with unlike numbers of free devices; the time is the worst of them, the best of several
-repeats each, by the wall clock and in CPU time; the time of those with an open strategy is shown by itself, too.
-Memory is what planning allocates at its peak, beside the nodes themselves. ``--check`` fails (exit code 1) when both
-times are above 200 ms for 1,000 nodes or 1 s for 10,000 (a busy machine stretches one, numpy's threads the other), or
-memory is above 200 MB.
+For each size, six jobs are planned on nodes with different numbers of free devices: a large model, a small one, one
+that minimizes energy within a deadline, the large one with measured step times on several devices of every type, and
+two with ``strategy: Auto``, which adds ZeRO-1, pipeline and tensor parallelism. Each job's time is the best of several
+repeats; the output has the maximum over jobs in wall-clock and CPU time, and that of strategy Auto in wall-clock time.
+Memory is the peak that planning allocates, not counting the nodes. ``--check`` fails (exit code 1) if both times are
+above 200 ms for 1,000 nodes or 1 s for 10,000 (a busy machine extends one, numpy's threads the other), or if memory is
+above 200 MB.
 """
 
 import argparse
@@ -51,18 +51,18 @@ MEASURED = {
     )
     for device in (*GPUS, "cpu")
 }
-OPEN = (
+AUTO_STRATEGY = (
     replace(LARGE, job="open", strategy="Auto"),
     replace(LARGE, job="open-tokens", strategy="Auto", model="gpt-mini", dataset="synthetic-tokens"),
 )
-ASKED = (*((job, {}) for job in (*JOBS, *OPEN)), (replace(LARGE, job="measured"), MEASURED))
+CASES = (*((job, {}) for job in (*JOBS, *AUTO_STRATEGY)), (replace(LARGE, job="measured"), MEASURED))
 SIZES = (10, 100, 1_000, 10_000)
 LIMIT_S = {1_000: 0.2, 10_000: 1.0}
 LIMIT_NBYTES = 200e6
 
 
 def cluster(nodes: int) -> ClusterView:
-    """Eight devices in equal parts; GPU nodes have 1 to 8 of their 8 devices free."""
+    """Return a cluster with eight device types in equal parts. GPU nodes have 1 to 8 of their 8 devices free."""
 
     def node(i: int) -> Node:
         kind = i % 8
@@ -77,20 +77,20 @@ def cluster(nodes: int) -> ClusterView:
 def measure(nodes: int, repeats: int) -> dict[str, float]:
     view = cluster(nodes)
     worst_s, worst_cpu_s, open_s, considered = 0.0, 0.0, 0.0, 0
-    for job, known in ASKED:
+    for job, profiles in CASES:
         walls, cpus = [], []
         for _ in range(repeats):
             wall, cpu = time.perf_counter(), time.process_time()
-            found = plan(job, view, known)
+            found = plan(job, view, profiles)
             walls.append(time.perf_counter() - wall)
             cpus.append(time.process_time() - cpu)
         assert isinstance(found, Decision), found
         worst_s, worst_cpu_s = max(worst_s, min(walls)), max(worst_cpu_s, min(cpus))
-        open_s = max(open_s, min(walls)) if job in OPEN else open_s
+        open_s = max(open_s, min(walls)) if job in AUTO_STRATEGY else open_s
         considered = max(considered, len(found.candidates))
     tracemalloc.start()
-    for job, known in ASKED:
-        plan(job, view, known)
+    for job, profiles in CASES:
+        plan(job, view, profiles)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return {
@@ -108,10 +108,10 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    plan(JOBS[0], cluster(10), {})  # imports and caches are not the planner's time
-    rows = [measure(nodes, given.repeats) for nodes in SIZES]
-    if given.json:
+    options = parser.parse_args()
+    plan(JOBS[0], cluster(10), {})  # exclude the time of imports and of filling caches
+    rows = [measure(nodes, options.repeats) for nodes in SIZES]
+    if options.json:
         print(json.dumps(rows))
     else:
         print(f"{'nodes':>7} {'wall':>10} {'CPU':>10} {'Auto':>10} {'memory':>10} {'candidates':>11}")
@@ -126,9 +126,9 @@ def main() -> int:
         for r in rows
         if min(r["plan_s"], r["cpu_s"]) > LIMIT_S.get(int(r["nodes"]), 9e9) or r["peak_nbytes"] > LIMIT_NBYTES
     ]
-    for row in slow if given.check else ():
+    for row in slow if options.check else ():
         print(f"{row['nodes']:.0f} nodes: over the limit", file=sys.stderr)
-    return 1 if given.check and slow else 0
+    return 1 if options.check and slow else 0
 
 
 if __name__ == "__main__":

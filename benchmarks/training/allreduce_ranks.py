@@ -1,4 +1,4 @@
-"""What every rank of ``allreduce.py`` does: all candidates sum in turns; rank 0 prints their times as JSON."""
+"""Time the candidates of ``allreduce.py`` on every rank, in turns. Rank 0 prints the times as JSON."""
 
 import ctypes
 import json
@@ -17,7 +17,7 @@ from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import choose
 
 TURN_S = 0.02
-"""A turn repeats its sum for about so long."""
+"""Approximate duration of a turn, which repeats one all-reduce."""
 SEGMENT_NBYTES = 56 * 2**10
 OURS, OPEN_MPI, SEGMENTED, GLOO = "auto", "Open MPI", "Open MPI's segmented ring", "gloo"
 RING, SERVER = "ring", "parameter server"
@@ -25,30 +25,30 @@ RING, SERVER = "ring", "parameter server"
 
 def main() -> None:
     """Arguments: JSON with ``sizes``, ``rounds``, ``host`` (rank 0's address) and ``candidates``."""
-    asked = json.loads(sys.argv[1])
+    settings = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     world = ProcessGroup.start()
-    rows = [measured(world, nbytes, asked) for nbytes in asked["sizes"]]
+    rows = [measured(world, nbytes, settings) for nbytes in settings["sizes"]]
     if world.rank == 0:
         print(json.dumps(rows), flush=True)
     world.close()
 
 
-def measured(world: ProcessGroup, nbytes: int, asked: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of every candidate by round, the slowest rank's, and what ``auto`` chose."""
+def measured(world: ProcessGroup, nbytes: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the slowest rank's seconds by candidate and round, and the algorithms that ``auto`` chose."""
     from mpi4py import MPI
 
     ours: list[Collective] = []
-    sums = {name: candidate(name, world, nbytes, asked["host"], ours) for name in asked["candidates"]}
-    repeats = {name: _repeats(world, sum_once) for name, sum_once in sums.items()}
-    times: dict[str, list[float]] = {name: [] for name in sums}
-    for turn in range(asked["rounds"]):
-        # Anew in every round, alike on all ranks: what a candidate leaves behind must not always hit the same next one.
-        for name in random.Random(turn).sample(list(sums), len(sums)):
+    allreduces = {name: candidate(name, world, nbytes, settings["host"], ours) for name in settings["candidates"]}
+    repeats = {name: _repeats(world, sum_once) for name, sum_once in allreduces.items()}
+    times: dict[str, list[float]] = {name: [] for name in allreduces}
+    for turn in range(settings["rounds"]):
+        # Use a new order in every round, the same on all ranks, so that no candidate always runs after the same one.
+        for name in random.Random(turn).sample(list(allreduces), len(allreduces)):
             world.comm.Barrier()
             began = time.perf_counter()
             for _ in range(repeats[name]):
-                sums[name]()
+                allreduces[name]()
             spent = (time.perf_counter() - began) / repeats[name]
             times[name].append(world.comm.allreduce(spent, MPI.MAX))
     picked = [str(pick) for own in ours if isinstance(own, Auto) for pick in own.picks.values()]
@@ -58,7 +58,7 @@ def measured(world: ProcessGroup, nbytes: int, asked: dict[str, Any]) -> dict[st
 
 
 def candidate(name: str, world: ProcessGroup, nbytes: int, host: str, made: list[Collective]) -> Callable[[], object]:
-    """One sum of a buffer of its own, by ``name``; our collectives are added to ``made``."""
+    """Return a function that all-reduces its own buffer with ``name``. Append dljob's collectives to ``made``."""
     from mpi4py import MPI
 
     count = nbytes // 4
@@ -77,9 +77,9 @@ def candidate(name: str, world: ProcessGroup, nbytes: int, host: str, made: list
 
 
 def segmented(comm: Any) -> Any:
-    """A communicator on which Open MPI sums by its segmented ring, whatever the size; others stay as they are.
+    """Return a communicator on which Open MPI always all-reduces with its segmented ring.
 
-    Variables of the ``tuned`` component count when a communicator is made, so they are set for that moment.
+    Open MPI reads the variables of the ``tuned`` component when it creates a communicator, so they are set only then.
     """
     library = ctypes.CDLL(None)
     library.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int()))
@@ -96,7 +96,7 @@ def segmented(comm: Any) -> Any:
 
 
 def _variable(library: Any, name: str, value: int) -> int:
-    """Set one of Open MPI's variables; returns what it was."""
+    """Set a variable of Open MPI and return its previous value."""
     index, handle, count, before = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
     for code in (
         library.MPI_T_cvar_get_index(name.encode(), ctypes.byref(index)),
@@ -107,13 +107,13 @@ def _variable(library: Any, name: str, value: int) -> int:
     ):
         if code:
             raise RuntimeError(
-                f"{name}: found error {code} of MPI's tool interface, expected Open MPI 5 to take {value}"
+                f"{name}: found error {code} of MPI's tool interface, expected Open MPI 5 to accept {value}"
             )
     return before.value
 
 
 def _repeats(world: ProcessGroup, sum_once: Callable[[], object]) -> int:
-    """As many repetitions as fit a turn, the same on every rank."""
+    """Return the number of repetitions that fit in a turn, the same on every rank."""
     sum_once()
     began = time.perf_counter()
     sum_once()

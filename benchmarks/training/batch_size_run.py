@@ -1,10 +1,11 @@
-"""The whole way on this machine: a run measures the noise scale, the next plan has another batch, and is run as well.
+"""Run a job on this machine, plan its batch size from the noise scale that it measured, and run that plan.
 
     python -m benchmarks.training.batch_size_run [--seeds 3] [--batch 8] [--most 256] [--json]
 
-The built-in trainer as real MPI ranks, digits-cnn on scikit-learn's digits. Printed: noise scale, batch, steps, seconds
-and accuracy on held-out digits by the user's batch and by the one chosen, mean over seeds; and the paired difference of
-the accuracies with its standard error. ``benchmarks/planner/batch_size.py`` scores the choice on public measurements.
+The built-in trainer runs as MPI ranks: digits-cnn on scikit-learn's digits. The output has noise scale, batch size,
+steps, seconds and accuracy on held-out digits for the user's batch size and for the chosen one, as means over seeds,
+and the paired difference of the accuracies with its standard error. ``benchmarks/planner/batch_size.py`` scores the
+choice on public measurements.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import sys
 from datetime import UTC, datetime
 from statistics import fmean, stdev
 
-from benchmarks.lib.local_ranks import RANK, heard, mpirun
+from benchmarks.lib.local_ranks import RANK, mpirun, run_with_messages
 
 from dlcontract import CPUS_VARIABLE, Noise, Outcome, Plan, RankMeasure, Report, RunPhase
 from dljob.api import DLJobSpec, DLProfileStatus
@@ -44,19 +45,19 @@ def main() -> None:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return
     for kind in ("user's", "chosen"):
-        of = [row for row in rows if row["kind"] == kind]
-        means = {key: fmean(row[key] for row in of) for key in ("batch", "noise", "steps", "seconds", "accuracy")}
+        chosen = [row for row in rows if row["kind"] == kind]
+        means = {key: fmean(row[key] for row in chosen) for key in ("batch", "noise", "steps", "seconds", "accuracy")}
         sys.stdout.write(
             f"{kind:<7} batch {means['batch']:5.0f}  noise scale {means['noise']:6.0f}  steps {means['steps']:5.0f}  "
             f"{means['seconds']:5.2f} s  accuracy {100 * means['accuracy']:.2f} %\n"
         )
     more = [b["accuracy"] - a["accuracy"] for a, b in zip(rows[::2], rows[1::2], strict=True)]
     error = stdev(more) / len(more) ** 0.5
-    sys.stdout.write(f"accuracy, chosen less user's: {100 * fmean(more):+.2f} points ± {100 * error:.2f}\n")
+    sys.stdout.write(f"accuracy, chosen minus user's: {100 * fmean(more):+.2f} points ± {100 * error:.2f}\n")
 
 
 def pair(seed: int, options: argparse.Namespace) -> list[dict[str, float | str]]:
-    """The user's batch, whose run teaches a profile of its own, and the batch that is then chosen."""
+    """Run the user's batch size, and the one that is planned with the profile of that run."""
     spec = DLJobSpec.model_validate(
         {
             "model": {"name": "digits-cnn"},
@@ -99,23 +100,24 @@ def pair(seed: int, options: argparse.Namespace) -> list[dict[str, float | str]]
 
 
 def run(todo: Plan) -> Report:
-    """What the job's coordinator would report of a run on this machine."""
+    """Run the plan on this machine and return the report that a job's coordinator would write."""
     measures: dict[int, RankMeasure] = {}
     noise: list[Noise] = []
     outcomes: list[Outcome] = []
     steps_s: list[float] = []
 
-    def take(line: str) -> None:
-        news = json.loads(line)
-        if news["type"] == "step":
-            measures[news["rank"]] = RankMeasure.model_validate(news["measure"])
-            if news["rank"] == 0:
-                steps_s.append(news["step_s"])
-                noise.extend([Noise.model_validate(news["noise"])] if news["noise"] else [])
-        elif news["type"] == "finished" and news["rank"] == 0:
-            outcomes.append(Outcome.model_validate(news["outcome"]))
+    def on_message(line: str) -> None:
+        message = json.loads(line)
+        if message["type"] == "step":
+            measures[message["rank"]] = RankMeasure.model_validate(message["measure"])
+            if message["rank"] == 0:
+                steps_s.append(message["step_s"])
+                noise.extend([Noise.model_validate(message["noise"])] if message["noise"] else [])
+        elif message["type"] == "finished" and message["rank"] == 0:
+            outcomes.append(Outcome.model_validate(message["outcome"]))
 
-    heard(todo, [*mpirun(RANKS), sys.executable, *RANK], take, 120, {CPUS_VARIABLE: "1000"}, subprocess.DEVNULL)
+    command = [*mpirun(RANKS), sys.executable, *RANK]
+    run_with_messages(todo, command, on_message, 120, {CPUS_VARIABLE: "1000"}, subprocess.DEVNULL)
     return Report(
         uid=todo.uid, plan_number=1, plan_digest=todo.digest(), term=1, phase=RunPhase.SUCCEEDED, unix_s=0.0,
         ranks=tuple(measures.values()), step_s=steps_s[-1], noise=noise[-1], outcome=outcomes[-1],

@@ -1,4 +1,4 @@
-"""Training time lost to a checkpoint of 10 MB to 1 GB of state, compared with torch.save and memcpy.
+"""Measure the training time lost to a checkpoint of 10 MB to 1 GB of state, compared with torch.save and memcpy.
 
     hack/env python -m benchmarks.training.checkpoint [--sizes 10,100,1000] [--rounds 5] [--interval 60]
 
@@ -6,9 +6,9 @@ One process trains a stack of linear layers with Adam. Each step uses the whole 
 saves as a job's loop does. Each round measures the trainer's checkpoint (a copy in memory, written by a thread),
 ``torch.save`` and fsync in the loop, and a plain copy of as many bytes.
 
-``call_s``: duration of the call. ``stall_s``: ``call_s`` plus the slowdown of steps until the write is done, as the
-writer thread uses the same cores and memory. Claim: ``stall_s`` is at most 2 % of --interval (default: that of a job,
-60 s). ``least_interval_s`` is the shortest interval that satisfies it. Exit code 1 if the claim does not hold.
+``call_s``: duration of the call. ``stall_s``: ``call_s`` plus the slowdown of the steps until the checkpoint is
+written, because the writer thread uses the same cores and memory. Threshold: ``stall_s`` is at most 2 % of --interval
+(default: 60 s, as for jobs). ``least_interval_s`` is the shortest interval that meets it. Exit code 1 if it is missed.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from dltrain.checkpoint.state import Staging, capture
 from dltrain.checkpoint.store import Checkpoints, identity
 from dltrain.checkpoint.writer import Writer
 
-PART = 0.02
+MAX_STALL_FRACTION = 0.02
 WIDTH = 1024
 
 
 class Training:
-    """A model, its optimizer and steps of it; ``nbytes`` of state."""
+    """A model and its optimizer with about ``nbytes`` of state."""
 
     def __init__(self, nbytes: float) -> None:
         layers = max(1, round(nbytes / 3 / 4 / WIDTH**2))
@@ -44,7 +44,7 @@ class Training:
         self.nbytes = sum(p.nbytes for p in self.model.parameters()) * 3
 
     def step(self) -> float:
-        """Seconds."""
+        """Train one step and return its seconds."""
         began = time.perf_counter()
         self.model(self.batch).square().mean().backward()
         self.optimizer.step()
@@ -53,16 +53,16 @@ class Training:
 
 
 def ours(training: Training, writer: Writer, staging: Staging, number: int, step_s: float) -> dict[str, float]:
-    """One checkpoint, and training until it is durable. ``step_s``: of a step without."""
+    """Time one checkpoint and the training until it is durable. ``step_s``: time of a step without a checkpoint."""
     began = time.perf_counter()
     writer.begin(capture(number, training.model.state_dict(), training.optimizer.state_dict(), {}, staging))
     call_s = time.perf_counter() - began
-    later = list[float]()
+    steps_s = list[float]()
     while writer.busy:
-        later.append(training.step())
+        steps_s.append(training.step())
     durable_s = time.perf_counter() - began
     writer.wait()
-    return {"call_s": call_s, "stall_s": call_s + sum(later) - len(later) * step_s, "durable_s": durable_s}
+    return {"call_s": call_s, "stall_s": call_s + sum(steps_s) - len(steps_s) * step_s, "durable_s": durable_s}
 
 
 def theirs(training: Training, path: Path) -> float:
@@ -76,7 +76,7 @@ def theirs(training: Training, path: Path) -> float:
 
 
 def memcpy(nbytes: int) -> float:
-    """Into memory that was touched before: the bound."""
+    """Return the seconds of a copy into memory that was written before: the lower bound."""
     source, target = torch.ones(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
     began = time.perf_counter()
     target.copy_(source)
@@ -84,7 +84,7 @@ def memcpy(nbytes: int) -> float:
 
 
 def measured(nbytes: float, rounds: int, folder: Path) -> dict[str, float]:
-    """Medians over rounds, the first one left out: it allocates."""
+    """Return medians over rounds without the first one, which allocates memory."""
     training, staging = Training(nbytes), Staging()
     writer = Writer(Checkpoints(folder / "ours", identity("benchmark", training.model.state_dict()), keep=2), None)
     rows = list[dict[str, float]]()
@@ -102,19 +102,19 @@ def main() -> None:
     parser.add_argument("--sizes", default="10,100,1000", help="MB of state")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--interval", type=float, default=60.0, help="seconds between checkpoints")
-    parser.add_argument("--folder", help="where to write, default: a temporary folder")
+    parser.add_argument("--folder", help="folder to write to (default: a temporary folder)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    kept = True
+    passed = True
     print(f"machine: {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; seconds, medians")
     for size in map(float, options.sizes.split(",")):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             row = measured(1e6 * size, options.rounds, Path(folder))
         part = row["stall_s"] / options.interval
-        kept &= part <= PART
-        row |= {"part_of_interval": part, "least_interval_s": row["stall_s"] / PART}
+        passed &= part <= MAX_STALL_FRACTION
+        row |= {"part_of_interval": part, "least_interval_s": row["stall_s"] / MAX_STALL_FRACTION}
         print(json.dumps({key: float(f"{value:.3g}") for key, value in row.items()}), flush=True)
-    raise SystemExit(0 if kept else 1)
+    raise SystemExit(0 if passed else 1)
 
 
 if __name__ == "__main__":

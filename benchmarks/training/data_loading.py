@@ -1,16 +1,16 @@
-"""Time that data loading adds to a training step, and how much of it workers hide.
+"""Measure the time that data loading adds to a training step, and how much of it workers hide.
 
     python -m benchmarks.training.data_loading
 
     waits     2 ranks; each sample arrives after 2 ms, as from a network volume; 2 workers per rank
-    decodes   1 rank; each sample is decompressed (zlib) and cropped on a CPU; 1 worker, as the other core computes
+    decodes   1 rank; each sample is decompressed (zlib) and cropped on a CPU; 1 worker, because the other core trains
 
-Name a case to run only that one. In every round these variants run one after another in the same processes, with 16
-samples per rank and step and one thread: only computing; only preparing batches; the trainer with samples prepared
-between steps; the trainer with workers; DDP (gloo) with torch's DataLoader, without and with as many workers. The first
-steps of a variant are not counted, because its queues filled while others ran. Figures are medians over rounds of the
-slowest rank's step. Ratios are medians of the rounds' ratios with their 95 % interval. The bound is
-max(computing, making / workers) of the same round.
+Name a case to run only that one. In every round these variants take turns in the same processes, with 16 samples per
+rank and step and one thread: only computing; only preparing batches; the trainer that prepares batches between steps;
+the trainer with workers; DDP (gloo) with torch's DataLoader, without and with as many workers. The first steps of a
+variant are not counted, because its queues filled while others ran. Times are medians over rounds of the slowest
+rank's step. Ratios are medians of the rounds' ratios with their 95 % interval. The bound is
+max(computing, preparing / workers) of the same round.
 
 Threshold: the trainer with workers takes at most 1.05 times the time of DDP with workers.
 """
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as distributed
-from benchmarks.lib.figures import machine, most, ratio, text
+from benchmarks.lib.figures import at_most, machine, ratio, text
 from benchmarks.lib.local_ranks import PYTHONPATH, mpirun
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -44,18 +44,18 @@ from dltrain.train import session
 from dltrain.train.trainer import Trainer
 
 SAMPLES, BATCH, STEPS, FIRST = 4096, 16, 24, 8
-"""Of the dataset; of a rank's step; steps of a turn, and those of them that do not count."""
+"""Samples of the dataset; local batch size; steps of a turn; uncounted first steps of a turn."""
 CASES = {"waits": (2, 2), "decodes": (1, 1)}
-"""Ranks, and workers of each."""
-COMPUTING, MAKING, BETWEEN, AHEAD, DDP, DDP_AHEAD = SIDES = (
-    "computing", "making", "ours, between steps", "ours, workers", "DDP", "DDP, workers",
+"""Ranks, and workers per rank."""
+COMPUTING, PREPARING, OURS, OURS_WORKERS, DDP, DDP_WORKERS = VARIANTS = (
+    "computing", "preparing", "dljob, between steps", "dljob, workers", "DDP", "DDP, workers",
 )  # fmt: skip
 LATENCY_S = 2e-3
 Step = Callable[[], None]
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Of 256 x 256, packed; cropped to 64 x 64 and turned at random."""
+    """Compressed images of 256 x 256, randomly cropped to 64 x 64 and flipped."""
 
     def __init__(self, latency_s: float) -> None:
         noise = np.random.default_rng(0).integers(0, 16, (16, 3, 256, 256), np.uint8)
@@ -77,7 +77,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 def rank(case: str, rounds: int) -> None:
-    """What every rank does; rank 0 prints the times."""
+    """Run the variants on one rank. Rank 0 prints the times."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     workers = CASES[case][1]
@@ -95,29 +95,29 @@ def rank(case: str, rounds: int) -> None:
     distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
     candidates: dict[str, Step] = {
         COMPUTING: plain(network(), itertools.repeat(batch)),
-        MAKING: make,
-        BETWEEN: ours(world, dataset, 0),
-        AHEAD: ours(world, dataset, workers),
+        PREPARING: make,
+        OURS: ours(world, dataset, 0),
+        OURS_WORKERS: ours(world, dataset, workers),
         DDP: plain(DistributedDataParallel(network()), torchs(world, dataset, 0)),
-        DDP_AHEAD: plain(DistributedDataParallel(network()), torchs(world, dataset, workers)),
+        DDP_WORKERS: plain(DistributedDataParallel(network()), torchs(world, dataset, workers)),
     }
-    found: dict[str, list[float]] = {side: [] for side in SIDES}
+    found: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     for turn in range(-1, rounds):  # the first one warms up
-        for side in SIDES[turn % len(SIDES) :] + SIDES[: turn % len(SIDES)]:
+        for variant in VARIANTS[turn % len(VARIANTS) :] + VARIANTS[: turn % len(VARIANTS)]:
             world.sum([0.0])
             for _ in range(FIRST):
-                candidates[side]()
+                candidates[variant]()
             began = time.perf_counter()
             for _ in range(STEPS - FIRST):
-                candidates[side]()
+                candidates[variant]()
             spent_s = (time.perf_counter() - began) / (STEPS - FIRST)
             slowest_s = max(row[0] for row in world.gather([spent_s]))
             if turn >= 0:
-                found[side].append(slowest_s)
+                found[variant].append(slowest_s)
     if world.rank == 0:
         print(json.dumps(found), flush=True)
     world.close()
-    session.leave(0)  # workers and loaders are endless
+    session.leave(0)  # workers and loaders never end by themselves
 
 
 def network() -> nn.Module:
@@ -128,7 +128,7 @@ def network() -> nn.Module:
 
 
 def ours(world: ProcessGroup, dataset: Pictures, workers: int) -> Step:
-    """As a user's script has it, but without news."""
+    """Return a training step as in a user's script, but without progress messages."""
     plan = session.local_plan(
         world.size, batch=BATCH * world.size, epochs=10**6, seed=0, collective="Ring", checkpoints=None
     )
@@ -183,7 +183,7 @@ def run(case: str, rounds: int) -> dict[str, np.ndarray[Any, Any]]:
     env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return {side: np.array(times) for side, times in found.items()}
+    return {variant: np.array(times) for variant, times in found.items()}
 
 
 def main() -> None:
@@ -198,18 +198,19 @@ def main() -> None:
     if unknown := set(options.case) - set(CASES):
         parser.error(f"found {', '.join(sorted(unknown))}, expected {', '.join(CASES)}")
     host, results = machine(), {}
-    print(f"{options.rounds} rounds of {STEPS - FIRST} steps, {BATCH} samples a rank; {host}\n")
-    print(f"| ms a step | {' | '.join(SIDES)} | bound | ours by bound | ours by DDP, workers |\n|{'---|' * 10}")
+    print(f"{options.rounds} rounds of {STEPS - FIRST} steps, {BATCH} samples per rank; {host}\n")
+    columns = ("ms per step", *VARIANTS, "bound", "dljob, workers / bound", "dljob, workers / DDP, workers")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for case in options.case or CASES:
         ranks, workers = CASES[case]
         found = results[case] = run(case, options.rounds)
-        bound = np.maximum(found[COMPUTING], found[MAKING] / workers)
-        figures = " | ".join(f"{1e3 * float(np.median(times)):.1f}" for times in (*(found[s] for s in SIDES), bound))
-        verdict = most(ratio(found[AHEAD], found[DDP_AHEAD]), 1.05)
+        bound = np.maximum(found[COMPUTING], found[PREPARING] / workers)
+        figures = " | ".join(f"{1e3 * float(np.median(times)):.1f}" for times in (*(found[s] for s in VARIANTS), bound))
+        verdict = at_most(ratio(found[OURS_WORKERS], found[DDP_WORKERS]), 1.05)
         print(f"| {case}, ranks x workers: {ranks} x {workers} | {figures} | ", end="")
-        print(f"{text(ratio(found[AHEAD], bound))} | {verdict} |", flush=True)
+        print(f"{text(ratio(found[OURS_WORKERS], bound))} | {verdict} |", flush=True)
     if options.json:
-        raw = {case: {side: times.tolist() for side, times in found.items()} for case, found in results.items()}
+        raw = {case: {variant: times.tolist() for variant, times in found.items()} for case, found in results.items()}
         options.json.write_text(json.dumps({"machine": host, "seconds": raw}))
 
 

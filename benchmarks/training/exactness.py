@@ -1,9 +1,9 @@
-"""Final accuracy on held-out digits over seeds: two ranks with uneven local batches and a ring, and one process.
+"""Compare the final accuracy of two ranks (uneven local batch sizes, ring) with that of one process, over seeds.
 
     hack/env python -m benchmarks.training.exactness
 
-Same seeds, same batches, same initial weights: what differs is rounding, and where that leads. The claim: the 95 %
-interval of the paired difference lies within ±1 point. Ends with code 1 when it does not.
+Seeds, batches and initial weights are the same, so results differ only by rounding and its consequences. Threshold: the
+95 % interval of the paired difference lies within ±1 point. Exit code 1 if it is missed.
 """
 
 import argparse
@@ -16,18 +16,18 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.lib.local_ranks import local_plan, mpirun, said
+from benchmarks.lib.local_ranks import local_plan, mpirun, run_captured
 
 from dlcontract import ModelRef, OptimizerRef
 
 BATCH = 120
 POINT = 0.01
 STUDENT_95 = {4: 2.776, 9: 2.262, 19: 2.093, 29: 2.045}
-"""Two-sided 95 % quantile of Student's distribution by degrees of freedom."""
+"""Two-sided 95 % quantile of Student's t-distribution by degrees of freedom."""
 
 
 def accuracy(shares: list[int], seed: int, epochs: int, model: str, folder: Path) -> float:
-    """Of the trained model on all held-out samples."""
+    """Train and return the accuracy on all held-out samples."""
     wanted = local_plan(
         shares,
         model=ModelRef(name=model),
@@ -35,10 +35,10 @@ def accuracy(shares: list[int], seed: int, epochs: int, model: str, folder: Path
         epochs=epochs,
         seed=seed,
     )
-    output = said(wanted, folder, mpirun(len(shares)) if len(shares) > 1 else ())
+    output = run_captured(wanted, folder, mpirun(len(shares)) if len(shares) > 1 else ())
     found = re.search(r"finished \d+ steps .*, accuracy ([\d.]+)", output)
     if found is None:
-        raise SystemExit(f"found no accuracy in what the trainer said:\n{output}")
+        raise SystemExit(f"found no accuracy in the trainer's output:\n{output}")
     return float(found[1])
 
 

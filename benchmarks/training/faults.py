@@ -1,10 +1,11 @@
-"""Recovery time of a job of three pods after a fault: real agents and ranks in namespaces of one machine (root).
+"""Measure the recovery time of a job with three pods after a fault, in namespaces of one machine. Needs root.
 
     python -m benchmarks.training.faults [--rounds 5]
 
-Each fault strikes a job of its own each round, in turn; medians and the worst. ``noticed_s``: until the report tells of
-it; ``trains_s``: until the report says that ranks train again. ``shrink_s``: the ranks' own time from seeing the loss
-to being ready; ``agree_us``: the agreement of a step, before the fault.
+Every round injects each fault into a new job with real agents and ranks. The output has the median and the maximum of:
+``noticed_s``, the time until the report mentions the fault; ``trains_s``, the time until the report says that the ranks
+train again; ``shrink_s``, the time from when the ranks notice the loss until the smaller process group is ready;
+``agree_us``, the duration of the agreement in a step before the fault.
 """
 
 import argparse
@@ -35,7 +36,7 @@ FAULTS: dict[str, Callable[[Job], None]] = {
 
 
 def strike(fault: Callable[[Job], None]) -> dict[str, float]:
-    """One job, one fault; seconds."""
+    """Run one job, inject one fault and return the seconds of each part."""
     with job(3) as made:
         made.start(made.plan(model=ModelRef(name="mlp"), steps=100_000, min_ranks=2))
         made.wait(lambda: all(steps_in_memory(pod) for pod in made.pods), 120)
@@ -62,16 +63,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in FAULTS}
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in FAULTS}
     for number in range(rounds):
         for name, fault in FAULTS.items():
-            taken[name].append(strike(fault))
-            print(f"{number + 1}/{rounds} {name}: {json.dumps(taken[name][-1])}", file=sys.stderr, flush=True)
+            results[name].append(strike(fault))
+            print(f"{number + 1}/{rounds} {name}: {json.dumps(results[name][-1])}", file=sys.stderr, flush=True)
     result = {
         name: {
             key: [round(pick([row[key] for row in rows]), 4) for pick in (statistics.median, max)] for key in rows[0]
         }
-        for name, rows in taken.items()
+        for name, rows in results.items()
     }
     machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "load": os.getloadavg()[0], "rounds": rounds}
     print(json.dumps(machine | {"median_and_worst": result}, indent=1))

@@ -1,4 +1,4 @@
-"""Fault injection at random times: training always recovers and ends with the result of an undisturbed run.
+"""Inject faults at random times and check that training recovers and ends with the result of an undisturbed run.
 
     sudo hack/env python -m benchmarks.training.kills [--rounds 200] [--seed 1]
 
@@ -42,14 +42,14 @@ from support.trainer.pods import KILL, STOP, TERM, Job, Pod, job, process, rank_
 STEPS = 300
 TOLERANCE = 1e-3
 SAVE_S = 0.25
-"""Between checkpoints, so that many faults fall into one."""
+"""Interval between checkpoints; it is short so that many faults occur during a checkpoint."""
 START_S, RESUME_S = 120.0, 90.0
 
 
 def damage(folders: list[Path], chance: random.Random) -> str:
-    """Flip a bit of, cut or remove a file of the newest checkpoint or beside it, in some folders; what was done.
+    """Flip a bit of, truncate or remove a file of, or beside, the newest checkpoint in some folders.
 
-    Not of the last step's: the training is through, and nothing would make another.
+    Return a description. The checkpoint of the last step is left intact, because no later one would replace it.
     """
     done = []
     for folder in folders:
@@ -77,7 +77,7 @@ def damage(folders: list[Path], chance: random.Random) -> str:
 
 
 def strike(made: Job, fault: str, chance: random.Random) -> str:
-    """Raises LookupError, OSError or ValueError where its victim is not there at this moment."""
+    """Inject ``fault`` and describe its target. Raise LookupError, OSError or ValueError if there is no target."""
     index = chance.randrange(len(made.pods))
     pod = made.pods[index]
     match fault:
@@ -127,18 +127,19 @@ def equal(a: Path, b: Path) -> bool:
 
 
 def distance(a: Path, b: Path) -> float:
-    """Largest relative norm of the difference of a parameter."""
+    """Return the largest relative norm of the difference over the parameters."""
     ours, theirs = load_file(a / MODEL), load_file(b / MODEL)
     return max(float((ours[name] - theirs[name]).norm() / theirs[name].norm()) for name in theirs)
 
 
 @dataclass
 class Campaign:
-    """Jobs in the same pods, one after another. ``least``: ranks that a job can do with."""
+    """Jobs in the same pods, one after another. ``min_ranks``: ranks that a job needs to continue."""
 
     made: Job
-    least: int
-    kept: Path
+    min_ranks: int
+    reference: Path
+    """State at the end of the undisturbed job."""
     chance: random.Random
     struck: Counter[str] = field(default_factory=Counter)
     jobs: int = 0
@@ -146,11 +147,11 @@ class Campaign:
     number: int = 0
 
     def plan(self) -> Plan:
-        """The same training every time, as another plan."""
+        """Return a plan for the same training with a new number."""
         self.number += 1
         checkpoint = CheckpointRef(directory=str(self.made.checkpoints), interval_s=SAVE_S, keep=3)
         return self.made.plan(
-            model=ModelRef(name="mlp"), steps=STEPS, min_ranks=self.least, number=self.number, rebalance=False,
+            model=ModelRef(name="mlp"), steps=STEPS, min_ranks=self.min_ranks, number=self.number, rebalance=False,
             checkpoint=checkpoint, backoff_limit=1_000_000, grace_s=20 + self.number / 1000,
         )  # fmt: skip
 
@@ -164,7 +165,7 @@ class Campaign:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def train(self, faults: int) -> int:
-        """One job, from nothing to its end, struck at most so often; how often it was."""
+        """Run one job from the beginning to its end with at most ``faults`` faults. Return their number."""
         self.clear()
         plan = self.plan()
         self.made.put(plan)
@@ -183,18 +184,18 @@ class Campaign:
             before = self.made.report
             assert before is not None
             try:
-                what = strike(self.made, fault, self.chance)
+                target = strike(self.made, fault, self.chance)
             except (LookupError, OSError, ValueError):
-                what = ""
-            if not what:  # between two launches, or over
+                target = ""
+            if not target:  # between two attempts, or finished
                 report = self.until(lambda r: r.phase in (RunPhase.RUNNING, RunPhase.SUCCEEDED), RESUME_S)
                 continue
             began = time.monotonic()
 
             def again(r: Report, before: Report = before) -> bool:
-                news = sum(r.restarts.values()) > sum(before.restarts.values()) or r.term > before.term
+                restarted = sum(r.restarts.values()) > sum(before.restarts.values()) or r.term > before.term
                 return r.phase is RunPhase.SUCCEEDED or bool(
-                    news and r.phase is RunPhase.RUNNING and r.world_size >= min(self.least, whole)
+                    restarted and r.phase is RunPhase.RUNNING and r.world_size >= min(self.min_ranks, whole)
                 )
 
             report = self.until(again, RESUME_S)
@@ -202,28 +203,28 @@ class Campaign:
             self.struck[fault] += 1
             saved = " while saving" if saving else ""
             print(
-                f"{sum(self.struck.values()):4} {fault} {what}{saved}, at step {before.step}: "
+                f"{sum(self.struck.values()):4} {fault} {target}{saved}, at step {before.step}: "
                 f"{report.phase} at step {report.step} after {time.monotonic() - began:.1f} s",
                 flush=True,
             )
         self.until(lambda r: r.phase is RunPhase.SUCCEEDED, START_S + RESUME_S)
         final = job_directory(plan) / step_name(STEPS)
-        if not self.kept.exists():
-            shutil.copytree(final, self.kept)
+        if not self.reference.exists():
+            shutil.copytree(final, self.reference)
             return rounds
         self.jobs += 1
-        if not equal(final, self.kept):
-            self.farthest = max(self.farthest, distance(final, self.kept))
-            bound = 0.0 if self.least == whole else TOLERANCE
+        if not equal(final, self.reference):
+            self.farthest = max(self.farthest, distance(final, self.reference))
+            bound = 0.0 if self.min_ranks == whole else TOLERANCE
             assert self.farthest <= bound, f"parameters are {self.farthest} away, expected at most {bound}"
         return rounds
 
 
-def campaign(pods: int, least: int, rounds: int, chance: random.Random) -> dict[str, Any]:
+def campaign(pods: int, min_ranks: int, rounds: int, chance: random.Random) -> dict[str, Any]:
     with job(pods) as made:
-        run = Campaign(made, least, made.directory / "undisturbed", chance)
+        run = Campaign(made, min_ranks, made.directory / "undisturbed", chance)
         run.number = 1
-        made.put(made.plan(model=ModelRef(name="mlp"), steps=1, min_ranks=least))
+        made.put(made.plan(model=ModelRef(name="mlp"), steps=1, min_ranks=min_ranks))
         for pod in made.pods:
             begin(pod)
         made.until(lambda r: r.phase is RunPhase.SUCCEEDED, START_S)
@@ -236,7 +237,7 @@ def campaign(pods: int, least: int, rounds: int, chance: random.Random) -> dict[
             print(made.logs(), file=sys.stderr)
             raise
         return {
-            "pods": pods, "elastic": least < pods, "rounds": sum(run.struck.values()), "jobs_compared": run.jobs,
+            "pods": pods, "elastic": min_ranks < pods, "rounds": sum(run.struck.values()), "jobs_compared": run.jobs,
             "faults": dict(run.struck), "farthest": run.farthest, "seconds": round(time.monotonic() - began),
         }  # fmt: skip
 
@@ -245,14 +246,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", choices=["fixed", "elastic"], help="jobs of this kind alone")
+    parser.add_argument("--only", choices=["fixed", "elastic"], help="run only jobs of this kind")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     chance = random.Random(options.seed)
     fixed = {"fixed": options.rounds, "elastic": 0}.get(options.only, round(options.rounds * 2 / 3))
-    for pods, least, rounds in ((2, 2, fixed), (3, 2, options.rounds - fixed)):
+    for pods, min_ranks, rounds in ((2, 2, fixed), (3, 2, options.rounds - fixed)):
         if rounds:
-            print(json.dumps(campaign(pods, least, rounds, chance)), flush=True)
+            print(json.dumps(campaign(pods, min_ranks, rounds, chance)), flush=True)
 
 
 if __name__ == "__main__":

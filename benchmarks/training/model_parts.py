@@ -1,12 +1,12 @@
-"""Step time of a model in two parts against one process and against two with the whole model: pipeline stages over
-micro-batches, and split linear layers.
+"""Compare the step time of pipeline and tensor parallelism on two ranks with data parallelism and with one process.
 
     hack/env python -m benchmarks.training.model_parts [--model resnet18] [--batch 32] [--rounds 2]
 
-One thread a rank, two ranks of this machine; interleaved rounds, medians. A pipeline is held against k slots of its
-slowest stage and one to fill it, (k + 1) f t(m): f the stage's part of the operations, t(m) the time of one process on
-a micro-batch, measured in the same rounds. What is above 1 in ``of_slots`` is messages and waiting. ``of_data``: its
-step over that of data parallel ranks, which is what a planner with strategy Auto has to tell.
+Two ranks of this machine with one thread each run in interleaved rounds; times are medians. The bound of a pipeline is
+k slots of its slowest stage and one to fill it, (k + 1) f t(m), where f is the stage's part of the operations and t(m)
+the time of one process on a micro-batch in the same rounds. ``of_slots`` is the step time over this bound; the excess
+over 1 is messages and waiting. ``of_data`` is the step time over that of data-parallel ranks, the ratio that a planner
+with strategy Auto has to predict.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.lib.local_ranks import local_plan, mpirun, said
+from benchmarks.lib.local_ranks import local_plan, mpirun, run_captured
 
 from dlcontract import DatasetRef, ModelRef, Plan
 from dltrain.models import InputShape, build
@@ -35,7 +35,7 @@ MODELS = {
 
 
 def plan(model: str, shares: list[int], batch: int, steps: int, **fields: Any) -> Plan:
-    """Every rank has its share; in parts of the model that is the whole batch."""
+    """Return a plan with these local batch sizes. With model parallelism each of them is the whole batch."""
     return local_plan(
         shares,
         global_batch=batch,
@@ -48,20 +48,22 @@ def plan(model: str, shares: list[int], batch: int, steps: int, **fields: Any) -
 
 
 def step_s(wanted: Plan, folder: Path) -> float:
-    """Mean of the steps after the first."""
-    output = said(wanted, folder, mpirun(len(wanted.ranks)), OMP_NUM_THREADS="1", DLTRAIN_CPUS_M="1000")
+    """Run the plan and return the mean step time after the first step."""
+    output = run_captured(wanted, folder, mpirun(len(wanted.ranks)), OMP_NUM_THREADS="1", DLTRAIN_CPUS_M="1000")
     found = re.findall(rf"step {wanted.steps}/{wanted.steps} .* ([\d.]+) ms/step", output)
     if not found:
-        raise SystemExit(f"found no last step in what the trainer said:\n{output}")
+        raise SystemExit(f"found no last step in the trainer's output:\n{output}")
     return float(found[-1]) / 1e3
 
 
 def slowest_part(model: str) -> float:
-    """Of the operations, what the costliest of two stages does."""
+    """Return the fraction of the operations that the larger of two stages computes."""
     data = MODELS[model][1]
-    known = costs(build(model, data), torch.zeros(1, *data.shape, dtype=torch.long if data.tokens else torch.float))
-    edges = [*cut(known, STAGES), len(known)]
-    parts = [sum(cost.operations for cost in known[a:b]) for a, b in pairwise(edges)]
+    layer_costs = costs(
+        build(model, data), torch.zeros(1, *data.shape, dtype=torch.long if data.tokens else torch.float)
+    )
+    edges = [*cut(layer_costs, STAGES), len(layer_costs)]
+    parts = [sum(cost.operations for cost in layer_costs[a:b]) for a, b in pairwise(edges)]
     return max(parts) / sum(parts)
 
 
@@ -71,7 +73,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="gpt-mini")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--most", type=int, default=8, help="micro-batches")
+    parser.add_argument("--most", type=int, default=8, help="maximum number of micro-batches")
     options = parser.parse_args()
     name, batch, steps = options.model, options.batch, options.steps
     micro_batches = tuple(k for k in (1, 2, 4, 8, 16) if k <= options.most)

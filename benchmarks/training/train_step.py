@@ -1,17 +1,19 @@
-"""A training step of ours against PyTorch's DDP over gloo, 2 ranks: ``python -m benchmarks.training.train_step``.
+"""Compare a training step of dljob with PyTorch's DDP over gloo on 2 ranks.
+
+    python -m benchmarks.training.train_step
 
     memory   both ranks on this machine
-    shaped   ranks on machines of their own (network namespaces), links of --rate MB/s each way; needs root
+    shaped   one rank per machine (network namespace), links of --rate MB/s each way; needs root
 
-Name one to run only that. Models are the built-in ResNet-18 on images of 32 x 32 (8 a rank) and the small GPT on 128
-tokens (4 sequences a rank), one thread a rank, the same optimizer on all sides. In every round ours, DDP and ranks
-that communicate nothing take turns in the same processes; ours is a user's script with ``dltrain.init``, DDP reads
-slices of memory. Figures are medians over rounds of the slowest rank's step, ratios medians of the rounds' ratios with
-their 95 % interval. Exposed communication is what a step takes longer than the one that communicates nothing. The
-link's time is what sending the gradients takes at 1448 of 1538 bytes, however they are summed: where it is most of a
-step, nobody can be much faster than anybody else.
+Name a case to run only that one. Models are the built-in ResNet-18 on images of 32 x 32 (8 per rank) and the small GPT
+on 128 tokens (4 sequences per rank), with one thread per rank and the same optimizer. In every round dljob, DDP and
+training without communication take turns in the same processes. dljob runs as a user's script with ``dltrain.init``;
+DDP reads slices of memory. Times are medians over rounds of the slowest rank's step. Ratios are medians of the rounds'
+ratios with their 95 % interval. Exposed communication is the step time minus that without communication. The link time
+is the time to send the gradients at 1448 of 1538 bytes, whatever the algorithm. If it dominates the step, no
+implementation can be much faster than another.
 
-Bar: ours at most 0.95 of DDP's step. It is missed when the whole interval is above it.
+Threshold: the step of dljob takes at most 0.95 of DDP's. It is missed if the whole interval is above it.
 """
 
 import argparse
@@ -25,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.lib import namespaces
-from benchmarks.lib.figures import machine, most, ratio
+from benchmarks.lib.figures import at_most, machine, ratio
 from benchmarks.lib.local_ranks import PYTHONPATH
 from benchmarks.training.train_step_ranks import ALONE, DDP, MODELS, OURS
 
@@ -35,7 +37,7 @@ VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
 
 
 def run(model: str, rate_Bps: float | None, rounds: int) -> dict[str, Any]:
-    """Start the ranks, on one machine or (with a rate) on two; returns what rank 0 printed."""
+    """Run the ranks on one machine, or with a rate on two, and return the result that rank 0 printed."""
     env = os.environ | {
         "PYTHONPATH": PYTHONPATH,
         "OMP_NUM_THREADS": "1",
@@ -50,15 +52,15 @@ def run(model: str, rate_Bps: float | None, rounds: int) -> dict[str, Any]:
             env["GLOO_SOCKET_IFNAME"] = namespaces.INTERFACE
             name = stack.enter_context(namespaces.machines(RANKS, rate_Bps))
             command = namespaces.mpirun_on(name, RANKS, VARIABLES, MPIRUN)
-        asked = json.dumps({"model": model, "rounds": rounds, "host": host})
-        worker = [sys.executable, "-m", "benchmarks.training.train_step_ranks", asked]
+        settings = json.dumps({"model": model, "rounds": rounds, "host": host})
+        worker = [sys.executable, "-m", "benchmarks.training.train_step_ranks", settings]
         done = subprocess.run([*command, *worker], env=env, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     return found
 
 
 def link_s(parameters: int, rate_Bps: float) -> float:
-    """Each of two ranks sends all of its gradients once, halves to be summed and sums."""
+    """Return the link time: each of two ranks sends as many bytes as it has gradients, half of them already summed."""
     return 4 * parameters / (rate_Bps * 1448 / 1538)
 
 
@@ -71,7 +73,7 @@ def show(model: str, where: str, found: dict[str, Any], rate_Bps: float | None) 
     figures = [ms[OURS], ms[DDP], ms[ALONE], 1e3 * link, *exposed, 1e3 * float(np.median(waited))]
     size = f"{4e-6 * found['parameters']:.1f} MB"
     print(f"| {model}, {size} | {where} | {' | '.join(f'{figure:.1f}' for figure in figures)} | ", end="")
-    print(f"{most(ratio(steps[OURS], steps[DDP]), 0.95)} |", flush=True)
+    print(f"{at_most(ratio(steps[OURS], steps[DDP]), 0.95)} |", flush=True)
 
 
 def main() -> None:
@@ -86,13 +88,13 @@ def main() -> None:
     if unknown := set(where) - {"memory", "shaped"}:
         parser.error(f"found {', '.join(sorted(unknown))}, expected memory, shaped")
     if "shaped" in where and (reason := namespaces.available()) is not None:
-        parser.error(f"{reason}; without them there is only memory")
+        parser.error(f"{reason}; run the case memory only")
     host = machine()
     print(f"{options.rounds} rounds, {RANKS} ranks x 1 thread; links of {options.rate:g} MB/s; {host}\n")
-    columns = "| gradients | where | ours, ms | DDP, ms | without communication, ms | the link's time, ms "
+    columns = "| gradients | where | dljob, ms | DDP, ms | without communication, ms | link time, ms "
     print(
         columns
-        + "| exposed, ours, ms | exposed, DDP, ms | of it waited for after backward, ms | ours by DDP |\n|"
+        + "| exposed, dljob, ms | exposed, DDP, ms | waited after backward, dljob, ms | dljob / DDP |\n|"
         + "---|" * 10
     )
     results = []

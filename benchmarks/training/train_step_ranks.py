@@ -1,4 +1,4 @@
-"""What every rank of ``train_step.py`` does: ours, DDP and no communication train in turns; rank 0 prints the times."""
+"""Time dljob, DDP and training without communication on every rank of ``train_step.py``. Rank 0 prints the times."""
 
 import json
 import os
@@ -22,43 +22,43 @@ MODELS: dict[str, tuple[InputShape, int, int]] = {
     "resnet18": (InputShape((3, 32, 32), 10), 8, 2),
     "gpt-mini": (InputShape((128,), 256, tokens=True), 4, 5),
 }
-"""Shape of a sample, samples of a rank's step, steps of a turn."""
+"""Shape of a sample, local batch size, steps of a turn."""
 Step = Callable[[], float]
-"""A training step; seconds of it in which communication is known to have been waited for."""
+"""A training step, which returns the seconds that it waited for communication."""
 
 
 def main() -> None:
     """Arguments: JSON with ``model``, ``rounds`` and ``host`` (rank 0's address)."""
-    asked = json.loads(sys.argv[1])
-    shape, samples, steps = MODELS[asked["model"]]
+    settings = json.loads(sys.argv[1])
+    shape, samples, steps = MODELS[settings["model"]]
     torch.set_num_threads(1)
     batch = samples * int(os.environ["OMPI_COMM_WORLD_SIZE"])
     trainer = init(batch=batch, epochs=1)
     comm = trainer.world.comm
-    data = samples_of(shape, (1 + asked["rounds"]) * steps * batch)  # an epoch
-    step, rest = ours(trainer, model(asked["model"], shape), data)
+    data = samples_of(shape, (1 + settings["rounds"]) * steps * batch)  # an epoch
+    step, rest = ours(trainer, model(settings["model"], shape), data)
     candidates: dict[str, Step] = {
         OURS: step,
-        DDP: ddp(trainer, model(asked["model"], shape), data, samples, asked["host"]),
-        ALONE: plain(model(asked["model"], shape), batches(data, samples)),
+        DDP: ddp(trainer, model(settings["model"], shape), data, samples, settings["host"]),
+        ALONE: plain(model(settings["model"], shape), batches(data, samples)),
     }
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
     names = list(candidates)
-    for turn in range(-1, asked["rounds"]):  # the first one warms up
+    for turn in range(-1, settings["rounds"]):  # the first one warms up
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             comm.Barrier()
             began = time.perf_counter()
             waited_s = sum(candidates[name]() for _ in range(steps))
             spent_s = time.perf_counter() - began
             everyone = comm.allgather((spent_s / steps, waited_s / steps))
-            if turn >= 0:  # the slowest rank's step; what the one that waited least waited was communication
+            if turn >= 0:  # the slowest rank's step; the shortest wait contains no waiting for other ranks
                 found[name].append((max(spent for spent, _ in everyone), min(waited for _, waited in everyone)))
     if trainer.rank == 0:
         print(
             json.dumps({"seconds": found, "parameters": sum(p.numel() for p in trainer.parallel.buffer.parameters)}),
             flush=True,
         )
-    assert next(rest, None) is None, "the epoch is over"
+    assert next(rest, None) is None, "expected the end of the epoch"
     distributed.destroy_process_group()
 
 
@@ -68,12 +68,12 @@ def model(name: str, shape: InputShape) -> nn.Module:
 
 
 def optimizer(net: nn.Module) -> torch.optim.Optimizer:
-    """The same for all."""
+    """Return the optimizer that all variants use."""
     return torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
 
 
 def samples_of(shape: InputShape, count: int) -> tuple[Tensor, Tensor]:
-    """Random samples and labels: what is learned does not matter here."""
+    """Return random samples and labels. The benchmark does not depend on their content."""
     generator = torch.Generator().manual_seed(1)
     if shape.tokens:
         tokens = torch.randint(shape.classes, (2, count, *shape.shape), generator=generator)
@@ -83,13 +83,13 @@ def samples_of(shape: InputShape, count: int) -> tuple[Tensor, Tensor]:
 
 
 def batches(data: tuple[Tensor, Tensor], samples: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """For ever, and at no cost: slices."""
+    """Yield slices of ``data`` forever, which costs next to nothing."""
     while True:
         yield from zip(data[0].split(samples), data[1].split(samples), strict=True)
 
 
 def ours(trainer: Trainer, net: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[Step, Iterator[Any]]:
-    """As a user's script has it; with it the batches that are left."""
+    """Return a training step as in a user's script, and the iterator over the remaining batches."""
     wrapped, opt = trainer.wrap(net, optimizer(net))
     steps: Iterator[Any] = trainer.steps(trainer.loader(data))
 

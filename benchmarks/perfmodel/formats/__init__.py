@@ -1,8 +1,8 @@
-"""Adapters of ``benchmarks/perfmodel/published.py``: public measurements, one module a format.
+"""Read public measurements for ``benchmarks/perfmodel/published.py``, one module per format.
 
-A module ``formats.<format>`` has one entry, ``run(directory: Path, options: Options) -> list[Table]``. It reads the
-files of that format below ``directory`` (and nothing else), hides from the model what the protocol hides, and returns
-what it scored: the model's row beside those of the baselines, computed in the same run. Bad or missing files are a
-``ValueError`` that says what was found, expected and to do. ``scoring.table`` has Options and Table,
-``scoring.scoring`` the measures; ``formats.registry`` names the modules.
+A module ``formats.<format>`` has one entry point, ``run(directory: Path, options: Options) -> list[Table]``. It reads
+only the files of that format below ``directory``, hides from the model the values that the protocol hides, and returns
+the scores of the model and of the baselines from the same run. Bad or missing files raise a ``ValueError`` that says
+what was found and expected. ``scoring.table`` has Options and Table, ``scoring.scoring`` the measures, and
+``formats.registry`` the names of the modules.
 """

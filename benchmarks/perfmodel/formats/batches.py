@@ -1,4 +1,4 @@
-"""Format ``batches``: one device over the batch, of every Pollux and Gavel table below the directory together."""
+"""Format ``batches``: one device over the batch size, from all Pollux and Gavel tables below the directory."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from benchmarks.perfmodel.tasks import one_device
 
 
 def run(directory: Path, options: Options) -> list[Table]:
-    """A table of each kind of file found, and of all curves. ``--only`` names workloads."""
+    """Return a table for each kind of file and one for all curves. ``--only`` names workloads."""
     found: dict[str, dict[tuple[str, str], dict[int, float]]] = {}
     complaints: list[str] = []
     for cluster in sorted({path.parent.parent for path in directory.rglob("placements.csv")}):
@@ -22,7 +22,7 @@ def run(directory: Path, options: Options) -> list[Table]:
     usable = {name: group for name, group in curves.items() if any(len(c) >= 4 for c in group.values())}
     if not usable:
         raise ValueError(
-            f"{directory}: no Pollux or Gavel table with four batches on one device; expected one at least"
+            f"{directory}: found no Pollux or Gavel table with four batch sizes on one device; expected at least one"
         )
     if len(usable) > 1:
         usable["all"] = {key: c for group in usable.values() for key, c in group.items()}

@@ -1,4 +1,4 @@
-"""Format ``gavel``: one device over the batch, 2 → 4 and 8 devices, a device left out, and uneven splits."""
+"""Format ``gavel``: one device over the batch size, 2 → 4 and 8 devices, a left-out device, and uneven splits."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ COUNTS = (4, 8)
 
 
 def run(directory: Path, options: Options) -> list[Table]:
-    """Four kinds of tables; ``--only`` names devices (as in the file)."""
+    """Return four kinds of tables. ``--only`` names devices as in the file."""
     rates = load(directory)
     rates.step_s = {key: s for key, s in rates.step_s.items() if options.wants(key[0])}
     note = dropped(rates.complaints)
@@ -31,13 +31,13 @@ def run(directory: Path, options: Options) -> list[Table]:
     tables += splits.tables(together, options)
     if not tables:
         raise ValueError(
-            f"{directory}: no device with four batches, two counts of workers, or two others; nothing to score"
+            f"{directory}: found nothing to score; expected four batch sizes, two worker counts or three devices"
         )
     return tables
 
 
 def _sheets(devices: set[str]) -> tuple[dict[str, Sheet], str]:
-    """Data sheets of the devices that the catalogue knows, and a note on the others."""
+    """Return the data sheets of devices in the catalogue, and a note on the others."""
     found = {name: gpu(name) for name in sorted(devices)}
     sheets = {
         name: Sheet(d.fp32_FLOPs, d.memory_bandwidth_Bps, vendor(name)) for name, d in found.items() if d is not None
@@ -47,7 +47,7 @@ def _sheets(devices: set[str]) -> tuple[dict[str, Sheet], str]:
 
 
 def _scaling(rates: Rates, device: str, options: Options) -> list[Table]:
-    """Each batch's times on one and two devices given; a table for each larger count, groups are workloads."""
+    """Score larger counts from the times on one and two devices; one table per count, with workloads as groups."""
     one, two = rates.curves(1), rates.curves(2)
     tables = []
     complaints = []

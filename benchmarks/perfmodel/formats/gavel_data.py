@@ -1,7 +1,7 @@
-"""Throughputs of the Gavel artifact (OSDI 2020) as step times.
+"""Read the throughputs of the Gavel artifact (OSDI 2020) as step times.
 
-JSON files ``{device: {"('Model (batch size b)', n)": {"null": steps/s}}}``: the batch is per worker, the rate summed
-over n workers, so a step takes n / rate. Entries of pairs (space sharing) are not read.
+The files are JSON: ``{device: {"('Model (batch size b)', n)": {"null": steps/s}}}``. The batch size is per worker, and
+the rate is summed over n workers, so a step takes n / rate. Entries of pairs (space sharing) are skipped.
 """
 
 import ast
@@ -19,7 +19,7 @@ SPREAD = "_unconsolidated"
 
 @dataclass
 class Rates:
-    """Step seconds by device, workload, batch and workers; and what was left out."""
+    """Step seconds by device, workload, batch size and workers, and the reasons for skipped entries."""
 
     step_s: dict[tuple[str, str, int, int], float] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Rates:
         return sorted({device for device, *_ in self.step_s})
 
     def curves(self, workers: int = 1) -> dict[tuple[str, str], dict[int, float]]:
-        """(device, workload) → batch → seconds with so many workers."""
+        """Return (device, workload) → batch size → seconds with ``workers`` workers."""
         found: dict[tuple[str, str], dict[int, float]] = {}
         for (device, workload, batch, n), seconds in sorted(self.step_s.items()):
             if n == workers:
@@ -37,7 +37,7 @@ class Rates:
 
 
 def load(directory: Path) -> Rates:
-    """Every throughput file below ``directory``. Raises ValueError when none is one."""
+    """Read every throughput file below ``directory``. Raise ValueError if there is none or one is malformed."""
     rates = Rates()
     for path in sorted(directory.rglob("*throughputs*.json")):
         try:
@@ -57,10 +57,10 @@ def load(directory: Path) -> Rates:
 
 
 def _drop_absurd(rates: Rates, workers: int) -> None:
-    """Drop measurements that contradict most other batches of their curve."""
+    """Drop measurements that contradict most other batch sizes of their curve."""
     for (device, workload), curve in rates.curves(workers).items():
-        for (batch, seconds), kept in zip(curve.items(), agreeing(list(curve.items())), strict=True):
-            if not kept:
+        for (batch, seconds), agrees in zip(curve.items(), agreeing(list(curve.items())), strict=True):
+            if not agrees:
                 del rates.step_s[device, workload, batch, workers]
                 rates.complaints.append(
                     f"{device} {workload} (batch size {batch}) on {workers}: {seconds:g} s a step, unlike other batches"
@@ -76,7 +76,7 @@ def _add(rates: Rates, device: str, name: str, entry: object) -> None:
         return
     batch = re.fullmatch(r"(.*) \(batch size (\d+)\)", str(label))
     if batch is None:
-        return  # a workload of one fixed batch has no curve
+        return  # a workload with a fixed batch size has no curve
     if not (isfinite(rate) and rate > 0 and isinstance(workers, int) and workers >= 1 and int(batch[2]) >= 1):
         rates.complaints.append(f"{device} {label} on {workers}: {rate:g} steps/s")
         return

@@ -1,7 +1,8 @@
-"""Format ``nccl``: all-reduce times over the message, by ranks of one node. Folders of files ``AR_GPU<n>…``.
+"""Format ``nccl``: all-reduce times over the message size, by ranks of one node. Folders of files ``AR_GPU<n>…``.
 
-Each file is CSV with bytes in its first column and nanoseconds in its fourth (out of place). Two sizes are given, the
-rest is scored: once for every n, once with only the least and the most n given, for those between.
+Each file is CSV with bytes in the first column and nanoseconds in the fourth (out of place). The model sees two sizes,
+and the others are scored. In the second table it sees only the smallest and the largest n, and those between are
+scored.
 """
 
 import csv
@@ -20,7 +21,7 @@ Sweep = dict[float, float]
 
 
 def run(directory: Path, options: Options) -> list[Table]:
-    """Two tables for each folder (a device)."""
+    """Return two tables per folder; each folder is a device."""
     folders: dict[Path, dict[int, Sweep]] = defaultdict(dict)
     complaints: list[str] = []
     for path in sorted(directory.rglob("AR_GPU*")):
@@ -34,7 +35,7 @@ def run(directory: Path, options: Options) -> list[Table]:
 
 
 def given(sweep: Sweep) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The two measurements nearest to the sizes that the calibrator asks for."""
+    """Return the two measurements nearest to the sizes that the calibrator probes."""
     sizes = np.array(sorted(sweep))
     small, large = (
         float(sizes[np.argmin(np.abs(np.log(sizes / (part * sizes[-1]))))]) for part in (SMALL_PART, LARGE_PART)
@@ -84,7 +85,7 @@ def _rest(sweep: Sweep, known: tuple[tuple[float, float], tuple[float, float]]) 
 
 
 def _sweep(path: Path, complaints: list[str]) -> Sweep:
-    """Bytes → seconds of a file. What is wrong with lines that were left out goes to ``complaints``."""
+    """Read bytes → seconds from a file. Append the errors of skipped lines to ``complaints``."""
     sweep: Sweep = {}
     with path.open(encoding="utf-8-sig", newline="") as file:
         for number, row in enumerate(csv.reader(file), start=1):

@@ -1,7 +1,7 @@
 """Format ``neusight``: one training iteration by GPU and workload, with the GPUs' data sheets in ``devices/*.json``.
 
-Files ``*train_latency*.csv``: device, ``model-train-sequence-batch``, ms. Workloads on several devices (a fifth part in
-the name) are another task and not read.
+Files ``*train_latency*.csv``: device, ``model-train-sequence-batch``, ms. Workloads on several devices (with a fifth
+part in the name) are skipped.
 """
 
 import csv
@@ -19,7 +19,7 @@ from dljob.perf.fit.new_device import Sheet
 
 
 def run(directory: Path, options: Options) -> list[Table]:
-    """A device left out, with no probe and with two."""
+    """Score a left-out device without probes and with two."""
     complaints: list[str] = []
     sheets = _sheets(directory, complaints)
     rows = _rows(directory, complaints)
@@ -33,7 +33,7 @@ def run(directory: Path, options: Options) -> list[Table]:
 
 
 def _sheets(directory: Path, complaints: list[str]) -> dict[str, Sheet]:
-    """By file name. ``SingleFLOPs`` or ``SingleFLOPsMM`` in GFLOP/s, ``Mem_Bw`` in GB/s."""
+    """Read data sheets by file name. ``SingleFLOPs`` or ``SingleFLOPsMM`` in GFLOP/s, ``Mem_Bw`` in GB/s."""
     sheets = {}
     for path in sorted(directory.rglob("devices/*.json")):
         try:
@@ -41,12 +41,12 @@ def _sheets(directory: Path, complaints: list[str]) -> dict[str, Sheet]:
             peak = float(facts.get("SingleFLOPs") or facts["SingleFLOPsMM"])
             sheets[path.stem] = Sheet(1e9 * peak, 1e9 * float(facts["Mem_Bw"]), vendor(path.stem))
         except (ValueError, KeyError, TypeError, AttributeError) as e:
-            complaints.append(f"{path.name}: no data sheet ({type(e).__name__}: {e})")
+            complaints.append(f"{path.name}: malformed data sheet ({type(e).__name__}: {e})")
     return sheets
 
 
 def _rows(directory: Path, complaints: list[str]) -> dict[tuple[str, str, int], float]:
-    """(device, model and sequence, batch) → seconds."""
+    """Read (device, model and sequence, batch) → seconds."""
     files = sorted(directory.rglob("*train_latency*.csv"))
     if not files:
         raise ValueError(f"{directory}: no *train_latency*.csv; expected NeuSight's measured iterations")

@@ -1,8 +1,8 @@
-"""Format ``pollux``: step times of many devices from the one-device curve and few probes.
+"""Format ``pollux``: step times on many devices from the one-device curve and a few probes.
 
-Given are the times on one device. A model sees all keys of more devices, but only the values of its probes: 3 or 5
-that our calibrator chooses one after the other (baselines: picked by hand), or a random tenth of the rows. All keys of
-which it saw no row are scored; both files of a workload are one set of keys.
+A model sees the times on one device and all keys with more devices, but only the values of its probes. These are 3 or 5
+probes that the calibrator chooses one after the other (for baselines: hand-picked), or a random tenth of the rows. All
+other keys are scored. Both files of a workload form one set of keys.
 """
 
 from collections.abc import Callable
@@ -40,26 +40,26 @@ ERROR_COLUMNS = ("model", "workload", "keys", "mean", "median", "p90")
 
 @dataclass(frozen=True)
 class Scored:
-    """One workload under one budget of probes; several draws one after the other."""
+    """Scores of one workload with one budget of probes, concatenated over draws."""
 
     name: str
     errors: dict[str, Floats]
-    """Absolute percentage errors by model, on all keys that its own probes did not measure."""
+    """Absolute percentage errors by model, on the keys that it did not probe."""
     measured_s: Floats
     ours: Predicted
-    """Of the same keys as ``measured_s``."""
+    """Predictions for the keys of ``measured_s``."""
     choices: dict[str, Floats]
     """Regret of each decision, per cent, by model."""
     late: dict[str, tuple[Floats, Floats]]
-    """``decisions.missed``, by what was held against the deadline."""
+    """Results of ``decisions.missed``, by the prediction that was compared with the deadline."""
     probes: str
 
 
 def run(directory: Path, options: Options) -> list[Table]:
-    """Errors, intervals and decisions with 3 probes, with 5, and with a tenth of the rows."""
+    """Score errors, intervals and decisions with 3 probes, with 5, and with a tenth of the rows."""
     workloads = [w for w in load(directory, options.gpus_per_node) if options.wants(w.name)]
     if not workloads:
-        raise ValueError(f"--only {','.join(options.only)}: no such workload below {directory}")
+        raise ValueError(f"--only {','.join(options.only)}: found no such workload below {directory}")
     tables: list[Table] = []
     for count in (3, 5):
         scored = [_probed(w, count) for w in workloads]
@@ -92,7 +92,7 @@ def _name(key: Key) -> str:
 
 
 def _sampled(workload: Measurements, seeds: int) -> Scored:
-    """Several draws of a tenth of the rows, scored together."""
+    """Score several draws of a tenth of the rows together."""
     task, draws = Task(workload.one, tuple(workload.multi)), list[Scored]()
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
@@ -117,15 +117,15 @@ def _together(pairs: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
 
 
 def _scored(workload: Measurements, task: Task, probes: dict[str, Probes], note: str) -> Scored:
-    """Scores of all models, each on the keys that its probes did not measure; decisions are among all keys."""
+    """Score each model on the keys that it did not probe. Decisions are among all keys."""
     measured_s = np.array([workload.multi[key].step_s for key in task.keys])
     ours = methods.ours(task, probes[OURS], LEVEL)
     hidden = {m: np.array([key not in {k for k, _ in p} for key in task.keys]) for m, p in probes.items()}
-    sure_s = methods.ours(task, probes[OURS], 0.8).high_s
+    p90_s = methods.ours(task, probes[OURS], 0.8).high_s
     predicted = {OURS: ours.median_s, **{m: call(task, probes[m]) for m, call in _baselines().items()}}
     found = candidates(task.keys)
     groups = list(found.groups)
-    per_sample = {m: p / found.samples for m, p in {**predicted, BY_P90: sure_s}.items()}
+    per_sample = {m: p / found.samples for m, p in {**predicted, BY_P90: p90_s}.items()}
     return Scored(
         workload.name,
         {m: ape(measured_s[hidden[m]], p[hidden[m]]) for m, p in predicted.items()},
@@ -133,8 +133,8 @@ def _scored(workload: Measurements, task: Task, probes: dict[str, Probes], note:
         Predicted(*(end[hidden[OURS]] for end in (ours.median_s, ours.low_s, ours.high_s))),
         {m: regret(measured_s / found.samples, p, groups) for m, p in per_sample.items()},
         {
-            "its p90": missed(found, measured_s, ours.median_s, sure_s),
-            "its median": missed(found, measured_s, ours.median_s, ours.median_s),
+            "p90": missed(found, measured_s, ours.median_s, p90_s),
+            "median": missed(found, measured_s, ours.median_s, ours.median_s),
         },
         note,
     )
@@ -151,7 +151,7 @@ def _errors(budget: str, scored: list[Scored], options: Options) -> Table:
         rows.append((model, "mean of all", sum(map(len, errors)), *_estimates(errors, options)))
         rows += [(model, s.name, len(e), *_estimates([e], options)) for s, e in zip(scored, errors, strict=True)]
     probes = "\n".join(f"probes of {s.name}: {s.probes}" for s in scored if s.probes)
-    missing = "" if methods.has_adaptdl() else "Pollux: not here; pip install 'dljob[bench]'"
+    missing = "" if methods.has_adaptdl() else "Pollux: not installed; run pip install 'dljob[bench]'"
     note = "\n".join(line for line in (probes, missing) if line)
     return Table(f"{budget}: absolute error of the step time, %", ERROR_COLUMNS, tuple(rows), note)
 
@@ -161,7 +161,7 @@ def _estimates(errors: list[Floats], options: Options) -> tuple[Estimate, ...]:
 
 
 def _intervals(budget: str, scored: list[Scored], options: Options) -> Table:
-    """Beside them intervals of one width for all, the one that in hindsight covers as many as asked."""
+    """Score dljob's intervals and, as a baseline, intervals of a constant width with exact coverage in hindsight."""
     off = np.concatenate([np.abs(np.log(s.measured_s / s.ours.median_s)) for s in scored])
     half = float(np.exp(np.quantile(off, LEVEL)))
     ends: dict[str, Callable[[Scored], tuple[Floats, Floats]]] = {
@@ -189,10 +189,10 @@ def _decisions(budget: str, scored: list[Scored], options: Options) -> list[Tabl
         worst = float(max(x.max() for x in found))
         regrets.append((model, sum(map(len, found)), over_workloads(found, mean, options.resamples), worst))
     late: list[tuple[Cell, ...]] = []
-    for held in scored[0].late:
-        misses, excess = zip(*(s.late[held] for s in scored), strict=True)
+    for figure in scored[0].late:
+        misses, excess = zip(*(s.late[figure] for s in scored), strict=True)
         share = over_workloads([100 * m for m in misses], mean, options.resamples)
-        late.append((held, sum(map(len, misses)), share, over_workloads(list(excess), mean, options.resamples)))
+        late.append((figure, sum(map(len, misses)), share, over_workloads(list(excess), mean, options.resamples)))
     return [
         Table(
             f"{budget}: slower than the best placement of the same global batch, %",
@@ -201,7 +201,7 @@ def _decisions(budget: str, scored: list[Scored], options: Options) -> list[Tabl
         ),
         Table(
             f"{budget}: cheapest placement that meets a deadline",
-            ("held against it", "deadlines", "missed, %", "device time over the least, %"),
+            ("compared with it", "deadlines", "missed, %", "device time over the minimum, %"),
             tuple(late),
         ),
     ]

@@ -1,6 +1,6 @@
-"""Tables of the Pollux artifact (OSDI 2021): step times over placements, as keys with one value each.
+"""Read the tables of the Pollux artifact (OSDI 2021): step times over placements, as keys with one value each.
 
-Below the directory one folder a workload with ``placements.csv`` (``placement`` "143": 3 nodes with 1, 4 and 3
+The directory has one folder per workload with ``placements.csv`` (``placement`` "143": 3 nodes with 1, 4 and 3
 devices) and ``scalability.csv`` (``num_nodes,num_replicas``), both with ``local_bsz`` and ``step_time``.
 """
 
@@ -36,23 +36,23 @@ class Measured:
 
 @dataclass(frozen=True)
 class Measurements:
-    """One workload: times over the batch on one device, and of every key of more than one."""
+    """One workload: times over the batch size on one device, and of every key with several devices."""
 
     name: str
     one: dict[int, Measured]
     multi: dict[Key, Measured]
     rows: tuple[tuple[Key, Measured], ...]
-    """Of more than one device, as they were measured: several permutations of nodes are one key."""
+    """Single measurements on several devices. Permutations of the nodes have the same key."""
 
 
 def spread(nodes: int, devices: int) -> tuple[int, ...]:
-    """Devices of each node when they are spread as evenly as can be, falling."""
-    least, more = divmod(devices, nodes)
-    return tuple(least + (i < more) for i in range(nodes))
+    """Return the devices of each node if they are spread as evenly as possible, in falling order."""
+    each, remainder = divmod(devices, nodes)
+    return tuple(each + (i < remainder) for i in range(nodes))
 
 
 def load(directory: Path, gpus_per_node: int | None) -> list[Measurements]:
-    """Every workload below ``directory``, by name. Raises ValueError when there is none or a row is no such row."""
+    """Read every workload below ``directory``, by name. Raise ValueError for no workload or a malformed row."""
     folders = sorted({path.parent for name in FILES for path in directory.glob(f"*/{name}")})
     if not folders:
         raise ValueError(f"{directory}: no */placements.csv or */scalability.csv; expected a folder for each workload")

@@ -1,4 +1,4 @@
-"""The formats that ``benchmarks/perfmodel/published.py`` reads, each the name of a module of this package."""
+"""List the formats of ``benchmarks/perfmodel/published.py``. Each is the name of a module of this package."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -10,6 +10,6 @@ FORMATS = ("pollux", "gavel", "neusight", "vtrain", "zeus", "nccl", "batches")
 
 
 def runner(name: str) -> Callable[[Path, Options], list[Table]]:
-    """``run`` of the format's module."""
+    """Return ``run`` of the format's module."""
     run: Callable[[Path, Options], list[Table]] = import_module(f"benchmarks.perfmodel.formats.{name}").run
     return run

@@ -1,7 +1,7 @@
 """Format ``vtrain``: iterations of GPT models by tensor, data and pipeline parallelism. Files ``ground_truth_*.csv``.
 
-A random tenth of the rows is given, the rest scored, over ``--seeds`` draws: of each file, of all files, and of
-the purely data-parallel rows alone.
+The model sees a random tenth of the rows and the others are scored, over ``--seeds`` draws: for each file, for all
+files, and for the purely data-parallel rows.
 """
 
 import csv
@@ -26,27 +26,27 @@ COLUMNS = (
     "pipeline parallelism",
 )
 TIME = "iteration time (ms)"
-PART = 0.1
-LEAST_GIVEN = 3
+GIVEN_FRACTION = 0.1
+MIN_GIVEN = 3
 Row = tuple[Configuration, float]
 
 
 def run(directory: Path, options: Options) -> list[Table]:
-    """Tables of all rows, and of the purely data-parallel ones."""
+    """Return tables for all rows and for the purely data-parallel ones."""
     files = sorted(directory.rglob("ground_truth_*.csv"))
     complaints: list[str] = []
     sets = {path.stem.removeprefix("ground_truth_"): load(path, complaints) for path in files}
     sets = {name: rows for name, rows in sets.items() if options.wants(name)}
     if not sets:
-        raise ValueError(f"{directory}: no ground_truth_*.csv that is wanted; expected vTrain's measured iterations")
+        raise ValueError(f"{directory}: found no selected ground_truth_*.csv; expected vTrain's measured iterations")
     if len(sets) > 1:
         sets["all files"] = [row for rows in sets.values() for row in rows]
     tables = []
     for name, rows in sets.items():
         pure = [row for row in rows if row[0].is_data_parallel]
         for kind, chosen in (("all", rows), ("pure data parallel", pure)):
-            if len(chosen) >= 4 * LEAST_GIVEN:
-                title = f"vTrain {name}, {kind}: {100 * PART:.0f} % of {len(chosen)} rows given"
+            if len(chosen) >= 4 * MIN_GIVEN:
+                title = f"vTrain {name}, {kind}: {100 * GIVEN_FRACTION:.0f} % of {len(chosen)} rows given"
                 tables.append(_scored(title, chosen, options, dropped(complaints)))
     return tables
 
@@ -55,7 +55,7 @@ def _scored(title: str, rows: Sequence[Row], options: Options, note: str) -> Tab
     errors: dict[str, dict[str, Floats]] = {"model": {}, "operations per device": {}, "nearest given row": {}}
     for seed in range(options.seeds):
         order = np.random.default_rng(seed).permutation(len(rows))
-        count = max(LEAST_GIVEN, round(PART * len(rows)))
+        count = max(MIN_GIVEN, round(GIVEN_FRACTION * len(rows)))
         given, rest = [rows[i] for i in order[:count]], [rows[i] for i in order[count:]]
         asked, measured = [c for c, _ in rest], np.array([t for _, t in rest])
         learned = fitted([c for c, _ in given], [t for _, t in given])
@@ -69,12 +69,12 @@ def _scored(title: str, rows: Sequence[Row], options: Options, note: str) -> Tab
 
 
 def _operations(configurations: Sequence[Configuration]) -> Floats:
-    """Of matrix products, per device: the peak-FLOP ratio."""
+    """Return the operations of matrix products per device, which give the peak-FLOP ratio."""
     return terms(configurations)["matrix products"]
 
 
 def load(path: Path, complaints: list[str]) -> list[Row]:
-    """Configurations and seconds. What is wrong with rows that were left out goes to ``complaints``."""
+    """Read configurations and seconds. Append the errors of skipped rows to ``complaints``."""
     rows: list[Row] = []
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)

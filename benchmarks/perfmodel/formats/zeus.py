@@ -1,7 +1,7 @@
 """Format ``zeus``: seconds and watts of an epoch by power limit. Files ``summary_power_*.csv`` below the directory.
 
-Columns ``dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power``. Of every (dataset, network,
-batch, optimizer) the lowest and the highest limit are given; the energy of an epoch at the others is scored.
+Columns ``dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power``. The model sees the lowest and
+the highest limit of every (dataset, network, batch size, optimizer); the energy of an epoch at the others is scored.
 """
 
 import csv
@@ -20,7 +20,7 @@ Job = tuple[str, ...]
 
 
 def run(directory: Path, options: Options) -> list[Table]:
-    """One table a file: a device's measurements."""
+    """Return one table per file; each file has the measurements of a device."""
     files = sorted(directory.rglob("summary_power_*.csv"))
     if not files:
         raise ValueError(f"{directory}: no summary_power_*.csv; expected Zeus' power tables")
@@ -33,13 +33,13 @@ def model(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> Floats:
 
 
 def linear(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> Floats:
-    """Energy on the line between the two."""
+    """Interpolate the energy linearly."""
     ends = (low.limit_W, high.limit_W), (low.seconds * low.power_W, high.seconds * high.power_W)
     return np.asarray(np.interp(limits_W, *ends))
 
 
 def two_lines(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> Floats:
-    """Time and power each on a line."""
+    """Interpolate time and power linearly."""
     limits = (low.limit_W, high.limit_W)
     seconds = np.interp(limits_W, limits, (low.seconds, high.seconds))
     return np.asarray(seconds * np.interp(limits_W, limits, (low.power_W, high.power_W)))
@@ -74,7 +74,7 @@ def _scored(path: Path, options: Options) -> Table:
 
 
 def load(path: Path) -> tuple[dict[Job, list[LimitPoint]], list[str]]:
-    """Points by job, their limits rising; and what is wrong with rows that were left out."""
+    """Read the points by job with rising limits. Also return the errors of skipped rows."""
     jobs: dict[Job, dict[float, LimitPoint]] = defaultdict(dict)
     complaints = []
     with path.open(encoding="utf-8-sig", newline="") as file:

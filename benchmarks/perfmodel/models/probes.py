@@ -1,4 +1,4 @@
-"""Times on a new device after probes were measured on it."""
+"""Predict times on a new device from probes on it and from other devices."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,14 +1,14 @@
-"""A transformer's iteration under data, tensor and pipeline parallelism, constants learned.
+"""Model a transformer's iteration time under data, tensor and pipeline parallelism with fitted constants.
 
-Of L layers, hidden size h, sequence s, vocabulary v, micro-batches of m sequences; t-way tensor, d-way data and p-way
-pipeline parallel, global batch B. k = B / (d m) micro-batches pass p stages in k + p - 1 slots (Huang et al. 2019). A
-slot computes 24 m s h² (1 + s / 6h) L / (p t) operations forward (Narayanan et al. 2021, without the head), and sums
-activations of m s h over t ranks four times a layer (Shoeybi et al. 2019). Then gradients of 12 L h² + v h over p t are
-summed over d ranks, and applied.
+The model has L layers, hidden size h, sequence length s, vocabulary v and micro-batches of m sequences, with t-way
+tensor, d-way data and p-way pipeline parallelism and global batch size B. k = B / (d m) micro-batches pass p stages in
+k + p - 1 slots (Huang et al. 2019). A slot computes 24 m s h² (1 + s / 6h) L / (p t) operations forward (Narayanan et
+al. 2021, without the head), and all-reduces activations of m s h over t ranks four times per layer (Shoeybi et al.
+2019). Then gradients of (12 L h² + v h) / (p t) parameters are all-reduced over d ranks and applied.
 
-The iteration is a sum of such terms with constants of 0 or more: seconds per operation, per byte on each kind of link,
-per kernel, per step. They are fitted to measured iterations; what terms leave over is smooth in the configuration, and
-a Gaussian process carries it to the neighbours.
+The iteration time is a sum of such terms with nonnegative constants: seconds per operation, per byte on each kind of
+link, per kernel, per step. They are fitted to measured iterations. The residuals are smooth in the configuration, so a
+Gaussian process interpolates them.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from dljob.perf.fit.fitting import Floats, checked, positive_fit, posterior, rad
 VOCABULARY = 51_200
 """GPT-2's 50,257 tokens, padded for tensor parallelism."""
 RESIDUAL_SPREAD, RESIDUAL_LENGTH, REPEAT_NOISE = 0.12, 1.0, 0.04
-"""Of the logarithm's residual; length in units of two doublings of each feature. Fixed on vTrain's single-node rows."""
+"""For the log of the residual. Length: in units of two doublings of a feature. Fitted to vTrain's single-node rows."""
 OUTLIER = 3.0
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One iteration's model and how it is cut. All counts; ``global_batch`` and ``micro_batch`` in sequences."""
+    """Model and parallelism of one iteration. All are counts; ``global_batch`` and ``micro_batch`` in sequences."""
 
     global_batch: float
     micro_batch: float
@@ -46,12 +46,12 @@ class Configuration:
 
     @property
     def is_data_parallel(self) -> bool:
-        """Neither tensor nor pipeline parallel."""
+        """Return True if there is neither tensor nor pipeline parallelism."""
         return self.tensor == 1 and self.pipeline == 1
 
 
 def terms(configurations: Sequence[Configuration], devices_per_node: int = 8) -> dict[str, Floats]:
-    """What each effect costs per unit of its constant, by name; arrays over the configurations."""
+    """Return the amount by which each constant is multiplied, by name of the term; arrays over the configurations."""
     batch, micro, h, heads, layers, s, t, d, p = np.array([astuple(c) for c in configurations], dtype=float).T
     steps = batch / (d * micro)
     slots, stage_layers = steps + p - 1, layers / p
@@ -85,7 +85,7 @@ def terms(configurations: Sequence[Configuration], devices_per_node: int = 8) ->
 
 @dataclass(frozen=True)
 class IterationModel:
-    """Learned constants and the residuals they left."""
+    """Fitted constants and their residuals."""
 
     constants: dict[str, float]
     known: tuple[Configuration, ...]
@@ -94,12 +94,12 @@ class IterationModel:
     devices_per_node: int = 8
 
     def parts_s(self, configuration: Configuration) -> dict[str, float]:
-        """Seconds by term: what an iteration is spent on, before the residual."""
+        """Return the seconds of an iteration by term, before the residual."""
         found = terms([configuration], self.devices_per_node)
         return {name: float(self.constants[name] * value[0]) for name, value in found.items()}
 
     def seconds(self, configurations: Sequence[Configuration]) -> Floats:
-        """Seconds of an iteration of each configuration."""
+        """Return the seconds of an iteration of each configuration."""
         white = sum(self.constants[n] * v for n, v in terms(configurations, self.devices_per_node).items())
         features, asked = _features(self.known), _features(configurations)
         known = radial(features, features, RESIDUAL_SPREAD, RESIDUAL_LENGTH)
@@ -110,33 +110,33 @@ class IterationModel:
 def fitted(
     configurations: Sequence[Configuration], seconds: Sequence[float], devices_per_node: int = 8
 ) -> IterationModel:
-    """The model of measured iterations.
+    """Fit the model to measured iterations.
 
-    Iterations a factor ``OUTLIER`` off what the others say are left out (``IterationModel.known`` lists the others).
-    Raises ValueError for none, or a time that is not finite and above 0.
+    Iterations that differ by a factor ``OUTLIER`` from the fit to the others are excluded; ``IterationModel.known``
+    lists the rest. Raise ValueError for no iterations, or a time that is not finite and above 0.
     """
     measured = checked("iteration seconds", seconds)
     if len(measured) != len(configurations):
         raise ValueError(f"{len(configurations)} configurations, {len(measured)} times: expected as many")
     found = terms(configurations, devices_per_node)
     columns = np.stack(list(found.values()), axis=1)
-    kept = np.ones(len(measured), dtype=bool)
+    inliers = np.ones(len(measured), dtype=bool)
     for _ in range(2):
-        constants = positive_fit(columns[kept], measured[kept])
+        constants = positive_fit(columns[inliers], measured[inliers])
         residuals = np.log(measured / np.maximum(columns @ constants, 1e-12))
-        kept = np.abs(residuals - np.median(residuals[kept])) < np.log(OUTLIER)
-        if kept.all():
+        inliers = np.abs(residuals - np.median(residuals[inliers])) < np.log(OUTLIER)
+        if inliers.all():
             break
     return IterationModel(
         dict(zip(found, constants.tolist(), strict=True)),
-        tuple(c for c, k in zip(configurations, kept, strict=True) if k),
-        tuple(residuals[kept].tolist()),
+        tuple(c for c, k in zip(configurations, inliers, strict=True) if k),
+        tuple(residuals[inliers].tolist()),
         devices_per_node,
     )
 
 
 def _features(configurations: Sequence[Configuration]) -> Floats:
-    """Two doublings are 1: work of a slot, cuts, micro-batches, hidden size, layers."""
+    """Return log2 / 2 of the work of a slot, t, d, p, micro-batches, hidden size and layers."""
     batch, micro, h, _, layers, s, t, d, p = np.array([astuple(c) for c in configurations], dtype=float).T
     work = micro * s * h / t
     return np.stack([np.log2(x) for x in (work, t, d, p, batch / (d * micro), h, layers)], axis=1) / 2

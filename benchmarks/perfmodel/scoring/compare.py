@@ -1,4 +1,4 @@
-"""One table from the errors of several methods over several groups of keys."""
+"""Make one table from the errors of several methods over several groups of keys."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,14 +12,13 @@ Errors = Mapping[str, Mapping[str, Floats]]
 
 
 def compared(title: str, errors: Errors, options: Options, note: str = "") -> Table:
-    """The methods over all groups (unweighted mean over groups) and over all keys; then the model by group."""
+    """Score the methods over all groups (unweighted mean) and over all keys, then the model by group."""
     measures = (mean, median, p90)
     rows: list[tuple[Cell, ...]] = []
     for method, groups in errors.items():
-        kept = {name: e for name, e in groups.items() if len(e)}
-        if not kept:
-            raise ValueError(f"{title}: nothing to score; expected keys besides those that are given to the model")
-        every = list(kept.values())
+        every = [e for e in groups.values() if len(e)]
+        if not every:
+            raise ValueError(f"{title}: found nothing to score; expected more keys than the model sees")
         keys = sum(map(len, every))
         rows.append((method, "groups", keys, *(over_workloads(every, m, options.resamples) for m in measures)))
         pooled = [np.concatenate(every)]
@@ -33,8 +32,8 @@ def compared(title: str, errors: Errors, options: Options, note: str = "") -> Ta
 
 
 def dropped(complaints: Sequence[str], most: int = 4) -> str:
-    """A note on rows that cannot be measurements."""
+    """Return a note on rows that are not valid measurements."""
     if not complaints:
         return ""
     more = f" and {len(complaints) - most} more" if len(complaints) > most else ""
-    return f"left out: {'; '.join(complaints[:most])}{more}"
+    return f"skipped: {'; '.join(complaints[:most])}{more}"

@@ -41,12 +41,12 @@ def p90(errors: Floats) -> float:
 
 
 def over_workloads(errors: Sequence[Floats], measure: Measure, resamples: int = 1000, seed: int = 0) -> Estimate:
-    """The unweighted mean over workloads of ``measure``, each workload's errors an array.
+    """Return the unweighted mean of ``measure`` over workloads; ``errors`` has one array per workload.
 
-    Percentile bootstrap (Efron 1979), stratified: keys are drawn anew within each workload, the workloads stay.
+    The interval is a stratified percentile bootstrap (Efron 1979): keys are resampled within each workload.
     """
     if not errors or any(len(e) == 0 for e in errors):
-        raise ValueError("a workload without errors to score: expected at least one scored key in each")
+        raise ValueError("found a workload without errors to score; expected at least one scored key in each")
     rng = np.random.default_rng(seed)
     value = float(np.mean([measure(e) for e in errors]))
     again = np.array(
@@ -59,7 +59,7 @@ def over_workloads(errors: Sequence[Floats], measure: Measure, resamples: int = 
 def regret(measured: Floats, predicted: Floats, choices: Sequence[NDArray[np.int64]]) -> Floats:
     """Return for each decision by how many per cent the chosen candidate is slower than the best measured one.
 
-    Each of ``choices`` holds the indices of the candidates of one decision; the least predicted one is chosen.
+    Each of ``choices`` has the indices of the candidates of one decision; the smallest prediction is chosen.
     """
     found = [measured[c][np.argmin(predicted[c])] / measured[c].min() - 1.0 for c in choices if len(c) > 1]
     return np.asarray([100.0 * f for f in found])
@@ -71,10 +71,10 @@ def coverage(measured: Floats, low: Floats, high: Floats) -> float:
 
 
 def interval_score(measured: Floats, low: Floats, high: Floats, level: float = 0.9) -> Floats:
-    """Winkler's score of central intervals of ``level`` (Gneiting, Raftery 2007), of logarithms: small is good.
+    """Return Winkler's score of central intervals of ``level`` (Gneiting, Raftery 2007) in logarithms; lower is better.
 
-    Width plus 2 / (1 - level) times the distance by which a measurement lies outside. In logarithms it is a relative
-    figure, so that keys of 10 ms and of 10 s weigh the same.
+    It is the width plus 2 / (1 - level) times the distance by which a measurement lies outside. Logarithms make it
+    relative, so that keys of 10 ms and of 10 s have the same weight.
     """
     x, lo, hi = np.log(measured), np.log(low), np.log(high)
     outside = np.maximum(lo - x, 0.0) + np.maximum(x - hi, 0.0)

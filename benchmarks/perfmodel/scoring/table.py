@@ -12,16 +12,16 @@ Cell = str | float | int | Estimate | None
 
 @dataclass(frozen=True)
 class Options:
-    """Command-line options; an adapter reads those that mean something in its format."""
+    """Command-line options; each format reads those that apply to it."""
 
     gpus_per_node: int | None = None
-    """Devices that a node of the measured cluster holds; None: not stated."""
+    """Devices per node of the measured cluster; None: not stated."""
     only: tuple[str, ...] = ()
-    """Workloads to run, by name; empty: all that are found."""
+    """Workloads to run, by name; empty: all."""
     seeds: int = 5
-    """Repetitions of whatever is drawn at random."""
+    """Repetitions of random draws."""
     resamples: int = 1000
-    """Of the bootstrap."""
+    """Bootstrap resamples."""
 
     def wants(self, workload: str) -> bool:
         return not self.only or workload in self.only
@@ -29,7 +29,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Table:
-    """Scores of one task. Numbers are as the column's name says; an Estimate carries its 95 % interval."""
+    """Scores of one task. Column names state the units; an Estimate has a 95 % interval."""
 
     title: str
     columns: tuple[str, ...]
@@ -43,7 +43,7 @@ class Table:
         return "\n".join([self.title, lines[0], "  ".join("-" * w for w in widths), *lines[1:], *_note(self.note)])
 
     def as_dict(self) -> dict[str, object]:
-        """For ``--json``: a list of objects, keyed by column."""
+        """Return the table for ``--json``: a list of objects, keyed by column."""
         rows = [
             {c: asdict(v) if isinstance(v, Estimate) else v for c, v in zip(self.columns, row, strict=True)}
             for row in self.rows
@@ -69,7 +69,7 @@ def _note(note: str) -> list[str]:
 
 
 def machine() -> str:
-    """Processor, Python and numpy that the figures were computed with."""
+    """Return the processor and the versions of Python and numpy."""
     info = Path("/proc/cpuinfo")
     names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     processor = names[0] if names else platform.processor() or platform.machine()

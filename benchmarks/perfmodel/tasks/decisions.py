@@ -1,7 +1,7 @@
-"""Task: decisions from predictions, that is, the choice of a placement and whether it meets a deadline.
+"""Task: choose a placement from predictions, and decide if it meets a deadline.
 
-Candidates of one decision have about the same global batch (within a factor of the square root of 2 of a power of 2),
-and are compared by seconds per sample.
+Candidates of one decision have about the same global batch size (within a factor of the square root of 2 of a power of
+2), and are compared by seconds per sample.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SLACK = (1.2, 1.5, 2.0, 3.0)
 
 @dataclass(frozen=True)
 class Candidates:
-    """Of one workload; an array element a key."""
+    """Candidates of one workload; arrays have one element per key."""
 
     samples: Floats
     devices: Floats
@@ -32,20 +32,21 @@ def candidates(keys: tuple[Key, ...]) -> Candidates:
     return Candidates(samples, devices, tuple(g for g in groups if len(g) > 1))
 
 
-def missed(found: Candidates, measured_s: Floats, predicted_s: Floats, sure_s: Floats) -> tuple[Floats, Floats]:
-    """Of every deadline: whether it was missed (1 or 0), and by how many per cent device time exceeded the least one's.
+def missed(found: Candidates, measured_s: Floats, predicted_s: Floats, bound_s: Floats) -> tuple[Floats, Floats]:
+    """Return for every deadline 1 if it was missed, else 0; and the excess device time over the minimum, per cent.
 
-    Chosen is the candidate of the least predicted device time per sample among those whose ``sure_s`` meets the
-    deadline, or the surest one. Overspending counts where the deadline was met.
+    The choice is the candidate with the smallest predicted device time per sample among those whose ``bound_s`` meets
+    the deadline. If there is none, it is the candidate with the smallest ``bound_s``. The excess is returned only for
+    deadlines that were met.
     """
     late, excess = list[float](), list[float]()
     for group in found.groups:
-        time, sure, said = (x[group] / found.samples[group] for x in (measured_s, sure_s, predicted_s))
+        time, bound, predicted = (x[group] / found.samples[group] for x in (measured_s, bound_s, predicted_s))
         cost = time * found.devices[group]
         for slack in SLACK:
             deadline = slack * time.min()
-            meets = np.flatnonzero(sure <= deadline)
-            at = meets[np.argmin((said * found.devices[group])[meets])] if len(meets) else int(np.argmin(sure))
+            meets = np.flatnonzero(bound <= deadline)
+            at = meets[np.argmin((predicted * found.devices[group])[meets])] if len(meets) else int(np.argmin(bound))
             late.append(float(time[at] > deadline))
             if time[at] <= deadline:
                 excess.append(100 * (cost[at] / cost[time <= deadline].min() - 1))

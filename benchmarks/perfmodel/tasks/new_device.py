@@ -1,8 +1,8 @@
-"""Task: predict the times of one left-out device type from the other types, with no probe and with two.
+"""Task: predict the times of one left-out device type from the other types, without probes and with two.
 
-Two probes: of each workload with at least four batches on the device the second smallest and the second largest
-(the ends of three); where no workload has three batches, the two rows that tell the most of the others, and beside
-them every pair of rows: a choice of two is partly luck.
+With at least four batch sizes of a workload on the device, the two probes are the second smallest and the second
+largest; with three, the smallest and the largest. If no workload has three batch sizes, the probes are the two most
+informative rows. Every pair of rows is scored too, because a single choice of two depends on luck.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ Times = dict[Point, float]
 
 
 def tables(sheets: Mapping[str, Sheet], rows: Rows, options: Options, note: str = "") -> list[Table]:
-    """Two tables, groups are devices; none when there are fewer than three device types."""
+    """Return two tables with devices as groups, or none for fewer than three device types."""
     points = {Point(d, w, float(b)): s for (d, w, b), s in rows.items() if d in sheets}
     devices = sorted({p.device for p in points})
     if len(devices) < 3:
@@ -58,13 +58,13 @@ def _bandwidth_ratio(sheets: Mapping[str, Sheet], others: Times, asked: Point) -
 
 
 def _ratio(speeds: Mapping[str, float], others: Times, asked: Point) -> float:
-    """The same row on the other devices times the ratio of speeds, averaged in the logarithm."""
+    """Return the geometric mean over the other devices of the same row's time times the ratio of speeds."""
     same = [(p, s) for p, s in others.items() if (p.workload, p.batch) == (asked.workload, asked.batch)]
     return float(np.exp(np.mean([np.log(s * speeds[p.device] / speeds[asked.device]) for p, s in same])))
 
 
 def _with_two(sheets: Mapping[str, Sheet], others: Times, own: Times) -> dict[str, Floats]:
-    """Errors of what is not probed."""
+    """Return the errors on the rows that were not probed, by method."""
     by_workload: dict[str, list[Point]] = {}
     for point in sorted(own, key=lambda p: p.batch):
         by_workload.setdefault(point.workload, []).append(point)
@@ -101,7 +101,7 @@ def _informative(sheets: Mapping[str, Sheet], others: Times, own: list[Point]) -
 
 
 def _simple(sheets: Mapping[str, Sheet], others: Times, probes: Times, rest: list[Point], is_curve: bool) -> Floats:
-    """A line through the two batches; or the peak-FLOP ratio scaled to meet the probes."""
+    """Predict with a line through the two batch sizes, or with the peak-FLOP ratio scaled to the probes."""
     if is_curve:
         overhead, slope = line(np.array([p.batch for p in probes]), np.array(list(probes.values())))
         return np.array([overhead + slope * p.batch for p in rest])

@@ -1,4 +1,4 @@
-"""Task: predict the time over the batch on one device from its smallest, middle and largest batch."""
+"""Task: predict the time over the batch size on one device from its smallest, middle and largest batch."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,7 +14,7 @@ Curves = Mapping[tuple[str, str], Mapping[int, float]]
 
 
 def probes(batches: list[int]) -> list[int]:
-    """Smallest, middle and largest of the measured batches."""
+    """Return the smallest, middle and largest of the measured batch sizes."""
     ordered = sorted(batches)
     return [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
 
@@ -41,7 +41,7 @@ METHODS: Mapping[str, Callable[[list[tuple[float, float]], Floats], Floats]] = {
 
 
 def table(curves: Curves, options: Options, note: str = "", name: str = "") -> Table:
-    """Scores over all curves of at least four batches; a group is a curve."""
+    """Score all curves of at least four batch sizes; each curve is a group."""
     errors: dict[str, dict[str, Floats]] = {label: {} for label in METHODS}
     for (device, workload), curve in curves.items():
         if len(curve) < 4:

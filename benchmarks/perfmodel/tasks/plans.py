@@ -1,7 +1,7 @@
-"""Decisions by the planner itself: probes become a DLProfile, each placement a fixed plan, and the best one is taken.
+"""Task: let the planner choose the placement. Probes become a DLProfile, and each placement a fixed plan.
 
-Beside it the same planner without steps on several devices, whose network comes from data sheets. Only placements that
-the planner makes are compared: as many devices on every node.
+The baseline is the same planner without measured steps on several devices, which takes the network from data sheets.
+Only placements that the planner can produce are compared: the same number of devices on every node.
 """
 
 from collections.abc import Mapping
@@ -22,28 +22,28 @@ from dljob.planner import Decision, FixedChoice, Request, plan
 
 DEVICE = "Tesla-T4"
 PARAMETERS = {"cifar10": 11.2e6, "imagenet": 25.6e6, "bert": 110e6, "yolov3": 62e6}
-"""Of ResNet-18, ResNet-50, BERT-base and YOLOv3, for data sheets alone, which price a network by gradients; of others
-``USUAL``. Nothing else looks at a workload's name."""
-USUAL = 25e6
-SHEETS = ("data sheets' network, the median", "data sheets' network, the p90")
-STEPS = ("measured steps, the median", "measured steps, the p90 (what it does)")
+"""Parameters of ResNet-18, ResNet-50, BERT-base and YOLOv3; other workloads use ``DEFAULT_PARAMETERS``. Only the
+data-sheet network model needs them, and nothing else depends on a workload's name."""
+DEFAULT_PARAMETERS = 25e6
+SHEETS = ("data-sheet network, median", "data-sheet network, p90")
+STEPS = ("measured steps, median", "measured steps, p90 (the planner's choice)")
 
 
 @dataclass(frozen=True)
 class Priced:
-    """Seconds of a step of each key by the planner."""
+    """Predicted seconds of a step, by key."""
 
     median_s: Floats
     p90_s: Floats
 
 
 def even(key: Key) -> bool:
-    """Whether the planner makes such a placement."""
+    """Return True if the planner can produce this placement."""
     return len(set(key.counts)) == 1
 
 
 def priced(workload: Measurements, keys: list[Key], probes: Probes, *, measured: bool) -> Priced:
-    """What the planner predicts of the keys after the probes; ``measured``: their steps are in the profile."""
+    """Predict the step times of ``keys`` after the probes. If ``measured``, the profile contains the probed steps."""
     status = DLProfileStatus(
         compute=tuple(ComputePoint(batch=b, seconds=m.step_s, observations=50) for b, m in workload.one.items()),
         scaling=tuple(
@@ -72,7 +72,7 @@ def _step(name: str, key: Key, known: Mapping[tuple[str, str], Learned]) -> tupl
         global_batch=key.devices * key.batch,
         total_steps=1,
         profile=name,
-        parameters=int(PARAMETERS.get(name, USUAL)),
+        parameters=int(PARAMETERS.get(name, DEFAULT_PARAMETERS)),
         flops_per_sample=1e9,
         activation_nbytes_per_sample=0,
         fixed=(FixedChoice(DEVICE, nodes, each),),
@@ -83,7 +83,7 @@ def _step(name: str, key: Key, known: Mapping[tuple[str, str], Learned]) -> tupl
 
 
 def table(workloads: list[Measurements], count: int, options: Options) -> Table:
-    """Regret and errors of plans after ``count`` probes, chosen among placements that the planner makes."""
+    """Score the regret and errors of plans after ``count`` probes, among placements that the planner can produce."""
     regrets: dict[str, list[Floats]] = {}
     errors: dict[str, list[Floats]] = {}
     for workload in workloads:
@@ -94,8 +94,8 @@ def table(workloads: list[Measurements], count: int, options: Options) -> Table:
         found = candidates(tuple(keys))
         for names, measured in ((SHEETS, False), (STEPS, True)):
             by = priced(workload, keys, probes, measured=measured)
-            for name, said_s in zip(names, (by.median_s, by.p90_s), strict=True):
-                chosen = regret(measured_s / found.samples, said_s / found.samples, list(found.groups))
+            for name, predicted_s in zip(names, (by.median_s, by.p90_s), strict=True):
+                chosen = regret(measured_s / found.samples, predicted_s / found.samples, list(found.groups))
                 regrets.setdefault(name, []).append(chosen)
                 errors.setdefault(name, []).append(ape(measured_s, by.median_s)[hidden])
     rows: list[tuple[Cell, ...]] = []
@@ -104,4 +104,4 @@ def table(workloads: list[Measurements], count: int, options: Options) -> Table:
         of_plans = over_workloads(each, mean, options.resamples)
         rows.append((name, sum(map(len, each)), of_plans, worst, over_workloads(errors[name], mean, options.resamples)))
     title = f"{count} probes: plans of the planner, slower than the best placement of the same global batch, %"
-    return Table(title, ("planned by", "decisions", "mean", "worst", "error of the step, mean"), tuple(rows))
+    return Table(title, ("planned by", "decisions", "mean", "worst", "mean step error"), tuple(rows))

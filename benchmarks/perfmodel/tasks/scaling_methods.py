@@ -1,6 +1,6 @@
-"""Models of a step on many devices, ours and the baselines: each from the one-device curve and measured probes.
+"""Predict step times on many devices with dljob and with baselines, from the one-device curve and measured probes.
 
-All see a ``Task``: the one-device curve, every key, and the values of the probes alone.
+Every method sees a ``Task``: the one-device curve, all keys, and the values of the probes only.
 """
 
 import importlib.util
@@ -29,10 +29,10 @@ class Task:
         return float(np.exp(np.mean([np.log(m.step_s) for m in self.one.values()])))
 
     def one_s(self, batches: list[int]) -> Floats:
-        """One-device times, linear between measured batches and proportional to the batch beyond the largest."""
-        known = sorted(self.one)
-        inside = np.interp(batches, known, [self.one[b].step_s for b in known])
-        return np.asarray(inside * np.maximum(1.0, np.array(batches) / known[-1]))
+        """Return one-device times: linear between measured batch sizes, proportional beyond the largest."""
+        measured = sorted(self.one)
+        inside = np.interp(batches, measured, [self.one[b].step_s for b in measured])
+        return np.asarray(inside * np.maximum(1.0, np.array(batches) / measured[-1]))
 
     def runs(self, keys: tuple[Key, ...]) -> Runs:
         columns = [(len(k.counts), max(k.counts), k.devices, k.batch) for k in keys]
@@ -42,11 +42,11 @@ class Task:
 
 Probes = list[tuple[Key, Measured]]
 Method = Callable[[Task, Probes], Floats]
-"""Predicted seconds of ``task.keys``."""
+"""Returns the predicted seconds of ``task.keys``."""
 
 
 def posterior(task: Task, probes: Probes) -> Posterior:
-    """Ours: ``dljob.calibrate``. It uses step times alone, as every baseline but Pollux's own model."""
+    """Fit ``dljob.calibrate``. It uses step times alone, as all baselines except Pollux's own model do."""
     given = task.runs(tuple(key for key, _ in probes))
     return fit(task.reference_s, given, np.array([m.step_s for _, m in probes]))
 
@@ -56,7 +56,7 @@ def ours(task: Task, probes: Probes, level: float = 0.9) -> Predicted:
 
 
 def chosen_probes(task: Task, measure: Callable[[Key], Measured], count: int) -> Probes:
-    """What our calibrator measures: the next probe is chosen once the last one's value is known."""
+    """Return the probes that the calibrator chooses. Each choice depends on the values of the earlier probes."""
     runs, probes, indices = task.runs(task.keys), Probes(), list[int]()
     while len(probes) < count and (at := next_probe(posterior(task, probes), runs, indices)) is not None:
         indices.append(at)
@@ -65,9 +65,9 @@ def chosen_probes(task: Task, measure: Callable[[Key], Measured], count: int) ->
 
 
 def picked_by_hand(task: Task, measure: Callable[[Key], Measured], count: int) -> Probes:
-    """A full node, most nodes with a device each, all that there is; then two nodes and few full ones.
+    """Return hand-picked probes: a full node, all nodes with one device each, all devices, two nodes, three full nodes.
 
-    All at the middle batch; a key that is not there is replaced by the nearest one.
+    All are at the middle batch size. A missing key is replaced by the nearest one.
     """
     nodes, full = max(len(k.counts) for k in task.keys), max(k.counts[0] for k in task.keys)
     middle = sorted(task.one)[len(task.one) // 2]
@@ -85,12 +85,12 @@ def _distance(key: Key, target: tuple[int, ...]) -> float:
 
 
 def no_communication(task: Task, probes: Probes) -> Floats:
-    """Perfect scaling: the one-device time."""
+    """Predict perfect scaling: the one-device time."""
     return task.one_s([k.batch for k in task.keys])
 
 
 def affine(task: Task, probes: Probes) -> Floats:
-    """a + b one_s + c (devices - 1): least squares of relative errors on the one-device curve and the probes."""
+    """Fit a + b one_s + c (devices - 1) to the one-device curve and the probes, by least squares of relative errors."""
     keys = [*(Key((1,), b) for b in task.one), *(k for k, _ in probes)]
     times = np.array([*(m.step_s for m in task.one.values()), *(m.step_s for _, m in probes)])
     columns = _affine_columns(task, tuple(keys))
@@ -104,9 +104,10 @@ def _affine_columns(task: Task, keys: tuple[Key, ...]) -> Floats:
 
 
 def simple(task: Task, probes: Probes) -> Floats:
-    """A ring's alpha-beta between nodes and within them, a contention term, a soft maximum; robust, in logarithms.
+    """Fit alpha-beta models of a ring between and within nodes, a contention term and a soft maximum.
 
-    A weak ridge keeps what few probes do not tell near its start.
+    The fit is robust and in logarithms. A weak ridge penalty keeps parameters that the probes do not determine near
+    their initial values.
     """
     scale, start = task.reference_s, np.array([-3.0, -0.5, -2.0, 0.05, 0.0])
     given, everything = task.runs(tuple(k for k, _ in probes)), task.runs(task.keys)
@@ -132,9 +133,9 @@ def has_adaptdl() -> bool:
 
 
 def pollux(task: Task, probes: Probes) -> Floats:
-    """Pollux's own model, fitted by the ``adaptdl`` package: from step times and, as it wants, without waiting.
+    """Fit Pollux's own model with the ``adaptdl`` package, from step times with and without waiting.
 
-    A measurement without a recorded waiting time counts as if it had none.
+    A measurement without a recorded waiting time counts as one without waiting.
     """
     from adaptdl.goodput import GoodputFunction, fit_perf_params
 

@@ -1,8 +1,9 @@
-"""Task: how a global batch is split over unlike devices whose curves are known from three batches.
+"""Task: split a global batch over heterogeneous devices whose curves are fitted to three batch sizes.
 
-The devices' measured times over batch, linear between, are the truth; the split is planned on curves fitted to three of
-their batches and timed on the truth, against the best of all splits. Global batches go from where every device has its
-smallest measured batch to where every device has its largest, so that the truth is asked only where it was measured.
+The ground truth is the measured times over the batch size with linear interpolation. The split is planned on curves
+fitted to three batch sizes per device, timed on the ground truth, and compared with the best of all splits. Global
+batch sizes range from the sum of the smallest measured batch sizes to the sum of the largest, so that the ground truth
+is never extrapolated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +20,14 @@ from dljob.perf.fit.few_points import line, through
 from dljob.planner.candidates.batch_split import Kind, split
 
 SIZES = 12
-"""Global batches of each set of devices, spread evenly in the logarithm."""
+"""Number of global batch sizes per set of devices, log-spaced."""
 MAX_DEVICES = 3
-"""In a set: their number grows with the power of it."""
+"""Maximum size of a set of devices; the number of sets grows exponentially with it."""
 Shares = Sequence[int]
 
 
 def tables(curves: one_device.Curves, options: Options) -> list[Table]:
-    """Every set of two or three devices of each workload that all of them ran; a group is a workload."""
+    """Score every set of two or three devices of each workload; each workload is a group."""
     over: dict[str, dict[str, list[float]]] = {"model": {}, "affine": {}, "in proportion to speed": {}, "even": {}}
     for workload in sorted({w for _, w in curves}):
         measured = {d: c for (d, w), c in curves.items() if w == workload and len(c) >= 4}
@@ -41,7 +42,7 @@ def tables(curves: one_device.Curves, options: Options) -> list[Table]:
 
 
 def _excess(measured: Sequence[Mapping[int, float]]) -> dict[str, list[float]]:
-    """Per cent over the optimum, by method, for each global batch."""
+    """Return the per cent over the optimum for each global batch size, by method."""
     truths = [_truth(m) for m in measured]
     given = [[(float(b), m[b]) for b in one_device.probes(list(m))] for m in measured]
     lows, highs = [min(m) for m in measured], [max(m) for m in measured]
@@ -73,22 +74,22 @@ def _affine(given: list[tuple[float, float]]) -> Curve:
 
 
 def _planned(curves: Sequence[Curve], lows: Shares, highs: Shares, size: int) -> Shares:
-    """The planner's split, no share below a device's smallest measured batch."""
+    """Return the planner's split. No share is below a device's smallest measured batch size."""
     kinds = [Kind(_from(c, low), 1, high - low + 1) for c, low, high in zip(curves, lows, highs, strict=True)]
     parts = split(kinds, size - sum(lows) + len(lows))
-    assert parts is not None, "sizes lie between the sums of the ends"
+    assert parts is not None, "expected a size between the sums of the smallest and the largest batch sizes"
     return [low - 1 + part[0] for low, part in zip(lows, parts, strict=True)]
 
 
 def _from(curve: Curve, low: int) -> Curve:
-    """The curve over what is above ``low`` - 1 samples."""
+    """Return the curve as a function of the samples above ``low`` - 1."""
     knots = [(b - (low - 1), t) for b, t in zip(curve.batches, curve.times_s, strict=True) if b > low]
     knots = [(1.0, curve.seconds(low)), *knots]
     return Curve(tuple(b for b, _ in knots), tuple(t for _, t in knots), curve.slope_s)
 
 
 def _within(speeds: Sequence[float], lows: Shares, highs: Shares, size: int) -> Shares:
-    """Shares in proportion to speed, kept between the ends; what does not divide goes one by one."""
+    """Return shares in proportion to speed within the bounds; the remainder is distributed one by one."""
     shares = [int(np.clip(size * s / sum(speeds), low, high)) for s, low, high in zip(speeds, lows, highs, strict=True)]
     while (missing := size - sum(shares)) != 0:
         step = 1 if missing > 0 else -1
@@ -99,9 +100,9 @@ def _within(speeds: Sequence[float], lows: Shares, highs: Shares, size: int) -> 
 
 
 def optimum(truths: Sequence[Curve], lows: Shares, highs: Shares, size: int) -> float:
-    """The least time of the slowest device over every way to split ``size``: dynamic programming over the devices.
+    """Return the minimum over all splits of ``size`` of the slowest device's time, by dynamic programming.
 
-    Exhaustive: after the first k devices, ``best[n]`` is the least time of any way to give them n samples.
+    After the first k devices, ``best[n]`` is the minimum time over all ways to split n samples among them.
     """
     best: Floats = np.array([0.0])
     for truth, low, high in zip(truths, lows, highs, strict=True):

@@ -1,4 +1,4 @@
-{{/* The operator's environment; operator/dljob/app/settings.py reads it, a test holds the two together. */}}
+{{/* The operator's environment. operator/dljob/app/settings.py reads it; a test compares the two. */}}
 {{- define "dljob.env" -}}
 - name: DLJOB_NAMESPACE
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}

@@ -32,7 +32,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* Reference of an image: of (dict "image" VALUES "default" TAG). A digest wins over a tag. */}}
+{{/* Image reference for (dict "image" VALUES "default" TAG). A digest takes precedence over a tag. */}}
 {{- define "dljob.image" -}}
 {{- if .image.digest -}}
 {{- printf "%s@%s" .image.repository .image.digest -}}
@@ -41,7 +41,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* Namespaces that the operator looks after, as JSON; [] means all. */}}
+{{/* Namespaces that the operator manages, as JSON; [] means all. */}}
 {{- define "dljob.watchNamespaces" -}}
 {{- if .Values.singleNamespaceInstall -}}
 {{- list .Release.Namespace | toJson -}}
@@ -50,7 +50,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* The rules of one part of files/rbac.yaml, without their reasons. */}}
+{{/* The rules of one section of files/rbac.yaml, without their reasons. */}}
 {{- define "dljob.rules" -}}
 {{- range . }}
 - apiGroups: {{ .apiGroups | toJson }}

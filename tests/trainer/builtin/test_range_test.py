@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dltrain.builtin.range_test import HIGH, LOW, STEPS, interval, known_rate, plot
+from dltrain.builtin.range_test import HIGH, LOW, STEPS, interval, plot, saved_rate
 
 RATES = [float(rate) for rate in np.geomspace(LOW, HIGH, STEPS)]
 
@@ -49,6 +49,6 @@ def test_any_curve_gives_an_ordered_interval_or_none(losses: list[float]) -> Non
      (b"\xff", None), (b"[]", None)],
 )  # fmt: skip
 def test_a_damaged_file_is_as_good_as_none(content: bytes, rate: float | None, tmp_path: Path) -> None:
-    assert known_rate(tmp_path / "rate.json") is None
+    assert saved_rate(tmp_path / "rate.json") is None
     (tmp_path / "rate.json").write_bytes(content)
-    assert known_rate(tmp_path / "rate.json") == rate
+    assert saved_rate(tmp_path / "rate.json") == rate

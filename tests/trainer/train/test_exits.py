@@ -144,7 +144,7 @@ def test_a_bad_dataset_is_named(
         ({"model": ModelRef(name="lenet")}, r"shape \(1, 8, 8\), expected images .* of 32 x 32 or 28 x 28"),
         ({"model": ModelRef(name="gpt-mini")}, r"found images or tables of shape .*, expected tokens for model gpt-mini"),
         ({"dataset": DatasetRef(name="mnist")}, r"spec\.dataset\.name: found 'mnist', expected one of digits"),
-        ({"ranks": 2}, r"a world of 1 \(mpirun's count: none, .*\), expected 2 ranks: start it with mpirun -n 2"),
+        ({"ranks": 2}, r"a process group of 1 \(mpirun's count: none, .*\), expected 2 ranks: start it with mpirun -n 2"),
         ({"checkpoint": saving(Path("/proc/nowhere"))}, r"spec\.checkpoint\.volume: found /proc/nowhere/digits-0001"),
     ],
     ids=["model", "images", "tokens", "dataset", "world", "volume"],

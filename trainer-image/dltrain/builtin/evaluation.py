@@ -1,4 +1,4 @@
-"""What the built-in trainer minimizes, and how it counts right answers."""
+"""The loss of the built-in trainer, and the count of correct predictions."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ _BATCH = 256
 
 
 def mean_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Cross entropy, mean over samples (and positions, of tokens)."""
+    """Return the mean cross entropy over samples (for tokens: also over positions)."""
     return cross_entropy(logits.flatten(0, -2), y.flatten())
 
 
@@ -24,11 +24,14 @@ def count_right(
     chosen: NDArray[np.int64],
     device: torch.device,
 ) -> tuple[int, int]:
-    """Of the ``chosen`` held-out samples (tokens: positions): how many are told right, and how many there are.
+    """Return the numbers of correct and of all predictions for the ``chosen`` held-out samples (tokens: positions).
 
-    ``predict``: inputs to logits; None where another rank has them, which counts as none.
+    ``predict``: maps inputs to logits, or to None if another rank has them; such samples are not counted.
     """
-    right, seen = torch.zeros((), dtype=torch.long, device=device), 0  # read once: each time waits for a GPU
+    right, seen = (
+        torch.zeros((), dtype=torch.long, device=device),
+        0,
+    )  # read only at the end, because each read waits for the GPU
     for begin in range(0, len(chosen), _BATCH):
         x, y = (part.to(device) for part in data.test(chosen[begin : begin + _BATCH]))
         if (logits := predict(x)) is not None:

@@ -25,30 +25,30 @@ from dltrain.protocol.rank_messages import Probed
 from dltrain.train.trainer import Trainer
 
 BUDGET_S = 0.3
-LONGEST_S = 0.6
-"""Under a quota, to see two of its periods from end to end."""
+QUOTA_BUDGET_S = 0.6
+"""Time limit under a CPU quota, which covers at least two whole periods of the quota."""
 STALL_S = 2e-3
-"""Off the CPU for so long amid a step: stopped by a quota."""
+"""A step that is off the CPU for longer was throttled by a quota."""
 _LINK_NBYTES = 2**20
 _LINK_ROUNDS = 5
 
 TrainStep = Callable[[nn.Module, Optimizer, int], None]
-"""Forward, backward and update of a model on that many samples."""
+"""Runs forward, backward and update of a model on this number of samples."""
 
 
 def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], step: TrainStep) -> None:
-    """Probe this rank and its links, tell the agent, and move shares if that is worth it. All ranks call it."""
+    """Probe this rank and its links, report to the agent, and rebalance if worthwhile. All ranks must call it."""
     share = trainer.shares[trainer.rank]
     as_planned = trainer.device_name == trainer.plan.ranks[trainer.rank].device
     points: list[tuple[int, float]] = []
     if share:
-        twin = copy.deepcopy(trainer.model)  # what a probe learns must not be kept
+        twin = copy.deepcopy(trainer.model)  # the probe must not change the model
         points, trainer.budget.rate = compute_points(twin, make_optimizer(twin), step, share, trainer.plan.global_batch)
         del twin
     on_cpu = trainer.device.type == "cpu"
     if not on_cpu:
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(trainer.device)  # of the steps to come, as ``device.most_samples`` takes it
+        torch.cuda.reset_peak_memory_stats(trainer.device)  # ``most_samples`` needs that of training
     link = link_speed(trainer.world) if trainer.size > 1 and on_cpu else None
     trainer.reporter.send(
         Probed(
@@ -76,13 +76,15 @@ def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], s
 def compute_points(
     model: nn.Module, optimizer: Optimizer, step: TrainStep, share: int, batch: int
 ) -> tuple[list[tuple[int, float]], float]:
-    """Seconds of a training step at half the share, the share and twice it; only the share when that is slow already.
-    The first step of all counts only where it takes longer than a probe may. With them the part of a CPU that this rank
-    got.
+    """Return (samples, seconds) of training steps, and the fraction of a CPU that this rank got.
 
-    Under a CPU quota a process runs at full speed for a while and then stands still for the rest of a period of 100 ms,
-    so a short timing sees either all or nothing of it. Therefore: median CPU time of each size over the part of a CPU
-    that it got from the end of one stand-still to the end of another, whole periods, or in the whole probe.
+    The sizes are half the share, the share and twice the share, or only the share if its step is slow. The very first
+    step counts only if it takes longer than the probe may.
+
+    Under a CPU quota, a process runs at full speed for a while and then stalls for the rest of a 100 ms period, so a
+    short measurement contains either no stall or a whole one. Therefore the result is the median CPU time of each size,
+    divided by the fraction of a CPU that the rank got between the ends of two stalls (whole periods), or in the whole
+    probe.
     """
     device = next(model.parameters()).device
     clock = time.process_time if device.type == "cpu" else time.perf_counter
@@ -99,7 +101,7 @@ def compute_points(
         return now - began
 
     def holds(samples: int) -> bool:
-        """Whether memory is enough for a first step of this size, which pays for its kernels' set-up."""
+        """Return True if the memory suffices for a first step of this size, which also sets up kernels."""
         try:
             timed(samples)
         except torch.OutOfMemoryError:
@@ -115,28 +117,28 @@ def compute_points(
     sizes = sorted({max(1, share // 2), share, min(2 * share, batch)})
     timings: dict[int, list[float]] = {share: [timed(share)]}
     spent_s = time.perf_counter() - wall_began
-    if timings[share][0] < BUDGET_S / 4 and spent_s < LONGEST_S / 4:
+    if timings[share][0] < BUDGET_S / 4 and spent_s < QUOTA_BUDGET_S / 4:
         sizes = [size for size in sizes if holds(size)]
         timings = {size: [] for size in sizes}
         while (
             not timings[sizes[-1]]
             or (spent_s := time.perf_counter() - wall_began) < BUDGET_S
-            or (len(stalls) in (1, 2) and spent_s < LONGEST_S)
+            or (len(stalls) in (1, 2) and spent_s < QUOTA_BUDGET_S)
         ):
             for size in sizes:
                 timings[size].append(timed(size))
-    elif spent_s < LONGEST_S:
-        timings = {share: [timed(share)]}  # the first one took twice as long: memory, caches, kernels' set-up
+    elif spent_s < QUOTA_BUDGET_S:
+        timings = {share: [timed(share)]}  # the first step also set up memory, caches and kernels
     ends = [(wall_began, cpu_began), (time.perf_counter(), clock())] if len(stalls) < 3 else stalls
     rate = max(ends[-1][1] - ends[0][1], 1e-9) / (ends[-1][0] - ends[0][0])  # above 1 with several threads
     return [(size, max(median(times), 1e-9) / rate) for size, times in timings.items()], min(1.0, rate)
 
 
 def link_speed(world: ProcessGroup) -> tuple[float, float]:
-    """Latency (s) and bandwidth (B/s) of the slowest link when every rank sends to its right neighbour at once."""
+    """Return latency (s) and bandwidth (B/s) of the slowest link while all ranks send to their right neighbours."""
     small, large = (_exchange_s(world, nbytes) for nbytes in (8, _LINK_NBYTES))
     latency_s, large_s = (max(row[i] for row in world.gather([small, large])) for i in (0, 1))
-    # Where a rank lost its CPU amid the small message, the large one may seem no slower.
+    # If a rank lost its CPU during the small message, the large one may seem no slower.
     return latency_s, _LINK_NBYTES / max(large_s - latency_s, large_s / 2)
 
 

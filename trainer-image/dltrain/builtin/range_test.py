@@ -23,9 +23,9 @@ from dltrain.protocol.volume_layout import job_directory
 from dltrain.train.trainer import Trainer
 
 LOW, HIGH, STEPS = 1e-6, 10.0, 100
-BLOWN_UP = 4.0
+DIVERGED_RATIO = 4.0
 """The ramp ends where the loss exceeds the first one by this factor."""
-LEAST_FALL = 0.02
+MIN_RELATIVE_DECREASE = 0.02
 """Minimum relative decrease of the loss for a result."""
 LIMIT_S = 1800.0
 JSON, PLOT = "learning-rate.json", "learning-rate.svg"
@@ -33,20 +33,20 @@ DEGREE = 7
 
 
 @dataclass(frozen=True)
-class Found:
-    """The rates at which the loss starts and stops to fall, and their geometric mean, which is the rate to use."""
+class RateInterval:
+    """The rates at which the loss starts and stops decreasing, and their geometric mean, which is the rate to use."""
 
     low: float
     high: float
     rate: float
 
 
-def interval(rates: Sequence[float], losses: Sequence[float]) -> Found | None:
+def interval(rates: Sequence[float], losses: Sequence[float]) -> RateInterval | None:
     """Return the useful interval of learning rates, or None if the loss never falls.
 
     A polynomial of degree 7 in ln(rate) gives the range in which the slope is at least a quarter of the steepest. There
-    a logarithmic fit, loss = a + b ln(rate), meets the loss at the start and the least loss at two rates. The interval
-    is what both have in common.
+    a logarithmic fit, loss = a + b ln(rate), reaches the initial loss and the minimum loss at two rates. The result is
+    the intersection of both intervals.
     """
     if len(rates) < 2 * DEGREE:
         return None
@@ -54,7 +54,7 @@ def interval(rates: Sequence[float], losses: Sequence[float]) -> Found | None:
     start = float(np.median(y[: max(3, len(y) // 10)]))
     bottom = int(np.argmin(y))
     above = np.flatnonzero(y[bottom:] > start)
-    end = bottom + int(above[0]) if len(above) else len(y)  # how it blows up must not bend the rest
+    end = bottom + int(above[0]) if len(above) else len(y)  # the diverging part must not affect the fit
     x, y = x[:end], y[:end]
     if end < 2 * DEGREE:
         return None
@@ -63,7 +63,7 @@ def interval(rates: Sequence[float], losses: Sequence[float]) -> Found | None:
     least = int(np.argmin(curve(grid)))
     slope = curve.deriv()(grid[: least + 1])
     steepest = int(np.argmin(slope))
-    if start - float(curve(grid[least])) < LEAST_FALL * start or slope[steepest] >= 0:
+    if start - float(curve(grid[least])) < MIN_RELATIVE_DECREASE * start or slope[steepest] >= 0:
         return None
     flat = slope > slope[steepest] / 4
     before, after = np.flatnonzero(flat[:steepest]), np.flatnonzero(flat[steepest:])
@@ -75,15 +75,15 @@ def interval(rates: Sequence[float], losses: Sequence[float]) -> Found | None:
             meets_start, meets_least = (start - a) / b, (float(curve(grid[least])) - a) / b
             if max(low, meets_start) < min(high, meets_least):
                 low, high = max(low, meets_start), min(high, meets_least)
-    return Found(exp(low), exp(high), exp((low + high) / 2))
+    return RateInterval(exp(low), exp(high), exp((low + high) / 2))
 
 
 def ramp(
     trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, Any], Tensor]
 ) -> tuple[list[float], list[float]]:
-    """Rates tried and the batch's mean loss at each, equal on all ranks. Model and optimizer are as before afterwards.
+    """Return the tried rates and the mean loss of the batch at each, equal on all ranks.
 
-    Raises PeerLostError.
+    Model and optimizer are restored. Raises PeerLostError.
     """
     model, optimizer, parallel = trainer.model, trainer.optimizer, trainer.parallel
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -101,7 +101,7 @@ def ramp(
                 parallel.share(0, (loss.detach() * part.weight, part.weight))
                 loss.backward()  # type: ignore[no-untyped-call]
             total, weight = parallel.finish()[:2]
-            if not isfinite(total) or (losses and total / weight > BLOWN_UP * losses[0]):
+            if not isfinite(total) or (losses and total / weight > DIVERGED_RATIO * losses[0]):
                 break
             rates.append(rate)
             losses.append(total / weight)
@@ -116,13 +116,13 @@ def ramp(
 
 
 def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, Any], Tensor]) -> float:
-    """The learning rate to use: of an earlier start of this job, else by a range test, else the plan's.
+    """Return the rate that an earlier attempt found, else that of a range test, else the plan's.
 
-    Rank 0 writes the curve, as JSON and as a plot, beside the checkpoints.
+    Rank 0 writes the curve as JSON and as a plot to the job's checkpoint directory.
     """
     plan, folder = trainer.plan, job_directory(trainer.plan)
-    known = known_rate(folder / JSON) if trainer.rank == 0 and plan.checkpoint.enabled else None
-    if encoded := trainer.world.broadcast(b"" if known is None else repr(known).encode()):
+    saved = saved_rate(folder / JSON) if trainer.rank == 0 and plan.checkpoint.enabled else None
+    if encoded := trainer.world.broadcast(b"" if saved is None else repr(saved).encode()):
         return float(encoded)
     trainer.busy("learning rate range test", LIMIT_S)
     rates, losses = ramp(trainer, loader, loss_of)
@@ -137,8 +137,8 @@ def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, An
     return rate
 
 
-def known_rate(path: Path) -> float | None:
-    """What an earlier start of the job found; None if there was none, or its file is damaged. Raises OSError."""
+def saved_rate(path: Path) -> float | None:
+    """Return the rate that an earlier attempt found, or None if its file is missing or damaged. Raises OSError."""
     try:
         rate = float(json.loads(path.read_bytes())["rate"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -146,8 +146,8 @@ def known_rate(path: Path) -> float | None:
     return rate if isfinite(rate) and rate > 0 else None
 
 
-def plot(rates: Sequence[float], losses: Sequence[float], found: Found | None) -> str:
-    """The curve as SVG, rates on a logarithmic axis, the interval shaded."""
+def plot(rates: Sequence[float], losses: Sequence[float], found: RateInterval | None) -> str:
+    """Return the curve as SVG with a logarithmic axis of rates and the interval shaded."""
     width, height, margin = 640, 360, 48
     top = min(max(losses, default=1.0), 1.5 * losses[0] if losses else 1.0) or 1.0
 
@@ -167,7 +167,11 @@ def plot(rates: Sequence[float], losses: Sequence[float], found: Found | None) -
             f'<rect x="{left:.1f}" y="{margin}" width="{right - left:.1f}" height="{height - 2 * margin}" fill="#cde"/>'
             f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="{margin}" y2="{height - margin}" stroke="#48c"/>'
         )
-    title = f"learning rate {found.rate:.3g}, from {found.low:.3g} to {found.high:.3g}" if found else "nothing found"
+    title = (
+        f"learning rate {found.rate:.3g}, from {found.low:.3g} to {found.high:.3g}"
+        if found
+        else "found no useful learning rate"
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
         f'font-size="12">{shade}<polyline points="{points}" fill="none" stroke="#222" stroke-width="1.5"/>'

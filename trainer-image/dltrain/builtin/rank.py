@@ -1,6 +1,6 @@
-"""A rank of the built-in trainer: ``python -m dltrain.builtin.rank``, started by mpirun under an agent, or by hand.
+"""Run a rank of the built-in trainer: ``python -m dltrain.builtin.rank``, started by mpirun under an agent, or by hand.
 
-It is a script on the five-line API like any user's, and nothing more privileged.
+It uses only the public API, like a user's script.
 """
 
 from functools import partial
@@ -28,7 +28,7 @@ from dltrain.train.trainer import Trainer
 
 
 def main() -> int:
-    """Train what ``$DLTRAIN_PLAN`` says; returns the exit code. Reads the environment only here, not on import."""
+    """Train the plan in ``$DLTRAIN_PLAN`` and return the exit code. Only this function reads the environment."""
     return session.run(train)
 
 
@@ -60,7 +60,7 @@ def train(trainer: Trainer) -> None:
 
 
 def _differentiate(trainer: Trainer, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Forward and backward, and the loss told by a rank that knows it."""
+    """Run forward and backward. The rank that has the loss logs it."""
     if isinstance(trainer.parallel, Pipeline):
         if (mean := trainer.parallel.run(x, y, mean_loss)) is not None:
             trainer.log(loss=mean)
@@ -75,7 +75,7 @@ def _settle(trainer: Trainer, data: Dataset) -> None:
     if trainer.settled and trainer.step:
         return  # a resumed run has been probed before
     if trainer.plan.splits_model:
-        return  # a part of a model is no model whose time could be learned
+        return  # the time of a model's part calibrates nothing
 
     def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
         x, y = (part.to(trainer.device) for part in data.train(np.arange(samples) % data.train_samples))

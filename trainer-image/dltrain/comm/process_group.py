@@ -27,7 +27,7 @@ _SETTINGS = {
     # Reading another process's memory needs a permission that containers may lack.
     "OMPI_MCA_smsc": "^cma",
 }
-_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+_FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 """Set by mpirun for its ranks."""
 _TRANSPORTS = "OMPI_MCA_btl"
 SLICE_NBYTES = 2**18
@@ -74,7 +74,7 @@ class ProcessGroup:
             launched = os.environ.get("OMPI_COMM_WORLD_SIZE", "none, this process was not started by mpirun")
             raise BadInputError(
                 "plan.ranks",
-                f"a world of {self.size} (mpirun's count: {launched})",
+                f"a process group of {self.size} (mpirun's count: {launched})",
                 f"{ranks} ranks",
                 f"start it with mpirun -n {ranks}, of the Open MPI that mpi4py uses",
             )
@@ -91,7 +91,7 @@ class ProcessGroup:
 
         Otherwise mpirun ends all ranks.
         """
-        return self.comm is not None and os.environ.get(_TOLERANT) == "1"
+        return self.comm is not None and os.environ.get(_FAULT_TOLERANT) == "1"
 
     def agree(self, mine: bool) -> bool:
         """Return True if ``mine`` is true on all ranks and no rank was lost. All live ranks get the same answer."""

@@ -81,7 +81,7 @@ def _gpu(identity: str, library: str = NVML) -> Callable[[], float]:
 
     def call(name: str, *arguments: object) -> None:
         if code := getattr(nvml, name)(*arguments):
-            raise OSError(f"{name}: NVML says {code}")
+            raise OSError(f"{name}: NVML error {code}")
 
     call("nvmlInit_v2")
     call("nvmlDeviceGetHandleByUUID", f"GPU-{identity.removeprefix('GPU-')}".encode(), ctypes.byref(handle))

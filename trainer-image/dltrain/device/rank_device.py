@@ -75,10 +75,10 @@ def gpu_missing_reason() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        said = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
     else:
-        said = "the driver shows none"
-    return f"{said} (torch {torch.__version__}); see docs/how-to/gpus.md"
+        reason = "the driver lists no GPU"
+    return f"{reason} (torch {torch.__version__}); see docs/how-to/gpus.md"
 
 
 def finish(device: torch.device) -> None:
@@ -105,11 +105,11 @@ def most_samples(device: torch.device, share: int, batch: int) -> int:
     if device.type != "cuda":
         return batch
     free, _ = torch.cuda.mem_get_info(device)
-    kept, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-    return samples_within(free + torch.cuda.memory_reserved(device), kept, peak, share, batch)
+    persistent, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    return samples_within(free + torch.cuda.memory_reserved(device), persistent, peak, share, batch)
 
 
-def samples_within(usable_nbytes: int, kept_nbytes: int, peak_nbytes: int, share: int, batch: int) -> int:
+def samples_within(usable_nbytes: int, persistent_nbytes: int, peak_nbytes: int, share: int, batch: int) -> int:
     """Return the samples that fit: a step's peak is persistent memory plus a part in proportion to its ``share``."""
-    each = max(1, peak_nbytes - kept_nbytes) / max(1, share)
-    return max(share, min(batch, int((MEMORY_PART * usable_nbytes - kept_nbytes) / each)))
+    each = max(1, peak_nbytes - persistent_nbytes) / max(1, share)
+    return max(share, min(batch, int((MEMORY_PART * usable_nbytes - persistent_nbytes) / each)))

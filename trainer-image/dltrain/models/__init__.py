@@ -18,7 +18,7 @@ from dltrain.protocol.errors import BadInputError
 
 @dataclass(frozen=True)
 class InputShape:
-    """What a model must accept: ``shape`` of one sample, and ``classes`` (for tokens: the vocabulary)."""
+    """Input of a model: ``shape`` of one sample, and number of ``classes`` (for tokens: the size of the vocabulary)."""
 
     shape: tuple[int, ...]
     classes: int

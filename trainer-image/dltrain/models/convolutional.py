@@ -9,9 +9,9 @@ def _image(shape: tuple[int, ...], sides: str, fits: bool) -> None:
 
 
 def digits_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Three 3 x 3 convolutions (32, 64, 64 channels), two poolings, one linear layer; 58,314 parameters on digits.
+    """Return three 3 x 3 convolutions (32, 64, 64 channels), two poolings and one linear layer.
 
-    Made for images of 8 x 8; takes any whose sides are multiples of 4.
+    It has 58,314 parameters on digits (8 x 8), and accepts images whose sides are multiples of 4.
     """
     _image(shape, "sides that are multiples of 4", all(side % 4 == 0 for side in shape[1:]))
     channels, height, width = shape
@@ -30,10 +30,10 @@ def digits_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """LeNet-5 (LeCun et al. 1998, figure 2), with ReLU and max pooling as in today's versions.
+    """Return LeNet-5 (LeCun et al. 1998, figure 2), with ReLU and max pooling as in today's versions.
 
-    Takes images of 32 x 32, or of 28 x 28, which the first convolution pads; 62,006 parameters on 3 x 32 x 32 and 10
-    classes.
+    It accepts images of 32 x 32, or of 28 x 28, which the first convolution pads. It has 62,006 parameters on 3 x 32 x
+    32 and 10 classes.
     """
     _image(shape, "32 x 32 or 28 x 28", shape[1:] in ((32, 32), (28, 28)))
     return nn.Sequential(

@@ -26,7 +26,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``x``: (samples, positions, width)."""
         samples, positions, _ = x.shape
-        # As many heads as the layers have here: tensor parallel ranks hold some of them.
+        # -1 stands for the number of local heads, because tensor-parallel ranks hold only some of them.
         heads = self.qkv(self.norm1(x)).view(samples, positions, 3, -1, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(samples, positions, -1))
@@ -54,29 +54,29 @@ class GPT(nn.Module):
         return self.head(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(samples, positions) to (samples, positions, width)."""
+        """Map (samples, positions) to (samples, positions, width)."""
         x: Tensor = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         return x
 
     def head(self, x: Tensor) -> Tensor:
-        """Logits, by the weights of the token embedding."""
+        """Return logits, computed with the weights of the token embedding."""
         return linear(self.norm(x), self.token.weight)
 
     def layers(self) -> list[Layer]:
-        """As ``layers.layers_of`` wants them; the first and the last share the token embedding."""
+        """Return the layers for ``layers.layers_of``. The first and the last share the token embedding."""
         first = Layer(self.embed, (self.token.weight, self.position.weight))
         last = Layer(self.head, (*self.norm.parameters(), self.token.weight))
         return [first, *(Layer(block, tuple(block.parameters())) for block in self.blocks), last]
 
     def pairs(self) -> list[Pair]:
-        """As ``layers.pairs_of`` wants them: attention by heads, the mlp by features."""
+        """Return the pairs for ``layers.pairs_of``: attention splits by heads, the MLP by features."""
         names = [f"blocks.{index}" for index in range(len(self.blocks))]
         attention = [Pair(f"{name}.qkv", f"{name}.out", units=HEADS, blocks=3) for name in names]
         return attention + [Pair(f"{name}.up", f"{name}.down", units=4 * WIDTH) for name in names]
 
 
 def gpt_mini(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """4 layers, 4 heads, width 128; 842,496 parameters on 128 positions and a vocabulary of 256."""
+    """Return a GPT of 4 layers, 4 heads and width 128; 842,496 parameters on 128 positions and a vocabulary of 256."""
     if len(shape) != 1:
         raise ValueError("sequences of tokens, shape (positions,)")
     return GPT(shape[0], classes)

@@ -1,6 +1,6 @@
 """Ways to split a model: a sequence of layers (pipeline stages), or pairs of linear layers (tensor parallelism).
 
-They are known for a ``Sequential``. Other models need methods ``layers`` and ``pairs``.
+They are derived for a ``Sequential``. Other models need the methods ``layers`` and ``pairs``.
 """
 
 from collections.abc import Callable

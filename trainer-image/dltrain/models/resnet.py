@@ -8,11 +8,11 @@ from torch.nn.functional import relu
 
 _GROUPS = 32
 _SMALL_SIDE = 64
-"""Below it the first layer is the paper's for CIFAR (3 x 3, no pooling): 32 x 32 would shrink to 1 x 1 too early."""
+"""Smaller images get the paper's first layer for CIFAR (3 x 3, no pooling), or 32 x 32 would shrink to 1 x 1 early."""
 
 
 class _Block(Protocol):
-    """Makes a residual block: (channels in, inner channels, stride). ``expansion``: channels out by inner ones."""
+    """Makes a residual block for (input channels, inner channels, stride). ``expansion``: output / inner channels."""
 
     expansion: int
 
@@ -86,10 +86,10 @@ def _resnet(block: _Block, depths: Sequence[int], shape: tuple[int, ...], classe
 
 
 def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """11,689,512 parameters on 3 x 224 x 224 and 1000 classes."""
+    """Return a ResNet-18; 11,689,512 parameters on 3 x 224 x 224 and 1000 classes."""
     return _resnet(Basic, (2, 2, 2, 2), shape, classes)
 
 
 def resnet50(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """25,557,032 parameters on 3 x 224 x 224 and 1000 classes."""
+    """Return a ResNet-50; 25,557,032 parameters on 3 x 224 x 224 and 1000 classes."""
     return _resnet(Bottleneck, (3, 4, 6, 3), shape, classes)

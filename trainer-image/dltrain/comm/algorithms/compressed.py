@@ -28,9 +28,9 @@ class Compressed(Polled):
     name = "Compressed"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], kind: str, tail: int = 0) -> None:
-        """``kind``: one of ``KINDS``. ``tail``: elements at the end of the last buffer that are summed exactly.
+        """Prepare the buffers. ``kind``: one of ``KINDS``. ``tail``: uncompressed elements at the end of the last one.
 
-        Raises ValueError for buffers that have no more than 16 bits a number themselves, or are not on a CPU.
+        Raises ValueError unless the buffers are float32 or float64 on a CPU.
         """
         super().__init__(comm, buffers)
         if buffers[0].dtype not in (torch.float32, torch.float64) or buffers[0].is_cuda:
@@ -41,7 +41,7 @@ class Compressed(Polled):
         runs = [_Run(comm, tag, buffer, KINDS[kind]) for tag, buffer in enumerate([*first, last[:cut]])]
         self._tail = Butterfly(duplicate(comm), [last[cut:]], last.nbytes) if tail else None
         self._rounded = runs
-        self.take([*runs, *(self._tail.runs if self._tail is not None else ())])
+        self.use_runs([*runs, *(self._tail.runs if self._tail is not None else ())])
 
     def start(self, index: int) -> Work:
         work = super().start(index)
@@ -59,15 +59,15 @@ class Compressed(Polled):
             self._tail.abandon()
 
     def close(self) -> None:
-        super().close()  # the tail's run among them, which is freed no second time
+        super().close()  # also frees the tail's run
         self._tail = None
 
 
 class _Run(Run):
-    """One buffer's sum. Phases: 0 others' rounded numbers of this rank's part awaited, 1 others' totals, 2 done."""
+    """The reduction of one buffer. Phases: 0 waits for this rank's part, 1 for the others' totals, 2 is done."""
 
     def __init__(self, comm: Any, tag: int, buffer: torch.Tensor, dtype: torch.dtype) -> None:
-        from mpi4py import MPI  # here, not above: importing it may start MPI
+        from mpi4py import MPI  # a local import, because importing it may start MPI
 
         self._mpi_error = MPI.Exception
         self._startall = MPI.Prequest.Startall
@@ -76,14 +76,14 @@ class _Run(Run):
         start, stop = bounds[rank]
         self._buffer, self._mine = buffer, slice(start, stop)
         self._wire = torch.zeros(buffer.numel(), dtype=dtype)
-        """Rounded: what is sent of others' parts; then everyone's totals."""
-        self._kept = torch.zeros_like(buffer)
-        """What rounding took away: of others' parts when they were sent, of this rank's own when its total was."""
-        self._heard = torch.zeros((size, stop - start), dtype=dtype)
+        """Rounded numbers: first this rank's numbers for the others' parts, then all totals."""
+        self._residual = torch.zeros_like(buffer)
+        """Rounding errors, which arise when the others' parts and this rank's total are sent."""
+        self._received = torch.zeros((size, stop - start), dtype=dtype)
         self._others = [(rank + i) % size for i in range(1, size)]
-        wire, heard = _numbers(self._wire), _numbers(self._heard)
+        wire, received = _numbers(self._wire), _numbers(self._received)
         parts = {peer: wire[slice(*bounds[peer])] for peer in range(size)}
-        self._up = [comm.Recv_init(heard[peer], source=peer, tag=2 * tag) for peer in self._others]
+        self._up = [comm.Recv_init(received[peer], source=peer, tag=2 * tag) for peer in self._others]
         self._up += [comm.Send_init(parts[peer], dest=peer, tag=2 * tag) for peer in self._others]
         self._down = [comm.Recv_init(parts[peer], source=peer, tag=2 * tag + 1) for peer in self._others]
         self._down += [comm.Send_init(parts[rank], dest=peer, tag=2 * tag + 1) for peer in self._others]
@@ -91,24 +91,24 @@ class _Run(Run):
         self._phase = 2
 
     def start(self) -> None:
-        assert self.finished, "the sum before is done"
+        assert self.finished, "the previous reduction is done"
         mine = self._mine
-        own_kept = self._kept[mine].clone()  # belongs to the total, not to what this rank adds to it
-        self._kept[mine] = 0
-        self._buffer.add_(self._kept)
+        own_residual = self._residual[mine].clone()  # is added to the total, not to this rank's numbers
+        self._residual[mine] = 0
+        self._buffer.add_(self._residual)
         self._wire.copy_(self._buffer)
-        torch.sub(self._buffer, self._wire, out=self._kept)
-        self._kept[mine] = own_kept
+        torch.sub(self._buffer, self._wire, out=self._residual)
+        self._residual[mine] = own_residual
         self._phase = 0
         self._begin(self._up)
         self.test()
 
     def carry(self, factor: float) -> None:
-        """See ``Collective``; between sums."""
+        """Rescale the residuals (see ``Collective``). Call it between reductions."""
         if factor:
-            self._kept.mul_(factor)
+            self._residual.mul_(factor)
         else:
-            self._kept.zero_()  # 0 times what is not finite would not be 0
+            self._residual.zero_()  # 0 times a number that is not finite would not be 0
 
     @property
     def finished(self) -> bool:
@@ -119,7 +119,7 @@ class _Run(Run):
         return self._phase
 
     def test(self) -> bool:
-        """Progress without blocking; True once the sum is in the buffer. Raises PeerLostError."""
+        """Make progress without blocking. Return True once the sum is in the buffer. Raises PeerLostError."""
         if self._phase == 0 and self._arrived(self._up):
             self._total()
             self._phase = 1
@@ -130,13 +130,13 @@ class _Run(Run):
         return self._phase == 2
 
     def _total(self) -> None:
-        """Add up this rank's part, and round it."""
+        """Sum this rank's part and round it."""
         mine, total = self._mine, self._buffer[self._mine]
         for peer in self._others:
-            total.add_(self._heard[peer])
-        total.add_(self._kept[mine])
+            total.add_(self._received[peer])
+        total.add_(self._residual[mine])
         self._wire[mine] = total
-        torch.sub(total, self._wire[mine], out=self._kept[mine])
+        torch.sub(total, self._wire[mine], out=self._residual[mine])
 
     def _begin(self, requests: list[Any]) -> None:
         try:
@@ -158,5 +158,5 @@ class _Run(Run):
 
 
 def _numbers(tensor: torch.Tensor) -> NDArray[Any]:
-    """The 16-bit numbers as MPI and numpy can carry them."""
+    """Return the 16-bit numbers as an array type that MPI and numpy support."""
     return tensor.view(torch.int16).numpy().view(np.uint16)

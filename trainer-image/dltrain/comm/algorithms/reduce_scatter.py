@@ -17,12 +17,12 @@ NAMES = ("Ring", "Torch")
 
 
 def owned(rank: int, size: int, count: int) -> tuple[int, int]:
-    """The part of ``0:count`` elements that ``rank`` owns; empty on some ranks when there are fewer than ranks."""
+    """Return the part of ``0:count`` elements that ``rank`` owns. With fewer elements than ranks, some are empty."""
     return chunks(count, size)[(rank + 1) % size]
 
 
 class ReduceScatter(Scheduled):
-    """After it, each rank's own part holds the sum; the rest of the buffer holds nothing of use."""
+    """Leave the sum in each rank's own part. The rest of the buffer is undefined."""
 
     name = "ReduceScatter"
 
@@ -31,7 +31,7 @@ class ReduceScatter(Scheduled):
 
 
 class AllGather(Scheduled):
-    """After it, every part holds what it held at its owner."""
+    """Copy every part from its owner to all ranks."""
 
     name = "AllGather"
 
@@ -40,7 +40,7 @@ class AllGather(Scheduled):
 
 
 class TorchReduceScatter(TorchDistributed):
-    """As ``ReduceScatter``, by a reduction to each owner: parts need not be equal, as torch's own would have them."""
+    """Like ``ReduceScatter``, with one reduction to each owner, because torch's own needs parts of equal size."""
 
     name = "TorchReduceScatter"
 
@@ -62,12 +62,12 @@ def _parts(collective: Collective, index: int) -> list[tuple[int, torch.Tensor]]
 
 
 class Scattered(Collective):
-    """Sums each buffer to its owners, and the last ``tail`` elements of the last buffer to everyone."""
+    """Reduce each part of a buffer to its owner, and the last ``tail`` elements of the last buffer to all ranks."""
 
     name = "Scattered"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], tail: int, name: str, segment_nbytes: int, host: str):
-        """``name``: one of ``NAMES``. ``host``: rank 0's address, for Torch."""
+        """Prepare the buffers. ``name``: one of ``NAMES``. ``host``: rank 0's address, for Torch."""
         super().__init__(comm, buffers)
         *first, last = buffers
         cut = last.numel() - tail
@@ -92,7 +92,7 @@ class Scattered(Collective):
 
 
 def gatherer(comm: Any, buffers: list[torch.Tensor], name: str, segment_nbytes: int, host: str) -> Collective:
-    """The second half for ``buffers``; ``comm`` becomes its own."""
+    """Return the all-gather for ``buffers``. It takes over ``comm``."""
     if name == "Torch":
         return TorchAllGather(comm, buffers, host)
     return AllGather(comm, buffers, segment_nbytes)

@@ -16,23 +16,23 @@ from dltrain.comm.core.waiting import complete
 from dltrain.comm.schedules.schedule import chunks, pieces
 
 _SEGMENT_NBYTES = 128 * 2**10
-"""A sum is written to the others while it is in the cache."""
+"""Segments fit into the cache, so a sum is written to all buffers from there."""
 
 
 class SharedMemory(Polled):
     name = "SharedMemory"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], region: Region) -> None:
-        """``buffers`` lie in ``region``."""
+        """Prepare ``buffers``, which must be in ``region``."""
         super().__init__(comm, buffers)
-        self.take([_Run(comm, tag, buffer, region) for tag, buffer in enumerate(buffers)])
+        self.use_runs([_Run(comm, tag, buffer, region) for tag, buffer in enumerate(buffers)])
 
 
 class _Run(Run):
-    """One buffer's sum, started again and again. Phases: 0 others' buffers awaited, 1 others' parts, 2 done."""
+    """The reduction of one buffer. Phases: 0 waits for the others' buffers, 1 for the others' parts, 2 is done."""
 
     def __init__(self, comm: Any, tag: int, buffer: torch.Tensor, region: Region) -> None:
-        from mpi4py import MPI  # here, not above: importing it may start MPI
+        from mpi4py import MPI  # a local import, because importing it may start MPI
 
         everywhere = region.everywhere(buffer)
         assert everywhere is not None, "the buffer lies in the region"
@@ -43,15 +43,15 @@ class _Run(Run):
         self._mpi_error = MPI.Exception
         nothing = np.empty(0, np.uint8)
         others = [(rank + i) % size for i in range(1, size)]
-        # A phase's messages to and from each other rank; those of one tag arrive in the order they were sent in.
-        self._announcements = [comm.Send_init(nothing, dest=peer, tag=tag) for peer in others]
-        self._heard = [comm.Recv_init(nothing, source=peer, tag=tag) for peer in others]
-        self._requests = [*self._heard, *self._announcements]
+        # Messages of a phase to and from each other rank. Those of one tag arrive in the order in which they were sent.
+        self._sent = [comm.Send_init(nothing, dest=peer, tag=tag) for peer in others]
+        self._received = [comm.Recv_init(nothing, source=peer, tag=tag) for peer in others]
+        self._requests = [*self._received, *self._sent]
         self._startall = MPI.Prequest.Startall
         self._phase = 2
 
     def start(self) -> None:
-        assert self.finished, "the sum before is done"
+        assert self.finished, "the previous reduction is done"
         try:
             self._startall(self._requests)
         except self._mpi_error as error:

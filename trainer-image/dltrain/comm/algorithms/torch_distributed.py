@@ -16,18 +16,18 @@ import torch
 from dltrain.comm.core.collective import Collective, PeerLostError, Work
 from dltrain.comm.core.fault_tolerance import translate
 
-_PATIENCE = timedelta(days=1)
-"""Of a sum, once there was one: whether a rank hangs is for the agents to say, which know what may take long. torch's
-own limit (10 minutes with NCCL) would end ranks that wait for another's evaluation."""
-_GONE = re.compile(r"ncclRemoteError|remote process exited|[Cc]onnect|closed by|[Bb]roken pipe|[Ss]ocket")
-"""NCCL's words for a peer that ended, or cannot be reached."""
+_TIMEOUT = timedelta(days=1)
+"""Timeout of operations after the first one. The agents detect hanging ranks, because they know which phases may take
+long. torch's default (10 minutes with NCCL) would end ranks that wait for another's evaluation."""
+_PEER_LOST = re.compile(r"ncclRemoteError|remote process exited|[Cc]onnect|closed by|[Bb]roken pipe|[Ss]ocket")
+"""NCCL's messages about a peer that exited or is unreachable."""
 
 
 class TorchDistributed(Collective):
     name = "Torch"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], host: str = "127.0.0.1") -> None:
-        """``host``: an address of rank 0 that every rank reaches; the port is any free one."""
+        """Join the process group. ``host``: an address of rank 0 that all ranks can reach. The port is any free one."""
         import torch.distributed as distributed
 
         super().__init__(comm, buffers)
@@ -37,8 +37,9 @@ class TorchDistributed(Collective):
             self._join(host)
 
     def _join(self, host: str) -> None:
-        """Make the process group that all of these share, and its connections. Raises PeerLostError, and RuntimeError
-        for what is this rank's own fault.
+        """Create torch's process group, which all collectives share, and connect it.
+
+        Raises PeerLostError, or RuntimeError for an error of this rank.
         """
         from mpi4py import MPI
 
@@ -54,20 +55,20 @@ class TorchDistributed(Collective):
         try:
             if store is None:
                 store = store_at(port, is_master=False)
-            bound = device if backend == "nccl" else None  # connects now, and to this GPU whatever it is used for first
+            bound = device if backend == "nccl" else None  # connect now, with this GPU
             distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, device_id=bound)
             distributed.all_reduce(torch.zeros(1, device=device))
-            distributed.distributed_c10d._set_pg_timeout(_PATIENCE)
+            distributed.distributed_c10d._set_pg_timeout(_TIMEOUT)
         except RuntimeError as error:
             raise_lost(error)
         finally:
-            sys.excepthook = hook  # torch's would lose what is told at the end: it calls ours with stderr exchanged
+            sys.excepthook = hook  # torch's hook calls ours with another stderr, which would lose the final message
 
     def start(self, index: int) -> Work:
         return self.begun(self._distributed.all_reduce, self.buffers[index])
 
     def begun(self, operation: Any, *arguments: Any) -> "_Pending":
-        """One of torch's operations, under way. Raises PeerLostError."""
+        """Start one of torch's operations. Raises PeerLostError."""
         try:
             work = operation(*arguments, async_op=True)
         except RuntimeError as error:
@@ -88,7 +89,7 @@ class _Pending:
         return bool(self._work.is_completed())
 
     def wait(self) -> None:
-        """A GPU's stream waits, and the rank goes on."""
+        """Wait for the operation. On a GPU, the stream waits and the rank continues."""
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -96,7 +97,7 @@ class _Pending:
 
 
 def identity(device: torch.device) -> str:
-    """Of a GPU; all CPUs are one."""
+    """Return a GPU's identity. All CPUs have the same one."""
     if device.type != "cuda":
         return device.type
     found = torch.cuda.get_device_properties(device)
@@ -104,7 +105,7 @@ def identity(device: torch.device) -> str:
 
 
 def backend_for(identities: Sequence[str]) -> str:
-    """For ranks on these devices. Raises RuntimeError where some are on a GPU and some are not."""
+    """Return the backend for ranks on these devices. Raises RuntimeError if only some are on a GPU."""
     cpus = identities.count("cpu")
     if 0 < cpus < len(identities):
         numbers = [number for number, device in enumerate(identities) if device == "cpu"]
@@ -113,12 +114,14 @@ def backend_for(identities: Sequence[str]) -> str:
 
 
 def raise_lost(error: RuntimeError) -> NoReturn:
-    """As PeerLostError, if it says that a peer is gone; else as it is, for it is this rank's own: memory, its device, a
-    use that NCCL refuses. gloo has one class and many words for a peer that is gone, NCCL the reverse.
+    """Raise PeerLostError if ``error`` means a lost peer. Otherwise raise ``error``, which this rank caused.
+
+    Causes of the latter are memory, the device, or a call that NCCL rejects. NCCL uses one class for all its errors, so
+    their messages decide. Other errors, which come from gloo, mean a lost peer.
     """
     own = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
     if not own and isinstance(error, torch.distributed.DistBackendError):
-        own = not _GONE.search(str(error)) or "out of memory" in str(error)
+        own = not _PEER_LOST.search(str(error)) or "out of memory" in str(error)
     if own:
         raise error
-    raise PeerLostError(f"a peer is gone: {error}") from error
+    raise PeerLostError(f"lost a peer: {error}") from error

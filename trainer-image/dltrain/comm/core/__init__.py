@@ -1,1 +1,1 @@
-"""What every collective needs: the interface, waiting, polling, fault tolerance, shared memory."""
+"""Shared parts of the collectives: the interface, waiting, polling, fault tolerance, shared memory."""

@@ -62,7 +62,7 @@ class Polled(Collective):
 
     runs: Sequence[Run] = ()
 
-    def take(self, runs: Sequence[Run]) -> None:
+    def use_runs(self, runs: Sequence[Run]) -> None:
         """Use these runs, which make progress on each other while they wait."""
         self.runs = runs
         for run in runs:

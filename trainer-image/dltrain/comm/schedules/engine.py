@@ -26,7 +26,7 @@ class Scheduled(Polled):
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], segment_nbytes: int) -> None:
         super().__init__(comm, buffers)
-        self.take(
+        self.use_runs(
             [
                 _Run(
                     comm,

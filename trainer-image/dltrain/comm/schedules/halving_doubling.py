@@ -32,7 +32,7 @@ def halving_doubling(rank: int, size: int, count: int, longest: int) -> Schedule
     halves = _Halves(rank % core, core, count, longest)
     schedule = Schedule()
     if rank >= core:
-        for piece in halves.given:
+        for piece in halves.other:
             schedule.send(rank - core, piece, 0)
         for piece in halves.kept:
             schedule.send(rank - core, piece, schedule.receive(rank - core, piece, add=True))
@@ -43,19 +43,19 @@ def halving_doubling(rank: int, size: int, count: int, longest: int) -> Schedule
     if rank + core < size:
         for piece in halves.kept:
             ready.send(rank + core, piece)
-        for piece in halves.given:
+        for piece in halves.other:
             ready.receive(rank + core, piece, add=True)
         for piece in halves.kept:
             ready.receive(rank + core, piece, add=False)
-    for partner, kept, given in halves.halvings:
-        for piece in given:
+    for partner, kept, other in halves.halvings:
+        for piece in other:
             ready.send(partner, piece)
         for piece in kept:
             ready.receive(partner, piece, add=True)
-    for partner, kept, given in halves.doublings:
+    for partner, kept, other in halves.doublings:
         for piece in kept:
             ready.send(partner, piece)
-        for piece in given:
+        for piece in other:
             ready.receive(partner, piece, add=False)
     if rank + core < size:
         for piece in halves.whole:
@@ -73,15 +73,15 @@ class _Halves:
         self.doublings: list[Exchange] = []
         node = (0, core)
         for level in range(core.bit_length() - 1):
-            kept, given = self._children(node, level)
+            kept, other = self._children(node, level)
             partner, deeper = rank ^ (1 << level), level + 1
-            self.halvings.append((partner, self._cut(kept, deeper), self._cut(given, deeper)))
+            self.halvings.append((partner, self._cut(kept, deeper), self._cut(other, deeper)))
             # On the way back, a rank first sends the pieces that it has held longest, because the last ones may still
             # be arriving.
-            back = self._cut(kept, deeper, kept_first=True), self._cut(given, deeper, kept_first=True)
+            back = self._cut(kept, deeper, kept_first=True), self._cut(other, deeper, kept_first=True)
             self.doublings.insert(0, (partner, *back))
             node = kept
-        _, self.kept, self.given = self.halvings[0]
+        _, self.kept, self.other = self.halvings[0]
         self.whole = self._cut((0, core), 0, kept_first=True)
         leaves = [piece for leaf in range(core) for piece in self._cut((leaf, leaf + 1), core)]
         self.cuts = [0, *(stop for _, stop in leaves)]
