@@ -52,9 +52,7 @@ def test_interval_follows_measured_cost_and_faults(tmp_path: Path, monkeypatch: 
         folder = tmp_path / str(faults)
         folder.mkdir()
         given = saving(folder, interval_s=0.01, choose_interval=True)
-        plan = AttemptPlan.of(
-            make_plan(1, steps=300, checkpoint=given), prior_faults=faults, prior_trained_s=10.0
-        )
+        plan = AttemptPlan.of(make_plan(1, steps=300, checkpoint=given), prior_faults=faults, prior_trained_s=10.0)
         with Listener(folder) as listener:
             monkeypatch.setenv(rank_messages.PLAN_ENV, write(plan, folder))
             monkeypatch.setenv(rank_messages.SOCKET_ENV, listener.path)

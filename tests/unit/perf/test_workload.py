@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from dlcontract import COLLECTIVES
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.workload import builtin, hinted
