@@ -159,7 +159,7 @@ def test_exception_in_a_rank_reaches_the_report(two: Job) -> None:
     two.start(two.plan(speaking("40", "mpi=1", "fail_rank=1", "fail_step=5", "fail_code=1")), **NO_TORCH)
     report = two.until(lambda r: r.failure is not None)
     assert report.failure is not None and report.failure.reason == "TrainingError"
-    assert report.failure.message == "ValueError: as told" and report.failure.exit_code == 1
+    assert report.failure.message == "ValueError: as requested" and report.failure.exit_code == 1
     assert "the traceback would be here" in report.failure.log_tail
     final = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
     assert final.restarts == {"TrainingError": 1}
@@ -230,13 +230,13 @@ def test_forks_of_the_zygote_are_ordinary_programs() -> None:
         )
 
 
-DELAYED_UPDATE = "unheard=2"
-"""Delays the progress update of one rank. The checkpoint needs that rank as well."""
+WITHOUT_UPDATES = "silent_rank=2"
+"""Rank 2 sends no progress update. The checkpoint needs that rank as well."""
 
 
 def test_deleted_job_ends_well_within_the_grace_period(three: Job) -> None:
     """A rank that does not exit would use the whole grace period."""
-    three.start(three.plan(speaking("4000", "mpi=1", DELAYED_UPDATE), grace_s=600), **NO_TORCH)
+    three.start(three.plan(speaking("4000", "mpi=1", WITHOUT_UPDATES), grace_s=600), **NO_TORCH)
     three.until(lambda r: r.step >= 1)
     own_mpi_files = [bool(list(pod.directory.glob("tmp/dljob/mpi/*/hwloc.sm"))) for pod in three.pods]
     assert all(own_mpi_files), (
@@ -293,7 +293,7 @@ def test_term_survives_on_the_volume(two: Job) -> None:
 
 
 def test_new_plan_takes_over_at_a_checkpoint(three: Job) -> None:
-    command = speaking("4000", "mpi=1", DELAYED_UPDATE)
+    command = speaking("4000", "mpi=1", WITHOUT_UPDATES)
     three.start(three.plan(command), **NO_TORCH)
     three.until(lambda r: r.step >= 1)
     three.put(three.plan(command, ranks=2, number=2))

@@ -13,7 +13,7 @@ from dltrain.asynchronous.clocks import Clocks
 from dltrain.protocol import rank_messages
 from support.trainer.plans import make_plan, saving
 from support.trainer.ranks import BODIES, run_ranks
-from support.trainer.resume import stopped_and_resumed
+from support.trainer.resume import stop_and_resume
 
 
 @given(st.integers(1, 5), st.integers(1, 12), st.none() | st.integers(0, 4), st.randoms(use_true_random=False))
@@ -64,11 +64,13 @@ def test_digits_are_learned_by_workers_apart_and_a_stopped_run_goes_on(kind: Any
         synchronization=kind, staleness_bound=bound, optimizer=optimizer, checkpoint=saving(tmp_path),
     )  # fmt: skip
     steps = 12 * epochs
-    listener = stopped_and_resumed(plan, tmp_path, evaluations=1, steps=steps)
-    accuracy = {news.rank: news.outcome.accuracy for news in listener.of(rank_messages.Finished)}
+    listener = stop_and_resume(plan, tmp_path, evaluations=1, steps=steps)
+    accuracy = {message.rank: message.outcome.accuracy for message in listener.of(rank_messages.Finished)}
     assert accuracy[0] == accuracy[1] == accuracy[2] is not None and accuracy[0] >= least, accuracy
-    told = [news for news in listener.of(rank_messages.Step) if news.rank != 3]
-    assert any(news.staleness for news in told) and all(news.ahead is not None for news in told)
-    assert {news.step for news in told} >= {steps}
+    told = [message for message in listener.of(rank_messages.Step) if message.rank != 3]
+    assert any(message.staleness for message in told) and all(message.ahead is not None for message in told)
+    assert {message.step for message in told} >= {steps}
     if bound:
-        assert max(news.ahead for news in told if news.ahead is not None) <= bound + 1, "a step done, not yet begun"
+        assert max(message.ahead for message in told if message.ahead is not None) <= bound + 1, (
+            "a step done, not yet begun"
+        )

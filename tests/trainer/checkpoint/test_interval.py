@@ -61,6 +61,6 @@ def test_interval_follows_measured_cost_and_faults(tmp_path: Path, monkeypatch: 
         first, last = listener.of(rank_messages.Checkpointed)
         assert 0 < first.mark.step < last.mark.step == 300, "one at the plan's interval, then one at the end"
         told[faults] = last
-    assert all(news.cost_s > 0 and news.interval_s for news in told.values())
+    assert all(message.cost_s > 0 and message.interval_s for message in told.values())
     calm, often = told[0].interval_s, told[50].interval_s
     assert calm is not None and often is not None and SHORTEST_S <= often < calm / 5 and calm <= LONGEST_S
