@@ -1,4 +1,4 @@
-"""Each way to use the trainer, without a cluster: plain ``python`` and ``mpirun -n 2``, on real ranks."""
+"""Tests of the trainer without a cluster, by plain ``python`` and ``mpirun -n 2`` on real ranks."""
 
 import re
 import socket
@@ -26,7 +26,7 @@ def local(ranks: int, *arguments: str | Path, port: str = "29500") -> Ended:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_built_in_model(ranks: int) -> None:
+def test_built_in_model_trains_locally(ranks: int) -> None:
     ended = local(ranks, "--model", "mlp", "--dataset", "iris", "--batch", "12", "--epochs", "8", "--optimizer", "Adam")
     assert ended.code == EXIT_OK, ended.output
     finished = re.search(r"finished 80 steps in .* s, accuracy (\d\.\d+)", ended.output)
@@ -42,8 +42,8 @@ def test_lenet_learns_real_images() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_unmodified_torchrun_script(ranks: int) -> None:
-    """It ends with 0, threads of gloo or not: ``zygote.run`` runs it, as in a pod."""
+def test_unmodified_torchrun_script_trains(ranks: int) -> None:
+    """It exits with code 0 even if gloo threads still run, because ``zygote.run`` runs it as in a pod."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -53,8 +53,8 @@ def test_an_unmodified_torchrun_script(ranks: int) -> None:
     assert found is not None and float(found[1]) > 0.95, ended.output
 
 
-def test_a_gpt_learns_real_text(tmp_path: Path) -> None:
-    """From ln 256 = 5.5 for bytes of which nothing is known; the entropy of single bytes is about 3.3."""
+def test_gpt_learns_real_text(tmp_path: Path) -> None:
+    """The loss starts at ln 256 = 5.5, that of uniform bytes. The entropy of single bytes is about 3.3."""
     plan = make_plan(
         2, global_batch=8, steps=24, model=ModelRef(name="gpt-mini"), dataset=DatasetRef(name="python-source"),
         optimizer=OptimizerRef(name="AdamW", learning_rate=3e-3),
@@ -64,7 +64,7 @@ def test_a_gpt_learns_real_text(tmp_path: Path) -> None:
     assert losses and max(losses) < 3.8, ended.output
 
 
-def test_a_volume_that_takes_no_checkpoint_is_one_line_and_nothing_of_it_stays(tmp_path: Path) -> None:
+def test_failed_checkpoint_write_is_reported_in_one_line_and_leaves_no_files(tmp_path: Path) -> None:
     words = ["-m", "dltrain.local", "--model", "mlp", "--epochs", "1", "--checkpoints", str(tmp_path)]
     ended = run(["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", sys.executable, *words])
     assert ended.code == EXIT_USER_ERROR and "Traceback" not in ended.output, ended.output
@@ -74,7 +74,7 @@ def test_a_volume_that_takes_no_checkpoint_is_one_line_and_nothing_of_it_stays(t
     assert [path.name for path in (tmp_path / "local-local").iterdir()] == ["term"]
 
 
-def test_a_script_that_ends_early_says_so(tmp_path: Path) -> None:
+def test_early_exit_and_second_init_are_reported(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch, dltrain\nt = dltrain.init(batch=4, epochs=2)\nmodel = torch.nn.Linear(2, 1)\n"
@@ -82,8 +82,10 @@ def test_a_script_that_ends_early_says_so(tmp_path: Path) -> None:
         "for (x,) in t.steps(t.loader((torch.ones(16, 2),))):\n"
         "    model(x).mean().backward()\n    opt.step()\n    raise SystemExit(3)\n"
     )
-    early = run([sys.executable, str(script)])
-    assert early.code == 3 and "dltrain: the script exits after step 1 of 8 without t.finish()" in early.output
+    early_exit = run([sys.executable, str(script)])
+    assert (
+        early_exit.code == 3 and "dltrain: the script exits after step 1 of 8 without t.finish()" in early_exit.output
+    )
     script.write_text("import dltrain\ndltrain.init()\ndltrain.init()\n")
     twice = run([sys.executable, str(script)])
     assert twice.code == EXIT_BAD_INPUT
@@ -93,7 +95,7 @@ def test_a_script_that_ends_early_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_an_interrupted_script_says_so_and_all_starts_draw_the_same(tmp_path: Path) -> None:
+def test_interrupt_is_reported_and_every_start_has_the_same_seed(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, random, signal, numpy, dltrain\nt = dltrain.init()\nprint(random.random(), numpy.random.rand())\n"
@@ -104,7 +106,7 @@ def test_an_interrupted_script_says_so_and_all_starts_draw_the_same(tmp_path: Pa
     assert re.fullmatch(r"0\.\d+ 0\.\d+\ndltrain: interrupted\n", first.output), first.output
 
 
-def test_the_page_on_own_programs_validates_as_it_says(tmp_path: Path) -> None:
+def test_validation_code_of_the_how_to_page_works(tmp_path: Path) -> None:
     page = (ROOT / "docs/how-to/your-own-script.md").read_text(encoding="utf-8")
     found = re.search(r"^### Validation.*?^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert found is not None
@@ -121,11 +123,13 @@ def test_the_page_on_own_programs_validates_as_it_says(tmp_path: Path) -> None:
     ended = run(command(2, script, fresh=True), OMP_NUM_THREADS="1")
     lines = re.findall(r"after (\d+) best ([\d.]+) last ([\d.]+) 50\.0", ended.output)
     assert ended.code == EXIT_OK and len(lines) == 2 and lines[0] == lines[1], ended.output
-    assert int(lines[0][0]) < 30 * 13 and float(lines[0][1]) > 0.9, "it stopped early, and learned"
+    assert int(lines[0][0]) < 30 * 13 and float(lines[0][1]) > 0.9, (
+        "early stopping ended the run, and the model learned"
+    )
     assert set(torch.load(tmp_path / "best.pt")) == {"weight", "bias"}
 
 
-def test_a_script_finds_its_data_where_the_environment_says(tmp_path: Path) -> None:
+def test_script_reads_dataset_path_from_environment(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import dltrain\nprint('at', dltrain.init().dataset_path)\n")
     found = run([sys.executable, str(script)], DLJOB_DATASET="/data/x")
@@ -146,14 +150,14 @@ def test_a_script_finds_its_data_where_the_environment_says(tmp_path: Path) -> N
     ],
     ids=["dataset", "batch", "epochs", "rate", "collective", "script"],
 )
-def test_bad_input_is_one_line(arguments: list[str], message: str) -> None:
+def test_bad_input_is_reported_in_one_line(arguments: list[str], message: str) -> None:
     ended = local(1, *arguments)
     assert ended.code == EXIT_BAD_INPUT
     (line,) = ended.output.splitlines()
     assert line.startswith(f"dltrain: BadInput: {message}")
 
 
-def test_bad_input_of_all_ranks_is_one_line() -> None:
+def test_bad_input_of_all_ranks_is_reported_once() -> None:
     ended = local(2, "--model", "alexandria")
     assert ended.code == EXIT_BAD_INPUT
     (line,) = [line for line in ended.output.splitlines() if line.startswith("dltrain: ")]
@@ -161,7 +165,7 @@ def test_bad_input_of_all_ranks_is_one_line() -> None:
 
 
 MPI = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
-OURS = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
@@ -169,14 +173,14 @@ OURS = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "
     [
         ({}, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500"}),
         ({"MASTER_PORT": "1234"}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}),
-        ({f"OMPI_COMM_WORLD_{k}": v for k, v in MPI.items()} | {"MASTER_ADDR": "a"}, OURS | {"MASTER_ADDR": "a"}),
+        ({f"OMPI_COMM_WORLD_{k}": v for k, v in MPI.items()} | {"MASTER_ADDR": "a"}, TORCHRUN | {"MASTER_ADDR": "a"}),
     ],
     ids=["alone", "a port", "two machines"],
 )
-def test_what_torchrun_would_say(env: dict[str, str], expected: dict[str, str]) -> None:
+def test_torchrun_variables_match_those_of_mpirun(env: dict[str, str], expected: dict[str, str]) -> None:
     assert expected.items() <= torchrun_variables(env).items()
 
 
-def test_two_machines_need_an_address() -> None:
+def test_two_machines_need_a_master_address() -> None:
     with pytest.raises(BadInputError, match=r"\$MASTER_ADDR: found nothing, and 2 of 4 ranks"):
         torchrun_variables({f"OMPI_COMM_WORLD_{k}": v for k, v in MPI.items()})

@@ -1,4 +1,4 @@
-"""``dltrain.profile`` against the performance model's layer tables, and its words for what it cannot profile."""
+"""Tests of ``dltrain.profile`` against the layer tables of the performance model, and of its error messages."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ from dltrain.profile import Input, load, main, profile  # noqa: E402
 PRODUCTS = ("conv", "linear", "attention")
 
 
-def agree(model: Any, net: Net, *inputs: Input, rel: float = 0.03) -> None:
+def assert_agreement(model: Any, net: Net, *inputs: Input, rel: float = 0.03) -> None:
     found = profile(model, inputs)
     assert found.parameters == sum(layer.parameters for layer in net.layers)
     counted = [layer for layer in net.layers if layer.kind in PRODUCTS]
@@ -47,15 +47,17 @@ def agree(model: Any, net: Net, *inputs: Input, rel: float = 0.03) -> None:
         ("gpt-mini", DATASETS["synthetic-tokens"]),
     ],
 )
-def test_built_in_models(name: str, data: Dataset) -> None:
+def test_profile_of_built_in_models_matches_their_tables(name: str, data: Dataset) -> None:
     tokens = name == "gpt-mini"
     with torch.device("meta"):
         model = build(name, InputShape(data.shape, data.classes, tokens))
-    agree(model, MODELS[name][0](data), Input(data.shape, torch.int64 if tokens else torch.float32), rel=0.05)
+    assert_agreement(
+        model, MODELS[name][0](data), Input(data.shape, torch.int64 if tokens else torch.float32), rel=0.05
+    )
 
 
 def _convolutional(*layers: tuple[int, int, int, int] | int) -> list[Any]:
-    """(filters, side, stride, padding) of a convolution; the side of a pool of stride 2."""
+    """Build layers from (filters, side, stride, padding) of a convolution or the side of a pool of stride 2."""
     made: list[Any] = []
     channels = 3
     for layer in layers:
@@ -68,30 +70,30 @@ def _convolutional(*layers: tuple[int, int, int, int] | int) -> list[Any]:
     return [*made, nn.Flatten()]
 
 
-def test_alexnet() -> None:
-    """Operations and parameters; the mask of a dropout is a byte an element only on a GPU."""
+def test_profile_of_alexnet_matches_its_table() -> None:
+    """Compare operations and parameters. Only GPUs store a dropout mask as one byte per element."""
     features = _convolutional((64, 11, 4, 2), 3, (192, 5, 1, 2), 3, (384, 3, 1, 1), (256, 3, 1, 1), (256, 3, 1, 1), 3)
     dense = [nn.Dropout(), nn.Linear(9216, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU()]
-    agree(nn.Sequential(*features, *dense, nn.Linear(4096, 1000)), alexnet(IMAGENET), Input((3, 224, 224)))
+    assert_agreement(nn.Sequential(*features, *dense, nn.Linear(4096, 1000)), alexnet(IMAGENET), Input((3, 224, 224)))
 
 
-def test_vgg16() -> None:
+def test_profile_of_vgg16_matches_its_table() -> None:
     stages = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
     features = _convolutional(*(x for f, n in stages for x in [*[(f, 3, 1, 1)] * n, 2]))
     dense = [nn.Linear(25088, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout()]
     with torch.device("meta"):
-        agree(nn.Sequential(*features, *dense, nn.Linear(4096, 1000)), vgg16(IMAGENET), Input((3, 224, 224)))
+        assert_agreement(nn.Sequential(*features, *dense, nn.Linear(4096, 1000)), vgg16(IMAGENET), Input((3, 224, 224)))
 
 
-def test_gpt2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer's decoder in GPT-2's size."""
+def test_profile_of_gpt2_matches_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's decoder is built in the size of GPT-2."""
     import dltrain.models.gpt as decoder
 
     for name, value in (("LAYERS", 12), ("HEADS", 12), ("WIDTH", 768)):
         monkeypatch.setattr(decoder, name, value)
     with torch.device("meta"):
         model = decoder.GPT(1024, 50_257)
-    agree(model, gpt2(OPENWEBTEXT), Input((1024,), torch.int64), rel=0.05)
+    assert_agreement(model, gpt2(OPENWEBTEXT), Input((1024,), torch.int64), rel=0.05)
 
 
 class Encoder(nn.Module):
@@ -110,8 +112,8 @@ class Encoder(nn.Module):
         return {"pooled": torch.tanh(self.pooler(self.layers(self.dropout(self.norm(x)))[:, 0])), "none": None}
 
 
-def test_bert_base() -> None:
-    """Parameters and forward operations; PyTorch's layer drops out once more than BERT and copies heads."""
+def test_profile_of_bert_base_matches_its_table() -> None:
+    """Compare parameters and forward operations. PyTorch's layer has one more dropout than BERT and copies heads."""
     found = profile(Encoder(), [Input((512,), torch.int64)] * 2)
     net = bert_base(replace(OPENWEBTEXT, shape=(512,), classes=30_522))
     assert found.parameters == sum(layer.parameters for layer in net.layers)
@@ -119,26 +121,26 @@ def test_bert_base() -> None:
     assert found.forward_FLOPs == pytest.approx(forward, rel=1e-6)
 
 
-def test_what_does_not_depend_on_the_batch_is_not_the_samples() -> None:
+def test_memory_independent_of_the_batch_is_not_counted_per_sample() -> None:
     class Table(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.zeros(7, 5))
 
         def forward(self, x: Any) -> Any:
-            return x @ (self.weight * self.weight)  # the square is kept, whatever the batch
+            return x @ (self.weight * self.weight)  # autograd stores the square once, for any batch size
 
     found = profile(Table(), [Input((7,))])
     assert (found.forward_FLOPs, found.activation_nbytes) == (2 * 7 * 5, 4 * 7)
 
 
-def test_frozen_parameters_are_not_trained() -> None:
+def test_frozen_parameters_are_not_counted() -> None:
     model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
     model[0].requires_grad_(False)
     assert profile(model, [Input((8,))]).parameters == 4 * 2 + 2
 
 
-def test_the_command_prints_hints(tmp_path: Path) -> None:
+def test_command_prints_hints(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n\n"
         "def make_model():\n"
@@ -153,11 +155,11 @@ def test_the_command_prints_hints(tmp_path: Path) -> None:
     assert hints.parameters == 3 * 8 * 9 + 8 + 16 + 8 * 256 * 10 + 10
     convolution, product = 2 * 3 * 8 * 9 * 256, 2 * 8 * 256 * 10
     assert hints.flops_per_sample == 2 * convolution + 3 * product
-    assert hints.activation_bytes_per_sample == 4 * (3 * 256 + 2 * 8 * 256)  # what the convolution, norm and rest keep
+    assert hints.activation_bytes_per_sample == 4 * (3 * 256 + 2 * 8 * 256)  # stored by the convolution, norm and rest
     assert "sampleBytes: 3072" in done.stdout
 
 
-REFUSED = {
+REJECTED = {
     "no factory": ("torch", "3", "expected MODULE:FACTORY"),
     "no module": ("nowhere:model", "3", "cannot import nowhere:model"),
     "no attribute": ("torch.nn:Nothing", "3", "cannot import torch.nn:Nothing"),
@@ -175,8 +177,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refusals_say_what_to_do(
+@pytest.mark.parametrize("case", REJECTED)
+def test_rejection_says_how_to_fix_it(
     case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import types
@@ -202,7 +204,7 @@ def test_refusals_say_what_to_do(
     module.small, module.Choosy, module.Detached = (lambda: nn.Linear(4, 4)), Choosy, Detached
     module.Strict = Strict
     monkeypatch.setitem(sys.modules, "test_profile_models", module)
-    name, shape, message = REFUSED[case]
+    name, shape, message = REJECTED[case]
     assert main([name, "--input", shape]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -210,7 +212,7 @@ def test_refusals_say_what_to_do(
     assert "Traceback" not in err
 
 
-def test_a_ready_model_is_taken_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_instance_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     import types
 
     module: Any = types.ModuleType("ready")

@@ -1,4 +1,4 @@
-"""An agent's side of the rank socket: hears the news, may ask to stop."""
+"""The agent's side of the rank socket: it records the messages of ranks and can ask them to stop."""
 
 import contextlib
 import socket
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class Listener:
-    """Listens at ``path`` while in use; ``news`` grows in a thread."""
+    """Listens at ``path`` while in use. A thread appends to ``messages``."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "s")
-        self.news: list[RankMessage] = []
+        self.messages: list[RankMessage] = []
         self._changed = threading.Condition()
         self._connections: list[socket.socket] = []
         self._server = socket.socket(socket.AF_UNIX)
@@ -47,18 +47,18 @@ class Listener:
         with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
             for line in lines:
                 with self._changed:
-                    self.news.append(rank_message_adapter.validate_json(line))
+                    self.messages.append(rank_message_adapter.validate_json(line))
                     self._changed.notify_all()
 
     def of(self, kind: type[T]) -> list[T]:
-        """The news of one kind so far."""
-        return [news for news in self.news if isinstance(news, kind)]
+        """Return the messages of one kind so far."""
+        return [message for message in self.messages if isinstance(message, kind)]
 
     def wait_for(self, kind: type[Any], count: int, timeout_s: float = 30) -> None:
-        """Until ``count`` news of a kind are here."""
+        """Wait until ``count`` messages of a kind have arrived."""
         with self._changed:
-            came = self._changed.wait_for(lambda: len(self.of(kind)) >= count, timeout_s)
-        assert came, f"{len(self.of(kind))} {kind.__name__} after {timeout_s} s; heard {self.news}"
+            arrived = self._changed.wait_for(lambda: len(self.of(kind)) >= count, timeout_s)
+        assert arrived, f"{len(self.of(kind))} {kind.__name__} after {timeout_s} s; received {self.messages}"
 
     def stop(self) -> None:
         """Ask every rank to stop."""

@@ -1,4 +1,4 @@
-"""Plans for the trainer's tests."""
+"""Plans for the trainer tests."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from dltrain.batch.shares import apportion
 
 
 def make_plan(ranks: int = 1, **changes: Any) -> Plan:
-    """Digits on equal CPU ranks without checkpoints; ``changes``: fields of Plan, or ``shares``."""
+    """Return a plan for digits on equal CPU ranks without checkpoints. ``changes`` are fields of Plan or ``shares``."""
     batch = changes.pop("global_batch", 120)
     shares = changes.pop("shares", apportion(batch, [1] * ranks))
     device, gpu = changes.pop("device", "cpu"), changes.pop("gpu", False)
@@ -40,7 +40,7 @@ def saving(folder: Path, **changes: Any) -> CheckpointRef:
 
 
 def write(plan: Plan, folder: Path) -> str:
-    """The plan's file, for $DLTRAIN_PLAN."""
+    """Write the plan to a file and return its path, for $DLTRAIN_PLAN."""
     path = folder / "plan.json"
     path.write_text(plan.to_json())
     return str(path)

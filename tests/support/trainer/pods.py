@@ -1,7 +1,7 @@
 """Trainer pods without Kubernetes: real agents, each PID 1 of its own PID, network and UTS namespace.
 
-As in a cluster: distinct host names and addresses, UID 54321 without a passwd entry, no privileges, one bridge
-between them; the plan is a file and so is the report. Needs root (to make namespaces).
+As in a cluster, pods have distinct host names and addresses, UID 54321 without a passwd entry and no privileges. One
+bridge connects them. The plan and the report are files. Namespaces need root.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ CGROUPS = Path("/sys/fs/cgroup")
 BRIDGE = "dlt-bridge{}"
 _counter = itertools.count()
 WITHIN_S = 60.0
-"""Where a test waits for what comes in a second: longer than any machine's load stretches that."""
+"""Time limit for events that take about a second on an idle machine."""
 
 
 class Authority:
-    """A job's CA and one certificate signed by it, as the operator makes them."""
+    """A job's CA and one certificate signed by it, as the operator creates them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -72,7 +72,7 @@ class Authority:
 
 @dataclass
 class Pod:
-    """One pod. ``agent`` is the running ``unshare`` whose child is the agent; None while the pod is down."""
+    """One pod. ``agent`` is the ``unshare`` process whose child is the agent, or None while the pod is down."""
 
     name: str
     address: str
@@ -85,7 +85,7 @@ class Pod:
     cgroup: Path | None = None
 
     def limit_memory(self, nbytes: int) -> None:
-        """A memory cgroup of its own, which it sees as a container sees its own: at the root of the hierarchy."""
+        """Give the pod a memory cgroup, mounted at the root of the hierarchy as in a container."""
         version_2 = (CGROUPS / "cgroup.controllers").exists()
         hierarchy = CGROUPS if version_2 else CGROUPS / "memory"
         self.cgroup = hierarchy / self.namespace
@@ -111,7 +111,7 @@ class Pod:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def pids(self) -> list[int]:
-        """Processes of this pod, as the host numbers them: the agent first."""
+        """Return the host's PIDs of this pod's processes, the agent first."""
         assert self.agent is not None
         children = Path(f"/proc/{self.agent.pid}/task/{self.agent.pid}/children").read_text().split()
         if not children:
@@ -126,7 +126,7 @@ class Pod:
         return pids
 
     def command_lines(self) -> list[str]:
-        """Of its processes that live."""
+        """Return the command lines of the pod's processes."""
         lines = []
         for pid in self.pids():
             with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ class Pod:
         return lines
 
     def process(self, pid: int) -> int:
-        """The host's number of the pod's process ``pid``."""
+        """Return the host's PID of the pod's process ``pid``."""
         for host_pid in self.pids():
             with contextlib.suppress(OSError):
                 status = Path(f"/proc/{host_pid}/status").read_text()
@@ -144,11 +144,11 @@ class Pod:
         raise LookupError(f"pod {self.name} has no process {pid}")
 
     def signal(self, number: int) -> None:
-        """To the agent."""
+        """Send a signal to the agent."""
         os.kill(self.pids()[0], number)
 
     def wait(self, within_s: float = WITHIN_S) -> int:
-        """The agent's exit code."""
+        """Wait for the agent and return its exit code."""
         assert self.agent is not None
         try:
             return self.agent.wait(within_s)
@@ -157,7 +157,7 @@ class Pod:
                 self.agent = None
 
     def listening(self) -> set[int]:
-        """TCP ports that other pods could connect to."""
+        """Return the TCP ports that other pods can connect to."""
         ports = set()
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/{self.pids()[0]}/net/{table}").read_text().splitlines()[1:]:
@@ -169,11 +169,11 @@ class Pod:
         return ports
 
     def link(self, state: str) -> None:
-        """``down``: cut its cable, ``up``: mend it."""
+        """Disconnect (``down``) or connect (``up``) the pod's network."""
         _ip("link", "set", f"v{self.namespace}", state)
 
     def kill(self) -> None:
-        """As a node's power cut would: PID 1 gone, its namespace goes with it."""
+        """Kill PID 1 and with it all processes of the pod, as a power failure would."""
         if self.agent is not None:
             for pid in self.pids()[:1]:
                 os.kill(pid, signal.SIGKILL)
@@ -181,7 +181,7 @@ class Pod:
             self.agent = None
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body of the pod's HTTP server."""
+        """Return the status and the body of a response of the pod's HTTP server."""
         try:
             with urllib.request.urlopen(f"http://{self.address}:{METRICS_PORT}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
@@ -199,7 +199,6 @@ class Job:
     report_file: Path
     checkpoints: Path
     authority: Authority
-    seen: list[str] = field(default_factory=list)
 
     def start(self, plan: Plan, **environ: str) -> None:
         self.put(plan)
@@ -214,7 +213,7 @@ class Job:
     def plan(
         self, command: list[str] | None = None, *, ranks: int | None = None, per_pod: int = 1, **fields: Any
     ) -> Plan:
-        """A plan with ``per_pod`` ranks in each pod, ``ranks`` at most; ``command`` runs instead of the built-in model."""
+        """Return a plan with ``per_pod`` ranks per pod, at most ``ranks``. ``command`` replaces the built-in model."""
         count = min(ranks or 2**31, per_pod * len(self.pods))
         places = [(self.pods[i // per_pod], i % per_pod) for i in range(count)]
         base: dict[str, Any] = {
@@ -239,7 +238,7 @@ class Job:
         return Report.parse(self.report_file.read_bytes()) if self.report_file.exists() else None
 
     def until(self, condition: Callable[[Report], object], within_s: float = WITHIN_S) -> Report:
-        """The first report for which the condition holds."""
+        """Wait for the first report that meets the condition and return it."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
             report = self.report
@@ -260,7 +259,7 @@ class Job:
 
 
 def _claim_network() -> int:
-    """The number of a network that no other test on this machine uses: its bridge can be made only once."""
+    """Return the number of a network that no other test uses. Creating its bridge a second time would fail."""
     for number in range(256):
         made = subprocess.run(
             ["ip", "link", "add", BRIDGE.format(number), "type", "bridge"], capture_output=True, text=True, check=False
@@ -273,7 +272,7 @@ def _claim_network() -> int:
 
 @contextlib.contextmanager
 def job(count: int) -> Iterator[Job]:
-    """A job of ``count`` pods, none started. Everything is gone afterwards."""
+    """Create a job of ``count`` pods that are not started yet, and remove it afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="dlt-", dir="/tmp"))
     authority = Authority(directory / "tls")
     for name in ("checkpoints", "exchange"):
@@ -283,7 +282,7 @@ def job(count: int) -> Iterator[Job]:
     )  # fmt: skip
     number = _claim_network()
     network, bridge = f"198.18.{number}", BRIDGE.format(number)
-    tag = f"{os.getpid():x}-{next(_counter):x}"  # the kernel is done with a namespace only after its name is gone
+    tag = f"{os.getpid():x}-{next(_counter):x}"  # unique, since the kernel frees a namespace after its name
     try:
         _ip("address", "add", f"{network}.254/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
@@ -318,7 +317,7 @@ def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod
     _ip("-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
     _ip("-n", namespace, "link", "set", "eth0", "up")
     _ip("-n", namespace, "link", "set", "lo", "up")
-    # The capability to read stands for an image that anyone can read; the interpreter may be in root's home here.
+    # The capability to read is needed if the interpreter is in root's home. In an image, anyone can read it.
     drop = ["setpriv", "--reuid", str(UID), "--regid", "0", "--clear-groups", "--no-new-privs",
             "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]  # fmt: skip
     command = ["nsenter", f"--net=/run/netns/{namespace}", "unshare", "--uts", "--pid", "--fork", "--mount-proc",
@@ -343,7 +342,7 @@ def _ip(*arguments: str) -> None:
 
 
 def leave(made: Job, within_s: float = WITHIN_S) -> list[int]:
-    """Tell all agents to stop, as the deletion of a job does; their exit codes."""
+    """Ask all agents to stop, as the deletion of a job does, and return their exit codes."""
     for pod in made.pods:
         pod.signal(TERM)
     deadline_s = time.monotonic() + within_s
@@ -351,7 +350,7 @@ def leave(made: Job, within_s: float = WITHIN_S) -> list[int]:
 
 
 def stopped(pid: int) -> bool:
-    """Whether a process of the host is stopped (as by SIGSTOP)."""
+    """Return True if a process of the host is stopped, for example by SIGSTOP."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
@@ -359,18 +358,18 @@ KILL, TERM, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
 
 
 def rank_process(pod: Pod) -> int:
-    """The zygote's fork: both have its command line."""
+    """Return the PID of the rank, which is a fork of the zygote with the same command line."""
     zygotes = [pid for pid in pod.pids() if b"dltrain.launch.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     (rank,) = [pid for pid in zygotes if int(Path(f"/proc/{pid}/stat").read_text().split()[3]) in zygotes]
     return rank
 
 
 def process(pod: Pod, program: str) -> int:
-    """The pod's process of this name."""
+    """Return the PID of the pod's process with this name."""
     (pid,) = [pid for pid in pod.pids() if Path(f"/proc/{pid}/comm").read_text().strip() == program]
     return pid
 
 
 def steps_in_memory(pod: Pod) -> list[int]:
-    """Steps of the state that the pod holds in memory."""
+    """Return the steps of the checkpoints in the pod's memory."""
     return [int(path.name.removeprefix("step-")) for path in (pod.directory / "memory").glob("*/step-*")]

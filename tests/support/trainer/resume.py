@@ -1,4 +1,4 @@
-"""A plan trained on real ranks that are asked to stop in the middle, and again to its end."""
+"""Training on real ranks that is stopped in the middle and resumed to its end."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from support.trainer.plans import write
 from support.trainer.ranks import command, end, run_ranks, start
 
 
-def stopped_and_resumed(plan: Plan, folder: Path, *, evaluations: int, steps: int) -> Listener:
-    """All news of both runs. The first is stopped after so many evaluations; both make ``steps`` together."""
+def stop_and_resume(plan: Plan, folder: Path, *, evaluations: int, steps: int) -> Listener:
+    """Return the messages of both runs. The first is stopped after ``evaluations``; the second ends at ``steps``."""
     ranks = len(plan.ranks)
     with Listener(folder) as listener:
         environment: dict[str, Any] = {"DLTRAIN_PLAN": write(plan, folder), "DLTRAIN_SOCKET": listener.path}

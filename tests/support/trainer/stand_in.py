@@ -1,8 +1,8 @@
-"""Stands where mpirun expects a rank, while the rank itself is a fork of the tests' zygote.
+"""The process that mpirun starts as a rank, while the rank itself is a fork of the tests' zygote.
 
-Run as ``python -I -S stand_in.py SOCKET ARGUMENTS…``. The rank gets the arguments after the interpreter, and this
-process's environment, folder and output. SIGTERM is passed on; killing this process kills the rank, and it ends as the
-rank ends.
+Run as ``python -I -S stand_in.py SOCKET ARGUMENTS…``. The rank gets the arguments after the interpreter, and the
+environment, working directory and output of this process. This process forwards SIGTERM. If it is killed, so is the
+rank, and it exits with the rank's status.
 """
 
 import _socket
@@ -29,11 +29,11 @@ def main(path: str, *arguments: str) -> None:
         if answers.count(b"\n") == 1:
             pid = json.loads(answers)["pid"]
 
-            def pass_on(number: int, frame: FrameType | None, pid: int = pid) -> None:
+            def forward(number: int, frame: FrameType | None, pid: int = pid) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
-            signal.signal(signal.SIGTERM, pass_on)
+            signal.signal(signal.SIGTERM, forward)
     *_, last = answers.splitlines() or [b"{}"]
     status = json.loads(last).get("status")
     if status is None:

@@ -65,8 +65,8 @@ def test_three_pods_train_and_restarted_pods_do_not_train_again(three: Job) -> N
 
     families = {f.name: f for f in text_string_to_metric_families(three.pods[1].get("/metrics")[1])}
     assert [(s.labels, s.value) for s in families["dljob_trainer_step"].samples] == [({"rank": "1"}, 20.0)]
-    of_the_job = {f.name: f for f in text_string_to_metric_families(three.pods[0].get("/metrics")[1])}
-    assert {s.labels["phase"]: s.value for s in of_the_job["dljob_trainer_phase"].samples}["Succeeded"] == 1
+    job_metrics = {f.name: f for f in text_string_to_metric_families(three.pods[0].get("/metrics")[1])}
+    assert {s.labels["phase"]: s.value for s in job_metrics["dljob_trainer_phase"].samples}["Succeeded"] == 1
 
     assert leave(three) == [0, 0, 0]
     three.report_file.unlink()
@@ -159,7 +159,7 @@ def test_exception_in_a_rank_reaches_the_report(two: Job) -> None:
     two.start(two.plan(speaking("40", "mpi=1", "fail_rank=1", "fail_step=5", "fail_code=1")), **NO_TORCH)
     report = two.until(lambda r: r.failure is not None)
     assert report.failure is not None and report.failure.reason == "TrainingError"
-    assert report.failure.message == "ValueError: as told" and report.failure.exit_code == 1
+    assert report.failure.message == "ValueError: as requested" and report.failure.exit_code == 1
     assert "the traceback would be here" in report.failure.log_tail
     final = two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
     assert final.restarts == {"TrainingError": 1}
@@ -206,8 +206,8 @@ def test_torchrun_scripts_get_torchrun_variables(two: Job) -> None:
     two.start(two.plan(model=ModelRef(command=tuple(command), framework="Torchrun")), **NO_TORCH)
     two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
     for rank, pod in enumerate(two.pods):
-        told = dict(re.findall(rf"\[rank {rank}\] (\w+)=(\S+)", pod.text()))
-        assert told == {
+        variables = dict(re.findall(rf"\[rank {rank}\] (\w+)=(\S+)", pod.text()))
+        assert variables == {
             "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": str(rank),
             "GROUP_RANK": str(rank), "MASTER_ADDR": two.pods[0].address, "MASTER_PORT": "7599",
             "OMP_NUM_THREADS": str(threads(1)),
@@ -230,16 +230,16 @@ def test_forks_of_the_zygote_are_ordinary_programs() -> None:
         )
 
 
-UNHEARD = "unheard=2"
-"""Delays the update of one rank, as right after the first step. The checkpoint needs that rank as well."""
+WITHOUT_UPDATES = "silent_rank=2"
+"""Rank 2 sends no progress update. The checkpoint needs that rank as well."""
 
 
 def test_deleted_job_ends_well_within_the_grace_period(three: Job) -> None:
     """A rank that does not exit would use the whole grace period."""
-    three.start(three.plan(speaking("4000", "mpi=1", UNHEARD), grace_s=600), **NO_TORCH)
+    three.start(three.plan(speaking("4000", "mpi=1", WITHOUT_UPDATES), grace_s=600), **NO_TORCH)
     three.until(lambda r: r.step >= 1)
-    at_home = [bool(list(pod.directory.glob("tmp/dljob/mpi/*/hwloc.sm"))) for pod in three.pods]
-    assert all(at_home), (
+    own_mpi_files = [bool(list(pod.directory.glob("tmp/dljob/mpi/*/hwloc.sm"))) for pod in three.pods]
+    assert all(own_mpi_files), (
         "each pod must have its own MPI files, because processes of different pods can have the same number"
     )
     assert leave(three) == [143, 143, 143]
@@ -293,7 +293,7 @@ def test_term_survives_on_the_volume(two: Job) -> None:
 
 
 def test_new_plan_takes_over_at_a_checkpoint(three: Job) -> None:
-    command = speaking("4000", "mpi=1", UNHEARD)
+    command = speaking("4000", "mpi=1", WITHOUT_UPDATES)
     three.start(three.plan(command), **NO_TORCH)
     three.until(lambda r: r.step >= 1)
     three.put(three.plan(command, ranks=2, number=2))
@@ -306,7 +306,7 @@ def test_new_plan_takes_over_at_a_checkpoint(three: Job) -> None:
     same = three.plan(command, ranks=2, number=3)
     three.put(same)
     three.until(lambda r: r.plan_number == 3)
-    assert three.pods[0].text().count("rank 0 of 2 is process") == 1, "the same training was relaunched"
+    assert three.pods[0].text().count("rank 0 of 2 is process") == 1, "the same training was launched again"
 
 
 def test_two_ranks_in_a_pod_and_another_device_than_planned(two: Job) -> None:

@@ -1,4 +1,4 @@
-"""Tests of the pure functions of the agent."""
+"""Tests of the functions and the ledger of the agent, without processes."""
 
 import sys
 import tempfile
@@ -53,7 +53,7 @@ def ended(rank: int, code: int | None = None, number: int | None = None, **field
     return RankEnded(world="1.1", rank=rank, exit_code=code, signal=number, **fields)
 
 
-def world(*ends: RankEnded, **fields: Any) -> Attempt:
+def attempt(*ends: RankEnded, **fields: Any) -> Attempt:
     made = Attempt(plan(), "1.1", **fields)
     made.up = {0, 1, 2}
     made.ended = {end.rank: end for end in ends}
@@ -65,25 +65,25 @@ def reported(reason: str, **fields: Any) -> Failure:
 
 
 CASES: dict[str, tuple[Attempt, str, int | None, bool, bool]] = {
-    # world, reason, rank, counts, retry
-    "killed, survivors leave": (world(ended(0, 75), ended(2, 75), ended(1, number=9)), "RankKilled", 1, True, True),
-    "killed inside a shell": (world(ended(1, 137)), "RankKilled", 1, True, True),
-    "kernel killed it for memory": (world(ended(0, 75), ended(1, number=9, out_of_memory=True)), "OutOfMemory", 1, True, True),
-    "segmentation fault": (world(ended(2, number=11)), "RankCrashed", 2, True, True),
-    "exit 1": (world(ended(0, 1, tail="Traceback")), "RankFailed", 0, True, True),
-    "bad input": (world(ended(0, 64)), "BadInput", 0, True, False),
-    "different parameters": (world(ended(1, 77)), "ParametersDiverged", 1, True, True),
-    "diverged": (world(ended(0, 76)), "Diverged", 0, True, True),
-    "no such command": (world(ended(0, 127)), "CommandNotFound", 0, True, True),
-    "reported failure": (world(ended(1, 1), failures=[(1, reported("TrainingError"))]), "TrainingError", 1, True, True),
-    "failure reported by a survivor": (world(ended(1, number=9), failures=[(0, reported("PeerLost"))]), "RankKilled", 1, True, True),
-    "hung": (world(hung=(2, 7.0)), "Hung", 2, True, True),
-    "pod received SIGTERM": (world(ended(0, 143), ended(1, 143), ended(2, 143), left={"p-1"}), "PodStopped", None, False, True),
-    "pod lost, survivors leave": (world(ended(0, 75), lost={"p-1": "silent for 5 s"}), "PodLost", None, False, True),
-    "mpirun failed": (world(launcher=Exit(code=1)), "LaunchFailed", None, True, True),
-    "only consequences": (world(ended(0, 75), ended(1, 75), ended(2, 75)), "PeerLost", 0, True, True),
-    "exit as if stopped": (world(ended(0, 143)), "RankStopped", 0, True, True),
-    "built-in without a result": (world(ended(0, 0), ended(1, 0), ended(2, 0), launcher=Exit(code=0)), "NoResult", None, True, True),
+    # attempt, reason, rank, counts, retry
+    "killed, survivors leave": (attempt(ended(0, 75), ended(2, 75), ended(1, number=9)), "RankKilled", 1, True, True),
+    "killed inside a shell": (attempt(ended(1, 137)), "RankKilled", 1, True, True),
+    "kernel killed it for memory": (attempt(ended(0, 75), ended(1, number=9, out_of_memory=True)), "OutOfMemory", 1, True, True),
+    "segmentation fault": (attempt(ended(2, number=11)), "RankCrashed", 2, True, True),
+    "exit 1": (attempt(ended(0, 1, tail="Traceback")), "RankFailed", 0, True, True),
+    "bad input": (attempt(ended(0, 64)), "BadInput", 0, True, False),
+    "different parameters": (attempt(ended(1, 77)), "ParametersDiverged", 1, True, True),
+    "diverged": (attempt(ended(0, 76)), "Diverged", 0, True, True),
+    "no such command": (attempt(ended(0, 127)), "CommandNotFound", 0, True, True),
+    "reported failure": (attempt(ended(1, 1), failures=[(1, reported("TrainingError"))]), "TrainingError", 1, True, True),
+    "failure reported by a survivor": (attempt(ended(1, number=9), failures=[(0, reported("PeerLost"))]), "RankKilled", 1, True, True),
+    "hung": (attempt(hung=(2, 7.0)), "Hung", 2, True, True),
+    "pod received SIGTERM": (attempt(ended(0, 143), ended(1, 143), ended(2, 143), left={"p-1"}), "PodStopped", None, False, True),
+    "pod lost, survivors leave": (attempt(ended(0, 75), lost={"p-1": "silent for 5 s"}), "PodLost", None, False, True),
+    "mpirun failed": (attempt(launcher=Exit(code=1)), "LaunchFailed", None, True, True),
+    "only consequences": (attempt(ended(0, 75), ended(1, 75), ended(2, 75)), "PeerLost", 0, True, True),
+    "exit as if stopped": (attempt(ended(0, 143)), "RankStopped", 0, True, True),
+    "built-in without a result": (attempt(ended(0, 0), ended(1, 0), ended(2, 0), launcher=Exit(code=0)), "NoResult", None, True, True),
 }  # fmt: skip
 
 
@@ -96,13 +96,13 @@ def test_diagnosis(case: tuple[Attempt, str, int | None, bool, bool]) -> None:
     assert failure.message
 
 
-def test_consequence_is_no_explanation() -> None:
-    assert not explained(world(ended(0, 75)))
-    assert not explained(world(launcher=Exit(code=1)))
-    assert not explained(world(failures=[(1, reported("TrainingError"))])), "the end of its log is still to come"
-    assert explained(world(ended(1, 1), failures=[(1, reported("TrainingError"))]))
-    assert explained(world(ended(0, 75), ended(1, number=9)))
-    assert explained(world(lost={"p-1": "silent"}))
+def test_consequences_do_not_explain_a_failure() -> None:
+    assert not explained(attempt(ended(0, 75)))
+    assert not explained(attempt(launcher=Exit(code=1)))
+    assert not explained(attempt(failures=[(1, reported("TrainingError"))])), "the end of its log has not arrived yet"
+    assert explained(attempt(ended(1, 1), failures=[(1, reported("TrainingError"))]))
+    assert explained(attempt(ended(0, 75), ended(1, number=9)))
+    assert explained(attempt(lost={"p-1": "silent"}))
 
 
 def test_hung_rank_is_the_one_that_does_not_wait_for_others() -> None:
@@ -110,7 +110,7 @@ def test_hung_rank_is_the_one_that_does_not_wait_for_others() -> None:
     where = {n: f'Thread 0x1 (most recent call first):\n  File "{file}"' for n, file in (
         (0, "/x/dltrain/comm/core/waiting.py"), (1, "/app/train.py"), (2, "/x/dltrain/comm/core/waiting.py"),
     )}  # fmt: skip
-    facts = world(hung=(2, 7.0))
+    facts = attempt(hung=(2, 7.0))
     assert not explained(facts)
     facts.logs = where
     assert explained(facts)
@@ -121,26 +121,26 @@ def test_hung_rank_is_the_one_that_does_not_wait_for_others() -> None:
 
 
 def test_agent_completes_a_failure_that_the_rank_reported() -> None:
-    facts = world(ended(1, number=6, tail="the log's end"), failures=[(1, reported("TrainingError"))])
+    facts = attempt(ended(1, number=6, tail="the log's end"), failures=[(1, reported("TrainingError"))])
     failure = diagnose(facts)
     assert (failure.rank, failure.host, failure.exit_code, failure.log_tail) == (1, "p-1", 134, "the log's end")
 
 
 def test_script_that_trains_with_dltrain_needs_a_result() -> None:
     done = (ended(0, 0), ended(1, 0), ended(2, 0))
-    assert not world(*done).succeeded
-    assert world(*done, outcome=Outcome(steps=1, seconds=1)).succeeded
-    own = Attempt(plan(model=ModelRef(command=("x",))), "1.1")
-    own.ended = {end.rank: end for end in done}
-    assert own.succeeded and not own.troubled
-    own.progressed, own.launcher = True, Exit(code=0)
-    assert not own.succeeded and own.troubled and diagnose(own).reason == "NoResult", (
+    assert not attempt(*done).succeeded
+    assert attempt(*done, outcome=Outcome(steps=1, seconds=1)).succeeded
+    custom = Attempt(plan(model=ModelRef(command=("x",))), "1.1")
+    custom.ended = {end.rank: end for end in done}
+    assert custom.succeeded and not custom.troubled
+    custom.progressed, custom.launcher = True, Exit(code=0)
+    assert not custom.succeeded and custom.troubled and diagnose(custom).reason == "NoResult", (
         "it ended in the middle of training"
     )
 
 
 def test_killed_ranks_that_others_survive_do_not_fail_the_attempt() -> None:
-    facts = world(ended(1, number=9), progressed=True)
+    facts = attempt(ended(1, number=9), progressed=True)
     assert facts.troubled and facts.survivable and not facts.losses
     facts.absent = {1}
     assert not facts.troubled and [end.rank for end in facts.losses] == [1] and facts.missing(plan()) == 1
@@ -150,12 +150,14 @@ def test_killed_ranks_that_others_survive_do_not_fail_the_attempt() -> None:
     facts.outcome = Outcome(steps=1, seconds=1)
     assert facts.succeeded and facts.over
     for change, value in (("progressed", False), ("hung", (0, 6.0)), ("left", {"p-0"}), ("lost", {"p-0": "silent"})):
-        assert not world(ended(1, number=9), **({"progressed": True} | {change: value})).survivable
+        assert not attempt(ended(1, number=9), **({"progressed": True} | {change: value})).survivable
     for end in (ended(1, 1), ended(1, number=9, out_of_memory=True)):
-        other = world(end, progressed=True, absent={1})
+        other = attempt(end, progressed=True, absent={1})
         assert other.troubled and not other.survivable, "the rank failed by itself"
-    spoke = world(ended(1, number=9), progressed=True, absent={1}, failures=[(1, reported("TrainingError"))])
-    assert spoke.troubled and not spoke.survivable
+    reported_failure = attempt(
+        ended(1, number=9), progressed=True, absent={1}, failures=[(1, reported("TrainingError"))]
+    )
+    assert reported_failure.troubled and not reported_failure.survivable
     needed = Attempt(plan(min_ranks=3), "1.1", progressed=True, ended={1: ended(1, number=9)})
     assert needed.troubled and not needed.survivable
 
@@ -174,7 +176,7 @@ def test_report_follows_the_remaining_ranks() -> None:
     assert ledger.report(0.0).step == 7
 
 
-def test_shrink_plan() -> None:
+def test_shrink_plan_keeps_the_global_batch_on_remaining_pods() -> None:
     whole = plan(4, min_ranks=2, global_batch=4)
     assert shrink_plan(whole, whole.pods) is whole
     left = shrink_plan(whole, {"p-3", "p-1"})
@@ -199,12 +201,14 @@ def test_shrink_plan() -> None:
         ({"ranks": 2}, RunPhase.RUNNING, "p-1", 0),
     ],
 )
-def test_succession(fields: dict[str, Any], phase: RunPhase, pod: str, place: int) -> None:
+def test_succession_orders_pods_that_may_take_over(
+    fields: dict[str, Any], phase: RunPhase, pod: str, place: int
+) -> None:
     assert succession(plan(**fields), phase, pod) == place
     assert succession(None, phase, pod) == 0
 
 
-def test_delays_grow_without_progress_and_stay_below_the_deadline() -> None:
+def test_restart_delays_grow_without_progress_up_to_a_limit() -> None:
     assert [delay_s(n) for n in range(7)] == [0, 1, 2, 4, 8, 10, 10]
     assert sum(delay_s(n) for n in range(1, 4)) < 30, "the default back-off limit of 3"
 
@@ -252,7 +256,7 @@ def test_report_contains_all_updates_and_survives_the_coordinator() -> None:
     again = Ledger(plan(), report)
     assert (again.restarts, again.failures, again.startup) == ({"RankKilled": 2}, 2, report.startup)
     assert (again.report(31.0).step, again.report(31.0).steps, again.report(31.0).loss) == (2, 10, 1.0), (
-        "the report does not go back"
+        "the reported step does not decrease"
     )
     other_job = Ledger(plan(uid="other"), report)
     assert other_job.restarts == {} and other_job.failure is None
@@ -286,7 +290,7 @@ def test_outcome_reaches_the_report() -> None:
     ],
     ids=["v2", "v1", "neither"],
 )
-def test_oom_kills(tmp_path: Path, name: str, text: str, count: int | None) -> None:
+def test_oom_kills_are_read_from_the_cgroup(tmp_path: Path, name: str, text: str, count: int | None) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
     assert cgroup.oom_kills(tmp_path) == count
@@ -338,8 +342,8 @@ def test_daemon_arguments_are_extracted_from_the_command_of_mpirun() -> None:
 
 def test_daemon_uses_the_settings_of_its_own_pod() -> None:
     env = commands.mpi_environment({}, "net1", "1.1", Path("/run/own"))
-    told = ("--leave-session-attached", "--prtemca", "prte_if_include", "eth0", "--prtemca", "ess", "env")
-    assert commands.without_others_settings(told, env) == ("--leave-session-attached", "--prtemca", "ess", "env")
+    received = ("--leave-session-attached", "--prtemca", "prte_if_include", "eth0", "--prtemca", "ess", "env")
+    assert commands.without_others_settings(received, env) == ("--leave-session-attached", "--prtemca", "ess", "env")
 
 
 def test_mpirun_command_has_pod_names_and_one_slot_per_rank() -> None:
@@ -380,7 +384,7 @@ def test_shim_forwards_only_variables_of_mpi() -> None:
     assert parse_request(data[8:]) == (["rank", ""], {"PMIX_RANK": "1", "OMPI_X": "a=b\nc", "OPAL_PREFIX": "/usr"})
 
 
-def test_commands_that_the_zygote_can_run(tmp_path: Path) -> None:
+def test_zygote_runs_commands_of_this_python(tmp_path: Path) -> None:
     beside = {"PATH": str(Path(sys.executable).parent)}
     assert is_this_python("python", beside) and is_this_python(sys.executable, {})
     assert not is_this_python("python", {"PATH": str(tmp_path)}) and not is_this_python("sh", beside)
@@ -406,13 +410,13 @@ def test_settings_errors_name_the_variable() -> None:
             Settings.of(good | change)
 
 
-def test_environment_for_a_user_without_home_and_name(tmp_path: Path) -> None:
+def test_environment_is_completed_for_a_user_without_home(tmp_path: Path) -> None:
     assert complete_environment({"HOME": str(tmp_path / "none")})["HOME"] == tempfile.gettempdir()
     assert complete_environment({"HOME": str(tmp_path)})["HOME"] == str(tmp_path)
     assert complete_environment({"OPENBLAS_NUM_THREADS": "4"})["OPENBLAS_NUM_THREADS"] == "4"
 
 
-def test_interface_of_an_address() -> None:
+def test_network_interface_is_found_by_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
     with pytest.raises(ValueError, match="expected an address of one of"):
         interface_of("192.0.2.250")

@@ -1,4 +1,4 @@
-"""Tests of the agents' protocol: a real member, with the test as its coordinator."""
+"""Tests of the agent protocol, with a real member and the test as its coordinator."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ class Dialogue:
         self.channels.append(channel)
         return channel
 
-    async def greeted(self) -> tuple[proto.Channel, proto.Welcome]:
+    async def connect_and_receive_welcome(self) -> tuple[proto.Channel, proto.Welcome]:
         channel = await self.connect()
         welcome = await channel.receive()
         assert isinstance(welcome, proto.Welcome) and welcome.pod == "test-cpu-1"
@@ -106,13 +106,13 @@ def test_member_obeys_the_highest_term(member: Job) -> None:
     plan = member.plan(["true"])
 
     async def body(dialogue: Dialogue) -> None:
-        first, welcome = await dialogue.greeted()
+        first, welcome = await dialogue.connect_and_receive_welcome()
         assert welcome.term == 0
         first.send(assign(plan, 5, "a"))
         assert await first.receive() == proto.Assigned(digest=plan.digest())
 
         for term, boot, why in ((4, "b", "found term 4"), (5, "b", "second coordinator in term 5")):
-            other, welcome = await dialogue.greeted()
+            other, welcome = await dialogue.connect_and_receive_welcome()
             assert (welcome.term, welcome.obeys) == (5, "a")
             other.send(assign(plan, term, boot))
             answer = await other.receive()
@@ -122,7 +122,7 @@ def test_member_obeys_the_highest_term(member: Job) -> None:
         first.send(proto.Prepare(world="5.1"))
         assert await first.receive() == proto.Prepared(world="5.1"), "refused coordinators change nothing"
 
-        successor, _ = await dialogue.greeted()
+        successor, _ = await dialogue.connect_and_receive_welcome()
         successor.send(assign(plan, 6, "b"))
         assert await successor.receive() == proto.Assigned(digest=plan.digest())
         assert await first.receive() is None, "the member closes the connection of the predecessor"
@@ -137,7 +137,7 @@ def test_superseded_coordinator_ends() -> None:
         made.until(lambda r: r.phase is RunPhase.RUNNING)
 
         async def body(dialogue: Dialogue) -> None:
-            channel, welcome = await dialogue.greeted()
+            channel, welcome = await dialogue.connect_and_receive_welcome()
             assert welcome.term == 1
             channel.send(assign(plan, 10, "x"))
             assert await asyncio.to_thread(made.pods[0].wait) == 1
@@ -149,7 +149,7 @@ def test_superseded_coordinator_ends() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [({"uid": "another"}, "found a plan of job another"), ({}, "found a plan with digest")],
-    ids=["another job", "garbled"],
+    ids=["another job", "wrong digest"],
 )
 def test_member_refuses_invalid_plans(member: Job, fields: dict[str, str], why: str) -> None:
     plan = member.plan(["true"], **fields)
@@ -158,7 +158,7 @@ def test_member_refuses_invalid_plans(member: Job, fields: dict[str, str], why: 
         line = line.model_copy(update={"digest": "0" * 12})
 
     async def body(dialogue: Dialogue) -> None:
-        channel, _ = await dialogue.greeted()
+        channel, _ = await dialogue.connect_and_receive_welcome()
         channel.send(line)
         answer = await channel.receive()
         assert isinstance(answer, proto.Refused) and why in answer.why
@@ -171,7 +171,7 @@ def test_ranks_end_when_the_coordinator_is_silent(member: Job) -> None:
     plan = member.plan(["sleep", "1000"], model={"command": ["sleep", "1000"], "framework": "Torchrun"})
 
     async def body(dialogue: Dialogue) -> None:
-        channel, _ = await dialogue.greeted()
+        channel, _ = await dialogue.connect_and_receive_welcome()
         channel.send(assign(plan, 60, "d"))
         channel.send(proto.Prepare(world="60.1"))
         channel.send(proto.StartRanks(world="60.1"))

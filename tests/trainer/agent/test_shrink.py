@@ -1,4 +1,4 @@
-"""Tests with real agents and ranks of the built-in trainer: lost ranks and pods, shrinking, and the report."""
+"""Tests of lost ranks and pods, of shrinking and of the report, with real agents and ranks."""
 
 import os
 import shutil
@@ -51,9 +51,11 @@ def test_job_continues_without_a_killed_rank_and_adds_it_again(victim: int, thre
     document = files.read(three.plan())
     assert document is not None and document.phase is RunPhase.STOPPED
     assert [world.size for world in document.worlds] == [3, 2, 0, 3, 0]
-    killed, *leaving = document.faults
+    killed, *later_faults = document.faults
     assert killed.failure.reason == "RankKilled" and killed.resumed_unix_s
-    assert {fault.failure.reason for fault in leaving} <= {"PodStopped"}, "the end of another pod may be reported first"
+    assert {fault.failure.reason for fault in later_faults} <= {"PodStopped"}, (
+        "the end of another pod may be reported first"
+    )
     assert document.totals.steps_repeated == 0 and sum(p.steps for p in document.points) <= document.step
     assert any(f"lost ranks [{victim}]" == split.reason for split in document.splits)
 
@@ -64,8 +66,8 @@ def test_ranks_restart_from_memory_after_loss_of_mpirun_or_a_daemon(program: str
     three.wait(lambda: all(steps_in_memory(pod) for pod in three.pods))
     step = max(steps_in_memory(three.pods[0]))
     os.kill(process(three.pods[at], program), KILL)
-    noticed = three.until(lambda r: r.restarts)
-    assert noticed.last_checkpoint is None, "the volume has nothing"
+    detected = three.until(lambda r: r.restarts)
+    assert detected.last_checkpoint is None, "the volume has no checkpoint"
     report = three.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts and r.world_size == 3)
     assert sum(report.restarts.values()) == 1 and report.step >= step, three.logs()
     assert "in the memory of rank" in three.pods[0].text()

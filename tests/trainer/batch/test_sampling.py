@@ -1,4 +1,4 @@
-"""Laws of sampling and of shares."""
+"""Tests of sampling and of shares."""
 
 import numpy as np
 from hypothesis import assume, given
@@ -11,7 +11,7 @@ SHARES = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any)
 
 
 @given(total=st.integers(0, 500), weights=SHARES)
-def test_apportioned_parts_sum_up_and_are_within_one_of_exact(total: int, weights: list[int]) -> None:
+def test_apportioned_parts_add_up_and_differ_from_exact_by_less_than_1(total: int, weights: list[int]) -> None:
     parts = apportion(total, weights)
     assert sum(parts) == total
     exact = [total * weight / sum(weights) for weight in weights]
@@ -19,7 +19,7 @@ def test_apportioned_parts_sum_up_and_are_within_one_of_exact(total: int, weight
 
 
 @given(samples=st.integers(1, 300), shares=SHARES, seed=st.integers(0, 9), epoch=st.integers(0, 3))
-def test_an_epoch_takes_every_sample_once(samples: int, shares: list[int], seed: int, epoch: int) -> None:
+def test_epoch_contains_every_sample_once(samples: int, shares: list[int], seed: int, epoch: int) -> None:
     sampler = Sampler(samples, min(sum(shares), samples), seed)
     seen: list[int] = []
     for step in range(epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch):
@@ -39,14 +39,14 @@ def test_an_epoch_takes_every_sample_once(samples: int, shares: list[int], seed:
 def test_batches_do_not_depend_on_the_split(samples: int, batch: int, a: list[int], b: list[int]) -> None:
     sampler = Sampler(samples, min(batch, samples), 5)
 
-    def taken(shares: list[int]) -> set[int]:
+    def samples_of_step(shares: list[int]) -> set[int]:
         parts = [sampler.part(3, shares, rank) for rank in range(len(shares))]
         return {int(i) for part in parts if part.weight for i in part.indices}
 
-    assert taken(a) == taken(b)
+    assert samples_of_step(a) == samples_of_step(b)
 
 
-def test_epochs_and_seeds_differ_and_the_stream_never_changes() -> None:
+def test_permutation_depends_on_seed_and_epoch_and_is_stable() -> None:
     assert permutation(1, 2, 8).tolist() == [4, 2, 0, 6, 1, 5, 7, 3]
     orders = {tuple(permutation(seed, epoch, 50)) for seed in range(3) for epoch in range(3)}
     assert len(orders) == 9
@@ -71,7 +71,7 @@ def test_balanced_shares_cannot_be_improved_by_moving_a_sample(speeds: list[Spee
 
 
 @given(fixed=st.floats(0, 1), slope=st.floats(1e-3, 1), x=st.integers(1, 50))
-def test_a_line_is_found_again(fixed: float, slope: float, x: int) -> None:
+def test_fit_recovers_a_line(fixed: float, slope: float, x: int) -> None:
     line = Speed(fixed, slope)
     found = fit([(s, line.step_s(s)) for s in (x, 2 * x, 4 * x)])
     assert np.isclose(found.fixed_s, fixed, atol=1e-6 * (1 + slope * x)) and np.isclose(
@@ -80,13 +80,13 @@ def test_a_line_is_found_again(fixed: float, slope: float, x: int) -> None:
 
 
 @given(speeds=SPEEDS, extra=st.integers(0, 200))
-def test_no_change_from_the_best(speeds: list[Speed], extra: int) -> None:
+def test_balanced_shares_are_not_changed(speeds: list[Speed], extra: int) -> None:
     batch = len(speeds) + extra
     assert worthwhile(speeds, balanced(speeds, batch), batch) is None
 
 
 @given(fast=st.floats(1e-5, 1e-3), times=st.floats(2, 8))
-def test_a_slow_rank_gets_less(fast: float, times: float) -> None:
+def test_slow_rank_gets_fewer_samples(fast: float, times: float) -> None:
     speeds = [Speed(0, fast), Speed(0, fast * times)]
     better = worthwhile(speeds, [60, 60], 120)
     assume(better is not None)

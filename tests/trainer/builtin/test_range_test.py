@@ -1,4 +1,4 @@
-"""What the curve of a range test says."""
+"""Tests of the learning-rate range test."""
 
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,7 +14,7 @@ RATES = [float(rate) for rate in np.geomspace(LOW, HIGH, STEPS)]
 
 
 def curve(falls_at: float, blows_up_at: float, noise: float = 0.0) -> list[float]:
-    """2.3 until ``falls_at``, then down by 0.5 for each factor e, and up steeply at ``blows_up_at``."""
+    """Return 2.3 until ``falls_at``, then 0.5 less for each factor e, and a steep rise at ``blows_up_at``."""
     x, draw = np.log(RATES), np.random.default_rng(0)
     y = 2.3 - 0.5 * np.clip(x - np.log(falls_at), 0, 3.5) + np.exp(4 * (x - np.log(blows_up_at)))
     return [float(value) for value in np.minimum(y, 9) + noise * draw.standard_normal(len(x))]
@@ -22,14 +22,14 @@ def curve(falls_at: float, blows_up_at: float, noise: float = 0.0) -> list[float
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize("falls_at", [1e-5, 1e-4, 1e-3, 1e-2])
-def test_the_interval_is_where_the_loss_falls(falls_at: float, noise: float) -> None:
+def test_interval_is_where_the_loss_falls(falls_at: float, noise: float) -> None:
     found = interval(RATES, curve(falls_at, 100 * falls_at, noise))
     assert found is not None
     assert falls_at / 2.5 < found.low < 4 * falls_at and 5 * falls_at < found.high < 100 * falls_at
     assert found.rate == pytest.approx((found.low * found.high) ** 0.5)
 
 
-def test_a_loss_that_never_falls_tells_nothing() -> None:
+def test_constant_or_rising_loss_gives_no_interval() -> None:
     assert interval(RATES, [2.3] * STEPS) is None
     assert interval(RATES, [2.3 + 0.01 * i for i in range(STEPS)]) is None
     assert interval(RATES[:5], [2.3] * 5) is None
@@ -37,7 +37,7 @@ def test_a_loss_that_never_falls_tells_nothing() -> None:
 
 
 @given(losses=st.lists(st.floats(0, 1e6), max_size=STEPS))
-def test_any_curve_gives_an_ordered_interval_or_none(losses: list[float]) -> None:
+def test_interval_of_any_curve_is_ordered(losses: list[float]) -> None:
     found = interval(RATES[: len(losses)], losses)
     assert found is None or LOW / 1.01 <= found.low <= found.rate <= found.high <= HIGH * 1.01
     ElementTree.fromstring(plot(RATES[: len(losses)], losses, found))
@@ -48,7 +48,7 @@ def test_any_curve_gives_an_ordered_interval_or_none(losses: list[float]) -> Non
     [(b'{"rate": 0.25}', 0.25), (b'{"rate": NaN}', None), (b'{"rate": -1}', None), (b'{"rate"', None), (b"", None),
      (b"\xff", None), (b"[]", None)],
 )  # fmt: skip
-def test_a_damaged_file_is_as_good_as_none(content: bytes, rate: float | None, tmp_path: Path) -> None:
+def test_damaged_rate_file_is_ignored(content: bytes, rate: float | None, tmp_path: Path) -> None:
     assert saved_rate(tmp_path / "rate.json") is None
     (tmp_path / "rate.json").write_bytes(content)
     assert saved_rate(tmp_path / "rate.json") == rate

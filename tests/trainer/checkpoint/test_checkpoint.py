@@ -1,4 +1,4 @@
-"""Tests of checkpoints: atomic, verified, with a fallback, and never of another model."""
+"""Tests of checkpoints: atomic writes, verification, fallback, and rejection of other models."""
 
 import hashlib
 import json
@@ -202,13 +202,13 @@ def test_optimizer_resumes_exactly(kind: type[torch.optim.Optimizer], tmp_path: 
     for seed in range(3):
         step(model, optimizer, seed)
     checkpoints, staging = Checkpoints(tmp_path, "x", keep=1), Staging()
-    capture(2, model.state_dict(), optimizer.state_dict(), {}, staging)  # whose memory the next one takes
+    capture(2, model.state_dict(), optimizer.state_dict(), {}, staging)  # the next one reuses its memory
     checkpoints.save(capture(3, model.state_dict(), optimizer.state_dict(), {}, staging))
-    kept = newest(checkpoints)
-    again, optimizer_again = fresh()
-    restore(kept, again.load_state_dict, optimizer_again.load_state_dict)
+    saved = newest(checkpoints)
+    resumed, resumed_optimizer = fresh()
+    restore(saved, resumed.load_state_dict, resumed_optimizer.load_state_dict)
     for seed in range(3, 6):
         step(model, optimizer, seed)
-        step(again, optimizer_again, seed)
+        step(resumed, resumed_optimizer, seed)
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
+        assert torch.equal(tensor, resumed.state_dict()[name]), name

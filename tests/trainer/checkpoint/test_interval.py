@@ -35,7 +35,9 @@ def test_observed_faults_outweigh_the_prior() -> None:
     quiet, one = between_faults_s(3, 0, HOUR_S), between_faults_s(3, 1, HOUR_S)
     assert quiet > 300 * HOUR_S and one < 40 * HOUR_S
     assert between_faults_s(3, 100, 100 * HOUR_S) == pytest.approx(HOUR_S, rel=0.5)
-    assert between_faults_s(1000, 0, 0.0) == pytest.approx(HOUR_S), "of a thousand pods one is lost each hour"
+    assert between_faults_s(1000, 0, 0.0) == pytest.approx(HOUR_S), (
+        "with a thousand pods, the prior is one lost pod per hour"
+    )
 
 
 def test_fixed_interval_does_not_change() -> None:
@@ -47,7 +49,7 @@ def test_fixed_interval_does_not_change() -> None:
 @pytest.mark.mpi
 def test_interval_follows_measured_cost_and_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan sets the time of the first checkpoint. Faults that the agents report shorten the next interval."""
-    told: dict[int, rank_messages.Checkpointed] = {}
+    last_checkpoints: dict[int, rank_messages.Checkpointed] = {}
     for faults in (0, 50):
         folder = tmp_path / str(faults)
         folder.mkdir()
@@ -60,7 +62,8 @@ def test_interval_follows_measured_cost_and_faults(tmp_path: Path, monkeypatch: 
             listener.wait_for(rank_messages.Finished, 1)
         first, last = listener.of(rank_messages.Checkpointed)
         assert 0 < first.mark.step < last.mark.step == 300, "one at the plan's interval, then one at the end"
-        told[faults] = last
-    assert all(news.cost_s > 0 and news.interval_s for news in told.values())
-    calm, often = told[0].interval_s, told[50].interval_s
-    assert calm is not None and often is not None and SHORTEST_S <= often < calm / 5 and calm <= LONGEST_S
+        last_checkpoints[faults] = last
+    assert all(message.cost_s > 0 and message.interval_s for message in last_checkpoints.values())
+    without_faults, with_faults = last_checkpoints[0].interval_s, last_checkpoints[50].interval_s
+    assert without_faults is not None and with_faults is not None
+    assert SHORTEST_S <= with_faults < without_faults / 5 and without_faults <= LONGEST_S

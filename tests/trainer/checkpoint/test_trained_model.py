@@ -1,4 +1,4 @@
-"""docs/how-to/use-the-trained-model.md: its code works on the last checkpoint of a real job."""
+"""Tests of the code in docs/how-to/use-the-trained-model.md on the last checkpoint of a run."""
 
 import re
 from pathlib import Path
@@ -38,10 +38,10 @@ def test_code_of_the_page_loads_a_checkpoint(tmp_path: Path, monkeypatch: pytest
     exec(built_in, names)
     assert names["accuracy"] == finished.outcome.accuracy
     exec(own, {"make_model": lambda: names["build"]("mlp", names["digits"].shape)})
-    kept, average = UserObjects(), AveragedModel(names["model"])
+    user_objects, average = UserObjects(), AveragedModel(names["model"])
     for parameter in average.parameters():
         parameter.data.mul_(0.5)
-    kept.add("ema", average)
-    tensor_file.write(tmp_path / "step-0000000300" / USER_OBJECTS, kept.state()[1])
+    user_objects.add("ema", average)
+    tensor_file.write(tmp_path / "step-0000000300" / USER_OBJECTS, user_objects.state()[1])
     exec(averaged, names)
     assert all(torch.equal(a, b) for a, b in zip(names["model"].parameters(), average.parameters(), strict=True))

@@ -1,4 +1,4 @@
-"""Tests of kept objects: restored after a restart, and undone when a step is repeated."""
+"""Tests of objects passed to ``t.keep``: they are restored after a restart and when a step is repeated."""
 
 import json
 from collections import OrderedDict
@@ -33,7 +33,7 @@ STATES = st.recursive(
 def test_state_round_trip(state: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
     found = decode(json.loads(json.dumps(encode(state, ("x",), tensors))), tensors.__getitem__)
-    assert found == state and repr(found) == repr(state), "types and order, too"
+    assert found == state and repr(found) == repr(state), "types and order must match too"
 
 
 def test_tensors_of_a_state_have_unique_names() -> None:
@@ -62,7 +62,7 @@ class Average:
 
 
 def stored(**objects: Any) -> UserObjects:
-    """Return the objects of a restarted run that resumes from a checkpoint of the given ones."""
+    """Return the registry of a restarted run that resumes from a checkpoint of the given objects."""
     first, second = UserObjects(), UserObjects()
     for name, made in objects.items():
         first.add(name, made)
@@ -74,28 +74,28 @@ def stored(**objects: Any) -> UserObjects:
 def test_objects_lists_and_dictionaries_are_restored_in_place() -> None:
     average, other = Average(), Average()
     average.update(3.0)
-    kept = stored(average=average, history=[1.0, (2, "b")], best=OrderedDict(loss=0.5))
+    objects = stored(average=average, history=[1.0, (2, "b")], best=OrderedDict(loss=0.5))
     history, best = [0.0], {"loss": 9.0, "old": 1}
     for name, made in {"history": history, "average": other, "best": best}.items():
-        kept.add(name, made)
-    kept.close()
+        objects.add(name, made)
+    objects.close()
     assert other.shadow["w"].tolist() == [3.5, 3.5] and history == [1.0, (2, "b")] and best == {"loss": 0.5}
 
 
 def test_repeated_step_changes_kept_objects_once() -> None:
-    kept, average, history = UserObjects(), Average(), [1]
-    kept.add("average", average)
-    kept.add("history", history)
-    kept.close()
-    for given_up in (False, True, True, False):
-        kept.begin(undoable=True)
+    objects, average, history = UserObjects(), Average(), [1]
+    objects.add("average", average)
+    objects.add("history", history)
+    objects.close()
+    for repeated in (False, True, True, False):
+        objects.begin(undoable=True)
         history.append(2)
-        if given_up:
-            kept.freeze()
+        if repeated:
+            objects.freeze()
         average.update(3.0)  # after opt.step()
         history.append(3)
-        if given_up:
-            kept.restore()
+        if repeated:
+            objects.restore()
     assert average.shadow["w"].tolist() == [4.75, 4.75] and history == [1, 2, 3, 2, 3]
 
 
@@ -122,21 +122,21 @@ def test_repeated_step_changes_kept_objects_once() -> None:
     ],
 )
 def test_object_that_cannot_be_kept_is_a_one_line_error(name: str, made: Any, why: str) -> None:
-    kept = stored(ema=nn.Linear(2, 2), history=[])
-    kept.add("history", [])
+    objects = stored(ema=nn.Linear(2, 2), history=[])
+    objects.add("history", [])
     with pytest.raises(ValueError, match=why):
-        kept.add(name, made)
+        objects.add(name, made)
 
 
 def test_checkpoint_with_unknown_objects_is_rejected() -> None:
-    kept = stored(ema=AveragedModel(nn.Linear(2, 2)), history=[], best={})
-    kept.add("history", [])
+    objects = stored(ema=AveragedModel(nn.Linear(2, 2)), history=[], best={})
+    objects.add("history", [])
     with pytest.raises(
         ValueError, match=r"t\.steps: found a checkpoint of step 7 that holds best, ema, expected only objects"
     ):
-        kept.close()
+        objects.close()
     fresh = UserObjects()
-    fresh.load(7, {}, {})  # of a run before there was such a thing
+    fresh.load(7, {}, {})  # a checkpoint of a version without kept objects
     fresh.close()
     with pytest.raises(ValueError, match=r"t\.keep: late: found a call after t\.steps has begun"):
         fresh.add("late", [])

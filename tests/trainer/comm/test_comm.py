@@ -1,4 +1,4 @@
-"""Collectives on real ranks."""
+"""Tests of all-reduce algorithms on real ranks."""
 
 from types import SimpleNamespace
 
@@ -12,14 +12,14 @@ from support.trainer.ranks import BODIES, run_ranks
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_every_strategy_sums_like_numpy(ranks: int) -> None:
+def test_every_algorithm_sums_like_numpy(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "collectives.py", str(ranks), timeout_s=90)
     assert "all sums right" in ended.output
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_sixteen_bits_on_the_wire_are_unbiased_over_steps(ranks: int) -> None:
+def test_gradients_compressed_to_16_bits_are_unbiased_over_steps(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "compression.py", str(ranks))
     assert "unbiased" in ended.output
 
@@ -31,6 +31,6 @@ def test_one_rank_needs_no_mpi() -> None:
     np.testing.assert_array_equal(buffer.numpy(), np.arange(5.0))
 
 
-def test_an_unknown_strategy_is_named() -> None:
+def test_error_names_unknown_algorithm() -> None:
     with pytest.raises(ValueError, match="'Star'; expected one of Auto, Ring, MPI"):
         choose("Star", SimpleNamespace(Get_size=lambda: 2), [torch.zeros(1)])

@@ -1,4 +1,4 @@
-"""The environment of a rank: quotas, threads, a light import, preloading without MPI."""
+"""Tests of the environment of a rank: CPU quotas, threads, imports, and messages to the agent."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ CORES = float(len(os.sched_getaffinity(0)))
     ],
     ids=["v2", "v2 without", "v2 above the cores", "v1", "v1 without", "no cgroup"],
 )
-def test_quota(files: dict[str, str], cpus: float, tmp_path: Path) -> None:
+def test_cpu_quota_is_read_from_the_cgroup(files: dict[str, str], cpus: float, tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content + "\n")
@@ -44,18 +44,18 @@ def test_a_rank_has_at_least_one_thread() -> None:
     assert threads(1000) == 1
 
 
-@pytest.mark.parametrize("asked, expected", [("3", 3), ("3,2", 3), ("", 1), ("0", 1), ("all", 1)])
-def test_who_sets_the_threads_decides(asked: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+@pytest.mark.parametrize("value, expected", [("3", 3), ("3,2", 3), ("", 1), ("0", 1), ("all", 1)])
+def test_omp_num_threads_sets_the_number_of_threads(value: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert threads(1000) == expected
 
 
-def test_importing_dltrain_is_light() -> None:
+def test_importing_dltrain_does_not_import_torch_or_mpi() -> None:
     ended = run([sys.executable, "-c", "import sys, dltrain; print({'torch', 'mpi4py', 'numpy'} & set(sys.modules))"])
     assert ended.output == "set()\n"
 
 
-def test_preloading_starts_no_mpi_and_no_thread() -> None:
+def test_preloading_starts_neither_mpi_nor_threads() -> None:
     code = """
 import sys, threading
 from dltrain.launch.preload import preload
@@ -67,13 +67,13 @@ print(MPI.Is_initialized(), threading.active_count(), "torch" in sys.modules)
     assert ended.output == "False 1 True\n"
 
 
-def test_a_dtype_that_cannot_travel_is_named() -> None:
-    said = r"found parameters of torch\.bfloat16 on a CPU, expected float32.*torch\.autocast.*spec\.collective Torch"
-    with pytest.raises(BadInputError, match=said):
+def test_error_names_dtype_that_cannot_be_reduced() -> None:
+    message = r"found parameters of torch\.bfloat16 on a CPU, expected float32.*torch\.autocast.*spec\.collective Torch"
+    with pytest.raises(BadInputError, match=message):
         host_array(torch.zeros(2, dtype=torch.bfloat16))
 
 
-def test_a_lost_agent_does_not_stop_training(tmp_path: Path) -> None:
+def test_lost_agent_does_not_stop_training(tmp_path: Path) -> None:
     with Listener(tmp_path) as listener:
         reporter = RankReporter(listener.path)
         reporter.mark("imported")
@@ -82,7 +82,7 @@ def test_a_lost_agent_does_not_stop_training(tmp_path: Path) -> None:
     reporter.close()
 
 
-def test_news_are_few_but_an_epoch_is_always_told(tmp_path: Path) -> None:
+def test_progress_is_rate_limited_except_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     with Listener(tmp_path) as listener:
         reporter = RankReporter(listener.path)
         progress = Progress(reporter, 0, "cpu", NoiseScale(8), LossScale())
@@ -96,7 +96,7 @@ def test_news_are_few_but_an_epoch_is_always_told(tmp_path: Path) -> None:
         reporter.close()
 
 
-def test_losses_between_news_are_averaged() -> None:
+def test_losses_between_progress_updates_are_averaged() -> None:
     progress = Progress(RankReporter(None), 1, "cpu", NoiseScale(8), LossScale())
     for loss in (1.0, 2.0, 6.0):
         progress.add_loss(loss)

@@ -1,6 +1,6 @@
-"""Laws of the message schedules, by simulation: right sums without deadlock for any ranks, sizes and order of events.
+"""Tests of the message schedules by simulation: correct sums without deadlock for any ranks, sizes and event order.
 
-The simulated network is the least helpful that MPI allows: a message leaves only when its receive is posted, and its
+The simulated network is the worst case that MPI allows. A message is sent only when its receive is posted, and its
 content is read as late as possible.
 """
 
@@ -38,7 +38,7 @@ STRATEGIES: dict[str, Make] = {
 
 
 class Rank:
-    """Runs a schedule by the rules that ``engine`` follows."""
+    """Runs a schedule by the rules of ``engine``."""
 
     def __init__(self, schedule: Schedule, values: np.ndarray) -> None:
         self.schedule, self.values = schedule, values.copy()
@@ -76,7 +76,7 @@ def deliver(ranks: list[Rank], source: int, target: int) -> bool:
     if not sends or not receives or sends[0] >= sender.begun or receives[0] >= receiver.posted:
         return False
     send, receive = sender.schedule.sends[sends[0]], receiver.schedule.receives[receives[0]]
-    assert (send.start, send.stop) == (receive.start, receive.stop), "both sides mean the same range"
+    assert (send.start, send.stop) == (receive.start, receive.stop), "both sides must use the same range"
     content = sender.values[send.start : send.stop].copy()
     if not receive.add:
         receiver.values[receive.start : receive.stop] = content
@@ -112,7 +112,7 @@ def test_every_rank_ends_with_the_sum(name: str, size: int, count: int, longest:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @given(size=st.integers(2, 17), count=st.integers(1, 60), longest=st.integers(1, 17))
-def test_messages_are_short_and_wait_for_what_they_touch(name: str, size: int, count: int, longest: int) -> None:
+def test_messages_are_bounded_and_wait_for_overlapping_sends(name: str, size: int, count: int, longest: int) -> None:
     for rank in range(size):
         schedule = STRATEGIES[name](rank, size, count, longest)
         assert all(0 < m.stop - m.start <= longest for m in (*schedule.sends, *schedule.receives))
@@ -125,15 +125,15 @@ def test_messages_are_short_and_wait_for_what_they_touch(name: str, size: int, c
 
 
 @given(size=st.integers(2, 9), count=st.integers(1, 500), longest=st.integers(1, 50))
-def test_a_ring_sends_the_least_that_is_possible(size: int, count: int, longest: int) -> None:
-    """2 (n - 1) / n of the buffer for the rank that sends most, up to a chunk's rounding."""
+def test_ring_sends_the_minimum_number_of_bytes(size: int, count: int, longest: int) -> None:
+    """The maximum per rank is 2 (n - 1) / n of the buffer, up to the rounding of a chunk."""
     sent = [sum(s.stop - s.start for s in ring(r, size, count, longest).sends) for r in range(size)]
     assert sum(sent) == 2 * (size - 1) * count
     assert max(sent) <= 2 * (size - 1) * -(-count // size)
 
 
 @given(power=st.integers(1, 5), count=st.integers(1, 500), longest=st.integers(1, 600))
-def test_halving_and_doubling_sends_what_a_ring_does_in_fewer_messages(power: int, count: int, longest: int) -> None:
+def test_halving_doubling_sends_as_much_as_a_ring_in_fewer_messages(power: int, count: int, longest: int) -> None:
     size = 2**power
     schedules = [halving_doubling(r, size, count, longest) for r in range(size)]
     assert sum(s.stop - s.start for schedule in schedules for s in schedule.sends) == 2 * (size - 1) * count
@@ -142,7 +142,7 @@ def test_halving_and_doubling_sends_what_a_ring_does_in_fewer_messages(power: in
 
 
 @given(power=st.integers(1, 4), beyond=st.integers(1, 15), count=st.integers(2, 500))
-def test_a_rank_beyond_a_power_of_two_shares_values_and_gets_the_total(power: int, beyond: int, count: int) -> None:
+def test_rank_beyond_a_power_of_two_sends_its_values_and_receives_the_sum(power: int, beyond: int, count: int) -> None:
     core = 2**power
     beyond = min(beyond, core - 1)
     for rank in range(core, core + beyond):
@@ -155,7 +155,7 @@ def test_a_rank_beyond_a_power_of_two_shares_values_and_gets_the_total(power: in
 
 
 @given(start=st.integers(0, 10), length=st.integers(0, 100), longest=st.integers(1, 40))
-def test_pieces_cover_a_range(start: int, length: int, longest: int) -> None:
+def test_pieces_cover_a_range_evenly(start: int, length: int, longest: int) -> None:
     cut = pieces(start, start + length, longest)
     assert [i for a, b in cut for i in range(a, b)] == list(range(start, start + length))
     assert max((b - a for a, b in cut), default=0) - min((b - a for a, b in cut), default=0) <= 1

@@ -1,4 +1,4 @@
-"""Waiting with and without a kernel that wakes up; real epoll queues, as MPI's are."""
+"""Tests of waiting for MPI with and without wake-ups by the kernel, on real epoll queues."""
 
 import re
 import select
@@ -15,8 +15,8 @@ from support.trainer.ranks import ROOT
 
 
 @pytest.fixture
-def bell() -> Iterator[tuple[select.epoll, socket.socket]]:
-    """A queue with one socket in it, listened to, and the other end of the socket."""
+def event_queue() -> Iterator[tuple[select.epoll, socket.socket]]:
+    """Return a watched epoll queue with one socket, and the other end of the socket."""
     near, far = socket.socketpair()
     with near, far, select.epoll() as queue:
         queue.register(near, select.EPOLLIN)
@@ -25,51 +25,51 @@ def bell() -> Iterator[tuple[select.epoll, socket.socket]]:
         listen([], all_ring=False)
 
 
-def test_queues_are_found_and_forgotten(bell: tuple[select.epoll, socket.socket]) -> None:
-    queue, _ = bell
+def test_open_epoll_queues_are_found(event_queue: tuple[select.epoll, socket.socket]) -> None:
+    queue, _ = event_queue
     assert queue.fileno() in event_queues()
     number = queue.fileno()
     queue.close()
     assert number not in event_queues()
 
 
-def test_a_silent_bell_leaves_the_cpu_to_others(bell: tuple[select.epoll, socket.socket]) -> None:
-    backoff, looks = Backoff(), 0
+def test_waiting_without_events_sleeps(event_queue: tuple[select.epoll, socket.socket]) -> None:
+    backoff, polls = Backoff(), 0
     while backoff.waited_s < 0.1:
         backoff.pause()
-        looks += backoff.waited_s > 1e-3
-    assert looks <= 16
+        polls += backoff.waited_s > 1e-3
+    assert polls <= 16
 
 
-def test_a_bell_that_never_stops_does_not_keep_the_cpu(bell: tuple[select.epoll, socket.socket]) -> None:
-    _, far = bell
+def test_continuous_events_do_not_cause_a_busy_loop(event_queue: tuple[select.epoll, socket.socket]) -> None:
+    _, far = event_queue
     far.send(b"!")
-    backoff, looks = Backoff(), 0
+    backoff, polls = Backoff(), 0
     while backoff.waited_s < 0.3:
         backoff.pause()
-        looks += 1
-    assert looks < 1500  # 256 of the bell, 300 of sleeping 1 ms each, and those at first; else 100,000
+        polls += 1
+    assert polls < 1500  # 256 for events, 300 sleeps of 1 ms, and the first ones; a busy loop would poll 100,000 times
 
 
-def test_what_rings_no_bell_is_seen_too(bell: tuple[select.epoll, socket.socket]) -> None:
-    looks = iter([False] * 20 + [True])
-    wait_until(lambda: next(looks))
-    assert next(looks, None) is None
+def test_progress_without_an_event_is_detected(event_queue: tuple[select.epoll, socket.socket]) -> None:
+    polls = iter([False] * 20 + [True])
+    wait_until(lambda: next(polls))
+    assert next(polls, None) is None
 
 
 @pytest.fixture
-def post(bell: tuple[select.epoll, socket.socket], monkeypatch: pytest.MonkeyPatch) -> Iterator["Post"]:
-    """A message that arrives as soon as somebody listens, and nobody may listen once it has been taken."""
-    queue, _ = bell
+def post(event_queue: tuple[select.epoll, socket.socket], monkeypatch: pytest.MonkeyPatch) -> Iterator["Post"]:
+    """Return a message that arrives at the first select. No select may follow once the message has been received."""
+    queue, _ = event_queue
     near, far = socket.socketpair()
-    listened, post = select.select, Post(near)
+    original, post = select.select, Post(near)
 
-    def listen_for(*arguments: object) -> object:
-        assert not post.taken, "it listens for what is here already"
+    def send_then_select(*arguments: object) -> object:
+        assert not post.received, "select is called although the message has been received"
         far.send(b"!")
-        return listened(*arguments)  # type: ignore[call-overload]
+        return original(*arguments)  # type: ignore[call-overload]
 
-    monkeypatch.setattr("dltrain.comm.core.waiting.select.select", listen_for)
+    monkeypatch.setattr("dltrain.comm.core.waiting.select.select", send_then_select)
     with near, far:
         queue.register(near, select.EPOLLIN)
         yield post
@@ -80,45 +80,45 @@ class Post:
     def __init__(self, near: socket.socket) -> None:
         self._near = near
         near.setblocking(False)
-        self.taken = False
+        self.received = False
 
-    def look_then_take(self) -> bool:
-        """As MPI's tests of several requests do: whether it had arrived before; what arrives now rings no more."""
-        before = self.taken
+    def test_then_receive(self) -> bool:
+        """Return True if the message was received before, and receive it now without a later event, as MPI does."""
+        before = self.received
         with suppress(BlockingIOError):
             self._near.recv(1)
-            self.taken = True
+            self.received = True
         return before
 
 
-def test_what_a_test_took_is_seen_before_the_next_pause(post: Post) -> None:
-    wait_until(post.look_then_take)
-    assert post.taken
+def test_message_received_by_a_test_is_noticed_before_the_next_pause(post: Post) -> None:
+    wait_until(post.test_then_receive)
+    assert post.received
 
 
-def test_what_another_sum_took_for_this_one_is_seen_before_the_next_pause(post: Post) -> None:
+def test_message_received_by_another_operation_is_noticed_before_the_next_pause(post: Post) -> None:
     class Other(Fake):
         def test(self) -> bool:
-            post.look_then_take()
+            post.test_then_receive()
             return False
 
     class Waiting(Fake):
         def test(self) -> bool:
-            return post.taken
+            return post.received
 
     waiting = Waiting()
     waiting.siblings = [waiting, Other()]
     waiting.wait()
-    assert post.taken
+    assert post.received
 
 
 @pytest.mark.parametrize("silent", range(1, 9))
-def test_what_arrives_within_any_look_at_several_is_seen_before_the_next_pause(silent: int, post: Post) -> None:
-    """As Open MPI does: a test of one request takes, at most once, what has arrived for any of them, and looks again.
+def test_message_received_while_testing_several_is_noticed_before_the_next_pause(silent: int, post: Post) -> None:
+    """A test of one request receives at most once what has arrived for any request, as in Open MPI.
 
-    The second one's message arrives, and is taken without ringing, as MPI takes messages for the ``silent``-th time.
+    The message of the second request is received without an event, when MPI receives for the ``silent``-th time.
     """
-    taken = 0
+    received = 0
 
     class Request:
         def __init__(self, arrives: int) -> None:
@@ -126,20 +126,20 @@ def test_what_arrives_within_any_look_at_several_is_seen_before_the_next_pause(s
 
         @property
         def here(self) -> bool:
-            return taken >= self.arrives
+            return received >= self.arrives
 
         def Test(self) -> bool:  # noqa: N802 - mpi4py's name
-            nonlocal taken
-            taken += not self.here
-            post.taken = taken >= silent
+            nonlocal received
+            received += not self.here
+            post.received = received >= silent
             return self.here
 
     wait_until(partial(complete, [Request(1), Request(silent)]))
-    assert post.taken
+    assert post.received
 
 
-def test_nobody_calls_a_test_of_several() -> None:
-    """Which looks first and takes then: ``complete`` is for that."""
+def test_trainer_does_not_call_mpi_tests_of_several_requests() -> None:
+    """Such tests check before they receive. ``complete`` replaces them."""
     sources = [*(ROOT / "trainer-image" / "dltrain").rglob("*.py")]
     assert len(sources) > 50
     assert [path.name for path in sources if re.search(r"\bTest(all|any|some)\b", path.read_text("utf-8"))] == []

@@ -1,4 +1,4 @@
-"""Batches made ahead: the same ones whoever makes them, whatever happens; errors that say whose; and no orphans."""
+"""Tests of data loading in the rank, in a thread and in worker processes: batches, errors and the end of workers."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ WITHIN_S = 60.0
 
 
 class Augmented(Dataset[tuple[torch.Tensor, int]]):
-    """Noise from all the generators that datasets draw from."""
+    """Samples with noise from every random generator that datasets use."""
 
     def __init__(self, fails_at: int = -1) -> None:
         self.images = torch.arange(40.0).view(40, 1)
@@ -59,8 +59,8 @@ class Augmented(Dataset[tuple[torch.Tensor, int]]):
         return self.images[index] + torch.rand(3) + float(np.random.rand()) + random.random(), index
 
 
-def taken(loader: Loader, shares: Sequence[tuple[int, ...]], steps: Sequence[int]) -> list[Any]:
-    """Rank 1's batches of ``steps`` in this order, one after the other under each of ``shares``."""
+def batches_of_rank_1(loader: Loader, shares: Sequence[tuple[int, ...]], steps: Sequence[int]) -> list[Any]:
+    """Return the batches of rank 1 for ``steps`` in order; each step uses the next of ``shares``."""
     sampler, now, found = Sampler(loader.samples, 8, 5), list(shares), []
 
     def part_of(step: int) -> Part:
@@ -76,34 +76,34 @@ def taken(loader: Loader, shares: Sequence[tuple[int, ...]], steps: Sequence[int
 
 SHARES = [(4, 4)] * 4 + [(2, 6)] * 3 + [(7, 1)] * 2 + [(4, 4)]
 STEPS = [0, 1, 2, 3, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13]
-"""Over three epochs; two steps are given up and computed again, once as shares move."""
+"""Three epochs. Two steps are repeated, one of them with other shares."""
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, None), (2, 5)])
-def test_batches_are_the_same_whoever_makes_them(workers: int, prefetch: int | None) -> None:
-    """To the last bit, also when shares move and steps are given up; a resumed run begins in the middle."""
-    alone = taken(Loader(Augmented(), CPU, workers=0), SHARES, STEPS)
-    ahead = taken(Loader(Augmented(), CPU, workers=workers, prefetch=prefetch), SHARES, STEPS)
-    resumed = taken(Loader(Augmented(), CPU, workers=workers), SHARES[8:], STEPS[8:])
-    for mine, other in [*zip(ahead, alone, strict=True), *zip(resumed, alone[8:], strict=True)]:
-        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+def test_workers_make_the_same_batches_as_the_rank(workers: int, prefetch: int | None) -> None:
+    """Batches are bit-identical, also after changed shares, repeated steps and a resume in the middle."""
+    alone = batches_of_rank_1(Loader(Augmented(), CPU, workers=0), SHARES, STEPS)
+    ahead = batches_of_rank_1(Loader(Augmented(), CPU, workers=workers, prefetch=prefetch), SHARES, STEPS)
+    resumed = batches_of_rank_1(Loader(Augmented(), CPU, workers=workers), SHARES[8:], STEPS[8:])
+    for found, expected in [*zip(ahead, alone, strict=True), *zip(resumed, alone[8:], strict=True)]:
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_a_sample_looks_the_same_on_any_rank_and_different_in_each_epoch() -> None:
+def test_augmentation_depends_on_epoch_but_not_on_rank() -> None:
     loader = Loader(Augmented(), CPU, workers=0)
 
-    def looks(indices: Sequence[int], epoch: int) -> dict[int, torch.Tensor]:
+    def augmented(indices: Sequence[int], epoch: int) -> dict[int, torch.Tensor]:
         x, y = loader.fetch(Request(np.array(indices), epoch, 5))
         return dict(zip(y.tolist(), x, strict=True))
 
-    one, other, later = looks([3, 7, 9], 0), looks([9, 3], 0), looks([3, 7, 9], 1)
+    one, other, later = augmented([3, 7, 9], 0), augmented([9, 3], 0), augmented([3, 7, 9], 1)
     assert all(torch.equal(one[i], other[i]) for i in (3, 9))
     assert not any(torch.equal(one[i], later[i]) for i in one)
     assert len({float(x[0] - i) for i, x in one.items()}) == 3
 
 
-def test_tensors_are_fetched_by_a_thread_once_that_costs_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And datasets that cost nothing stay with the rank. Batches are the same."""
+def test_slow_tensor_fetches_move_to_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank fetches a fast dataset itself. Both ways give the same batches."""
     tensors = (torch.randn(40, 50), torch.arange(40))
 
     def fetches() -> Iterator[str]:
@@ -111,41 +111,43 @@ def test_tensors_are_fetched_by_a_thread_once_that_costs_something(monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr(feeding, "MIN_FETCH_S", 1e9)
-        here = taken(Loader(tensors, CPU), SHARES, STEPS)
+        fetched_by_rank = batches_of_rank_1(Loader(tensors, CPU), SHARES, STEPS)
     started = []
     original = feeding.Thread
     monkeypatch.setattr(feeding, "Thread", lambda make: started.append(make) or original(make))
     monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
-    ahead = taken(Loader(tensors, CPU), SHARES, STEPS)
-    assert len(started) == 1, "after the steps that were measured"
-    assert all(torch.equal(a, b) for m, o in zip(ahead, here, strict=True) for a, b in zip(m, o, strict=True))
-    assert not list(fetches()), "it ends with the training"
+    ahead = batches_of_rank_1(Loader(tensors, CPU), SHARES, STEPS)
+    assert len(started) == 1, "one thread, started after the measured steps"
+    assert all(
+        torch.equal(a, b) for m, o in zip(ahead, fetched_by_rank, strict=True) for a, b in zip(m, o, strict=True)
+    )
+    assert not list(fetches()), "the thread ends with the training"
 
 
-def test_a_dataset_that_cannot_be_sent_stays_with_the_rank(
+def test_rank_loads_a_dataset_that_cannot_be_pickled(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And says why, once; told to use workers, it is an error."""
+    """It reports the reason once. If the user asked for workers, it raises an error."""
     dataset = Augmented()
     dataset.lock = threading.Lock()  # type: ignore[attr-defined]
     monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
-    assert len(taken(Loader(dataset, CPU, max_workers=2), SHARES, STEPS)) == len(STEPS)
+    assert len(batches_of_rank_1(Loader(dataset, CPU, max_workers=2), SHARES, STEPS)) == len(STEPS)
     assert capfd.readouterr().err.count("cannot be sent to worker processes") == 1
     with pytest.raises(ValueError, match="dataset: cannot be sent to worker processes: TypeError: cannot pickle"):
-        taken(Loader(dataset, CPU, workers=1), SHARES, STEPS)
+        batches_of_rank_1(Loader(dataset, CPU, workers=1), SHARES, STEPS)
 
 
-class Homebound(Augmented):
-    """Needs what only the rank has, such as a variable of a module that the script has set."""
+class OnlyInRank(Augmented):
+    """A dataset that works only in the rank's process, for example because it needs a module's variable."""
 
     def __init__(self, kills: bool = False) -> None:
         super().__init__()
-        self.home, self.kills = os.getpid(), kills
+        self.pid, self.kills = os.getpid(), kills
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if os.getpid() != self.home:
+        if os.getpid() != self.pid:
             if self.kills:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise KeyError("no label")
@@ -153,41 +155,41 @@ class Homebound(Augmented):
 
 
 @pytest.mark.parametrize(("dataset", "collate_fn", "why"), [
-    (Homebound(), None, "of the dataset: KeyError: 'no label'"),
-    (Homebound(kills=True), None, "data worker 0 of 1 ended with signal 9"),
+    (OnlyInRank(), None, "of the dataset: KeyError: 'no label'"),
+    (OnlyInRank(kills=True), None, "data worker 0 of 1 ended with signal 9"),
     (Augmented(), lambda samples: [*default_collate(samples), threading.Lock()], "cannot be sent by a worker: TypeError"),
 ])  # fmt: skip
-def test_workers_that_nobody_asked_for_end_no_training(
+def test_failure_of_automatic_workers_does_not_end_training(
     dataset: Any, collate_fn: Any, why: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What the rank can make it makes; told to use workers, it is an error."""
+    """The rank makes the batches instead. If the user asked for workers, it raises an error."""
     monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
     alone = Loader(Augmented(), CPU, workers=0)
     with Feed(Loader(dataset, CPU, max_workers=1, collate_fn=collate_fn), part_of, 3, 10**9) as feed:
-        step, deadline, said, after = 0, time.monotonic() + WITHIN_S, "", 0
+        step, deadline, errors, after = 0, time.monotonic() + WITHIN_S, "", 0
         while after < 3:
-            assert time.monotonic() < deadline, "nobody said so"
+            assert time.monotonic() < deadline, "the failure was not reported"
             assert torch.equal(feed.take(step, part_of(step))[0], alone.fetch(request_of(step))[0])
-            after += why in (said := said + capfd.readouterr().err)
+            after += why in (errors := errors + capfd.readouterr().err)
             step += 1
-    assert said.count("dltrain: cannot use data workers") == 1
+    assert errors.count("dltrain: cannot use data workers") == 1
     with pytest.raises((SampleError, WorkerLostError), match=why):
-        taken(Loader(dataset, CPU, workers=1, collate_fn=collate_fn), SHARES, STEPS)
+        batches_of_rank_1(Loader(dataset, CPU, workers=1, collate_fn=collate_fn), SHARES, STEPS)
 
 
-def test_a_dataset_is_copied_unasked_only_where_there_is_room(
+def test_automatic_workers_are_not_started_without_memory_for_copies(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
     monkeypatch.setattr(cgroup, "free_nbytes", lambda: 1000)
-    assert len(taken(Loader(Augmented(), CPU, max_workers=2), SHARES, STEPS)) == len(STEPS)
+    assert len(batches_of_rank_1(Loader(Augmented(), CPU, max_workers=2), SHARES, STEPS)) == len(STEPS)
     assert capfd.readouterr().err.count("the dataset's copies for data workers do not fit into memory: found ") == 1
 
 
-def test_as_many_batches_may_be_on_their_way_as_a_loader_allows() -> None:
-    """Before a drop and after it: else the rank waits for a worker to listen, which waits for the rank to."""
+def test_maximum_number_of_outstanding_batches_does_not_deadlock() -> None:
+    """This also holds after a drop. Otherwise, the rank and a worker would each wait for the other to read."""
     with contextlib.closing(Workers(Loader(Augmented(), CPU).source, 1)) as workers:
         for _ in range(2):
             workers.drop()
@@ -195,22 +197,26 @@ def test_as_many_batches_may_be_on_their_way_as_a_loader_allows() -> None:
         assert workers.get(tickets[-1])[0][1].tolist() == request_of(MAX_BATCHES_AHEAD - 1).indices.tolist()
 
 
-class Signed(Augmented):
-    """Samples say which process made them."""
+class WithMakerPid(Augmented):
+    """Samples whose label is the process that made them."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return super().__getitem__(index)[0], os.getpid()
 
 
-def test_workers_take_over_where_samples_cost_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once they are ready; until then the rank makes the very same batches."""
+def test_workers_take_over_slow_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the workers are ready, the rank makes the same batches."""
     monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
-    alone, loader, makers = Loader(Signed(), CPU, workers=0), Loader(Signed(), CPU, max_workers=1), set[int]()
+    alone, loader, makers = (
+        Loader(WithMakerPid(), CPU, workers=0),
+        Loader(WithMakerPid(), CPU, max_workers=1),
+        set[int](),
+    )
     with Feed(loader, part_of, 3, 10**9) as feed:
         step, deadline = 0, time.monotonic() + WITHIN_S
         while len(makers) < 2:
-            assert time.monotonic() < deadline, "nobody took over"
+            assert time.monotonic() < deadline, "no worker made a batch"
             x, pids = feed.take(step, part_of(step))
             assert torch.equal(x, alone.fetch(request_of(step))[0])
             makers |= set(pids.tolist())
@@ -232,26 +238,28 @@ def _only_in(pid: int) -> Augmented:
     return Augmented()
 
 
-class Bound(Augmented):
+class OnlyInThisProcess(Augmented):
     def __reduce__(self) -> Any:
         return _only_in, (os.getpid(),)
 
 
-def test_a_dataset_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_dataset_that_workers_cannot_unpickle_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(feeding, "MIN_FETCH_S", 0.0)
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
-    with Feed(Loader(Bound(), CPU, max_workers=1), part_of, 3, 10**9) as feed:
-        step, deadline, said = 0, time.monotonic() + WITHIN_S, ""
-        while "No module named 'codec'" not in (said := said + capfd.readouterr().err):
-            assert time.monotonic() < deadline, "nobody said so"
+    with Feed(Loader(OnlyInThisProcess(), CPU, max_workers=1), part_of, 3, 10**9) as feed:
+        step, deadline, errors = 0, time.monotonic() + WITHIN_S, ""
+        while "No module named 'codec'" not in (errors := errors + capfd.readouterr().err):
+            assert time.monotonic() < deadline, "the failure was not reported"
             feed.take(step, part_of(step))
             step += 1
     with pytest.raises(WorkerLostError, match="could not be transferred: ModuleNotFoundError: No module named"):
-        taken(Loader(Bound(), CPU, workers=1), SHARES, STEPS)
+        batches_of_rank_1(Loader(OnlyInThisProcess(), CPU, workers=1), SHARES, STEPS)
 
 
-def test_the_last_words_of_who_closes_with_messages_unread_are_heard() -> None:
-    """Such as the failed transfer of a dataset, while batches were already requested."""
+def test_message_sent_before_close_is_received_despite_unread_messages() -> None:
+    """An example is the failed transfer of a dataset while batches are already requested."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near:
         with far:
@@ -261,8 +269,8 @@ def test_the_last_words_of_who_closes_with_messages_unread_are_heard() -> None:
         assert serialization.receive(near) is None
 
 
-def test_workers_behind_a_thread_as_on_a_gpu() -> None:
-    """What was asked for and dropped is not mistaken for what is asked for next, and nothing waits for it at the end."""
+def test_dropped_requests_behind_a_copy_thread_are_not_returned() -> None:
+    """A dropped batch is not returned for a later request, and closing does not wait for it. GPUs use this thread."""
     loader = Loader(Augmented(), CPU, workers=0)
     with contextlib.closing(Carried(Workers(loader.source, 2), lambda batch: [*batch, "moved"])) as lane:
         first = [lane.ask(request_of(step)) for step in range(4)]
@@ -305,31 +313,31 @@ class Stream(IterableDataset[int]):
         (Augmented(), {"workers": 2, "prefetch": 1000}, "prefetch: found 1000; expected at most 128"),
     ],
 )
-def test_what_a_loader_refuses(dataset: Any, arguments: dict[str, Any], message: str) -> None:
+def test_loader_rejects_invalid_arguments(dataset: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Loader(dataset, CPU, **arguments)
 
 
-def test_steps_refuse_what_is_no_loader_of_theirs() -> None:
+def test_steps_reject_a_loader_of_torch() -> None:
     with pytest.raises(ValueError, match=r"loader: found DataLoader; expected the result of t.loader\(dataset\)"):
         next(Trainer.steps(cast(Trainer, None), cast(Loader, DataLoader(Augmented()))))
 
 
-def test_a_dataset_of_the_users_may_have_attributes_of_ours() -> None:
+def test_user_dataset_may_have_attributes_named_as_in_dltrain() -> None:
     dataset = Augmented()
     dataset.train_samples = "images"  # type: ignore[attr-defined]
     assert Loader(dataset, CPU).samples == 40
 
 
-def test_a_packed_sequence_moves_as_one() -> None:
-    """It is a tuple, of which a part stays on the CPU."""
+def test_packed_sequence_moves_to_the_device() -> None:
+    """A packed sequence is a tuple whose batch sizes must stay on the CPU."""
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
     moved = DeviceCopier(torch.device("meta")).now({"x": packed})["x"]
     assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
 
 
-def test_mapped_files_are_mapped_again_not_copied(tmp_path: Path) -> None:
-    """They may be larger than memory."""
+def test_memory_mapped_files_are_mapped_again_by_the_receiver(tmp_path: Path) -> None:
+    """A copy could be larger than memory."""
     np.arange(10**6, dtype=np.int32).tofile(tmp_path / "tokens.bin")
     tokens = np.memmap(tmp_path / "tokens.bin", np.int32, "r", offset=40)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -348,8 +356,8 @@ def test_mapped_files_are_mapped_again_not_copied(tmp_path: Path) -> None:
     [torch.randn(3).bfloat16(), torch.randn(5, requires_grad=True).detach(), "text", 7, None],
     (np.arange(5.0), np.array([], np.int8), b"bytes", torch.ones(2, dtype=torch.complex64).conj()),
 ])  # fmt: skip
-def test_parcels_hold_anything(content: Any) -> None:
-    """And what was received may be written to, and outlives its message."""
+def test_serialization_round_trip(content: Any) -> None:
+    """Received tensors are writable and remain valid after the connection is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         serialization.send(ours, b"head", content)
@@ -367,17 +375,17 @@ def test_parcels_hold_anything(content: Any) -> None:
             assert np.array_equal(a, b) if isinstance(b, np.ndarray) else a == b
 
 
-def test_an_error_names_the_sample_wherever_it_was_made() -> None:
+def test_error_names_the_sample_with_and_without_workers() -> None:
     message = "sample 13 of the dataset: KeyError: 'no label'"
     for workers in (0, 2):
         with pytest.raises(SampleError, match=message) as caught:
-            taken(Loader(Augmented(13), CPU, workers=workers), [(0, 8)], range(14))
+            batches_of_rank_1(Loader(Augmented(13), CPU, workers=workers), [(0, 8)], range(14))
         text = str(caught.value.__cause__)
         assert ("in a data worker" in text and "in __getitem__" in text) if workers else text == "'no label'"
 
 
-def test_an_error_in_what_nobody_wants_any_more_is_none() -> None:
-    """The sample may be another rank's by now, or this one's at another step: then it is told."""
+def test_error_in_a_batch_that_is_no_longer_needed_is_ignored() -> None:
+    """Another rank or a later step may load the sample again, and then the error is raised."""
     source = Loader(Augmented(2), CPU).source
     with contextlib.closing(Workers(source, 1)) as workers:
         workers.ask(request_of(0))
@@ -385,27 +393,27 @@ def test_an_error_in_what_nobody_wants_any_more_is_none() -> None:
         assert y.tolist() == [3, 4, 5, 6] and torch.equal(x, Loader(Augmented(), CPU).fetch(request_of(3))[0])
 
 
-class Greedy(Augmented):
-    """Dies of what the kernel sends for lack of memory."""
+class KilledBySignal9(Augmented):
+    """Kills its process with the signal that the kernel sends when memory is exhausted."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
 
-def test_a_worker_killed_for_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's count, which only a container has, rises meanwhile."""
+def test_worker_killed_by_the_oom_killer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test replaces the kernel's count of OOM kills, which only exists in a container."""
     counts = iter([3, 4])
     monkeypatch.setattr(cgroup, "oom_kills", lambda: next(counts))
-    workers = Workers(Loader(Greedy(), CPU).source, 1)
+    workers = Workers(Loader(KilledBySignal9(), CPU).source, 1)
     with contextlib.closing(workers), pytest.raises(MemoryError, match="data worker 0 of 1 was killed by the kernel"):
         workers.get(workers.ask(Request(np.arange(2), 0, 0)))
 
 
 @pytest.mark.mpi
 def test_ranks_train_the_same_with_workers_though_shares_move_and_a_rank_dies(tmp_path: Path) -> None:
-    """With and without workers to the last bit. And as one process: a sample looks the same on any rank, and none is
-    lost or counted twice."""
+    """Runs with and without workers are bit-identical and match one process, because augmentation does not depend on
+    the rank and no sample is lost or repeated."""
 
     def results(*arguments: str) -> dict[str, Any]:
         plan = make_plan(2, shares=[6, 6], global_batch=12, epochs=3, min_ranks=1)
@@ -418,13 +426,13 @@ def test_ranks_train_the_same_with_workers_though_shares_move_and_a_rank_dies(tm
                 DLTRAIN_SOCKET=listener.path,
             )
             output = end(process, 60).output
-            assert {news.alive for news in listener.of(rank_messages.Shrunk)} == {(0,)}, output
+            assert {message.alive for message in listener.of(rank_messages.Shrunk)} == {(0,)}, output
         return found_in(output)
 
-    ahead, here = (results(workers, "disturb") for workers in ("1", "0"))
-    assert ahead == here and len(here["digests"]) == 25, "24 steps, one of them twice"
+    with_worker, without_worker = (results(workers, "disturb") for workers in ("1", "0"))
+    assert with_worker == without_worker and len(without_worker["digests"]) == 25, "24 steps, one of them twice"
     alone = found_in(run([sys.executable, str(SCRIPT), "0", "none"]).output)
-    assert np.allclose(here["parameters"], alone["parameters"], rtol=0, atol=1e-6)
+    assert np.allclose(without_worker["parameters"], alone["parameters"], rtol=0, atol=1e-6)
 
 
 def found_in(output: str) -> dict[str, Any]:
@@ -437,7 +445,7 @@ def found_in(output: str) -> dict[str, Any]:
     ("raise", "dltrain.protocol.errors.SampleError: sample 7 of the dataset: OSError: cannot read picture-7.png"),
     ("kill", r"data worker [01] of 2 ended with signal 9 \(SIGKILL\) while it loaded a batch"),
 ])  # fmt: skip
-def test_what_ends_a_worker_reaches_the_status(what: str, message: str, tmp_path: Path) -> None:
+def test_reason_of_a_worker_failure_is_reported(what: str, message: str, tmp_path: Path) -> None:
     with Listener(tmp_path) as listener:
         assert run([sys.executable, str(SCRIPT), "2", what], DLTRAIN_SOCKET=listener.path).code == 1
         listener.wait_for(rank_messages.Failed, 1)
@@ -447,20 +455,20 @@ def test_what_ends_a_worker_reaches_the_status(what: str, message: str, tmp_path
     assert "in __getitem__" in failed.failure.log_tail or what == "kill"
 
 
-def test_workers_end_with_their_killed_rank() -> None:
+def test_workers_end_when_their_rank_is_killed() -> None:
     process = start([sys.executable, str(SCRIPT), "2", "hold"])
     assert process.stdout is not None
     while "holding" not in (line := process.stdout.readline()):
-        assert line, "it ended"
+        assert line, "the process ended"
     family = descendants(process.pid)
     assert len(family) == 3, "a zygote and two workers"
     process.kill()
     process.communicate()
-    gone(family)
+    wait_until_ended(family)
 
 
-def test_under_an_agent_workers_are_forks_of_its_zygote(tmp_path: Path) -> None:
-    """They cost no second import, and end with the rank that is killed."""
+def test_workers_of_a_rank_in_a_pod_are_forks_of_the_zygote(tmp_path: Path) -> None:
+    """They need no second import, and end when their rank is killed."""
     path = str(tmp_path / "zygote.sock")
     with socket.socket(socket.AF_UNIX) as listener, Listener(tmp_path) as agent:
         listener.bind(path)
@@ -478,16 +486,16 @@ def test_under_an_agent_workers_are_forks_of_its_zygote(tmp_path: Path) -> None:
             os.close(writing)
             rank = json.loads(connection.recv(4096))["pid"]
             while "holding" not in (line := output.readline()):
-                assert line, "it ended"
+                assert line, "the process ended"
             family = descendants(zygote.pid)
             assert len(family) == 3 and rank in family and not descendants(rank)
-        gone(family)
+        wait_until_ended(family)
         zygote.kill()
         zygote.wait()
 
 
-def test_a_zygote_whose_parent_has_ended_does_not_begin() -> None:
-    """As when a rank is killed while it starts one."""
+def test_zygote_exits_if_its_parent_has_ended() -> None:
+    """This happens if a rank is killed while it starts a zygote."""
     with socket.socket(socket.AF_UNIX) as listener:
         fd = listener.fileno()
         others = str(os.getppid())
@@ -495,8 +503,8 @@ def test_a_zygote_whose_parent_has_ended_does_not_begin() -> None:
         assert subprocess.run(command, env=environment(), pass_fds=(fd,), timeout=WITHIN_S, check=False).returncode == 1
 
 
-def test_a_zygote_that_cannot_fork_says_so_and_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a pod has too many processes; the ranks that run are not ended for it."""
+def test_zygote_reports_a_failed_fork_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork fails if the pod has too many processes. Running ranks must not end because of it."""
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
 
@@ -509,7 +517,7 @@ def test_a_zygote_that_cannot_fork_says_so_and_serves_on(monkeypatch: pytest.Mon
         partial.data, partial.fds = json.dumps({"argv": ["-m", "x"], "env": {}, "cwd": "/"}).encode(), [writing]
         assert serving._fork(theirs, partial) is None
         assert output.read() == "dltrain: cannot start -m x: [Errno 11] Resource temporarily unavailable\n"
-        assert ours.recv(1) == b"", "whoever asked is told by the end of the connection"
+        assert ours.recv(1) == b"", "the closed connection tells the client"
         serving.selector.close()
 
 
@@ -521,11 +529,11 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def gone(pids: set[int]) -> None:
-    """Wait until none of them runs; one that nobody reaped does not."""
+def wait_until_ended(pids: set[int]) -> None:
+    """Wait until no process runs. A zombie counts as ended."""
     deadline = time.monotonic() + WITHIN_S
     while left := {pid for pid in pids if running(pid)}:
-        assert time.monotonic() < deadline, f"{left} still run"
+        assert time.monotonic() < deadline, f"{left} are still running"
         time.sleep(0.01)
 
 
@@ -544,13 +552,13 @@ class Noise(Dataset[torch.Tensor]):
         return torch.rand(2)
 
 
-def test_a_sample_of_a_subset_draws_alike_in_every_split() -> None:
+def test_augmentation_of_a_subset_does_not_depend_on_the_split() -> None:
     source = Source(Subset(Subset(Noise(), range(9)), range(2, 8)))
     whole, part = (source.make(Request(np.arange(first, 6), 0, 0)) for first in (0, 3))
     assert torch.equal(whole[3:], part) and len(set(whole.flatten().tolist())) == 12
 
 
-def test_arrays_are_samples_as_tensors_are(tmp_path: Path) -> None:
+def test_numpy_arrays_are_accepted_as_a_dataset(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(12.0).reshape(6, 2))
     source = Source((np.load(tmp_path / "x.npy", mmap_mode="r"), np.arange(6)))
     assert source.samples == 6

@@ -1,4 +1,4 @@
-"""Data by URI: fetched from a real server that cuts, refuses and changes; resumed, checked, whole or not at all."""
+"""Tests of fetching data by URI from a server that drops connections, rejects requests and changes files."""
 
 import hashlib
 import json
@@ -43,23 +43,23 @@ def run(server: FileServer, target: Path, *more: str, name: str = "train.npz") -
     return main([f"{server.uri}/data/{name}", "--to", str(target), *more])
 
 
-def left_behind(target: Path) -> set[str]:
+def suffixes_of_notes(target: Path) -> set[str]:
     return {path.suffix for path in (target.parent / ".dljob").iterdir()}
 
 
 @pytest.mark.parametrize("more", [(), ("--sha256", SUM)], ids=["unchecked", "checked"])
-def test_a_file_comes_whole(
+def test_file_is_fetched_in_chunks(
     server: FileServer, target: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
     assert run(server, target, *more) == EXIT_OK
     assert target.read_bytes() == DATA
     assert sorted(server.gets) == [("/data/train.npz", begin) for begin in range(0, len(DATA), CHUNK)]
-    assert left_behind(target) == {".json", ""}, "a note and the lock"
+    assert suffixes_of_notes(target) == {".json", ""}, "only a note and the lock remain"
     assert f"sha256 {SUM}, {'as it should be' if more else 'unchecked'}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("cuts", [1, 9])
-def test_cut_connections_cost_what_was_under_way(server: FileServer, target: Path, cuts: int) -> None:
+def test_dropped_connections_only_repeat_chunks_in_transfer(server: FileServer, target: Path, cuts: int) -> None:
     server.cuts = cuts
     assert run(server, target, "--sha256", SUM) == EXIT_OK
     assert target.read_bytes() == DATA
@@ -67,15 +67,15 @@ def test_cut_connections_cost_what_was_under_way(server: FileServer, target: Pat
     assert server.sent_nbytes <= len(DATA) + cuts * remote_sources.STREAMS * CHUNK
 
 
-def test_a_network_that_cuts_all_that_takes_long(server: FileServer, target: Path) -> None:
+def test_file_is_fetched_although_every_long_transfer_is_dropped(server: FileServer, target: Path) -> None:
     server.longest_nbytes = CHUNK // 5
     assert run(server, target, "--sha256", SUM) == EXIT_OK
     assert target.read_bytes() == DATA
 
 
-def test_a_stopped_run_is_gone_on_with(server: FileServer, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two processes, as an init container that is restarted; the first one is asked to stop in the middle."""
-    server.files["/data/train.npz"] = big = DATA * 40  # in pieces of the size that is used
+def test_stopped_download_is_resumed(server: FileServer, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first of two processes is stopped in the middle, as when an init container is restarted."""
+    server.files["/data/train.npz"] = big = DATA * 40  # many chunks of the default size
     server.gate = threading.Event()
     command = [sys.executable, "-m", "dltrain.data.fetch", f"{server.uri}/data/train.npz", "--to", str(target)]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -99,7 +99,7 @@ def test_a_stopped_run_is_gone_on_with(server: FileServer, target: Path, capsys:
 
 
 def interrupted(target: Path) -> Path:
-    """What a run that was killed leaves: four pieces of the file."""
+    """Create the files of a killed download, with four chunks of the file."""
     notes = target.parent / ".dljob"
     notes.mkdir(parents=True)
     key = hashlib.sha256(target.name.encode()).hexdigest()[:16]
@@ -110,21 +110,21 @@ def interrupted(target: Path) -> Path:
     return part
 
 
-def test_a_part_is_gone_on_with(server: FileServer, target: Path) -> None:
+def test_partial_download_is_resumed(server: FileServer, target: Path) -> None:
     interrupted(target)
     assert run(server, target, "--sha256", SUM) == EXIT_OK
     assert target.read_bytes() == DATA
     assert min(begin for _, begin in server.gets) == 4 * CHUNK
 
 
-def test_a_part_of_another_file_is_not(server: FileServer, target: Path) -> None:
+def test_partial_download_of_another_version_is_discarded(server: FileServer, target: Path) -> None:
     interrupted(target)
     server.files["/data/train.npz"] = other = bytes(reversed(DATA))
     assert run(server, target) == EXIT_OK
     assert target.read_bytes() == other
 
 
-def test_a_damaged_part_is_found_and_fetched_again(server: FileServer, target: Path) -> None:
+def test_damaged_partial_download_is_fetched_again(server: FileServer, target: Path) -> None:
     part = interrupted(target)
     part.write_bytes(b"?" + DATA[1 : 4 * CHUNK])
     assert run(server, target, "--sha256", SUM) == EXIT_OK
@@ -132,8 +132,8 @@ def test_a_damaged_part_is_found_and_fetched_again(server: FileServer, target: P
     assert min(begin for _, begin in server.gets) == 0
 
 
-# What the server does → exit code, and what the last line must name.
-REFUSALS: dict[str, tuple[dict[str, object], tuple[str, ...], int, tuple[str, ...]]] = {
+# State of the server, more arguments, exit code, and words of the last line.
+FAILURES: dict[str, tuple[dict[str, object], tuple[str, ...], int, tuple[str, ...]]] = {
     "missing": ({"files": {}}, (), EXIT_BAD_INPUT, ("spec.dataset.uri", "/data/train.npz", "404", "correct the URI")),
     "forbidden": ({"answers": [-403]}, (), EXIT_BAD_INPUT, ("no permission", "403", "spec.dataset.secretName")),
     "no login": ({"authorization": "Bearer x"}, (), EXIT_BAD_INPUT, ("no permission", "401", "spec.dataset.secretName")),
@@ -141,15 +141,17 @@ REFUSALS: dict[str, tuple[dict[str, object], tuple[str, ...], int, tuple[str, ..
     "always busy": ({"answers": [-503]}, (), EXIT_NOT_FETCHED, ("spec.dataset.uri", "/data/train.npz", "503")),
     "wrong checksum": ({}, ("--sha256", "0" * 64), EXIT_BAD_INPUT, ("spec.dataset.sha256", SUM, "0" * 64)),
     "no room": ({}, ("--room", "100000"), EXIT_BAD_INPUT, ("spec.dataset.size", "97.7 KiB", "580.2 KiB", "raise it")),
-    "no room, found out late": (
+    "no room, detected during the download": (
         {"ranges": False, "files": {"/data/train.npz": DATA}}, ("--room", "500000"), EXIT_BAD_INPUT, ("spec.dataset.size",),
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSALS)
-def test_one_line_says_why(server: FileServer, target: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
-    state, more, code, words = REFUSALS[case]
+@pytest.mark.parametrize("case", FAILURES)
+def test_failure_is_explained_in_one_line(
+    server: FileServer, target: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    state, more, code, words = FAILURES[case]
     for name, value in state.items():
         setattr(server, name, value)
     assert run(server, target, *more) == code
@@ -158,26 +160,30 @@ def test_one_line_says_why(server: FileServer, target: Path, capsys: pytest.Capt
     assert not target.exists()
 
 
-def test_nobody_listens(target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_connection_is_reported(
+    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(download, "WAITS_S", (0.0,))
     assert main(["http://127.0.0.1:1/a.npz", "--to", str(target)]) == EXIT_NOT_FETCHED
     assert "ConnectionRefusedError" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_a_server_that_is_busy_for_a_while(server: FileServer, target: Path) -> None:
-    server.answers = [503] * 6  # a description asks twice, by HEAD and by GET
+def test_temporarily_busy_server_is_retried(server: FileServer, target: Path) -> None:
+    server.answers = [503] * 6  # each attempt sends HEAD and GET
     assert run(server, target, "--sha256", SUM) == EXIT_OK
 
 
-def test_a_server_without_ranges(server: FileServer, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_without_ranges_is_supported(
+    server: FileServer, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.ranges, server.cuts = False, 2
     assert run(server, target, "--sha256", SUM) == EXIT_OK
     assert target.read_bytes() == DATA
     assert "supports no ranges" in capsys.readouterr().out
 
 
-def test_a_full_disk(server: FileServer, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_is_reported(server: FileServer, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     part = interrupted(target)
     part.unlink()
     part.symlink_to("/dev/full")
@@ -186,28 +192,30 @@ def test_a_full_disk(server: FileServer, target: Path, capsys: pytest.CaptureFix
     assert "is full: No space left on device" in last and "spec.dataset.size" in last
 
 
-def test_a_folder_that_cannot_be_made(server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_reports_folder_that_cannot_be_created(
+    server: FileServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     assert run(server, tmp_path / "file" / "train.npz") == EXIT_NOT_FETCHED
     assert "Not a directory" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_what_is_here_is_not_fetched_again(server: FileServer, target: Path) -> None:
+def test_existing_file_is_not_fetched_again(server: FileServer, target: Path) -> None:
     assert run(server, target, "--sha256", SUM) == EXIT_OK
     server.gets.clear()
     server.heads = 0
     assert run(server, target, "--sha256", SUM) == EXIT_OK
     assert (server.gets, server.heads) == ([], 0)
     assert run(server, target) == EXIT_OK
-    assert (server.gets, server.heads) == ([], 1), "without a checksum the server is asked whether it has changed"
+    assert (server.gets, server.heads) == ([], 1), "without a checksum, one HEAD request checks for a change"
     server.files["/data/train.npz"] = DATA[1:]
     assert run(server, target) == EXIT_OK
     assert target.read_bytes() == DATA[1:]
     server.answers = [-500]
-    assert run(server, target) == EXIT_OK, "one that cannot be asked changes nothing"
+    assert run(server, target) == EXIT_OK, "if the server fails, the existing file is used"
 
 
-def test_pods_that_share_a_folder_fetch_once(server: FileServer, target: Path) -> None:
+def test_pods_with_a_shared_folder_fetch_once(server: FileServer, target: Path) -> None:
     threads = [threading.Thread(target=fetch, args=(f"{server.uri}/data/train.npz", target, SUM)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -217,7 +225,7 @@ def test_pods_that_share_a_folder_fetch_once(server: FileServer, target: Path) -
     assert server.sent_nbytes == len(DATA)
 
 
-def test_credentials_go_to_their_server_and_to_no_other(
+def test_credentials_are_not_sent_to_another_server(
     server: FileServer, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_AUTHORIZATION", "Bearer secret")
@@ -234,7 +242,7 @@ def sums(**files: bytes) -> bytes:
     return "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()).encode()
 
 
-def test_a_folder_is_what_its_checksums_list(server: FileServer, tmp_path: Path) -> None:
+def test_folder_is_fetched_and_checked_by_its_checksum_list(server: FileServer, tmp_path: Path) -> None:
     parts = {"a/1 of 2.bin": DATA[:CHUNK], "b.bin": DATA[CHUNK:]}
     listed = sums(**parts)
     server.files = {
@@ -256,7 +264,7 @@ def test_a_folder_is_what_its_checksums_list(server: FileServer, tmp_path: Path)
     "line",
     ["../../etc/passwd", "/etc/passwd", "a/../../b", ".dljob/lock", "SHA256SUMS", "."],
 )
-def test_checksums_name_files_of_their_folder_alone(tmp_path: Path, line: str) -> None:
+def test_checksum_list_may_only_name_files_in_its_folder(tmp_path: Path, line: str) -> None:
     path = tmp_path / "SHA256SUMS"
     path.write_text(f"{SUM}  fine.bin\n{SUM}  {line}\n")
     with pytest.raises(BadInputError, match="line 2"):
@@ -264,14 +272,14 @@ def test_checksums_name_files_of_their_folder_alone(tmp_path: Path, line: str) -
 
 
 @pytest.mark.parametrize("text", ["", "no checksums\n", f"{SUM[:-1]}  a\n", "\xff"])
-def test_no_checksums(tmp_path: Path, text: str) -> None:
+def test_invalid_checksum_list_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "SHA256SUMS"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(BadInputError, match="sha256sum"):
         read_sums(path)
 
 
-def test_what_is_mounted_is_checked_where_it_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mounted_file_is_checked_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "train.npz"
     assert main([f"file://{path}", "--sha256", SUM]) == EXIT_BAD_INPUT
     assert f"found no file {path}" in capsys.readouterr().out

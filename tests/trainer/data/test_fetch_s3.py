@@ -1,4 +1,4 @@
-"""Data from S3: against a server that speaks its protocol (moto's), by the same code path as against Amazon's."""
+"""Tests of fetching data from S3, against the server of moto."""
 
 import hashlib
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the keys of a Secret reach the init container."""
+    """Set credentials as the init container gets them from a Secret, and fill the bucket."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(remote_sources, "CHUNK_NBYTES", 2**16)
     for name, value in {"ACCESS_KEY_ID": "id", "SECRET_ACCESS_KEY": "key", "ENDPOINT_URL": endpoint}.items():
@@ -39,7 +39,7 @@ def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store.pipe_file("corpus/sets/SHA256SUMS", f"{SUM}  train.npz\n".encode())
 
 
-def test_an_object_comes_by_ranges_and_is_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_object_is_fetched_by_ranges_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "train.npz"
     arguments = ["s3://corpus/sets/train.npz", "--to", str(target), "--sha256", SUM]
     assert main(arguments) == EXIT_OK
@@ -54,12 +54,12 @@ def test_an_object_comes_by_ranges_and_is_gone_on_with(tmp_path: Path, capsys: p
     assert "resuming at 195.3 KiB" in capsys.readouterr().out
 
 
-def test_a_folder_of_objects(tmp_path: Path) -> None:
+def test_folder_of_objects_is_fetched(tmp_path: Path) -> None:
     assert main(["s3://corpus/sets/SHA256SUMS", "--to", str(tmp_path / "SHA256SUMS")]) == EXIT_OK
     assert (tmp_path / "train.npz").read_bytes() == DATA
 
 
 @pytest.mark.parametrize("name", ["corpus/sets/test.npz", "no-such-bucket/train.npz"])
-def test_what_is_not_there(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_object_or_bucket_is_reported(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"s3://{name}", "--to", str(tmp_path / "x")]) == EXIT_BAD_INPUT
     assert f"nothing at s3://{name}" in capsys.readouterr().out.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Energy by counters that may not be there."""
+"""Tests of energy measurement with counters that may be missing."""
 
 from pathlib import Path
 from typing import Any
@@ -17,38 +17,40 @@ from dltrain.protocol.rank_messages import Energy, Step
 
 
 def rapl(root: Path, name: str, label: str, counted_uJ: int, span_uJ: int = 1000) -> Path:
-    """A domain as Linux lays it out (Documentation/power/powercap)."""
+    """Create a RAPL domain with the layout of Linux (Documentation/power/powercap)."""
     (root / name).mkdir(exist_ok=True)
     for file, text in (("name", label), ("energy_uj", counted_uJ), ("max_energy_range_uj", span_uJ)):
         (root / name / file).write_text(f"{text}\n")
     return root
 
 
-def test_cpu_packages_are_added_up_and_go_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_of_cpu_packages_is_summed_across_counter_overflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rapl(tmp_path, "intel-rapl:0", "package-0", 900)
     rapl(tmp_path, "intel-rapl:1", "package-1", 100)
-    rapl(tmp_path, "intel-rapl:0:0", "core", 5)  # a part of the package
-    rapl(tmp_path, "intel-rapl:2", "psys", 7)  # and what packages are a part of
+    rapl(tmp_path, "intel-rapl:0:0", "core", 5)  # part of the package
+    rapl(tmp_path, "intel-rapl:2", "psys", 7)  # contains the packages
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
     made = meter(torch.device("cpu"), 0)
     assert made is not None and made.used() == Energy(joules=0, source="RAPL")
     rapl(tmp_path, "intel-rapl:0", "package-0", 50)
     rapl(tmp_path, "intel-rapl:1", "package-1", 300)
     assert made.used() == Energy(joules=350e-6, source="RAPL")
-    assert meter(torch.device("cpu"), 1) is None, "a node is counted once a pod"
+    assert meter(torch.device("cpu"), 1) is None, "only local rank 0 measures the node"
     (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
     assert made.used() is None
 
 
-def test_the_metric_has_what_the_rank_told() -> None:
+def test_metric_shows_energy_reported_by_the_rank() -> None:
     measure = RankMeasure(rank=0, device="cpu", share=1, sum_s=0.5)
-    told = Step(
+    update = Step(
         rank=0, step=1, steps=2, step_s=1.0, samples_per_s=1.0, world_size=1, measure=measure, gradient_nbytes=100,
         energy=Energy(joules=7.5, source="RAPL"),
     )  # fmt: skip
-    local = LocalRanks.__new__(LocalRanks)  # made in full it would take over this process's children
+    local = LocalRanks.__new__(LocalRanks)  # the constructor would reap the children of this process
     run = Running.__new__(Running)
-    run.latest, run.heard_unix_s = {Step: told}, 1.0
+    run.latest, run.heard_unix_s = {Step: update}, 1.0
     local.running, local.last_ranks = {}, {0: run}
     found = {f.name: f.samples for f in TrainerCollector(Member("a-0", "a"), local, lambda: None).collect()}
     (joules,) = found["dljob_trainer_energy_joules"]
@@ -56,24 +58,24 @@ def test_the_metric_has_what_the_rank_told() -> None:
         "dljob_trainer_energy_joules_total", {"rank": "0", "source": "RAPL"}, 7.5,
     )  # fmt: skip
     assert [s.value for s in found["dljob_trainer_gradient_bandwidth_bytes_per_second"]] == [200.0]
-    assert found["dljob_trainer_step_backward_seconds"] == [], "what is not told is not 0"
+    assert found["dljob_trainer_step_backward_seconds"] == [], "a missing value is not exported as 0"
 
 
-def test_what_cannot_be_read_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_counter_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
     assert meter(torch.device("cpu"), 0) is None
     with pytest.raises(OSError, match="no-such-library"):
         energy._gpu("GPU-0", "no-such-library.so")
     rapl(tmp_path, "intel-rapl:0", "package-0", 1)
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
-    (tmp_path / "intel-rapl:0" / "energy_uj").mkdir()  # which root cannot read either
+    (tmp_path / "intel-rapl:0" / "energy_uj").mkdir()  # a directory, which root cannot read either
     assert meter(torch.device("cpu"), 0) is None
     with pytest.raises(OSError, match="intel-rapl"):
         Meter("RAPL", Packages(tmp_path))
 
 
 class Nvml:
-    """What the library answers for one GPU, as NVIDIA's header declares it; asked for others it says so."""
+    """A stand-in for NVML with one GPU, as declared in NVIDIA's header."""
 
     def __init__(self) -> None:
         self.counted_mJ = iter([1000, 3500])
@@ -92,11 +94,11 @@ class Nvml:
 
 
 @pytest.mark.parametrize("prefix", ["", "GPU-"])
-def test_a_gpu_is_asked_for_by_what_torch_calls_it(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by its number, which means another one where a pod sees some of a node's."""
+def test_gpu_is_identified_by_its_uuid(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index is ambiguous if the pod sees only some GPUs of the node."""
     monkeypatch.setattr(energy.ctypes, "CDLL", lambda _: Nvml())
     made = Meter("NVML", energy._gpu(f"{prefix}6f1c2f36-0a4e-4b0a-9d5c-1f2e3d4c5b6a"))
     assert made.used() == Energy(joules=2.5, source="NVML")
-    assert made.used() is None, "the GPU is lost, which is no reason to end"
+    assert made.used() is None, "a lost GPU is not an error here"
     with pytest.raises(OSError, match="nvmlDeviceGetHandleByUUID: NVML says 6"):
         energy._gpu("MIG-1")

@@ -1,4 +1,4 @@
-"""Seeding a step."""
+"""Tests of seeding a step."""
 
 import traceback
 
@@ -8,7 +8,7 @@ import torch
 from dltrain.device.randomness import seed
 
 
-def test_a_step_is_seeded_as_torch_would_and_writes_down_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_matches_torch_without_formatting_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     monkeypatch.setattr(traceback, "format_stack", lambda *_: pytest.fail("a stack was formatted"))

@@ -1,5 +1,4 @@
-"""What a rank makes of its device: names, errors, memory, and what must not touch a GPU. The rest only a GPU shows:
-benchmarks/gpu_check.py."""
+"""Tests of a rank's device that need no GPU: names, errors, memory and fork safety. benchmarks/gpu tests the rest."""
 
 import subprocess
 import sys
@@ -38,7 +37,7 @@ from support.trainer.ranks import BODIES, environment, run_ranks
         ("NVIDIA A10", "NVIDIA-A100-SXM4-40GB", False),
     ],
 )
-def test_a_label_names_the_gpu_that_torch_finds(name: str, label: str, same: bool) -> None:
+def test_node_label_matches_the_gpu_name_of_torch(name: str, label: str, same: bool) -> None:
     assert same_product(product_label(name), label) is same
 
 
@@ -54,9 +53,15 @@ def test_a_label_names_the_gpu_that_torch_finds(name: str, label: str, same: boo
         (DeviceMissingError("found no GPU on rank 1"), "DeviceMissing"),
     ],
 )
-def test_why_a_rank_ended_says_what_failed(error: Exception, reason: str) -> None:
-    told = failure(error, 3, "pod-3")
-    assert (told.reason, told.rank, told.host, told.retry, told.counts) == (reason, 3, "pod-3", True, True)
+def test_exception_determines_the_failure_reason(error: Exception, reason: str) -> None:
+    reported = failure(error, 3, "pod-3")
+    assert (reported.reason, reported.rank, reported.host, reported.retry, reported.counts) == (
+        reason,
+        3,
+        "pod-3",
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +76,7 @@ def test_why_a_rank_ended_says_what_failed(error: Exception, reason: str) -> Non
         (torch.OutOfMemoryError("CUDA out of memory."), torch.OutOfMemoryError),
     ],
 )  # fmt: skip
-def test_only_a_lost_peer_is_no_fault_of_the_job(error: RuntimeError, raised: type[Exception]) -> None:
+def test_only_lost_connections_raise_peer_lost(error: RuntimeError, raised: type[Exception]) -> None:
     with pytest.raises(raised) as caught:
         raise_lost(error)
     assert isinstance(caught.value, PeerLostError) is (raised is PeerLostError)
@@ -85,18 +90,18 @@ def test_ranks_that_share_a_gpu_or_have_none_do_not_use_nccl() -> None:
 
 
 @pytest.mark.mpi
-def test_some_ranks_without_a_gpu_end_all_and_a_group_leaves_the_last_words_alone() -> None:
+def test_missing_gpu_on_one_rank_is_an_error_on_all_and_excepthook_is_unchanged() -> None:
     assert run_ranks(2, BODIES / "devices.py", "2").output.count("is well") == 2
 
 
-@given(kept=st.integers(1, 2**35), each=st.integers(1, 2**26), share=st.integers(1, 4096), batch=st.integers(1, 10**6))
-def test_shares_grow_only_into_memory_that_is_there(kept: int, each: int, share: int, batch: int) -> None:
+@given(fixed=st.integers(1, 2**35), each=st.integers(1, 2**26), share=st.integers(1, 4096), batch=st.integers(1, 10**6))
+def test_shares_grow_only_within_available_memory(fixed: int, each: int, share: int, batch: int) -> None:
     usable = 2**36
-    most = samples_within(usable, kept, kept + each * share, share, batch)
-    assert most == share or (most <= batch and kept + most * each <= MEMORY_PART * usable + each)
+    most = samples_within(usable, fixed, fixed + each * share, share, batch)
+    assert most == share or (most <= batch and fixed + most * each <= MEMORY_PART * usable + each)
 
 
-def test_a_probe_leaves_out_sizes_that_memory_does_not_hold() -> None:
+def test_probe_skips_batch_sizes_that_do_not_fit_into_memory() -> None:
     tried = []
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, samples: int) -> None:
@@ -116,7 +121,7 @@ def test_a_probe_leaves_out_sizes_that_memory_does_not_hold() -> None:
 
 
 class Reads(TorchDispatchMode):
-    """Counts numbers that Python asks for: on a GPU each waits until it has done all that it was given."""
+    """Counts scalars that Python reads. On a GPU, each read waits for all queued work."""
 
     count = 0
 
@@ -125,7 +130,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_step_reads_no_number_of_its_own_accord() -> None:
+def test_step_reads_no_scalar_from_the_device() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 1))
     parallel = DataParallel(model.parameters(), Alone, 16, 3)
     parallel.weight_at = 2
@@ -134,11 +139,11 @@ def test_a_step_reads_no_number_of_its_own_accord() -> None:
         loss = model(torch.ones(4, 3)).sum()
         parallel.share(0, (loss.detach() * 0.5,))
         loss.backward()
-        told = parallel.finish()
-    assert told == [pytest.approx(0.5 * float(loss.detach())), 1.0, 0.0] and reads.count == 0
+        sums = parallel.finish()
+    assert sums == [pytest.approx(0.5 * float(loss.detach())), 1.0, 0.0] and reads.count == 0
 
 
-def test_nothing_looks_for_a_gpu_before_ranks_are_forked() -> None:
+def test_preloading_does_not_initialize_cuda_before_fork() -> None:
     code = """
 import torch
 def fail(*_, **__):
@@ -152,14 +157,14 @@ preload()
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=60)
 
 
-def test_what_is_kept_in_memory_leaves_room_for_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_in_memory_leaves_room_for_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = Snapshot(1, {"weight": torch.zeros(2**20)}, {})
     free_nbytes = memory_copy.RESERVE_NBYTES + memory_copy.RESERVE_GPU_NBYTES + 2**22
     monkeypatch.setattr(memory_copy.os, "statvfs", lambda _: SimpleNamespace(f_bavail=free_nbytes, f_frsize=1))
     assert [memory_copy.room_for(tmp_path, snapshot, gpus) for gpus in (0, 1, 2)] == [True, True, False]
 
 
-def test_a_snapshot_waits_for_a_gpu_once_after_its_last_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_waits_for_the_gpu_once_after_the_last_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     copy = state.Staging.copy
     monkeypatch.setattr(state, "finish", lambda device: done.append(f"waited for {device}"))

@@ -1,4 +1,4 @@
-"""The hash over parameters, and who is wrong when hashes differ."""
+"""Tests of the comparison of parameters between ranks by hashes."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_any_flipped_bit_changes_the_hash(dtype: torch.dtype, data: st.DataObjec
     assert fingerprint(parameters) != before
 
 
-def test_order_counts() -> None:
+def test_hash_depends_on_the_order_of_parameters() -> None:
     a, b = torch.zeros(3), torch.ones(3)
     assert len({fingerprint([a, b]), fingerprint([b, a]), fingerprint([a]), fingerprint([])}) == 4
 
@@ -36,5 +36,5 @@ def test_order_counts() -> None:
         ([1, 1, 2, 3], ["a100", "a100", "t4", "t4"], [3]),
     ],
 )
-def test_most_ranks_of_a_kind_are_right(values: list[int], kinds: list[str], wrong: list[int]) -> None:
+def test_minority_of_ranks_with_the_same_device_is_wrong(values: list[int], kinds: list[str], wrong: list[int]) -> None:
     assert dissenters(values, kinds) == wrong

@@ -1,4 +1,4 @@
-"""Ranks that go on when others die, on real ranks: what they compute is what one process computes."""
+"""Tests of shrinking after the death of ranks: survivors compute the same as one process."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ WITHIN_S = 1.0
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=8), st.data())
-def test_the_lost_share_goes_to_the_others(shares: list[int], data: st.DataObject) -> None:
+def test_share_of_a_lost_rank_goes_to_the_survivors(shares: list[int], data: st.DataObject) -> None:
     alive = data.draw(st.sets(st.sampled_from(range(len(shares))), min_size=1))
     after = inherit(shares, sorted(alive))
     assert sum(after) == sum(shares)
@@ -33,7 +33,7 @@ def test_the_lost_share_goes_to_the_others(shares: list[int], data: st.DataObjec
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The weights that one process ends with."""
+    """Return the file of the weights that one process trains."""
     folder = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
@@ -59,31 +59,31 @@ def weights(folder: Path) -> Path:
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(map(str, value)).replace(" ", "-"),
 )
-def test_survivors_go_on(
+def test_survivors_finish_training(
     collective: str, deaths: list[str], alive: tuple[int, ...], alone: Path, tmp_path: Path
 ) -> None:
-    how = {"measure_collective": True} if collective == "Auto" else {"collective": collective}
-    plan = make_plan(3, shares=[50, 40, 30], steps=STEPS, checkpoint=saving(tmp_path), **how)
+    strategy = {"measure_collective": True} if collective == "Auto" else {"collective": collective}
+    plan = make_plan(3, shares=[50, 40, 30], steps=STEPS, checkpoint=saving(tmp_path), **strategy)
     words = " ".join(deaths).split()
     with Listener(tmp_path) as listener:
         arguments = command(3, DYING, *words, ulfm=True)
         process = start(arguments, DLTRAIN_PLAN=write(plan, tmp_path), DLTRAIN_SOCKET=listener.path)
         listener.wait_for(rank_messages.Finished, len(alive))
         ended = end(process, 30)
-    last = {news.rank: news for news in listener.of(rank_messages.Shrunk)}
+    last = {message.rank: message for message in listener.of(rank_messages.Shrunk)}
     assert {number: last[number].alive for number in alive} == dict.fromkeys(alive, alive), ended.output
     assert len({last[number].step for number in alive}) == 1
     assert max(last[number].shrink_s for number in alive) < WITHIN_S
-    resharded = [news.shares for news in listener.of(rank_messages.Resharded) if news.rank == alive[0]]
+    resharded = [message.shares for message in listener.of(rank_messages.Resharded) if message.rank == alive[0]]
     assert sum(resharded[-1]) == 120 and all(bool(s) == (n in alive) for n, s in enumerate(resharded[-1]))
-    steps = [news for news in listener.of(rank_messages.Step) if news.rank == alive[0]]
+    steps = [message for message in listener.of(rank_messages.Step) if message.rank == alive[0]]
     assert steps[-1].world_size == len(alive) and steps[-1].step == STEPS and steps[-1].measure.agree_s > 0
-    mine, reference = load_file(weights(tmp_path)), load_file(alone)
-    assert max(float((mine[key] - reference[key]).norm() / reference[key].norm()) for key in mine) < 1e-5
+    trained, reference = load_file(weights(tmp_path)), load_file(alone)
+    assert max(float((trained[key] - reference[key]).norm() / reference[key].norm()) for key in trained) < 1e-5
 
 
 @pytest.mark.mpi
-def test_too_few_are_left(tmp_path: Path) -> None:
+def test_run_fails_with_fewer_ranks_than_the_minimum(tmp_path: Path) -> None:
     plan = make_plan(3, epochs=1000, min_ranks=2)
     with Listener(tmp_path) as listener:
         arguments = command(3, DYING, "1", "loss", "20", "2", "loss", "60", ulfm=True)
@@ -96,6 +96,6 @@ def test_too_few_are_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-def test_a_rank_that_dies_between_two_gathers_of_a_loss_costs_nothing() -> None:
+def test_death_of_a_rank_between_gathers_does_not_change_the_result() -> None:
     ended = run(command(3, BODIES / "gather_and_die.py", "3", ulfm=True))
     assert ended.output.count("off by") == 1 and "Traceback" not in ended.output, ended.output

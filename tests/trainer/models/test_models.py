@@ -1,4 +1,4 @@
-"""Built-in models, datasets, optimizers and the learning rate."""
+"""Tests of built-in models, datasets and optimizers, and of the learning rate."""
 
 import sys
 import sysconfig
@@ -35,7 +35,7 @@ IMAGE32, TOKENS = InputShape((3, 32, 32), 10), InputShape((128,), 256, tokens=Tr
         ("gpt-mini", TOKENS, 842_496),
     ],
 )
-def test_models_have_the_papers_sizes(name: str, data: InputShape, parameters: int) -> None:
+def test_models_have_the_published_number_of_parameters(name: str, data: InputShape, parameters: int) -> None:
     with torch.device("meta"):
         model = build(name, data)
     assert sum(p.numel() for p in model.parameters()) == parameters
@@ -50,12 +50,12 @@ def test_models_have_the_papers_sizes(name: str, data: InputShape, parameters: i
         ("gpt-mini", TOKENS, (2, 128, 256)),
     ],
 )
-def test_models_make_logits(name: str, data: InputShape, logits: tuple[int, ...]) -> None:
+def test_models_return_logits(name: str, data: InputShape, logits: tuple[int, ...]) -> None:
     x = torch.zeros(2, *data.shape, dtype=torch.long if data.tokens else torch.float)
     assert build(name, data)(x).shape == logits
 
 
-def test_a_token_sees_none_after_it() -> None:
+def test_attention_is_causal() -> None:
     torch.manual_seed(0)
     model = build("gpt-mini", TOKENS)
     tokens = torch.randint(256, (1, 128))
@@ -67,7 +67,7 @@ def test_a_token_sees_none_after_it() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_datasets_are_as_the_operator_plans_them(name: str) -> None:
+def test_datasets_match_those_of_the_planner(name: str) -> None:
     data, planned = load(DatasetRef(name=name)), DATASETS[name]
     assert (data.train_samples, data.test_samples) == (planned.train_samples, planned.test_samples)
     assert (data.shape.shape, data.shape.classes) == (planned.shape, planned.classes)
@@ -75,7 +75,7 @@ def test_datasets_are_as_the_operator_plans_them(name: str) -> None:
         assert tuple(x.shape[1:]) == planned.shape and len(y) == 2
 
 
-def test_bundled_files_are_what_the_script_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundled_files_match_the_output_of_make_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["make_datasets.py", "--check"])
     assert make_datasets.main() == 0
 
@@ -87,14 +87,14 @@ def test_digits_are_scaled_exactly() -> None:
 
 
 @pytest.mark.parametrize("name", SYNTHETIC)
-def test_a_synthetic_sample_is_a_function_of_its_number(name: str) -> None:
+def test_synthetic_sample_depends_on_seed_and_index(name: str) -> None:
     one, again, other = (load(DatasetRef(name=name), seed) for seed in (1, 1, 2))
     x, y = one.train(np.array([3, 9]))
     assert torch.equal(x[1:], again.train(np.array([9]))[0]) and torch.equal(y[1:], again.train(np.array([9]))[1])
     assert not torch.equal(x, other.train(np.array([3, 9]))[0])
 
 
-def test_a_file_of_bytes_is_scaled_and_tokens_stay(tmp_path: Path) -> None:
+def test_npz_bytes_are_scaled_and_tokens_are_unchanged(tmp_path: Path) -> None:
     images = {"x": np.full((2, 1, 8, 8), 255, np.uint8), "y": np.array([0, 1])}
     tokens = {"x": np.array([[1, 2, 3]]), "y": np.array([[2, 3, 9]])}
     for name, arrays in (("images", images), ("tokens", tokens)):
@@ -104,7 +104,7 @@ def test_a_file_of_bytes_is_scaled_and_tokens_stay(tmp_path: Path) -> None:
     assert load(DatasetRef(path=str(tmp_path / "tokens.npz"))).shape == InputShape((3,), 10, tokens=True)
 
 
-def test_python_source_is_the_text_of_its_modules() -> None:
+def test_python_source_contains_the_standard_library() -> None:
     data = load(DatasetRef(name="python-source"))
     x, y = data.train(np.array([0, 1]))
     assert torch.equal(x[0, 1:], y[0, :-1]) and y[0, -1] == x[1, 0]
@@ -117,7 +117,7 @@ TOKENS_1000 = np.arange(1000) % 300
 
 
 @pytest.mark.parametrize("name", ["t.npy", "t.bin", "t.uint32.bin"])
-def test_a_file_of_tokens_is_cut_into_sequences(name: str, tmp_path: Path) -> None:
+def test_token_file_is_split_into_sequences(name: str, tmp_path: Path) -> None:
     tokens = TOKENS_1000.astype(np.uint32 if "32" in name else np.uint16)
     if name.endswith(".npy"):
         np.save(tmp_path / name, tokens)
@@ -134,14 +134,14 @@ def test_a_file_of_tokens_is_cut_into_sequences(name: str, tmp_path: Path) -> No
     [TOKENS_1000.astype(np.int64), TOKENS_1000.astype(np.uint16)[:256], np.zeros((9, 999), np.uint16)],
     ids=["signed", "short", "table"],
 )
-def test_a_file_that_holds_no_tokens_is_named(tokens: np.ndarray, tmp_path: Path) -> None:
+def test_error_names_file_without_tokens(tokens: np.ndarray, tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", tokens)
     with pytest.raises(BadInputError, match=r"spec\.dataset\.uri: found .*t\.npy with .*, expected a one-dimensional"):
         load(DatasetRef(path=str(tmp_path / "t.npy")))
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
-def test_optimizers_are_torchs_own(name: str) -> None:
+def test_optimizers_match_those_of_torch(name: str) -> None:
     ref = OptimizerRef(name=name, learning_rate=0.1, weight_decay=0.01)
     models = [torch.nn.Linear(3, 2) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
@@ -155,8 +155,8 @@ def test_optimizers_are_torchs_own(name: str) -> None:
     assert torch.equal(models[0].weight, models[1].weight)
 
 
-def test_the_first_step_imports_no_compiler() -> None:
-    """It would cost 1.5 s of CPU before the first step; see ``dltrain.optim.optimizers``."""
+def test_first_step_does_not_import_the_compiler() -> None:
+    """The import would take 1.5 s of CPU time before the first step. See ``dltrain.optim.optimizers``."""
     code = """
 import sys, torch
 from dlcontract import OptimizerRef
@@ -175,7 +175,7 @@ print("torch._dynamo" in sys.modules)
 
 
 @given(base=st.floats(1e-5, 10), steps=st.integers(1, 500))
-def test_the_rate_rises_then_falls_and_is_never_zero(base: float, steps: int) -> None:
+def test_learning_rate_rises_then_falls_and_is_never_zero(base: float, steps: int) -> None:
     rates = [rate(base, step, steps) for step in range(steps)]
     assert all(0 < r <= base * (1 + 1e-12) for r in rates)
     warm = max(1, round(WARM_UP * steps))

@@ -1,4 +1,4 @@
-"""Generated networks: what the regression's layer table says of one is what PyTorch builds, and what a step takes."""
+"""Tests of generated networks against their layer tables and predicted steps, and of the structure regression."""
 
 import json
 import os
@@ -21,11 +21,11 @@ prepare()
 found = [measured(lambda: of_structure(Structure(**{FIELDS}))) for _ in range(3)]
 print(min(one.cpu_s for one in found), found[0].grown_nbytes)
 """
-"""A process of its own: forks of one whose PyTorch has computed with threads hang. The least of three CPU times: other
-work on the machine only adds to them, and threads that wait for each other there burn CPU time of their own."""
+"""Runs in a new process, because forks hang after PyTorch has computed with threads. The minimum of three CPU times is
+used, because other work on the machine and threads that wait for each other only add to the CPU time."""
 
 
-def test_a_generated_network_is_its_table_and_stays_in_what_it_is_given() -> None:
+def test_generated_network_matches_its_table_time_and_memory() -> None:
     from benchmarks.perfmodel.structures import Structure, drawn
 
     from dljob.perf.resources import memory
@@ -43,8 +43,8 @@ def test_a_generated_network_is_its_table_and_stays_in_what_it_is_given() -> Non
     assert grown / 3 < grown_nbytes < memory.GROWTH_MARGIN * grown
 
 
-def test_the_regression_finds_the_coefficients_that_made_the_measurements(tmp_path: Path) -> None:
-    """Rows of a file are not measured again; of a machine that obeys the formula every structure is foreseen."""
+def test_regression_predicts_measurements_made_with_its_formula(tmp_path: Path) -> None:
+    """The rows of a file are not measured again. If they follow the formula, unseen structures are predicted."""
     from benchmarks.perfmodel.structure_regression import tables
     from benchmarks.perfmodel.structures import collected, drawn
 

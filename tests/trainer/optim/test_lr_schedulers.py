@@ -1,4 +1,4 @@
-"""A resumed run's learning rates are those of a run that was never interrupted, whatever the scheduler."""
+"""Tests of learning-rate schedulers: a resumed run has the same rates as an uninterrupted one."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ CASES: dict[str, tuple[Make, bool]] = {
     "steps": (lambda opt: torchs.MultiStepLR(opt, [3, 11, 17], 0.5), False),
     "function": (lambda opt: torchs.LambdaLR(opt, lambda step: 1 / (1 + step)), False),
     "one cycle": (lambda opt: torchs.OneCycleLR(opt, 0.5, total_steps=STEPS + 1), False),
-    "an epoch each": (lambda opt: torchs.ExponentialLR(opt, 0.7), True),
+    "per epoch": (lambda opt: torchs.ExponentialLR(opt, 0.7), True),
     "warm-up": (
         lambda opt: torchs.SequentialLR(
             opt,
@@ -32,27 +32,27 @@ CASES: dict[str, tuple[Make, bool]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("stopped_after", [1, 10, 20])
-def test_rates_go_on_after_a_restart(name: str, stopped_after: int) -> None:
+def test_restart_does_not_change_learning_rates(name: str, stopped_after: int) -> None:
     make, each_epoch = CASES[name]
-    kept: dict[str, Any] = {}
+    saved: dict[str, Any] = {}
 
     def run(first: int, last: int) -> list[list[float]]:
-        """As a script would: everything made anew, then loaded."""
+        """Create all objects and load their saved state, as a restarted script does."""
         layer = nn.Linear(2, 2)
         opt = SGD([{"params": [layer.weight]}, {"params": [layer.bias], "lr": 0.01}], 0.1)
         schedules, rates = Schedules(), list[list[float]]()
-        if kept:
-            opt.load_state_dict(kept["optimizer"])
-            schedules.load(json.loads(kept["schedules"]))
+        if saved:
+            opt.load_state_dict(saved["optimizer"])
+            schedules.load(json.loads(saved["schedules"]))
         schedules.add(make(opt), each_epoch)
         for step in range(first, last):
             rates.append([group["lr"] for group in opt.param_groups])
             opt.step()
             schedules.step(end_of_epoch=step % PER_EPOCH == PER_EPOCH - 1)
-        kept.update(optimizer=opt.state_dict(), schedules=json.dumps(schedules.state()))
+        saved.update(optimizer=opt.state_dict(), schedules=json.dumps(schedules.state()))
         return rates
 
     whole = run(0, STEPS)
-    kept.clear()
+    saved.clear()
     assert run(0, stopped_after) + run(stopped_after, STEPS) == whole
     assert len({rate for rate, _ in whole}) > 2

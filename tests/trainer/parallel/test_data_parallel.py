@@ -1,4 +1,4 @@
-"""The gradient of a split batch is the batch's; buckets, hooks and misuse."""
+"""Tests of data parallelism: exactness against one process, gradient buckets, hooks and misuse."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_uneven_shares_rings_and_servers_equal_one_process() -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_any_shares_equal_one_process(ranks: int) -> None:
-    """Samples counted, and tokens; the shares are hypothesis's choice."""
+    """The loss is a mean over samples or tokens. Hypothesis chooses the shares."""
     ended = run_ranks(ranks, BODIES / "any_shares.py", str(ranks), timeout_s=120)
     assert re.search(r"\d+ examples, off by at most", ended.output), ended.output
 
@@ -39,7 +39,7 @@ def test_batch_norm_over_all_ranks_equals_one_process(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_batch_norm_of_what_autocast_hands_over_loses_no_more_than_its_rounding(dtype: torch.dtype) -> None:
+def test_batch_norm_under_autocast_is_exact_up_to_rounding(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 3, 16, 16, generator=generator) * 3 + 20
     exact = nn.BatchNorm2d(3)
@@ -67,21 +67,21 @@ def test_a_sharded_optimizer_equals_replicated_ones(ranks: int, tmp_path: Path) 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_clipping_micro_batches_and_unused_or_frozen_layers_equal_one_process(ranks: int) -> None:
+def test_clipping_accumulation_and_unused_or_frozen_layers_equal_one_process(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "own_loop.py", str(ranks), timeout_s=120)
     assert ended.output.count("off by") == 8, ended.output
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_a_grad_scaler_leaves_out_what_it_does_in_one_process(ranks: int) -> None:
+def test_grad_scaler_skips_the_same_updates_as_in_one_process(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "grad_scaler.py", str(ranks), timeout_s=120)
-    assert ended.output.count("updates left out") == 9, ended.output
+    assert ended.output.count("updates skipped") == 9, ended.output
     assert "RuntimeWarning" not in ended.output
 
 
 @pytest.mark.mpi
-def test_loops_as_users_write_them_equal_one_process_or_are_refused() -> None:
+def test_user_training_loops_equal_one_process_or_are_rejected() -> None:
     ended = run_ranks(3, BODIES / "user_loops.py", "3", timeout_s=120)
     assert ended.output.count("off by") == 13, ended.output
 
@@ -89,7 +89,7 @@ def test_loops_as_users_write_them_equal_one_process_or_are_refused() -> None:
 @given(
     sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20), longest=st.integers(1, 60), align=st.integers(1, 16)
 )
-def test_buckets_hold_every_parameter_once_in_order(sizes: list[int], longest: int, align: int) -> None:
+def test_buckets_contain_every_parameter_once_in_order(sizes: list[int], longest: int, align: int) -> None:
     buckets = plan_buckets(sizes, longest, align)
     assert [p for bucket in buckets for p in bucket.parameters] == list(range(len(sizes)))
     gaps = [b.start - stop for b, stop in zip(buckets, (0, *(b.stop for b in buckets)), strict=False)]
@@ -103,7 +103,7 @@ def wrapped(model: nn.Module, bucket_nbytes: int = 64) -> DataParallel:
     return DataParallel(model.parameters(), Alone, bucket_nbytes, 2)
 
 
-def test_gradients_are_views_in_reverse_order() -> None:
+def test_gradients_are_views_of_the_buffer_in_reverse_order() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     buffer = wrapped(model).buffer
     assert [p.shape for p in buffer.parameters] == [p.shape for p in list(model.parameters())[::-1]]
@@ -111,35 +111,35 @@ def test_gradients_are_views_in_reverse_order() -> None:
         assert parameter.grad is not None
         parameter.grad.fill_(3)
     count = sum(parameter.numel() for parameter in buffer.parameters)
-    assert float(buffer.gradient.sum()) == 3 * count and bool((buffer.tail == 0).all()), "gaps are zero"
+    assert float(buffer.gradient.sum()) == 3 * count and bool((buffer.tail == 0).all()), "alignment gaps are zero"
     assert all(part.data_ptr() % ALIGNED_NBYTES == buffer.flat.data_ptr() % ALIGNED_NBYTES for part in buffer.slices)
 
 
-def test_channels_last_stays_so_in_gradients_and_in_a_state_that_was_loaded() -> None:
-    """Else fused optimizers refuse to work on a GPU, and the others are slow."""
+def test_gradients_and_loaded_optimizer_state_keep_channels_last() -> None:
+    """Otherwise, fused optimizers raise an error on a GPU, and others are slow."""
     torch.manual_seed(0)
-    made = [nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2)]
-    made[1].load_state_dict(made[0].state_dict())
-    optimizers = [torch.optim.AdamW(model.parameters(), fused=True) for model in made]
-    parallel = wrapped(made[0])
+    models = [nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.AdamW(model.parameters(), fused=True) for model in models]
+    parallel = wrapped(models[0])
     x = torch.rand(2, 3, 5, 5)
-    for model, optimizer in zip(made, optimizers, strict=True):
+    for model, optimizer in zip(models, optimizers, strict=True):
         parallel.begin(1.0, [0.0, 0.0])
         model(x).square().sum().backward()
-        if model is made[0]:
+        if model is models[0]:
             assert model.weight.grad is not None and model.weight.grad.stride() == model.weight.stride()
             parallel.finish()
         optimizer.step()
-    assert torch.equal(made[0].weight, made[1].weight)
+    assert torch.equal(models[0].weight, models[1].weight)
     state = optimizers[0].state_dict()
     for values in state["state"].values():
         values.update({key: value.contiguous() for key, value in values.items()})
     parallel.load_optimizer(optimizers[0], state)
-    assert optimizers[0].state[made[0].weight]["exp_avg"].stride() == made[0].weight.stride()
+    assert optimizers[0].state[models[0].weight]["exp_avg"].stride() == models[0].weight.stride()
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_zero_grad_does_not_break_the_views(to_none: bool) -> None:
+def test_zero_grad_keeps_gradients_in_the_buffer(to_none: bool) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(5, 3), torch.rand(7, 5)
     parallel = wrapped(model)
@@ -150,13 +150,13 @@ def test_zero_grad_does_not_break_the_views(to_none: bool) -> None:
     twin = nn.Linear(5, 3)
     twin.load_state_dict(model.state_dict())
     twin(x).mean().backward()
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        assert ours.grad is not None and theirs.grad is not None
-        torch.testing.assert_close(ours.grad, theirs.grad / 2)
-        assert ours.grad.untyped_storage().data_ptr() == parallel.buffer.flat.untyped_storage().data_ptr()
+    for parameter, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        assert parameter.grad is not None and expected.grad is not None
+        torch.testing.assert_close(parameter.grad, expected.grad / 2)
+        assert parameter.grad.untyped_storage().data_ptr() == parallel.buffer.flat.untyped_storage().data_ptr()
 
 
-def test_a_parameter_without_a_part_in_the_loss_is_not_updated() -> None:
+def test_parameter_unused_by_the_loss_is_not_updated() -> None:
     used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
     parallel = wrapped(nn.ModuleList([used, unused]))
     for _ in range(2):
@@ -167,7 +167,7 @@ def test_a_parameter_without_a_part_in_the_loss_is_not_updated() -> None:
     assert used.weight.grad is not None and used.weight.grad.any()
 
 
-def test_two_backward_passes_in_a_step_are_refused() -> None:
+def test_second_backward_pass_in_a_step_is_rejected() -> None:
     model = nn.Linear(2, 2)
     parallel = wrapped(model)
     parallel.begin(1.0, [0, 0])
@@ -176,7 +176,7 @@ def test_two_backward_passes_in_a_step_are_refused() -> None:
         model(torch.ones(1, 2)).sum().backward()
 
 
-def test_a_weight_comes_before_backward() -> None:
+def test_weight_must_be_set_before_backward() -> None:
     model = nn.Linear(2, 2)
     parallel = wrapped(model)
     parallel.begin(1.0, [0, 0])
@@ -186,21 +186,21 @@ def test_a_weight_comes_before_backward() -> None:
     with pytest.raises(MisuseError, match="expected it before backward"):
         parallel.weigh(1)
     parallel.finish()
-    assert bool((parallel.buffer.gradient == 0).all()), "a rank without a token adds nothing, not NaN"
+    assert bool((parallel.buffer.gradient == 0).all()), "a rank without tokens adds zero instead of NaN"
 
 
-def test_gradients_are_the_sums_when_backward_has_ended() -> None:
+def test_gradients_are_reduced_after_backward() -> None:
     model = nn.Linear(2, 2)
     parallel = wrapped(model)
     parallel.begin(0.5, [0, 0])
     model(torch.ones(1, 2)).sum().backward()
-    assert bool((model.weight.grad == 0.5).all()), "weighed, before the optimizer's step"
+    assert bool((model.weight.grad == 0.5).all()), "weighted before the optimizer step"
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     parallel.finish()
     assert model.weight.grad is not None and float(parallel.buffer.gradient.norm()) == pytest.approx(0.1, rel=1e-4)
 
 
-def test_gradients_changed_before_they_are_summed_are_refused() -> None:
+def test_gradients_changed_before_all_reduce_are_rejected() -> None:
     used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
     model = nn.ModuleList([used, unused])
     parallel = wrapped(model)
@@ -216,7 +216,7 @@ def test_gradients_changed_before_they_are_summed_are_refused() -> None:
         parallel.finish()
 
 
-def test_parameters_made_trainable_after_wrap_are_refused() -> None:
+def test_parameters_made_trainable_after_wrap_are_rejected() -> None:
     frozen = nn.Linear(2, 3).requires_grad_(False)
     parallel = wrapped(nn.Sequential(frozen, nn.Linear(3, 2)))
     parallel.begin(1.0, [0, 0])
@@ -225,7 +225,7 @@ def test_parameters_made_trainable_after_wrap_are_refused() -> None:
         parallel.begin(1.0, [0, 0])
 
 
-def test_mixed_dtypes_are_refused() -> None:
+def test_mixed_dtypes_are_rejected() -> None:
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
     with pytest.raises(ValueError, match=r"found torch.float32 on cpu, torch.float64 on cpu"):
         GradientBuffer(model.parameters(), 64, 0)

@@ -20,7 +20,7 @@ from dltrain.record.run_report.page import duration, page
 from dltrain.record.run_report.plots import Curve, Mark, bars, lines, ticks
 from support.trainer.plans import make_plan, saving
 
-KILLED = Failure(
+RANK_KILLED = Failure(
     reason="RankKilled", message="rank 1 was killed <by> signal 9\x00", rank=1, host="node-b", counts=False
 )
 
@@ -63,7 +63,7 @@ def test_report_of_a_run_with_faults_and_restart() -> None:
     history.hear(Checkpointed(rank=0, mark=mark, duration_s=0.2, nbytes=1000), 0, 103.3)
     history.hear(Shrunk(rank=0, step=20, alive=(0,), shrink_s=0.1), 0, 104.0)
     history.hear(Resharded(rank=0, step=20, shares=(120, 0), reason="lost ranks [1]"), 0, 104.0)
-    history.fault(KILLED, 104.1)
+    history.fault(RANK_KILLED, 104.1)
     history.hear(step(21, share=120, size=1), 0, 104.6)
     history.halted(110.0)
     history.begin_world(plan, plan, 111.0)
@@ -128,21 +128,21 @@ def saving_plan(tmp_path: Path) -> Iterator[Plan]:
 def test_next_coordinator_continues_and_fenced_one_writes_nothing(saving_plan: Plan) -> None:
     folder = job_directory(saving_plan)
 
-    async def story() -> None:
+    async def run_two_coordinators() -> None:
         first = files.RunReportWriter(ledger(saving_plan, 1), 100.0)
         first.history.begin_world(saving_plan, saving_plan, 100.0)
         first.history.hear(step(1), 0, 101.0)
-        first.history.fault(KILLED, 102.0)
+        first.history.fault(RANK_KILLED, 102.0)
         assert await first.write(RunPhase.STOPPED, 103.0) == str(folder / files.HTML)
         second = files.RunReportWriter(ledger(saving_plan, 2), 110.0)
         second.history.begin_world(saving_plan, saving_plan, 110.0)
         second.history.hear(step(2), 0, 112.0)
         await second.write(RunPhase.SUCCEEDED, 113.0, Outcome(steps=2, seconds=3))
         (folder / TERM).write_text("2")
-        first.history.fault(KILLED, 114.0)
+        first.history.fault(RANK_KILLED, 114.0)
         await first.write(RunPhase.FAILED, 115.0)
 
-    asyncio.run(story())
+    asyncio.run(run_two_coordinators())
     document = files.read(saving_plan)
     assert document is not None and document.phase is RunPhase.SUCCEEDED and document.term == 2
     assert [point.step for point in document.points] == [1, 2] and document.totals.faults == {"RankKilled": 1}
@@ -161,16 +161,16 @@ def test_report_is_written_periodically_and_at_once_after_a_fault(saving_plan: P
         document = files.read(saving_plan)
         return document.updated_unix_s if document is not None else None
 
-    async def story() -> None:
+    async def run_two_coordinators() -> None:
         writer = files.RunReportWriter(ledger(saving_plan, 1), 100.0)
         assert await written(writer, 100.5) is None
         assert await written(writer, 131.0) == 131.0
         assert await written(writer, 132.0) == 131.0
-        writer.history.fault(KILLED, 133.0)
+        writer.history.fault(RANK_KILLED, 133.0)
         assert await written(writer, 133.5) == 133.5
         assert await written(writer, 134.0) == 133.5
 
-    asyncio.run(story())
+    asyncio.run(run_two_coordinators())
 
 
 def test_unwritable_volume_does_not_fail_the_job(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_page_is_well_formed_and_escaped_and_holds_the_values() -> None:
         for rank in (0, 1):
             history.hear(step(number, rank), 0, 100.0 + number)
     history.hear(Evaluated(rank=0, step=29, accuracy=0.875), 0, 130.0)
-    history.fault(KILLED.model_copy(update={"log_tail": "</pre><script>alert(1)</script>"}), 131.0)
+    history.fault(RANK_KILLED.model_copy(update={"log_tail": "</pre><script>alert(1)</script>"}), 131.0)
     text = page(current_document(history))
     root = ElementTree.fromstring(text)  # Fails on an unescaped < or a control character.
     rows = root.findall(".//table[@id='series']/tbody/tr")

@@ -1,4 +1,4 @@
-"""What part of a CPU a rank gets, told from where its time goes."""
+"""Tests of the CPU fraction of a rank, derived from its wall and CPU times."""
 
 import time
 from types import SimpleNamespace
@@ -13,34 +13,34 @@ from dltrain.timing.stopwatch import BUDGET_WINDOW_S, Budget, Lap
 
 
 def steps(budget: Budget, seconds: float, computed: Lap, waited: Lap) -> float:
-    """Train for so long; seconds that the last step's CPU time takes to come by."""
+    """Simulate ``seconds`` of training. Return the time in which the rank's CPU fraction yields the last step's CPU time."""
     demanded_s = 0.0
     for _ in range(round(seconds / (computed + waited).wall_s)):
         demanded_s = budget.add(computed, computed + waited)
     return demanded_s
 
 
-def test_a_rank_that_is_never_stopped_needs_what_it_takes() -> None:
+def test_rank_without_quota_has_a_cpu_fraction_of_1() -> None:
     budget = Budget()
     assert steps(budget, 10, Lap(0.03, 0.03, 0.09), Lap(0.01)) == pytest.approx(0.03)
     assert budget.rate == 1
 
 
-def test_a_quota_once_met_is_remembered_while_the_rank_waits() -> None:
-    """80 samples at 0.2 of a CPU, then 40 of them and a wait in which the quota of the next step adds up."""
+def test_detected_quota_is_remembered_while_the_rank_waits() -> None:
+    """80 samples take 0.2 CPUs. Then 40 samples leave a wait, in which unused quota accumulates."""
     budget = Budget()
     assert steps(budget, 3, Lap(0.05, 0.01, 0.01), Lap(0.001)) == pytest.approx(0.05, rel=0.05)
     computed, waited = Lap(0.008, 0.005, 0.005), Lap(0.017)
     assert steps(budget, 3, computed, waited) == pytest.approx(0.025, rel=0.05)
 
 
-def test_the_rate_is_never_below_what_the_rank_got() -> None:
+def test_cpu_fraction_is_not_below_the_used_fraction() -> None:
     budget = Budget()
     budget.rate = 0.1
     assert steps(budget, 2 * BUDGET_WINDOW_S, Lap(0.02, 0.02, 0.02), Lap(0.02)) <= 0.04
 
 
-def test_what_slowed_a_rank_down_is_forgotten_when_it_is_over() -> None:
+def test_cpu_fraction_recovers_after_a_slow_phase() -> None:
     budget = Budget()
     steps(budget, 5, Lap(0.05, 0.01, 0.01), Lap(0.001))
     assert budget.rate < 0.25
@@ -49,13 +49,13 @@ def test_what_slowed_a_rank_down_is_forgotten_when_it_is_over() -> None:
 
 
 @pytest.mark.parametrize(("cpu_s", "stopped_s", "sizes"), [
-    (0.02, 0.08, [4, 8, 16]),  # a quota of 0.2: the first step uses up a period's
+    (0.02, 0.08, [4, 8, 16]),  # a quota of 0.2, which the first step uses up for a period
     (0.02, 0.2, [8]),
 ])  # fmt: skip
-def test_a_probe_is_not_misled_by_its_first_step(
+def test_probe_ignores_its_slow_first_step(
     cpu_s: float, stopped_s: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which sets up kernels and memory: others take a twentieth of its CPU time here. By a clock of the test's own."""
+    """The first step sets up kernels and memory and takes 20 times the CPU time of others. The clock is simulated."""
     now = Lap()
     clocks = SimpleNamespace(perf_counter=lambda: now.wall_s, process_time=lambda: now.process_s)
     monkeypatch.setattr(probe, "time", clocks)
@@ -71,13 +71,13 @@ def test_a_probe_is_not_misled_by_its_first_step(
     assert all(seconds * rate < cpu_s / 4 for _, seconds in points)
 
 
-def test_a_probe_tells_the_part_of_a_cpu_that_it_got() -> None:
-    """A step that stands still for most of its time, as under a quota; other work on the machine only lowers it."""
+def test_probe_measures_its_cpu_fraction() -> None:
+    """A step sleeps for most of its time, as under a quota. Other work on the machine only lowers the fraction."""
     model = nn.Linear(1, 1)
 
     def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
-        burnt_until_s = time.thread_time() + 0.001
-        while time.thread_time() < burnt_until_s:
+        busy_until_s = time.thread_time() + 0.001
+        while time.thread_time() < busy_until_s:
             pass
         time.sleep(0.01)
 

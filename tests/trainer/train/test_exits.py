@@ -1,4 +1,4 @@
-"""How a rank ends, and what it tells the agent: one rank in this process, through ``dltrain.builtin.rank.main``."""
+"""Tests of exit codes and messages to the agent, with one rank in this process (``dltrain.builtin.rank.main``)."""
 
 import re
 import signal
@@ -33,11 +33,13 @@ def run(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     return rank.main()
 
 
-def test_a_good_run_tells_its_story(listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_successful_run_reports_its_progress(
+    listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = make_plan(checkpoint=saving(tmp_path / "volume"))
     assert run(plan, tmp_path, monkeypatch) == EXIT_OK
     listener.wait_for(rank_messages.Finished, 1)
-    assert [type(news).__name__ for news in listener.news[:4]] == ["Hello", "Mark", "Mark", "Probed"]
+    assert [type(message).__name__ for message in listener.messages[:4]] == ["Hello", "Mark", "Mark", "Probed"]
     assert [mark.what for mark in listener.of(rank_messages.Mark)] == ["imported", "rendezvous", "first_step"]
     points = listener.of(rank_messages.Probed)[0].points
     assert points[-1].batch == 120 and all(point.compute_s > 0 for point in points)
@@ -51,7 +53,7 @@ def test_a_good_run_tells_its_story(listener: Listener, tmp_path: Path, monkeypa
     assert len(listener.of(rank_messages.Evaluated)) == 2
 
 
-def test_checkpoints_come_at_their_interval_and_the_newest_stay(
+def test_checkpoints_follow_the_interval_and_the_newest_remain(
     listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate, volume = rank.evaluate, tmp_path / "volume"
@@ -66,22 +68,22 @@ def test_checkpoints_come_at_their_interval_and_the_newest_stay(
     listener.wait_for(rank_messages.Finished, 1)
     saved = [mark.mark.step for mark in listener.of(rank_messages.Checkpointed)]
     assert len(saved) > 4 and saved == sorted(set(saved)) and saved[-1] == 48
-    kept = sorted(path.name for path in (volume / "digits-0001").glob("step-*"))
-    assert kept == [f"step-{step:010d}" for step in saved[-2:]]
+    remaining = sorted(path.name for path in (volume / "digits-0001").glob("step-*"))
+    assert remaining == [f"step-{step:010d}" for step in saved[-2:]]
 
 
-def test_a_finished_run_started_again_says_the_same(
+def test_restart_of_a_finished_run_reports_the_same_result(
     listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(checkpoint=saving(tmp_path / "volume"))
     for _ in range(2):
         assert run(plan, tmp_path, monkeypatch) == EXIT_OK
     listener.wait_for(rank_messages.Finished, 2)
-    first, second = (news.outcome for news in listener.of(rank_messages.Finished))
+    first, second = (message.outcome for message in listener.of(rank_messages.Finished))
     assert (second.steps, second.accuracy, second.loss, second.checkpoint) == (
         first.steps, first.accuracy, first.loss, first.checkpoint,
     )  # fmt: skip
-    assert len(listener.of(rank_messages.Checkpointed)) == 1, "nothing is written again"
+    assert len(listener.of(rank_messages.Checkpointed)) == 1, "no checkpoint is written again"
 
 
 @pytest.mark.parametrize(
@@ -97,12 +99,12 @@ def test_a_finished_run_started_again_says_the_same(
     ],
     ids=["model", "batch", "seed", "optimizer"],
 )  # fmt: skip
-def test_a_checkpoint_of_another_training_is_refused_and_kept(
+def test_checkpoint_of_another_training_is_rejected_and_not_deleted(
     changes: dict[str, Any], message: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume = tmp_path / "volume"
     assert run(make_plan(checkpoint=saving(volume)), tmp_path, monkeypatch) == EXIT_OK
-    check_refused(make_plan(checkpoint=saving(volume), **changes), message, listener, tmp_path, monkeypatch)
+    check_rejected(make_plan(checkpoint=saving(volume), **changes), message, listener, tmp_path, monkeypatch)
     assert [path.name for path in (volume / "digits-0001").glob("step-*")] == ["step-0000000024"]
 
 
@@ -126,7 +128,7 @@ def test_a_checkpoint_of_another_training_is_refused_and_kept(
         "missing", "keys", "lengths", "dtype", "format", "empty", "scalar", "shape", "class", "words", "nan", "held out",
     ],
 )  # fmt: skip
-def test_a_bad_dataset_is_named(
+def test_invalid_dataset_is_reported(
     arrays: Any, message: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "data.npz"
@@ -134,7 +136,7 @@ def test_a_bad_dataset_is_named(
         path.write_bytes(arrays)
     elif arrays is not None:
         np.savez(path, **arrays)
-    check_refused(make_plan(dataset=DatasetRef(path=str(path))), message, listener, tmp_path, monkeypatch)
+    check_rejected(make_plan(dataset=DatasetRef(path=str(path))), message, listener, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -149,13 +151,13 @@ def test_a_bad_dataset_is_named(
     ],
     ids=["model", "images", "tokens", "dataset", "world", "volume"],
 )  # fmt: skip
-def test_a_bad_plan_is_named(
+def test_invalid_plan_is_reported(
     changes: dict[str, Any], message: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_refused(make_plan(**changes), message, listener, tmp_path, monkeypatch)
+    check_rejected(make_plan(**changes), message, listener, tmp_path, monkeypatch)
 
 
-def check_refused(plan: Plan, message: str, listener: Listener, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_rejected(plan: Plan, message: str, listener: Listener, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(plan, folder, monkeypatch) == EXIT_BAD_INPUT
     listener.wait_for(rank_messages.Failed, 1)
     (failed,) = listener.of(rank_messages.Failed)
@@ -167,13 +169,13 @@ def check_refused(plan: Plan, message: str, listener: Listener, folder: Path, mo
     assert re.search(message, failed.failure.message), failed.failure.message
 
 
-def test_no_plan_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_plan_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv(rank_messages.PLAN_ENV, raising=False)
     assert rank.main() == EXIT_BAD_INPUT
     assert "$DLTRAIN_PLAN: found nothing, expected the path of a plan" in capsys.readouterr().err
 
 
-def test_a_broken_plan_is_named(
+def test_unreadable_plan_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "plan.json").write_text('{"schema": 2}')
@@ -182,33 +184,31 @@ def test_a_broken_plan_is_named(
     assert "expected a plan of schema 1" in capsys.readouterr().err
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(
-    listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_non_finite_loss_ends_the_run(listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(optimizer=OptimizerRef(learning_rate=1e30), checkpoint=saving(tmp_path / "volume"))
     assert run(plan, tmp_path, monkeypatch) == EXIT_DIVERGED
     listener.wait_for(rank_messages.Failed, 1)
     failure = listener.of(rank_messages.Failed)[0].failure
     assert failure.reason == "Diverged" and "lower the learning rate" in failure.message and failure.retry
-    assert not list((tmp_path / "volume" / "digits-0001").glob("step-*")), "a poisoned state is never saved"
+    assert not list((tmp_path / "volume" / "digits-0001").glob("step-*")), "a diverged state is never saved"
 
 
-def test_an_exception_is_told_with_its_last_lines(
+def test_exception_is_reported_with_its_traceback(
     listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> None:
+    def failing(*_: Any) -> None:
         raise KeyError("weights")
 
-    monkeypatch.setattr(rank, "evaluate", broken)
+    monkeypatch.setattr(rank, "evaluate", failing)
     assert run(make_plan(), tmp_path, monkeypatch) == EXIT_USER_ERROR
     listener.wait_for(rank_messages.Failed, 1)
     failure = listener.of(rank_messages.Failed)[0].failure
     assert (failure.reason, failure.message) == ("TrainingError", "KeyError: 'weights'")
-    assert "in broken" in failure.log_tail and failure.retry and failure.counts
+    assert "in failing" in failure.log_tail and failure.retry and failure.counts
 
 
 @pytest.mark.parametrize("how", ["message", "signal"])
-def test_asked_to_stop_it_saves_and_says_so(
+def test_stop_request_saves_a_checkpoint_and_is_reported(
     how: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate = rank.evaluate
@@ -226,15 +226,15 @@ def test_asked_to_stop_it_saves_and_says_so(
     plan = make_plan(checkpoint=saving(tmp_path / "volume"), epochs=100)
     assert run(plan, tmp_path, monkeypatch) == EXIT_STOPPED
     listener.wait_for(rank_messages.Checkpointed, 1)
-    assert [mark.mark.step for mark in listener.of(rank_messages.Checkpointed)] == [13], "one step after the wish"
+    assert [mark.mark.step for mark in listener.of(rank_messages.Checkpointed)] == [13], "one step after the request"
     assert not listener.of(rank_messages.Finished) and not listener.of(rank_messages.Failed)
 
 
-def test_a_gpu_that_is_not_there_is_told(listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_reported(listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     plan = make_plan(device="NVIDIA-A100-SXM4-40GB", gpu=True)
     assert run(plan, tmp_path, monkeypatch) == EXIT_OK
     listener.wait_for(rank_messages.Finished, 1)
     assert listener.of(rank_messages.Hello)[0].device == "cpu"
     assert listener.of(rank_messages.Step)[0].measure.device == "cpu"
-    assert not listener.of(rank_messages.Probed)[0].points, "a pretended GPU teaches nothing"
+    assert not listener.of(rank_messages.Probed)[0].points, "probes on the wrong device are not reported"

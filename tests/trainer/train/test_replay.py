@@ -1,4 +1,4 @@
-"""A run's report says which shares it had, and another run can have them again."""
+"""Tests of replay: a run can repeat the shares that the report of another run records."""
 
 from pathlib import Path
 
@@ -25,10 +25,10 @@ def document(*splits: tuple[int, dict[str, int]], count: int | None = None) -> D
     )  # fmt: skip
 
 
-def test_what_was_done_again_counts_as_it_was_done_last() -> None:
+def test_repeated_steps_use_their_last_shares() -> None:
     even, uneven, without = {"a/0": 6, "b/0": 6}, {"a/0": 8, "b/0": 4}, {"b/0": 12}
-    told = document((0, even), (50, uneven), (100, even), (80, uneven), (90, without), (95, even))
-    assert timeline(told) == ((0, (6, 6)), (50, (8, 4)), (80, (8, 4)), (90, (0, 12)), (95, (6, 6)))
+    recorded = document((0, even), (50, uneven), (100, even), (80, uneven), (90, without), (95, even))
+    assert timeline(recorded) == ((0, (6, 6)), (50, (8, 4)), (80, (8, 4)), (90, (0, 12)), (95, (6, 6)))
     with pytest.raises(ValueError, match="found 1 of 2 splits"):
         timeline(document((0, even), count=2))
 
@@ -43,7 +43,7 @@ def test_what_was_done_again_counts_as_it_was_done_last() -> None:
     ],
     ids=["missing", "no report", "another run", "no split"],
 )
-def test_what_cannot_be_replayed_is_named(
+def test_report_that_cannot_be_replayed_is_rejected(
     text: bytes | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "report.json"
@@ -55,8 +55,8 @@ def test_what_cannot_be_replayed_is_named(
 
 
 @pytest.mark.mpi
-def test_a_run_whose_shares_moved_is_replayed_to_the_bit(tmp_path: Path) -> None:
-    """From its report alone, by ranks that would neither move shares nor know how gradients were summed."""
+def test_replay_of_a_rebalanced_run_is_bit_identical(tmp_path: Path) -> None:
+    """The replay reads only the report. Its ranks neither rebalance nor choose an all-reduce algorithm."""
     bits: dict[str, list[bytes]] = {}
     picks: dict[str, set[tuple[int, str, int]]] = {}
     report = tmp_path / "report.json"
@@ -72,14 +72,14 @@ def test_a_run_whose_shares_moved_is_replayed_to_the_bit(tmp_path: Path) -> None
         if name == "move":
             history = History(plan, 0.0)
             history.begin_world(plan, plan, 0.0)
-            for news in listener.news:
-                history.hear(news, 0, 0.0)
+            for message in listener.messages:
+                history.hear(message, 0, 0.0)
             files.write(tmp_path, history.document(RunPhase.SUCCEEDED, 1, 0.0))
         path = folder / "digits-0001" / "step-0000000030"
         bits[name] = [(path / file).read_bytes() for file in (MODEL, OPTIMIZER)]
-        chosen = [each for news in listener.of(rank_messages.Chosen) for each in news.sums]
+        chosen = [each for message in listener.of(rank_messages.Chosen) for each in message.sums]
         picks[name] = {(each.nbytes, each.strategy, each.segment_nbytes) for each in chosen}
     moved = [(split.step, tuple(split.shares.values())) for split in Document.parse(report.read_bytes()).splits]
     assert moved[-2:] == [(5, (90, 30)), (20, (40, 80))]
     assert picks["move"] == picks["replay"] and bits["move"] == bits["replay"]
-    assert bits["even"] != bits["move"], "shares change how numbers are rounded, or nothing was shown"
+    assert bits["even"] != bits["move"], "other shares must change rounding, otherwise the test shows nothing"

@@ -1,4 +1,4 @@
-"""Whole runs of the built-in trainer and of scripts, on real ranks."""
+"""Tests of whole runs of the built-in trainer and of scripts, on real ranks."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ def train(plan: Plan, folder: Path, **env: Any) -> Ended:
 
 
 def hashes(folder: Path, step: int) -> list[str]:
-    """Hashes of a checkpoint's tensors."""
+    """Return the hashes of a checkpoint's tensor files."""
     path = folder / "digits-0001" / f"step-{step:010d}"
     return [hashlib.sha256((path / name).read_bytes()).hexdigest() for name in (MODEL, OPTIMIZER)]
 
@@ -44,49 +44,49 @@ def test_three_ranks_learn_digits(tmp_path: Path) -> None:
     with Listener(tmp_path) as listener:
         train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
         listener.wait_for(rank_messages.Finished, 3)
-    outcomes = [news.outcome for news in listener.of(rank_messages.Finished)]
+    outcomes = [message.outcome for message in listener.of(rank_messages.Finished)]
     assert all(outcome.accuracy is not None and outcome.accuracy >= 0.97 for outcome in outcomes)
     assert all(hello.device == "cpu" for hello in listener.of(rank_messages.Hello))
     probed = listener.of(rank_messages.Probed)
     assert len(probed) == 3 and all(p.link_latency_s and p.link_bandwidth_Bps for p in probed)
-    chosen = [sum_ for news in listener.of(rank_messages.Chosen) for sum_ in news.sums]
+    chosen = [sum_ for message in listener.of(rank_messages.Chosen) for sum_ in message.sums]
     assert len(chosen) >= 3 and all(sum_.strategy and sum_.bandwidth_Bps > 0 for sum_ in chosen)
     measures = {step.rank: step.measure for step in listener.of(rank_messages.Step)}
     assert all(m.compute_s > 0 and m.comm_s > 0 and m.wait_s >= 0 and m.data_s > 0 for m in measures.values())
-    # A small network: neither is the larger part for certain, but with the update they are all of it.
+    # In a small network, either pass may take longer. With the update, they add up to the compute time.
     assert all(
         0.1 * m.compute_s < part < m.compute_s for m in measures.values() for part in (m.forward_s, m.backward_s)
     )
     assert all(m.forward_s + m.backward_s < m.compute_s and m.sum_s > 0 for m in measures.values())
 
 
-def test_two_ranks_learn_digits_by_compressed_gradients(tmp_path: Path) -> None:
+def test_two_ranks_learn_digits_with_compressed_gradients(tmp_path: Path) -> None:
     plan = make_plan(2, model=ModelRef(name="digits-cnn"), epochs=12, shares=[80, 40], compression="BF16")
     with Listener(tmp_path) as listener:
         train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
         listener.wait_for(rank_messages.Finished, 2)
-    outcomes = [news.outcome for news in listener.of(rank_messages.Finished)]
+    outcomes = [message.outcome for message in listener.of(rank_messages.Finished)]
     assert all(outcome.accuracy is not None and outcome.accuracy >= 0.97 for outcome in outcomes)
 
 
-def test_a_parameter_server_only_serves(tmp_path: Path) -> None:
+def test_parameter_server_does_not_compute(tmp_path: Path) -> None:
     plan = make_plan(3, shares=[80, 40, 0], collective="ParameterServer", rebalance=True, checkpoint=saving(tmp_path))
     with Listener(tmp_path) as listener:
         train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
         listener.wait_for(rank_messages.Finished, 3)
-    accuracy = {news.rank: news.outcome.accuracy for news in listener.of(rank_messages.Finished)}
+    accuracy = {message.rank: message.outcome.accuracy for message in listener.of(rank_messages.Finished)}
     assert accuracy[0] == accuracy[1] is not None and accuracy[2] is None
-    assert {news.outcome.steps for news in listener.of(rank_messages.Finished)} == {24}
+    assert {message.outcome.steps for message in listener.of(rank_messages.Finished)} == {24}
     assert [bool(p.points) for p in sorted(listener.of(rank_messages.Probed), key=lambda p: p.rank)] == [
         True,
         True,
         False,
     ]
-    assert {news.measure.share for news in listener.of(rank_messages.Step) if news.rank == 2} == {0}
+    assert {message.measure.share for message in listener.of(rank_messages.Step) if message.rank == 2} == {0}
 
 
-def test_a_stopped_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in the middle: at the same shape it ends with the same bits as never stopped, alone to rounding."""
+def test_stopped_run_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resumed with the same shares, a run is bit-identical to an uninterrupted one. One rank agrees up to rounding."""
     whole, halves, moved = (tmp_path / name for name in ("whole", "halves", "moved"))
     for folder in (whole, halves):
         folder.mkdir()
@@ -114,22 +114,22 @@ def test_a_stopped_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert max(float((a[key] - b[key]).norm() / a[key].norm()) for key in a) < 1e-4
 
 
-def test_ranks_leave_quickly_when_one_dies_that_the_plan_needs(tmp_path: Path) -> None:
+def test_ranks_exit_when_a_required_rank_dies(tmp_path: Path) -> None:
     plan = make_plan(3, model=ModelRef(name="digits-cnn"), epochs=1000, min_ranks=3)
     with Listener(tmp_path) as listener:
         arguments = command(3, DYING, "2", "loss", "20", ulfm=True)
         process = start(arguments, DLTRAIN_PLAN=write(plan, tmp_path), DLTRAIN_SOCKET=listener.path)
         listener.wait_for(rank_messages.Failed, 2)
         ended = end(process, 30)
-    failures = [news.failure for news in listener.of(rank_messages.Failed)]
+    failures = [message.failure for message in listener.of(rank_messages.Failed)]
     assert {failure.reason for failure in failures} == {"PeerLost"}, failures
-    assert {news.failure.exit_code for news in listener.of(rank_messages.Failed)} == {EXIT_PEER_LOST}
+    assert {message.failure.exit_code for message in listener.of(rank_messages.Failed)} == {EXIT_PEER_LOST}
     assert ended.code != 0
-    assert not any(news.failure.counts for news in listener.of(rank_messages.Failed))
+    assert not any(message.failure.counts for message in listener.of(rank_messages.Failed))
 
 
 def test_a_flipped_bit_is_noticed_and_never_saved(tmp_path: Path) -> None:
-    """All ranks say so, and training goes on from the checkpoint before it, to the bits of an undisturbed run."""
+    """All ranks report it. The run resumes from the checkpoint before it and is bit-identical to an undisturbed one."""
     whole, flipped = tmp_path / "whole", tmp_path / "flipped"
     for folder in (whole, flipped):
         folder.mkdir()
@@ -140,10 +140,10 @@ def test_a_flipped_bit_is_noticed_and_never_saved(tmp_path: Path) -> None:
         ended = run(arguments, 60, DLTRAIN_PLAN=write(plan, flipped), DLTRAIN_SOCKET=listener.path)
         listener.wait_for(rank_messages.Failed, 3)
     assert ended.code == EXIT_PARAMETERS_DIVERGED
-    failures = [news.failure for news in listener.of(rank_messages.Failed)]
+    failures = [message.failure for message in listener.of(rank_messages.Failed)]
     assert {failure.reason for failure in failures} == {"ParametersDiverged"} and all(f.counts for f in failures)
     assert all("parameters of rank 1 differ from those of rank 0, 2" in failure.message for failure in failures)
-    compared = {news.step: news.agree for news in listener.of(rank_messages.Compared)}
+    compared = {message.step: message.agree for message in listener.of(rank_messages.Compared)}
     assert compared[20] and next(step for step, agree in compared.items() if not agree) in range(30, 41)
     assert max(mark.mark.step for mark in listener.of(rank_messages.Checkpointed)) < 30
     assert run(arguments, 60, DLTRAIN_PLAN=write(plan, flipped)).code == EXIT_OK
@@ -151,8 +151,8 @@ def test_a_flipped_bit_is_noticed_and_never_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rule", "low", "high"), [("Linear", 4, 4), ("SquareRoot", 2, 2), ("AdaScale", 1, 4)])
-def test_the_learning_rate_follows_the_batch(rule: Any, low: float, high: float, tmp_path: Path) -> None:
-    """On all ranks alike, with uneven shares; what was measured is part of a checkpoint."""
+def test_learning_rate_scales_with_the_batch(rule: Any, low: float, high: float, tmp_path: Path) -> None:
+    """All ranks use the same rate with uneven shares. Checkpoints contain the measurements."""
     steps, optimizer = 60, OptimizerRef(scaling=rule, base_batch=30)
     keep = saving(tmp_path, interval_s=1e-3, keep=100)
     plan = make_plan(2, shares=[80, 40], optimizer=optimizer, steps=steps, checkpoint=keep)
@@ -160,26 +160,26 @@ def test_the_learning_rate_follows_the_batch(rule: Any, low: float, high: float,
         train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
         listener.wait_for(rank_messages.Finished, 2)
     factors: dict[int, set[float]] = {}
-    for news in listener.of(rank_messages.Step):
-        assert news.learning_rate is not None
-        factor = news.learning_rate / rate(optimizer.learning_rate, news.step - 1, steps)
-        factors.setdefault(news.step, set()).add(round(factor, 9))
+    for message in listener.of(rank_messages.Step):
+        assert message.learning_rate is not None
+        factor = message.learning_rate / rate(optimizer.learning_rate, message.step - 1, steps)
+        factors.setdefault(message.step, set()).add(round(factor, 9))
     assert all(len(found) == 1 for found in factors.values()), f"ranks use different rates: {factors}"
     assert all(low <= factor <= high for found in factors.values() for factor in found), factors
     if rule == "AdaScale":
         (first,), (last,) = factors[1], factors[steps]
-        assert first == 2 and last not in (1, 2, 4), "from the root of 4, before anything was measured, to the gain"
+        assert first == 2 and last not in (1, 2, 4), "from the square root of 4, before any measurement, to the gain"
         before = hashes(tmp_path, steps)
         for path in (tmp_path / "digits-0001").glob("step-*"):
             if int(path.name.removeprefix("step-")) > steps // 2:
                 shutil.rmtree(path)
-        assert list((tmp_path / "digits-0001").glob("step-*")), "something to go on from"
+        assert list((tmp_path / "digits-0001").glob("step-*")), "a checkpoint to resume from remains"
         train(plan, tmp_path)
         assert hashes(tmp_path, steps) == before
 
 
 @pytest.mark.parametrize("parallelism", ["Data", "Optimizer"])
-def test_a_learning_rate_is_found_and_training_begins_as_if_it_were_given(parallelism: Any, tmp_path: Path) -> None:
+def test_found_learning_rate_trains_like_a_given_one(parallelism: Any, tmp_path: Path) -> None:
     searched, given = tmp_path / "searched", tmp_path / "given"
     for folder in (searched, given):
         folder.mkdir()
@@ -194,11 +194,11 @@ def test_a_learning_rate_is_found_and_training_begins_as_if_it_were_given(parall
     assert any(f"learning rate {curve['rate']:.3g}" in (text.text or "") for text in svg.iter())
     known = OptimizerRef(learning_rate=curve["rate"])
     train(plan.model_copy(update={"optimizer": known, "checkpoint": saving(given)}), given)
-    assert hashes(searched, steps) == hashes(given, steps), "the test left something behind"
+    assert hashes(searched, steps) == hashes(given, steps), "the range test changed the training"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_five_lines_run_as_they_are(ranks: int, tmp_path: Path) -> None:
+def test_five_line_script_trains(ranks: int, tmp_path: Path) -> None:
     script = SCRIPTS / "train_five_lines.py"
     arguments = [sys.executable, str(script)] if ranks == 1 else command(ranks, script, fresh=True)
     ended = run(arguments, OMP_NUM_THREADS="1")
@@ -207,7 +207,7 @@ def test_five_lines_run_as_they_are(ranks: int, tmp_path: Path) -> None:
     assert finished is not None and float(finished[1]) > 0.9, ended.output
 
 
-def test_float16_runs_as_it_is() -> None:
+def test_float16_script_trains() -> None:
     ended = run(command(2, SCRIPTS / "train_float16.py", fresh=True), OMP_NUM_THREADS="1")
     finished = re.search(r"finished 120 steps in .* s, accuracy (0\.\d+)", ended.output)
     assert ended.code == 0 and finished is not None and float(finished[1]) > 0.9, ended.output

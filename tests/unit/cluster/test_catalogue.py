@@ -1,4 +1,4 @@
-"""The device catalogue and files that describe clusters."""
+"""Tests of the device catalogue and of cluster files."""
 
 from typing import Any
 
@@ -22,18 +22,18 @@ LABELS = {
 
 
 @pytest.mark.parametrize(("label", "name"), LABELS.items())
-def test_product_labels_name_devices(label: str, name: str) -> None:
+def test_product_label_maps_to_device(label: str, name: str) -> None:
     device = catalogue.gpu(label)
     assert device is not None
     assert device.name == name
 
 
 @pytest.mark.parametrize("label", ["cpu", "cpu-fast", "arm64-node", "a1000", "h", ""])
-def test_other_labels_are_no_gpus(label: str) -> None:
+def test_other_label_is_not_a_gpu(label: str) -> None:
     assert catalogue.gpu(label) is None
 
 
-def test_every_row_is_plausible() -> None:
+def test_every_device_is_plausible() -> None:
     for name in catalogue.gpu_names():
         d = catalogue.gpu(name)
         assert d is not None
@@ -48,14 +48,14 @@ def test_every_row_is_plausible() -> None:
         assert not d.assumed, name
 
 
-def test_an_unknown_gpu_is_assumed_and_says_so() -> None:
+def test_unknown_gpu_has_assumed_figures() -> None:
     d = catalogue.gpu_or_assumed("NVIDIA-X9000")
     assert d.assumed
     assert d.name == "NVIDIA-X9000"
     assert d.fp32_FLOPs == catalogue.gpu_or_assumed("t4").fp32_FLOPs
 
 
-def test_a_part_of_a_gpu_has_its_part_of_the_figures() -> None:
+def test_mig_slice_has_a_fraction_of_the_gpu() -> None:
     label = "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb"
     whole, part = catalogue.gpu("NVIDIA-A100-SXM4-40GB"), catalogue.gpu_or_assumed(label)
     assert whole is not None and part.assumed and part.name == label
@@ -63,7 +63,7 @@ def test_a_part_of_a_gpu_has_its_part_of_the_figures() -> None:
     assert catalogue.gpu_or_assumed("NVIDIA-X9000-MIG-1g.5gb").source.startswith("not in the catalogue")
 
 
-def test_cpus_scale_with_cores() -> None:
+def test_cpu_figures_scale_with_cores() -> None:
     one, half = catalogue.cpu("cpu", 1.0), catalogue.cpu("cpu", 0.5)
     assert half.fp32_FLOPs == one.fp32_FLOPs / 2
     assert half.memory_nbytes is None
@@ -75,17 +75,17 @@ def test_cpus_scale_with_cores() -> None:
     ("text", "value"),
     [("2", 2), (2, 2), (0.5, 0.5), ("500m", 0.5), ("4Gi", 4 * 2**30), ("1k", 1000), ("1.25G", 1.25e9)],
 )
-def test_quantities(text: object, value: float) -> None:
+def test_quantity_is_parsed(text: object, value: float) -> None:
     assert float(quantity(text)) == value
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1 Gi", "4gb", True, None, "1e3"])
-def test_what_is_no_quantity(text: object) -> None:
+def test_invalid_quantity_is_rejected(text: object) -> None:
     with pytest.raises(ValueError, match="expected a quantity"):
         quantity(text)
 
 
-def test_a_cluster_file() -> None:
+def test_cluster_file_is_parsed() -> None:
     view = cluster_view(
         {
             "nodes": [
@@ -125,7 +125,7 @@ def test_a_cluster_file() -> None:
         ({"nodes": [{"count": 60_000}, {"count": 60_000}]}, "more than 100000 nodes"),
     ],
 )
-def test_a_wrong_cluster_file_is_named(document: Any, message: str) -> None:
+def test_invalid_cluster_file_is_rejected(document: Any, message: str) -> None:
     with pytest.raises(ValueError, match="cluster: ") as error:
         cluster_view(document)
     assert message in str(error.value)
@@ -142,5 +142,5 @@ def test_a_wrong_cluster_file_is_named(document: Any, message: str) -> None:
         ("Radeon-RX-7900", "amd"),
     ],
 )
-def test_vendors(label: str, vendor: str) -> None:
+def test_vendor_is_derived_from_the_label(label: str, vendor: str) -> None:
     assert catalogue.vendor(label) == vendor

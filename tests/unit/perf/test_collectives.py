@@ -1,4 +1,4 @@
-"""Collectives beside those that the planner chooses from: laws, and what they tend to."""
+"""Tests of the cost models of collectives: monotonicity, limits and comparisons."""
 
 from dataclasses import replace
 
@@ -16,25 +16,25 @@ ranks = st.integers(2, 2000)
 
 
 @given(sizes, st.integers(1, 11), links)
-def test_halving_doubling_on_powers_of_two_is_a_ring_with_fewer_messages(v: float, k: int, link: Link) -> None:
+def test_halving_doubling_equals_a_ring_with_fewer_messages_on_powers_of_two(v: float, k: int, link: Link) -> None:
     n = 2**k
     saved = 2 * (n - 1 - k) * link.latency_s
     assert halving_doubling_s(v, n, link) + saved == pytest.approx(ring_s(v, n, link))
 
 
 @given(sizes, st.integers(1, 5), st.integers(0, 4), links)
-def test_halving_doubling_stays_in_nodes_first(v: float, k: int, inside: int, link: Link) -> None:
-    """With g ranks a node their link carries V (1 - 1/m) each way, as between m nodes of one rank; and V (1 - 1/g)."""
+def test_halving_doubling_reduces_within_nodes_first(v: float, k: int, inside: int, link: Link) -> None:
+    """With g ranks per node, the network carries V (1 - 1/m) each way, as with m nodes of one rank."""
     nodes, group = 2**k, 2**inside
     link = replace(link, near_latency_s=link.latency_s / 3)
-    alone = halving_doubling_s(v, nodes, replace(link, reduce_Bps=1e30))
+    between = halving_doubling_s(v, nodes, replace(link, reduce_Bps=1e30))
     within = 2 * (1 - 1 / group) * v / link.bandwidth_Bps + 2 * inside * link.inside_s
     found = halving_doubling_s(v, nodes * group, replace(link, reduce_Bps=1e30), nodes)
-    assert found == pytest.approx(alone + within)
+    assert found == pytest.approx(between + within)
 
 
 @given(sizes, st.integers(2, 10), links)
-def test_off_powers_of_two_it_costs_more(v: float, k: int, link: Link) -> None:
+def test_halving_doubling_costs_more_off_powers_of_two(v: float, k: int, link: Link) -> None:
     assert halving_doubling_s(v, 2**k + 1, link) > halving_doubling_s(v, 2**k, link)
 
 
@@ -46,62 +46,64 @@ def test_more_bytes_are_never_faster(a: float, b: float, n: int, link: Link) -> 
     assert hierarchical_s(small, n, 8, link, link) <= hierarchical_s(large, n, 8, link, link) * (1 + 1e-12)
 
 
-def test_a_double_tree_beats_the_ring_on_many_nodes_and_nears_its_volume() -> None:
+def test_double_tree_is_faster_than_a_ring_on_many_nodes_and_approaches_its_volume() -> None:
     link = Link(1e-5, 1e9, 1e15)
     assert double_tree_s(1e6, 1024, link) < 0.2 * ring_s(1e6, 1024, link)
     assert double_tree_s(1e12, 1024, link) == pytest.approx(2e12 / 1e9, rel=0.01)
 
 
 @given(sizes, st.integers(2, 500), links)
-def test_one_rank_a_node_is_a_ring(v: float, nodes: int, link: Link) -> None:
+def test_hierarchical_with_one_rank_per_node_equals_a_ring(v: float, nodes: int, link: Link) -> None:
     assert hierarchical_s(v, nodes, 1, link, link) == pytest.approx(ring_s(v, nodes, link))
 
 
 @given(sizes, st.integers(2, 16), links)
-def test_one_node_is_a_ring_of_its_ranks(v: float, g: int, inside: Link) -> None:
+def test_hierarchical_on_one_node_equals_a_ring_of_its_ranks(v: float, g: int, inside: Link) -> None:
     assert hierarchical_s(v, 1, g, inside, Link(1.0, 1.0)) == pytest.approx(ring_s(v, g, inside))
 
 
 @given(sizes, st.integers(2, 500), links, links, st.integers(1, 7))
-def test_more_cards_are_never_slower(v: float, nodes: int, inside: Link, between: Link, nics: int) -> None:
+def test_more_network_cards_are_never_slower(v: float, nodes: int, inside: Link, between: Link, nics: int) -> None:
     assert hierarchical_s(v, nodes, 8, inside, between, nics + 1) <= hierarchical_s(v, nodes, 8, inside, between, nics)
 
 
-def test_two_levels_beat_one_ring_over_the_slow_link() -> None:
-    """64 nodes of 8 over 100 Gbit with NVLink inside: fewer steps over the network, the same bytes."""
+def test_hierarchical_is_faster_than_one_ring_over_a_slow_network() -> None:
+    """64 nodes of 8 with NVLink over 100 Gbit send the same bytes in fewer network steps."""
     inside, between = Link(5e-6, 150e9, 1e12), Link(20e-6, 12.5e9, 1e12)
     assert hierarchical_s(1e8, 64, 8, inside, between) < 0.7 * ring_s(1e8, 512, between)
 
 
 @given(sizes, st.integers(1, 64), st.integers(2, 8), links, st.floats(0, 1))
-def test_the_same_ranks_on_more_nodes_are_never_faster(v: float, nodes: int, g: int, link: Link, near: float) -> None:
-    """Every node more is a hop over the network more; where hops inside nodes are cheaper, it is felt."""
+def test_same_ranks_on_more_nodes_are_never_faster(v: float, nodes: int, g: int, link: Link, near: float) -> None:
+    """Each additional node adds a network hop, which costs more if hops inside nodes are cheaper."""
     n, link = 8 * nodes * g, replace(link, near_latency_s=near * link.latency_s)
     for cost in (ring_s, double_tree_s):
-        assert cost(v, n, link, n) == pytest.approx(cost(v, n, link)), "no nodes named: a rank each"
-    felt = 2 * (n - 1 - 8 * nodes) * (link.latency_s - link.inside_s)
-    assert ring_s(v, n, link, 8 * nodes) == pytest.approx(ring_s(v, n, link) - felt)
+        assert cost(v, n, link, n) == pytest.approx(cost(v, n, link)), (
+            "without a number of nodes, each node has one rank"
+        )
+    saved_s = 2 * (n - 1 - 8 * nodes) * (link.latency_s - link.inside_s)
+    assert ring_s(v, n, link, 8 * nodes) == pytest.approx(ring_s(v, n, link) - saved_s)
     assert ring_s(v, n, link, 4 * nodes) <= ring_s(v, n, link, 8 * nodes) * (1 + 1e-12)
 
 
-def test_eight_ranks_on_two_nodes_and_on_four() -> None:
-    """Six hops of seven are not all alike: two (four) at 60 us, five (three) at 10 us, each way."""
+def test_ring_hops_depend_on_the_number_of_nodes() -> None:
+    """With two (four) nodes, two (four) hops take 60 us and five (three) hops 10 us, each way."""
     link = Link(60e-6, 1e30, 1e30, near_latency_s=10e-6)
     assert [float(ring_s(1.0, 8, link, m)) for m in (1, 2, 4, 8)] == pytest.approx([140e-6, 340e-6, 540e-6, 840e-6])
 
 
 @given(sizes, st.integers(1, 256), st.integers(1, 8), links)
-def test_nccl_is_the_faster_of_ring_and_double_tree(v: float, nodes: int, g: int, link: Link) -> None:
+def test_nccl_uses_the_faster_of_ring_and_double_tree(v: float, nodes: int, g: int, link: Link) -> None:
     n = nodes * g
-    taken, ring = allreduce_s("NCCL", v, float(n), link, nodes=float(nodes)), ring_s(v, n, link, nodes)
-    assert taken <= ring
+    nccl, ring = allreduce_s("NCCL", v, float(n), link, nodes=float(nodes)), ring_s(v, n, link, nodes)
+    assert nccl <= ring
     if nodes == 1 and n > 1:
-        assert taken == ring, "within a node there is no tree of nodes"
+        assert nccl == ring, "there is no tree of nodes within a node"
     if nodes > 1:
-        assert taken == min(ring, double_tree_s(v, n, link, nodes))
+        assert nccl == min(ring, double_tree_s(v, n, link, nodes))
 
 
 @given(sizes, st.lists(ranks, min_size=1, max_size=4), links)
-def test_arrays_agree_with_numbers(v: float, ns: list[int], link: Link) -> None:
+def test_arrays_and_scalars_give_equal_times(v: float, ns: list[int], link: Link) -> None:
     for cost in (halving_doubling_s, double_tree_s):
         assert cost(v, np.array(ns, dtype=float), link) == pytest.approx([float(cost(v, n, link)) for n in ns])

@@ -1,4 +1,4 @@
-"""A device on which little was measured, from the same workloads on others."""
+"""Tests of predictions for a device with few measurements, from the same workloads on other devices."""
 
 from dataclasses import replace
 
@@ -31,48 +31,48 @@ def table(*devices: str, compute_part: float = 0.5) -> dict[Point, float]:
 
 
 @pytest.mark.parametrize("compute_part", [0.2, 0.5, 0.8])
-def test_data_sheets_carry_times_over(compute_part: float) -> None:
-    known, asked = table("old", "mid", "new", compute_part=compute_part), list(table("big"))
-    found = seconds(SHEETS, known, asked)
-    assert found == pytest.approx([true_s(p, compute_part) for p in asked], rel=0.15)
+def test_data_sheets_transfer_times_to_a_new_device(compute_part: float) -> None:
+    known, wanted = table("old", "mid", "new", compute_part=compute_part), list(table("big"))
+    found = seconds(SHEETS, known, wanted)
+    assert found == pytest.approx([true_s(p, compute_part) for p in wanted], rel=0.15)
 
 
-def test_a_probe_tells_of_the_whole_device() -> None:
-    """A device half as fast as its sheet says."""
+def test_one_probe_improves_all_predictions_of_the_device() -> None:
+    """The device is half as fast as its data sheet says."""
     known, slow = table("old", "mid", "new"), {p: 2 * s for p, s in table("big").items()}
     probe = Point("big", "a", 16.0)
-    asked = [p for p in slow if p != probe]
-    before, after = seconds(SHEETS, known, asked), seconds(SHEETS, {**known, probe: slow[probe]}, asked)
-    measured = np.array([slow[p] for p in asked])
+    wanted = [p for p in slow if p != probe]
+    before, after = seconds(SHEETS, known, wanted), seconds(SHEETS, {**known, probe: slow[probe]}, wanted)
+    measured = np.array([slow[p] for p in wanted])
     assert np.abs(np.log(after / measured)).max() < 0.6 * np.abs(np.log(before / measured)).min()
 
 
-def test_two_probes_of_a_workload_are_near_its_line() -> None:
+def test_two_probes_of_a_workload_predict_its_other_batches() -> None:
     slow = {p: 3 * s for p, s in table("big").items()}
     probes = {p: slow[p] for p in slow if p.workload == "a" and p.batch in (8.0, 64.0)}
-    asked = [p for p in slow if p.workload == "a" and p not in probes]
-    found = with_probes(SHEETS, table("old", "mid", "new"), probes, asked)
-    assert found == pytest.approx([slow[p] for p in asked], rel=0.05)
+    wanted = [p for p in slow if p.workload == "a" and p not in probes]
+    found = with_probes(SHEETS, table("old", "mid", "new"), probes, wanted)
+    assert found == pytest.approx([slow[p] for p in wanted], rel=0.05)
 
 
 @settings(max_examples=20)
 @given(st.sampled_from(list(table("old", "mid", "new"))), st.sampled_from([1e-3, 1e3]))
-def test_one_absurd_measurement_moves_little(bad: Point, factor: float) -> None:
-    known, asked = table("old", "mid", "new"), list(table("big"))
-    clean = seconds(SHEETS, known, asked)
-    found = seconds(SHEETS, {**known, bad: factor * known[bad]}, asked)
+def test_one_outlier_has_little_effect(bad: Point, factor: float) -> None:
+    known, wanted = table("old", "mid", "new"), list(table("big"))
+    clean = seconds(SHEETS, known, wanted)
+    found = seconds(SHEETS, {**known, bad: factor * known[bad]}, wanted)
     assert np.abs(np.log(found / clean)).max() < np.log(2)
 
 
 @given(st.floats(1e-3, 1e3))
 @settings(max_examples=20)
-def test_does_not_depend_on_the_unit_of_time(k: float) -> None:
-    known, asked = table("old", "mid", "new"), list(table("big"))
-    scaled = seconds(SHEETS, {p: k * s for p, s in known.items()}, asked)
-    assert scaled == pytest.approx(k * seconds(SHEETS, known, asked), rel=1e-2)
+def test_prediction_scales_with_the_unit_of_time(k: float) -> None:
+    known, wanted = table("old", "mid", "new"), list(table("big"))
+    scaled = seconds(SHEETS, {p: k * s for p, s in known.items()}, wanted)
+    assert scaled == pytest.approx(k * seconds(SHEETS, known, wanted), rel=1e-2)
 
 
-def test_the_next_probe_is_of_the_workload_less_is_known_of() -> None:
+def test_next_probe_is_of_the_workload_with_fewer_measurements() -> None:
     known = [*table("old", "mid", "new"), Point("big", "a", 8.0), Point("big", "a", 64.0)]
     candidates = [Point("big", w, b) for w in ("a", "b") for b in BATCHES if not (w == "a" and b in (8.0, 64.0))]
     assert next_probe(SHEETS, known, candidates).workload == "b"
@@ -80,7 +80,7 @@ def test_the_next_probe_is_of_the_workload_less_is_known_of() -> None:
 
 
 @pytest.mark.parametrize(
-    "known, asked, message",
+    "known, wanted, message",
     [
         ({}, [Point("big", "a", 8.0)], "0 known"),
         ({Point("old", "a", 8.0): 1.0}, [Point("tpu", "a", 8.0)], "device tpu: not in the catalogue"),
@@ -90,26 +90,26 @@ def test_the_next_probe_is_of_the_workload_less_is_known_of() -> None:
         ({Point("old", "a", 8.0): 1.0}, [Point("big", "a", -8.0)], "batch: found -8"),
     ],
 )
-def test_what_is_wrong_is_named(known: dict[Point, float], asked: list[Point], message: str) -> None:
+def test_invalid_input_is_rejected(known: dict[Point, float], wanted: list[Point], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        seconds(SHEETS, known, asked)
+        seconds(SHEETS, known, wanted)
 
 
-def test_a_sheet_without_bandwidth_is_named() -> None:
+def test_data_sheet_without_bandwidth_is_rejected() -> None:
     with pytest.raises(ValueError, match="bandwidth 0 B/s"):
         replace(SHEETS["old"], bandwidth_Bps=0.0)
 
 
-def test_what_one_device_of_a_vendor_makes_of_a_workload_is_expected_of_its_others() -> None:
-    """The libraries of "x" are four times slower on workload b, on a device unlike the one that is asked for."""
+def test_slowdown_of_a_workload_is_transferred_between_devices_of_a_vendor() -> None:
+    """The libraries of "x" are four times slower on workload b, measured on another device."""
     vendors = {"old": "x", "mid": "y", "new": "y"}
     known = {p: s * (4 if p.workload == "b" and p.device == "old" else 1) for p, s in table(*vendors).items()}
     probes = {p: s for p, s in table("big").items() if p.workload == "a"}
-    asked = [Point("big", "b", b) for b in BATCHES]
+    wanted = [Point("big", "b", b) for b in BATCHES]
 
     def ratio(vendor: str) -> float:
         sheets = {d: replace(s, vendor=(vendors | {"big": vendor})[d]) for d, s in SHEETS.items()}
-        return float(np.median(with_probes(sheets, known, probes, asked) / [true_s(p) for p in asked]))
+        return float(np.median(with_probes(sheets, known, probes, wanted) / [true_s(p) for p in wanted]))
 
     assert ratio("x") > 2.5
     assert ratio("y") < 1.3

@@ -1,4 +1,4 @@
-"""The layer tables of the literature's models: published sizes, and laws that any layer table obeys."""
+"""Tests of the layer tables of reference models against published sizes and general properties."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,17 +39,17 @@ def products(net: Net) -> float:
     return sum(layer.forward_FLOPs for layer in net.layers if layer.kind in MATRIX)
 
 
-def test_every_reference_is_in_the_table() -> None:
+def test_every_reference_has_published_figures() -> None:
     assert list(PUBLISHED) == list(REFERENCES)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_parameters(name: str) -> None:
+def test_parameters_match_published_figures(name: str) -> None:
     assert reference(name).parameters == PUBLISHED[name][0]
 
 
 @pytest.mark.parametrize("name", [name for name, (_, known, _) in PUBLISHED.items() if known])
-def test_published_operations(name: str) -> None:
+def test_operations_match_published_figures(name: str) -> None:
     _, multiply_adds, positions = PUBLISHED[name]
     assert multiply_adds is not None
     build, data = REFERENCES[name]
@@ -58,16 +58,16 @@ def test_published_operations(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), SIZES.items())
-def test_operations_of_decoders(name: str, size: tuple[int, int]) -> None:
-    """Narayanan et al. 2021, equation 3, without its recomputation: 24 s l h² (1 + s/6h + V/12lh) a sequence forward."""
+def test_decoder_operations_match_narayanan_et_al(name: str, size: tuple[int, int]) -> None:
+    """Compare with equation 3 of Narayanan et al. 2021 without recomputation: 24 s l h² (1 + s/6h + V/12lh)."""
     (blocks, h), s, vocabulary = size, 1024, 50_257
     expected = 24 * s * blocks * h**2 * (1 + s / (6 * h) + vocabulary / (12 * blocks * h))
     assert products(REFERENCES[name][0](OPENWEBTEXT)) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_backward_is_twice_forward_but_for_the_first(name: str) -> None:
-    """Each product is derived by both its factors; the first layer's input needs no gradient."""
+def test_backward_costs_twice_forward_except_in_the_first_layer(name: str) -> None:
+    """Each product has gradients for both factors, but the input of the first layer needs none."""
     weighted = [layer for layer in reference(name).layers if layer.kind in MATRIX]
     first, rest = (weighted[0], weighted[1:]) if weighted[0].kind == "conv" else (None, weighted)
     if first is not None:
@@ -76,21 +76,21 @@ def test_backward_is_twice_forward_but_for_the_first(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_costs_are_possible(name: str) -> None:
+def test_layer_costs_are_plausible(name: str) -> None:
     workload = reference(name, "AdamW")
 
-    def sane(layer: Layer) -> bool:
+    def plausible(layer: Layer) -> bool:
         tensors = 0 < layer.tensors <= layer.parameters or layer.tensors == layer.parameters == 0
         return tensors and layer.moved_elements > 0 and min(layer.forward_FLOPs, layer.backward_FLOPs) >= 0
 
-    assert all(map(sane, workload.layers))
-    assert workload.sample_nbytes / 2 <= workload.activation_nbytes  # tokens of 8 bytes count as reals of 4
+    assert all(map(plausible, workload.layers))
+    assert workload.sample_nbytes / 2 <= workload.activation_nbytes  # tokens of 8 bytes count as floats of 4
     assert 4 * workload.activation_nbytes > workload.transient_nbytes > 0
     assert workload.optimizer_slots == 2
 
 
 @given(tokens=st.integers(1, 512))
-def test_a_shorter_sequence_changes_no_parameter(tokens: int) -> None:
+def test_sequence_length_does_not_change_parameters(tokens: int) -> None:
     net = bert_base(replace(WIKIPEDIA, shape=(tokens,)))
     assert sum(layer.parameters for layer in net.layers) == 109_482_240
     quadratic = [layer.forward_FLOPs for layer in net.layers if layer.kind == "attention"]
@@ -98,8 +98,8 @@ def test_a_shorter_sequence_changes_no_parameter(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("build", [alexnet, vgg16])
-def test_convolutions_grow_with_the_image(build: Callable[..., Net]) -> None:
-    """A side of k times as many pixels: about k² the operations of convolutions, exactly so where nothing is cut."""
+def test_convolutions_grow_with_the_image_size(build: Callable[..., Net]) -> None:
+    """A side of k times as many pixels takes about k² operations, and exactly k² without rounding."""
     small, large = (
         sum(layer.forward_FLOPs for layer in build(replace(IMAGENET, shape=(3, side, side))).layers if layer.is_conv)
         for side in (224, 448)
@@ -108,7 +108,7 @@ def test_convolutions_grow_with_the_image(build: Callable[..., Net]) -> None:
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_time_grows_with_the_batch_and_is_linear_in_a_large_one(name: str) -> None:
+def test_time_grows_with_the_batch_and_is_linear_for_large_batches(name: str) -> None:
     curve = catalogue_curve(reference(name), catalogue.cpu("cpu", 4.0))
     one, two, four = (curve.seconds(batch) for batch in (256.0, 512.0, 1024.0))
     assert four - two == pytest.approx(2 * (two - one), rel=0.01)  # operations and traffic are linear in it
@@ -116,30 +116,30 @@ def test_time_grows_with_the_batch_and_is_linear_in_a_large_one(name: str) -> No
 
 
 @given(side=st.integers(3, 64), k=st.integers(1, 3), stride=st.integers(1, 3))
-def test_pools_that_reach_over_the_edge(side: int, k: int, stride: int) -> None:
+def test_pool_with_ceil_covers_the_edge(side: int, k: int, stride: int) -> None:
     net = Net(1, side, side).pool(k, stride, ceil=True)
     assert net.shape[1] == ceil((side - k) / stride) + 1
 
 
 @pytest.mark.parametrize("make", [lambda: reference("bert"), lambda: builtin("BERT-base", None)])
-def test_unknown_models_are_named(make: Callable[[], Workload]) -> None:
+def test_unknown_model_is_rejected(make: Callable[[], Workload]) -> None:
     with pytest.raises(ValueError, match="expected one of"):
         make()
 
 
-def test_a_program_like_a_reference_is_planned_as_it() -> None:
-    asked = Request(job="j", global_batch=8, total_steps=1, like="BERT-base", optimizer="AdamW", sample_nbytes=99)
-    workload = workload_of(asked)
+def test_script_like_a_reference_is_planned_as_the_reference() -> None:
+    request = Request(job="j", global_batch=8, total_steps=1, like="BERT-base", optimizer="AdamW", sample_nbytes=99)
+    workload = workload_of(request)
     assert (workload.layers, workload.sample_nbytes) == (reference("BERT-base").layers, 99)
     assert workload.optimizer_slots == 2
-    assert workload_of(replace(asked, sample_nbytes=None)).sample_nbytes == WIKIPEDIA.sample_nbytes
+    assert workload_of(replace(request, sample_nbytes=None)).sample_nbytes == WIKIPEDIA.sample_nbytes
 
 
-def test_the_api_offers_the_references_and_keeps_them_apart_from_what_the_trainer_runs() -> None:
+def test_api_lists_the_references_separately_from_built_in_models() -> None:
     assert [member.value for member in ReferenceModel] == list(REFERENCES)
     assert not {name.lower() for name in REFERENCES} & set(BUILTIN_MODELS)
 
 
-def test_longer_contexts_cost_more_than_their_length() -> None:
+def test_operations_grow_superlinearly_with_the_context() -> None:
     short, long = (products(gpt2(replace(OPENWEBTEXT, shape=(tokens,)))) for tokens in (512, 1024))
     assert 2 * short < long < 4 * short

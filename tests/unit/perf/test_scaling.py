@@ -1,4 +1,4 @@
-"""Steps on many devices: laws of the model, of its fit from few or bad measurements, and of choosing probes."""
+"""Tests of the model of steps on many devices, of its fit to few or bad measurements, and of the choice of probes."""
 
 from dataclasses import astuple
 
@@ -30,7 +30,7 @@ def one_s(batch: int) -> float:
 
 
 def runs(*places: tuple[int, int, int, int]) -> Runs:
-    """From (nodes, busiest, devices, batch) of each."""
+    """Return runs from (nodes, devices on the busiest node, devices, batch) tuples."""
     nodes, busiest, devices, batch = np.array(places, dtype=float).reshape(-1, 4).T
     return Runs(nodes, busiest, devices, batch, np.array([one_s(p[3]) for p in places]))
 
@@ -40,13 +40,13 @@ GRID = runs(
 )
 
 
-def truth(where: Runs) -> Floats:
+def true_s(where: Runs) -> Floats:
     return np.exp(steps(TRUE, where, REFERENCE_S).log_s)
 
 
 def error(posterior: Posterior, where: Runs = GRID) -> float:
-    """Mean absolute percentage error."""
-    return float(100 * np.mean(np.abs(posterior.predict(where).median_s / truth(where) - 1)))
+    """Return the mean absolute percentage error."""
+    return float(100 * np.mean(np.abs(posterior.predict(where).median_s / true_s(where) - 1)))
 
 
 def probed(count: int) -> tuple[Posterior, list[int]]:
@@ -57,7 +57,7 @@ def probed(count: int) -> tuple[Posterior, list[int]]:
         assert at is not None
         measured.append(at)
         where = GRID.take(np.array(measured))
-        posterior = fit(REFERENCE_S, where, truth(where))
+        posterior = fit(REFERENCE_S, where, true_s(where))
     return posterior, measured
 
 
@@ -73,7 +73,7 @@ places = st.tuples(st.integers(1, 64), st.integers(1, 8), st.integers(1, 512)).m
 
 class TestSteps:
     @given(vectors, st.lists(places, min_size=1, max_size=5))
-    def test_derivatives_are_those_of_the_formulas(
+    def test_derivatives_match_finite_differences(
         self, constants: Constants, at: list[tuple[int, int, int, int]]
     ) -> None:
         where, vector = runs(*at), constants.vector()
@@ -85,104 +85,106 @@ class TestSteps:
             assert found.jacobian[:, i] == pytest.approx((high - low) / 2e-5, abs=1e-5)
 
     @given(vectors, places)
-    def test_a_step_is_between_its_longer_part_and_their_sum(
+    def test_step_time_is_between_the_maximum_and_the_sum_of_its_parts(
         self, constants: Constants, at: tuple[int, int, int, int]
     ) -> None:
         where = runs(at)
         instant = Runs(where.nodes, where.busiest, where.devices, where.batch, np.array([1e-12]))
         silent = Constants(*[-60.0 if i in (0, 8) else v for i, v in enumerate(astuple(constants))])
-        whole_s, talk_s, compute_s = (
+        whole_s, communication_s, compute_s = (
             float(np.exp(steps(c, r, REFERENCE_S).log_s[0]))
             for c, r in ((constants, where), (constants, instant), (silent, where))
         )
-        assert max(talk_s, compute_s) * (1 - 1e-6) <= whole_s <= (talk_s + compute_s) * (1 + 1e-6)
+        assert max(communication_s, compute_s) * (1 - 1e-6) <= whole_s <= (communication_s + compute_s) * (1 + 1e-6)
 
     @given(vectors, st.integers(1, 512))
-    def test_one_device_alone_takes_its_own_time(self, constants: Constants, batch: int) -> None:
-        alone = steps(constants, runs((1, 1, 1, batch)), REFERENCE_S)
-        assert np.exp(alone.log_s[0]) == pytest.approx(one_s(batch))
-        assert alone.share[0] == 0
-        assert np.isfinite(alone.jacobian).all()
+    def test_one_device_has_no_communication(self, constants: Constants, batch: int) -> None:
+        single = steps(constants, runs((1, 1, 1, batch)), REFERENCE_S)
+        assert np.exp(single.log_s[0]) == pytest.approx(one_s(batch))
+        assert single.share[0] == 0
+        assert np.isfinite(single.jacobian).all()
 
     @given(vectors, places, st.floats(1e-4, 1e4))
-    def test_all_times_scale_together(self, constants: Constants, at: tuple[int, int, int, int], factor: float) -> None:
+    def test_step_time_scales_with_the_unit_of_time(
+        self, constants: Constants, at: tuple[int, int, int, int], factor: float
+    ) -> None:
         where = runs(at)
         slower = Runs(where.nodes, where.busiest, where.devices, where.batch, factor * where.one_s)
         plain = steps(constants, where, REFERENCE_S).log_s
         assert steps(constants, slower, factor * REFERENCE_S).log_s == pytest.approx(plain + np.log(factor))
 
     @pytest.mark.parametrize("place", [(2, 1, 1, 4), (0, 1, 1, 4), (2, 2, 5, 4), (1, 1, 1, 0)])
-    def test_impossible_runs_are_refused(self, place: tuple[int, int, int, int]) -> None:
+    def test_impossible_runs_are_rejected(self, place: tuple[int, int, int, int]) -> None:
         with pytest.raises(ValueError, match="1 or more devices on every node"):
             runs(place)
 
 
 class TestFit:
-    def test_nothing_measured_is_the_prior(self) -> None:
+    def test_fit_without_measurements_is_the_prior(self) -> None:
         posterior, _ = probed(0)
         assert posterior.constants == Prior().mean
         assert np.exp(steps(Prior().mean, GRID, REFERENCE_S).log_s) == pytest.approx(posterior.predict(GRID).median_s)
 
-    def test_probes_tell_more_and_more(self) -> None:
+    def test_error_falls_with_more_probes(self) -> None:
         blind, three, five = (error(probed(n)[0]) for n in (0, 3, 5))
         assert five < 6 and three < 8 < blind
 
-    def test_intervals_shrink_and_hold(self) -> None:
+    def test_intervals_shrink_and_still_contain_the_truth(self) -> None:
         (before, _), (after, _) = probed(0), probed(4)
         wide, narrow = before.predict(GRID), after.predict(GRID)
         assert np.mean(np.log(narrow.high_s / narrow.low_s)) < 0.5 * np.mean(np.log(wide.high_s / wide.low_s))
-        inside = (narrow.low_s <= truth(GRID)) & (truth(GRID) <= narrow.high_s)
+        inside = (narrow.low_s <= true_s(GRID)) & (true_s(GRID) <= narrow.high_s)
         assert inside.mean() >= 0.9
         assert (narrow.low_s < narrow.median_s).all() and (narrow.median_s < narrow.high_s).all()
         higher = after.predict(GRID, 0.99)
         assert (higher.high_s > narrow.high_s).all()
 
-    def test_measured_runs_are_known_best(self) -> None:
+    def test_measured_runs_have_the_smallest_variance(self) -> None:
         posterior, measured = probed(3)
         covariance, noise = posterior.covariance(GRID)
         variance = np.diag(covariance)
         assert (variance[measured] <= noise[measured] * 1.001).all()
         assert variance[measured].max() < np.median(variance)
 
-    def test_a_session_shifts_runs_on_as_many_nodes_and_no_others(self) -> None:
-        """A switch was slow when 2 nodes were measured: 4 nodes' predictions hardly follow."""
+    def test_slow_session_affects_only_runs_with_the_same_number_of_nodes(self) -> None:
+        """A switch was slow while 2 nodes were measured. Predictions for 4 nodes hardly change."""
         some = np.arange(0, len(GRID), 2)
         where = GRID.take(some)
         slow = np.where(where.nodes == 2, 1.5, 1.0)
-        posterior = fit(REFERENCE_S, where, truth(where) * slow)
+        posterior = fit(REFERENCE_S, where, true_s(where) * slow)
         rest = GRID.take(np.setdiff1d(np.arange(len(GRID)), some))
-        ratio = posterior.predict(rest).median_s / truth(rest)
+        ratio = posterior.predict(rest).median_s / true_s(rest)
         assert np.median(ratio[rest.nodes == 2]) > 1.3
         assert np.median(ratio[rest.nodes >= 4]) == pytest.approx(1.0, abs=0.05)
 
     @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf"), 1e-9])
-    def test_what_cannot_be_a_measurement_changes_nothing(self, bad: float) -> None:
+    def test_invalid_measurement_is_ignored(self, bad: float) -> None:
         where = runs((2, 1, 2, 8), (4, 2, 8, 8), (8, 1, 8, 16))
-        good = truth(where)
+        good = true_s(where)
         clean = fit(REFERENCE_S, where.take(np.array([0, 2])), good[[0, 2]])
         dirty = fit(REFERENCE_S, where, np.array([good[0], bad, good[2]]))
         assert dirty.constants == clean.constants
         assert dirty.predict(GRID).median_s == pytest.approx(clean.predict(GRID).median_s)
 
     @pytest.mark.parametrize("factor", [1000.0, 10.0, 0.1])
-    def test_an_outlier_among_many_moves_little(self, factor: float) -> None:
+    def test_outlier_among_many_measurements_has_little_effect(self, factor: float) -> None:
         where = GRID.take(np.arange(0, len(GRID), 3))
-        good = truth(where)
+        good = true_s(where)
         bad = good.copy()
         bad[len(bad) // 2] *= factor
         before, after = (fit(REFERENCE_S, where, t) for t in (good, bad))
         moved = np.abs(np.log(after.predict(GRID).median_s / before.predict(GRID).median_s))
         assert np.median(moved) < 0.02
 
-    def test_thousands_of_measurements_are_bounded(self) -> None:
+    def test_number_of_stored_measurements_is_bounded(self) -> None:
         many = GRID.take(np.arange(3000) % len(GRID))
-        posterior = fit(REFERENCE_S, many, truth(many))
+        posterior = fit(REFERENCE_S, many, true_s(many))
         assert len(posterior.given) <= 256
         assert error(posterior) < 2
 
     @settings(max_examples=20, deadline=None)
     @given(st.lists(st.tuples(st.integers(0, len(GRID) - 1), st.floats(allow_nan=True)), max_size=12))
-    def test_any_figures_give_finite_positive_predictions(self, found: list[tuple[int, float]]) -> None:
+    def test_predictions_are_finite_and_positive_for_any_measurements(self, found: list[tuple[int, float]]) -> None:
         where = GRID.take(np.array([i for i, _ in found], dtype=np.int64))
         predicted = fit(REFERENCE_S, where, np.array([s for _, s in found])).predict(GRID)
         for end in (predicted.low_s, predicted.median_s, predicted.high_s):
@@ -190,19 +192,19 @@ class TestFit:
 
 
 class TestProbes:
-    def test_never_more_than_five_and_never_one_twice(self) -> None:
+    def test_at_most_five_distinct_probes_are_suggested(self) -> None:
         posterior, measured = probed(MAX_PROBES)
         assert len(set(measured)) == MAX_PROBES == 5
         assert next_probe(posterior, GRID, measured) is None
 
-    def test_nothing_left_to_measure(self) -> None:
+    def test_no_probe_is_suggested_if_all_are_measured(self) -> None:
         posterior, _ = probed(0)
         only = runs((2, 1, 2, 8))
         assert next_probe(posterior, only) == 0
         assert next_probe(posterior, only, [0]) is None
 
-    def test_each_is_the_one_that_tells_most(self) -> None:
-        """Taking the probe's own formula at its word: no other run would leave less variance."""
+    def test_next_probe_minimizes_the_remaining_variance(self) -> None:
+        """By the model's formula, no other run would leave less variance."""
         posterior, _ = probed(1)
         covariance, noise = posterior.covariance(GRID)
         left = [
@@ -211,11 +213,11 @@ class TestProbes:
         ]
         assert next_probe(posterior, GRID) == int(np.argmin(left))
 
-    def test_they_beat_random_ones(self) -> None:
+    def test_chosen_probes_are_better_than_random_ones(self) -> None:
         posterior, _ = probed(3)
         rng = np.random.default_rng(0)
         others = []
         for _ in range(15):
             where = GRID.take(rng.choice(len(GRID), 3, replace=False))
-            others.append(error(fit(REFERENCE_S, where, truth(where))))
+            others.append(error(fit(REFERENCE_S, where, true_s(where))))
         assert error(posterior) < np.mean(others)

@@ -1,4 +1,4 @@
-"""The regression that sizes CPU ranks: laws of its sums, and what pods request from them."""
+"""Tests of the regression that predicts time and memory of CPU ranks, and of the CPU requests of pods."""
 
 from dataclasses import replace
 
@@ -19,15 +19,15 @@ workloads = st.sampled_from(
 
 
 @given(workloads, st.integers(1, 500), st.integers(1, 8))
-def test_the_curve_is_the_sum_of_the_terms(w: Workload, batch: int, cores: int) -> None:
+def test_catalogue_curve_is_the_sum_of_the_terms(w: Workload, batch: int, cores: int) -> None:
     host = structure.total(structure.host_terms(w), structure.HOST_S)
     work = structure.total(structure.time_terms(w, batch), structure.TIME_S)
     curve = catalogue_curve(w, catalogue.cpu("cpu", cores), cores)
     assert curve.seconds(batch) == pytest.approx(host + work / cores)
 
 
-def test_terms_are_what_the_layers_say() -> None:
-    """digits-cnn on one sample: 8 x 8, two pools; operations of its four layers with weights, by hand."""
+def test_terms_match_manual_calculation() -> None:
+    """digits-cnn has 8 x 8 inputs and two pools. The operations of its layers with weights are calculated by hand."""
     w = builtin("digits-cnn", "digits")
     terms = structure.time_terms(w, 1)
     first, second, third = (2.0 * 9 * c * f * side**2 for c, f, side in ((1, 32, 8), (32, 64, 8), (64, 64, 4)))
@@ -40,7 +40,7 @@ def test_terms_are_what_the_layers_say() -> None:
     assert (grown["process"], grown["parameter_B"]) == (1.0, 3 * 4 * 58_314)
 
 
-def test_weights_beyond_the_cache_cost_more() -> None:
+def test_weights_larger_than_the_cache_cost_more() -> None:
     small, large = (
         structure.total(structure.time_terms(replace(w, layers=(layer,)), 0), structure.TIME_S) / layer.parameters
         for w in [builtin("mlp", "digits")]
@@ -50,22 +50,22 @@ def test_weights_beyond_the_cache_cost_more() -> None:
 
 
 @given(workloads, st.integers(1, 200))
-def test_main_memory_holds_more_than_the_tensors(w: Workload, batch: int) -> None:
+def test_memory_estimate_exceeds_the_tensors(w: Workload, batch: int) -> None:
     tensors = memory.fixed_nbytes(w) + batch * (w.activation_nbytes + w.sample_nbytes)
     assert memory.rank_nbytes(w, batch, is_gpu=False) > memory.PROCESS_NBYTES + memory.GROWTH_MARGIN * tensors
 
 
 class TestCpuOfAPod:
-    def test_a_rank_alone_needs_all_its_cpu(self) -> None:
+    def test_single_rank_requests_a_full_cpu(self) -> None:
         (group,) = decided(DIGITS, view({"cpu": 2, "memory": "8Gi"})).chosen.groups
         assert group.cpu_per_pod == pytest.approx(1.0)
 
-    def test_on_a_quota_what_the_node_has(self) -> None:
+    def test_request_is_limited_by_the_node(self) -> None:
         (group,) = decided(DIGITS, view({"cpu": "200m", "memory": "8Gi"})).chosen.groups
         assert group.cpu_per_pod == pytest.approx(0.2)
 
-    def test_less_where_it_waits_for_the_network(self) -> None:
-        """4 MB/s for 45 MB of gradients."""
+    def test_request_is_lower_if_ranks_wait_for_the_network(self) -> None:
+        """The network has 4 MB/s for 45 MB of gradients."""
         slow, fast = (
             decided(
                 replace(RESNET, nodes_min=3, global_batch=192),
@@ -76,6 +76,6 @@ class TestCpuOfAPod:
         assert slow.prediction.communication_s > 2 * slow.prediction.compute_s
         assert 0.25 <= slow.groups[0].cpu_per_pod < 0.7 < fast.groups[0].cpu_per_pod <= 1.0
 
-    def test_a_gpu_rank_has_a_cpu_of_its_own(self) -> None:
+    def test_gpu_ranks_request_one_cpu_each(self) -> None:
         (group,) = decided(RESNET, view({"device": "a100", "devices": 2, "cpu": 8, "memory": "64Gi"})).chosen.groups
         assert group.cpu_per_pod == group.ranks_per_node

@@ -1,4 +1,4 @@
-"""What one sample costs: built-in models, and workloads that users describe."""
+"""Tests of the cost of a sample for built-in models and for workloads described by hints."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from dljob.perf.workload.workload import builtin, hinted
 
 
 class TestWorkload:
-    def test_hints_are_kept(self) -> None:
+    def test_hints_determine_the_workload(self) -> None:
         w = hinted(1_000_001, 3e9, 5e6, 1e5, "Adam")
         assert w.parameters == 1_000_001
         assert w.flops_per_sample == pytest.approx(3e9)
@@ -29,17 +29,19 @@ class TestWorkload:
             ("resnet18", "wine", "does not fit dataset wine"),
         ],
     )
-    def test_what_does_not_fit_is_named(self, model: str, dataset: str | None, message: str) -> None:
+    def test_unknown_or_mismatched_model_and_dataset_are_rejected(
+        self, model: str, dataset: str | None, message: str
+    ) -> None:
         with pytest.raises(ValueError, match="expected") as error:
             builtin(model, dataset)
         assert message in str(error.value)
 
-    def test_wrong_hints(self) -> None:
+    def test_invalid_hints_are_rejected(self) -> None:
         with pytest.raises(ValueError, match="hints: found parameters 0"):
             hinted(0, 1.0, 0.0)
 
-    def test_published_sizes(self) -> None:
-        """Parameters of the paper's ResNets on ImageNet (11.7 and 25.6 million), and their multiply-adds (1.8 and 4.1e9)."""
+    def test_resnets_match_published_sizes(self) -> None:
+        """ResNets on ImageNet have 11.7 and 25.6 million parameters, and 1.8e9 and 4.1e9 multiply-adds."""
         imagenet = replace(DATASETS["synthetic-images"], shape=(3, 224, 224), classes=1000)
         for name, parameters, multiply_adds in (("resnet18", 11_689_512, 1.82e9), ("resnet50", 25_557_032, 4.1e9)):
             layers = MODELS[name][0](imagenet).layers

@@ -1,4 +1,4 @@
-"""On every rank: whatever the shares, the gradient is that of one process; so it is when tokens are counted."""
+"""Check on every rank that the gradient equals that of one process for any shares, with samples and with tokens."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from dltrain.models import InputShape, build
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import (
     BOUND,
-    alone,
     distance,
     equal_on_all,
     flat,
-    ranks,
-    say,
-    together,
+    print_on_rank_0,
+    start_process_group,
+    train_in_one_process,
+    train_on_all_ranks,
     with_hypothesis,
 )
 
@@ -36,7 +36,7 @@ def image_step(model: nn.Module, batch: Any, trainer: Trainer | None) -> torch.T
 
 
 def texts(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences of 0 to ``LENGTH`` tokens, padded; at least one is not empty."""
+    """Return padded sequences of 0 to ``LENGTH`` tokens, at least one of which is not empty."""
     generator = torch.Generator().manual_seed(samples)
     tokens = torch.randint(VOCABULARY, (samples, LENGTH), generator=generator)
     lengths = torch.randint(LENGTH + 1, (samples, 1), generator=generator)
@@ -60,33 +60,33 @@ def text_step(model: nn.Module, batch: Any, trainer: Trainer | None) -> torch.Te
 
 
 def main() -> None:
-    world = ranks()
-    worst = dict.fromkeys(BOUND, 0.0)
+    group = start_process_group()
+    largest = dict.fromkeys(BOUND, 0.0)
 
-    def samples_count(shares: list[int]) -> None:
+    def check_images(shares: list[int]) -> None:
         batch = sum(shares)
         for dtype, bound in BOUND.items():
             for name in ("mlp", "digits-cnn"):
-                nets = []
+                models = []
                 for _ in range(2):
                     torch.manual_seed(0)
-                    nets.append(build(name, InputShape((1, 8, 8), 10)).to(dtype))
+                    models.append(build(name, InputShape((1, 8, 8), 10)).to(dtype))
                 data = images(dtype, batch + batch // 2)  # the second batch is short
-                exact = alone(nets[0], data, image_step, batch, 2)
-                found, _ = together(world, nets[1], data, image_step, 2, shares=shares)
+                exact = train_in_one_process(models[0], data, image_step, batch, 2)
+                found, _ = train_on_all_ranks(group, models[1], data, image_step, 2, shares=shares)
                 off = distance(found, exact)
                 assert off <= bound, f"{name} {dtype} {shares}: gradient off by {off:.1e}"
-                drift = distance(flat(nets[1]), flat(nets[0]))
+                drift = distance(flat(models[1]), flat(models[0]))
                 assert drift <= bound, f"{name} {dtype} {shares}: parameters off by {drift:.1e}"
-                equal_on_all(world, nets[1])
-                worst[dtype] = max(worst[dtype], off)
+                equal_on_all(group, models[1])
+                largest[dtype] = max(largest[dtype], off)
 
-    def tokens_count(shares: list[int]) -> None:
+    def check_tokens(shares: list[int]) -> None:
         batch = sum(shares)
         for dtype, bound in BOUND.items():
-            nets, data = [text_model(dtype), text_model(dtype)], texts(batch)
-            exact = alone(nets[0], data, text_step, batch, 1)
-            found, trainer = together(world, nets[1], data, text_step, 1, shares=shares)
+            models, data = [text_model(dtype), text_model(dtype)], texts(batch)
+            exact = train_in_one_process(models[0], data, text_step, batch, 1)
+            found, trainer = train_on_all_ranks(group, models[1], data, text_step, 1, shares=shares)
             off = distance(found, exact)
             assert off <= bound, f"tokens {dtype} {shares}: gradient off by {off:.1e}"
             with torch.no_grad():
@@ -94,13 +94,16 @@ def main() -> None:
             logged = trainer.outcome().loss
             assert logged is not None and abs(logged - first) <= 1e-6 * first, (logged, first)
 
-    shares = st.lists(st.integers(1, 40), min_size=world.size, max_size=world.size)
-    some = settings(max_examples=5, deadline=None, database=None, derandomize=True)
-    count = with_hypothesis(world, samples_count, lambda lead: some(given(shares)(lead)))
-    few = st.lists(st.integers(1, 4), min_size=world.size, max_size=world.size)
-    count += with_hypothesis(world, tokens_count, lambda lead: some(given(few)(lead)))
-    say(world, f"{count} examples, off by at most {', '.join(f'{off:.0e} in {dtype}' for dtype, off in worst.items())}")
-    world.close()
+    shares = st.lists(st.integers(1, 40), min_size=group.size, max_size=group.size)
+    few_examples = settings(max_examples=5, deadline=None, database=None, derandomize=True)
+    count = with_hypothesis(group, check_images, lambda lead: few_examples(given(shares)(lead)))
+    small_shares = st.lists(st.integers(1, 4), min_size=group.size, max_size=group.size)
+    count += with_hypothesis(group, check_tokens, lambda lead: few_examples(given(small_shares)(lead)))
+    print_on_rank_0(
+        group,
+        f"{count} examples, off by at most {', '.join(f'{off:.0e} in {dtype}' for dtype, off in largest.items())}",
+    )
+    group.close()
 
 
 main()

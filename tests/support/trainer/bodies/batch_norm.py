@@ -1,4 +1,4 @@
-"""On every rank: batch norm over the whole batch is that of one process, whatever the shares."""
+"""Check on every rank that synchronized batch norm equals that of one process for any shares."""
 
 import copy
 import warnings
@@ -14,13 +14,13 @@ from dlcontract import ModelRef
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import (
     BOUND,
-    alone,
     distance,
     equal_on_all,
     flat,
-    ranks,
-    say,
-    together,
+    print_on_rank_0,
+    start_process_group,
+    train_in_one_process,
+    train_on_all_ranks,
     with_hypothesis,
 )
 
@@ -47,12 +47,12 @@ def step(net: nn.Module, batch: Any, trainer: Trainer | None) -> torch.Tensor:
 
 
 def main() -> None:
-    world = ranks()
-    worst = dict.fromkeys(BOUND, 0.0)
+    group = start_process_group()
+    largest = dict.fromkeys(BOUND, 0.0)
 
-    asked: dict[torch.dtype, dict[str, Any]] = {
-        torch.float32: {"wrap": {"sync_batch_norm": True}},  # by the script
-        torch.float64: {"model_": ModelRef(command=("script",), sync_batch_norm=True)},  # by the manifest
+    options: dict[torch.dtype, dict[str, Any]] = {
+        torch.float32: {"wrap": {"sync_batch_norm": True}},  # set by the script
+        torch.float64: {"model_": ModelRef(command=("script",), sync_batch_norm=True)},  # set by the manifest
     }
 
     def example(shares: list[int]) -> None:
@@ -60,33 +60,38 @@ def main() -> None:
         for dtype, bound in BOUND.items():
             one, many = model(dtype), model(dtype)
             generator = torch.Generator().manual_seed(batch)
-            samples = batch + max(16, batch // 2)  # the second batch is short: some rank may have no sample of it
+            samples = batch + max(16, batch // 2)  # the second batch is short, so some ranks may get no sample
             x = torch.rand(samples, 1, 8, 8, generator=generator, dtype=dtype)
             data = (x, torch.arange(samples) % 10)
-            exact = alone(one, data, step, batch, 2)
-            found, _ = together(world, many, data, step, 2, shares=shares, **asked[dtype])
+            exact = train_in_one_process(one, data, step, batch, 2)
+            found, _ = train_on_all_ranks(group, many, data, step, 2, shares=shares, **options[dtype])
             off, drift = distance(found, exact), distance(flat(many), flat(one))
             assert off <= bound and drift <= bound, f"{dtype} {shares}: off by {off:.1e}, after two steps {drift:.1e}"
-            worst[dtype] = max(worst[dtype], off)
-            equal_on_all(world, many)
+            largest[dtype] = max(largest[dtype], off)
+            equal_on_all(group, many)
             for (name, a), b in zip(many.named_buffers(), one.buffers(), strict=True):
                 assert distance(a, b) <= bound, f"{dtype} {shares}: {name} is {a}, expected {b}"
             with torch.no_grad():
                 copied = copy.deepcopy(many).eval()
                 assert distance(copied(x), one.eval()(x)) <= 10 * bound, "evaluation uses the running statistics"
 
-    some = settings(max_examples=5, deadline=None, database=None, derandomize=True)
-    # Of two values, the normalized ones are -1 and 1 whatever they were, and their gradient is mere rounding.
-    shares = st.lists(st.integers(1, 24), min_size=world.size, max_size=world.size).filter(lambda s: sum(s) >= 16)
+    few_examples = settings(max_examples=5, deadline=None, database=None, derandomize=True)
+    # Two values always normalize to -1 and 1, so that their gradient is only a rounding error.
+    shares = st.lists(st.integers(1, 24), min_size=group.size, max_size=group.size).filter(lambda s: sum(s) >= 16)
     with warnings.catch_warnings(record=True) as caught:
-        together(
-            world, model(torch.float32), (torch.rand(9, 1, 8, 8), torch.arange(9)), step, 1, shares=[9] * world.size
+        train_on_all_ranks(
+            group, model(torch.float32), (torch.rand(9, 1, 8, 8), torch.arange(9)), step, 1, shares=[9] * group.size
         )
     warned = [str(w.message) for w in caught if "BatchNorm layers (1, …) use the samples of one rank" in str(w.message)]
-    assert len(warned) == (world.rank == 0 < world.size - 1), "rank 0 of several says what is not exact"
-    count = with_hypothesis(world, example, lambda lead: some(given(shares)(lead)))
-    say(world, f"{count} examples, off by at most {', '.join(f'{off:.0e} in {dtype}' for dtype, off in worst.items())}")
-    world.close()
+    assert len(warned) == (group.rank == 0 < group.size - 1), (
+        "with several ranks, rank 0 warns that the result is not exact"
+    )
+    count = with_hypothesis(group, example, lambda lead: few_examples(given(shares)(lead)))
+    print_on_rank_0(
+        group,
+        f"{count} examples, off by at most {', '.join(f'{off:.0e} in {dtype}' for dtype, off in largest.items())}",
+    )
+    group.close()
 
 
 main()

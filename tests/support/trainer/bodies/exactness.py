@@ -1,4 +1,4 @@
-"""On every rank: gradients and parameters are those of one process, whatever the split and the strategy."""
+"""Check on every rank that gradients and parameters equal those of one process, for several shares and algorithms."""
 
 import sys
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def model(name: str, dtype: torch.dtype) -> nn.Module:
 
 
 def one_process(name: str, dtype: torch.dtype, steps: int) -> tuple[nn.Module, torch.Tensor]:
-    """Plain PyTorch: the model after ``steps`` and its first gradient, in the order of parameters."""
+    """Train with plain PyTorch. Return the model after ``steps`` and its first gradient in the order of parameters."""
     net, (x, y) = model(name, dtype), data(dtype)
     opt = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     sampler = Sampler(SAMPLES, BATCH, 0)
@@ -44,29 +44,29 @@ def one_process(name: str, dtype: torch.dtype, steps: int) -> tuple[nn.Module, t
     return net, first
 
 
-def together(
-    world: ProcessGroup, name: str, dtype: torch.dtype, steps: int, shares: list[int], strategy: str
+def train_on_all_ranks(
+    group: ProcessGroup, name: str, dtype: torch.dtype, steps: int, shares: list[int], strategy: str
 ) -> tuple[nn.Module, torch.Tensor]:
-    """The same on all ranks; a rank with share 0 is a parameter server."""
+    """Train the same model on all ranks. A rank with share 0 is a parameter server."""
     net, (x, y) = model(name, dtype), data(dtype)
     opt = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     servers = [rank for rank, share in enumerate(shares) if not share]
 
     def collective(buffers: list[torch.Tensor]) -> Collective:
-        return choose(strategy, world.comm, buffers, segment_nbytes=1024, servers=servers)
+        return choose(strategy, group.comm, buffers, segment_nbytes=1024, servers=servers)
 
     parallel = DataParallel(net.parameters(), collective, 16 * 1024, 1)
-    assert len(parallel.buffer.buckets) > 3, "several buckets are under way at once"
+    assert len(parallel.buffer.buckets) > 3, "several buckets are reduced at the same time"
     sampler = Sampler(SAMPLES, BATCH, 0)
     first = torch.empty(0)
     for step in range(steps):
-        part = sampler.part(step, shares, world.rank)
+        part = sampler.part(step, shares, group.rank)
         parallel.begin(part.weight, [part.weight])
         if len(part.indices):
             chosen = torch.from_numpy(part.indices)
             cross_entropy(net(x[chosen]), y[chosen]).backward()
         (whole,) = parallel.finish()
-        assert abs(whole - 1) < 1e-6, "the tail travels with the gradients"
+        assert abs(whole - 1) < 1e-6, "the tail is reduced with the gradients"
         if step == 0:
             first = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).clone()
         opt.step()
@@ -82,30 +82,30 @@ def flat(net: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def check(world: ProcessGroup, report: Callable[[str], object]) -> None:
+def check(group: ProcessGroup, report: Callable[[str], object]) -> None:
     for dtype, bound, names in ((torch.float32, 1e-6, ("digits-cnn", "mlp")), (torch.float64, 1e-12, ("mlp",))):
         for name in names:
-            alone, gradient = one_process(name, dtype, 20)
+            reference, gradient = one_process(name, dtype, 20)
             for strategy, shares in (
                 ("Ring", [8, 8, 8]),
                 ("Ring", [3, 7, 14]),
                 ("MPI", [22, 1, 1]),
                 ("ParameterServer", [9, 15, 0]),
             ):
-                net, first = together(world, name, dtype, 20, shares, strategy)
-                off, drift = distance(first, gradient), distance(flat(net), flat(alone))
+                net, first = train_on_all_ranks(group, name, dtype, 20, shares, strategy)
+                off, drift = distance(first, gradient), distance(flat(net), flat(reference))
                 report(f"{name} {dtype} {strategy} {shares}: gradient off by {off:.1e}, 20 steps by {drift:.1e}")
                 assert off <= bound and drift <= 10 * bound
-                mine = flat(net).numpy().tobytes()
-                assert world.broadcast(mine) == mine, "parameters differ between ranks"
+                bits = flat(net).numpy().tobytes()
+                assert group.broadcast(bits) == bits, "parameters differ between ranks"
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    world = ProcessGroup.start()
-    world.expect(int(sys.argv[1]))
-    check(world, lambda text: world.rank or sys.stdout.write(f"{text}\n"))
-    world.close()
+    group = ProcessGroup.start()
+    group.expect(int(sys.argv[1]))
+    check(group, lambda text: group.rank or sys.stdout.write(f"{text}\n"))
+    group.close()
 
 
 main()

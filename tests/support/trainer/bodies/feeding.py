@@ -1,9 +1,9 @@
-"""A user's script with a dataset of its own that draws random numbers: ``feeding.py WORKERS WHAT``.
+"""A training script whose dataset draws random numbers: ``feeding.py WORKERS EVENT``.
 
-Prints digests of this rank's batches, and the parameters at the end. WHAT: ``none``; ``disturb``: shares move amid
-training, later rank 1 kills itself; ``raise``: sample 7 cannot be read; ``kill``: a worker is killed with sample 7;
-``hold``: the script stops amid training. There is no guard (``if __name__ == "__main__"``), and none is needed: a worker
-does not run the script again.
+The script prints digests of this rank's batches, and the parameters at the end. EVENT is ``none``, ``disturb`` (shares
+change during training, and later rank 1 kills itself), ``raise`` (sample 7 cannot be read), ``kill`` (sample 7 kills its
+worker) or ``hold`` (the script pauses). It needs no guard (``if __name__ == "__main__"``), because workers do not run the
+script again.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, default_collate
 
 import dltrain
 
-WORKERS, WHAT = int(sys.argv[1]), sys.argv[2]
+WORKERS, EVENT = int(sys.argv[1]), sys.argv[2]
 SAMPLES = 90
 
 
@@ -30,7 +30,7 @@ class Pair(NamedTuple):
 
 
 class Noisy(Dataset[tuple[torch.Tensor, int]]):
-    """Noise from three generators; the class is the script's."""
+    """A dataset of the script with noise from three random generators."""
 
     def __init__(self) -> None:
         self.x = torch.rand(SAMPLES, 16, generator=torch.Generator().manual_seed(1))
@@ -39,9 +39,9 @@ class Noisy(Dataset[tuple[torch.Tensor, int]]):
         return SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if index == 7 and WHAT == "raise":
+        if index == 7 and EVENT == "raise":
             raise OSError("cannot read picture-7.png")
-        if index == 7 and WHAT == "kill":
+        if index == 7 and EVENT == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         noise = torch.rand(16) + torch.from_numpy(np.random.rand(16)).float() + random.random()
         return self.x[index] + noise, index % 10
@@ -57,15 +57,15 @@ digests = []
 for batch in t.steps(loader):
     assert isinstance(batch, Pair)
     digests.append(hashlib.sha256(batch.x.numpy().tobytes() + batch.y.numpy().tobytes()).hexdigest()[:8])
-    if WHAT == "hold" and t.step == 3:
+    if EVENT == "hold" and t.step == 3:
         print("holding", flush=True)
         signal.pause()
-    if WHAT == "disturb" and t.step == 7 and t.rank == 1:
+    if EVENT == "disturb" and t.step == 7 and t.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     torch.nn.functional.cross_entropy(model(batch.x), batch.y).backward()
     opt.step()
-    if WHAT == "disturb" and t.step == 4 and t.size == 2:
+    if EVENT == "disturb" and t.step == 4 and t.size == 2:
         t.reshard((9, 3), "to see")
-assert before == (random.getstate(), np.random.get_state()[1].tolist()), "the script's own generators were touched"
+assert before == (random.getstate(), np.random.get_state()[1].tolist()), "the state of the script's generators changed"
 flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 print(json.dumps({"rank": t.rank, "digests": digests, "parameters": flat.tolist()}), flush=True)

@@ -1,4 +1,4 @@
-"""``dltrain.builtin.rank``, but the memory of rank 1 loses a bit of a parameter once: argument 1 is the step, 2 a marker file."""
+"""Run ``dltrain.builtin.rank``, but flip a bit of a parameter of rank 1 once. Arguments: the step and a marker file."""
 
 import os
 import sys
@@ -12,15 +12,15 @@ step, marker = int(sys.argv[1]), Path(sys.argv[2])
 after_update = Trainer._after_update
 
 
-def forgetful(trainer: Trainer) -> None:
+def flip_bit(trainer: Trainer) -> None:
     after_update(trainer)
     if trainer.step == step - 1:
-        trainer.checkpoint_manager.wait()  # there is something to go on from, however slow the volume
+        trainer.checkpoint_manager.wait()  # a checkpoint exists even if the volume is slow
     if os.environ["OMPI_COMM_WORLD_RANK"] == "1" and trainer.step == step and not marker.exists():
         marker.touch()
         last = list(trainer.model.parameters())[-1].detach().numpy()
-        last.view("int32")[0] ^= 1 << 12  # the lowest one may be rounded away before anybody looks
+        last.view("int32")[0] ^= 1 << 12  # a lower bit could be lost by rounding before the comparison
 
 
-Trainer._after_update = forgetful  # type: ignore[method-assign]
+Trainer._after_update = flip_bit  # type: ignore[method-assign]
 session.leave(dltrain.builtin.rank.main())

@@ -1,4 +1,4 @@
-"""For bodies on real ranks: training by a ``Trainer`` beside the same in one process of plain PyTorch."""
+"""Training with a ``Trainer`` on real ranks and with plain PyTorch in one process, for comparison."""
 
 import json
 import sys
@@ -17,9 +17,9 @@ from dltrain.train.trainer import Trainer
 from support.trainer.plans import make_plan
 
 BOUND = {torch.float32: 1e-6, torch.float64: 1e-12}
-"""Relative distance of a gradient from that of one process."""
+"""Maximum relative distance of a gradient from that of one process."""
 Step = Callable[[nn.Module, Any, Trainer | None], torch.Tensor]
-"""(model, batch, trainer or None in one process) to the mean loss of the batch given."""
+"""Maps (model, batch, trainer or None in one process) to the mean loss of the batch."""
 MakeOptimizer = Callable[[nn.Module], Optimizer]
 
 
@@ -28,7 +28,7 @@ def sgd(model: nn.Module) -> Optimizer:
 
 
 def four_classes(samples: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight random features and a class of each sample, the same on every rank."""
+    """Return eight random features and a class per sample, the same on every rank."""
     generator = torch.Generator().manual_seed(3)
     return torch.randn(samples, 8, generator=generator, dtype=dtype), torch.arange(samples) % 4
 
@@ -42,14 +42,14 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Relative distance of ``a`` from ``b``, by norm."""
+    """Return the relative distance of ``a`` from ``b`` by norm."""
     return float((a.double() - b.double()).norm() / b.double().norm())
 
 
-def alone(
+def train_in_one_process(
     model: nn.Module, data: tuple[torch.Tensor, ...], step: Step, batch: int, steps: int, optimizer: MakeOptimizer = sgd
 ) -> torch.Tensor:
-    """``steps`` of plain PyTorch, in place; returns the first gradient."""
+    """Train ``model`` in place with plain PyTorch for ``steps``. Return the first gradient."""
     opt = optimizer(model)
     sampler, first = Sampler(len(data[0]), batch, 0), torch.empty(0)
     for number in range(steps):
@@ -61,8 +61,8 @@ def alone(
     return first
 
 
-def together(
-    world: ProcessGroup,
+def train_on_all_ranks(
+    group: ProcessGroup,
     model: nn.Module,
     data: tuple[torch.Tensor, ...],
     step: Step,
@@ -72,11 +72,11 @@ def together(
     model_: ModelRef | None = None,
     **plan: Any,
 ) -> tuple[torch.Tensor, Trainer]:
-    """The same on all ranks, with shares and strategy as in ``plan``; the trainer is closed."""
+    """Train the same on all ranks with shares and strategy of ``plan``. Return the first gradient and the closed trainer."""
     shares = plan["shares"]
     plan |= {"model": model_} if model_ is not None else {}
     made = make_plan(global_batch=sum(shares), steps=steps, bucket_nbytes=4096, segment_nbytes=1024, **plan)
-    trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
+    trainer = Trainer(made, group, RankReporter(None), torch.device("cpu"), "cpu")
     model, opt = trainer.wrap(model, optimizer(model), **(wrap or {}))
     first = torch.empty(0)
     for batch in trainer.steps(trainer.loader(data)):
@@ -88,44 +88,44 @@ def together(
     return first, trainer
 
 
-def equal_on_all(world: ProcessGroup, model: nn.Module) -> None:
-    mine = flat(model).numpy().tobytes()
-    assert world.broadcast(mine) == mine, "parameters differ between ranks"
+def equal_on_all(group: ProcessGroup, model: nn.Module) -> None:
+    bits = flat(model).numpy().tobytes()
+    assert group.broadcast(bits) == bits, "parameters differ between ranks"
 
 
 def with_hypothesis(
-    world: ProcessGroup, example: Callable[[Any], None], given: Callable[[Callable[[Any], None]], Any]
+    group: ProcessGroup, example: Callable[[Any], None], given: Callable[[Callable[[Any], None]], Any]
 ) -> int:
-    """``example`` on all ranks, with values that hypothesis chooses on rank 0. Returns how many there were.
+    """Call ``example`` on all ranks with values that hypothesis chooses on rank 0. Return the number of values.
 
-    ``given``: hypothesis's decorator. A failure must show on rank 0, or end the whole world.
+    ``given`` is hypothesis's decorator. A failure must occur on rank 0 too, or end the whole process group.
     """
     count = 0
-    if world.rank == 0:
+    if group.rank == 0:
 
         def lead(value: Any) -> None:
             nonlocal count
             count += 1
-            world.broadcast(json.dumps(value).encode())
+            group.broadcast(json.dumps(value).encode())
             example(value)
 
         given(lead)()
-        world.broadcast(b"null")
+        group.broadcast(b"null")
         return count
-    while (value := json.loads(world.broadcast(b""))) is not None:
+    while (value := json.loads(group.broadcast(b""))) is not None:
         count += 1
         example(value)
     return count
 
 
-def ranks() -> ProcessGroup:
-    """The world, as large as the first argument says."""
+def start_process_group() -> ProcessGroup:
+    """Start the process group, whose size is the first argument of the program."""
     torch.set_num_threads(1)
-    world = ProcessGroup.start()
-    world.expect(int(sys.argv[1]))
-    return world
+    group = ProcessGroup.start()
+    group.expect(int(sys.argv[1]))
+    return group
 
 
-def say(world: ProcessGroup, text: str) -> None:
-    if world.rank == 0:
+def print_on_rank_0(group: ProcessGroup, text: str) -> None:
+    if group.rank == 0:
         sys.stdout.write(f"{text}\n")

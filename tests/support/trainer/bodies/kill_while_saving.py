@@ -1,4 +1,4 @@
-"""Saves checkpoints in a child that is killed in the middle of one, again and again; the newest must always load."""
+"""Repeatedly kill a child process while it saves a checkpoint, and check that the newest checkpoint loads."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from dltrain.checkpoint.store import Checkpoints, Snapshot, decode
 ROUNDS = 8
 
 
-def save_for_ever(checkpoints: Checkpoints, announce: int) -> None:
+def save_forever(checkpoints: Checkpoints, announce: int) -> None:
     step = max(checkpoints.steps(), default=0)
     while True:
         step += 1
@@ -27,7 +27,7 @@ def main() -> None:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            save_for_ever(checkpoints, writing)
+            save_forever(checkpoints, writing)
         os.close(writing)
         with os.fdopen(reading) as lines:
             announced = [int(lines.readline()) for _ in range(1 + round_ % 3)][-1]

@@ -1,6 +1,6 @@
-"""A rank saves and ends by itself while its agent has no time to listen, and is then asked to stop: what it said arrives.
+"""Check that messages of a rank arrive if it saves and exits while its agent is busy and before it is asked to stop.
 
-Argument: a folder. Run with RANK set it is the rank, else the agent's part that keeps ranks.
+Argument: a folder. With RANK set, the program is the rank, otherwise the part of the agent that manages ranks.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ async def agent() -> None:
             break
     (FOLDER / "end").touch()
     while Path(f"/proc/{pid}").exists():
-        time.sleep(0.01)  # without await: nothing is read meanwhile
+        time.sleep(0.01)  # blocking, so that the agent reads nothing meanwhile
     local.stop(10.0, progressed=True)
-    heard = []
+    received = []
     while not isinstance(event := await events.get(), RankEnded):
-        heard.append(event.news.type if isinstance(event, RankNews) else event.type)
-    print(heard, event.exit_code, flush=True)
+        received.append(event.news.type if isinstance(event, RankNews) else event.type)
+    print(received, event.exit_code, flush=True)
     os._exit(0)
 
 

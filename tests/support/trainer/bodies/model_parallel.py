@@ -1,5 +1,6 @@
-"""On every rank: a model that is split over ranks learns what one process learns, to rounding; what it saves is what
-one process saves, and either goes on from the other's.
+"""Check on every rank that a model-parallel run learns the same as one process up to rounding.
+
+Their checkpoints agree too, and each can resume from the other's.
 
 Arguments: ranks, and a folder for checkpoints.
 """
@@ -21,7 +22,15 @@ from dltrain.parallel.pipeline import Pipeline
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
-from support.trainer.bodies.harness import BOUND, MakeOptimizer, alone, distance, flat, ranks, say
+from support.trainer.bodies.harness import (
+    BOUND,
+    MakeOptimizer,
+    distance,
+    flat,
+    print_on_rank_0,
+    start_process_group,
+    train_in_one_process,
+)
 from support.trainer.plans import make_plan
 
 STEPS, BATCH, SAMPLES = 6, 12, 30
@@ -40,7 +49,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 
 
 def quiet() -> RankReporter:
-    """Without lines of progress."""
+    """Return a reporter that prints no progress."""
     reporter = RankReporter(None)
     reporter.rank = 1
     return reporter
@@ -59,26 +68,26 @@ def data(name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.rand(SAMPLES, *shape.shape, generator=generator, dtype=dtype), torch.arange(SAMPLES) % shape.classes
 
 
-def one(net: nn.Module, batch: Any, trainer: Trainer | None) -> Tensor:
+def batch_loss(net: nn.Module, batch: Any, trainer: Trainer | None) -> Tensor:
     return mean_loss(net(batch[0]), batch[1])
 
 
 def split(
-    world: ProcessGroup,
+    group: ProcessGroup,
     name: str,
     dtype: torch.dtype,
     steps: int,
     optimizer: MakeOptimizer,
-    where: Path | None,
+    folder: Path | None,
     **plan: Any,
 ) -> tuple[dict[str, Tensor], Tensor, Trainer]:
-    """On rank 0 the whole model's parameters after ``steps``, by name, and its first gradient in their order."""
+    """Train on all ranks. Return, on rank 0, the parameters after ``steps`` by name and the first gradient."""
     net, samples = model(name, dtype), data(name, dtype)
     made = make_plan(
-        world.size, shares=[BATCH] * world.size, global_batch=BATCH, min_ranks=world.size, steps=steps,
-        segment_nbytes=1024, checkpoint=CheckpointRef(enabled=where is not None, directory=str(where), interval_s=1e6), **plan,
+        group.size, shares=[BATCH] * group.size, global_batch=BATCH, min_ranks=group.size, steps=steps,
+        segment_nbytes=1024, checkpoint=CheckpointRef(enabled=folder is not None, directory=str(folder), interval_s=1e6), **plan,
     )  # fmt: skip
-    trainer = Trainer(made, world, quiet(), torch.device("cpu"), "cpu")
+    trainer = Trainer(made, group, quiet(), torch.device("cpu"), "cpu")
     net, opt = trainer.wrap(net, optimizer(net), sample=samples[0][:1])
     first = torch.empty(0)
     for x, y in trainer.steps(trainer.loader(samples)):
@@ -88,13 +97,13 @@ def split(
             mean_loss(net(x), y).backward()
         opt.step()
         if trainer.step == 1:
-            kept = {own: own.data for own in net.parameters()}
-            for own in kept:
-                own.data = own.grad if own.grad is not None else own.data
+            values = {parameter: parameter.data for parameter in net.parameters()}
+            for parameter in values:
+                parameter.data = parameter.grad if parameter.grad is not None else parameter.data
             whole = trainer.parallel.weights(net)
             first = torch.cat([part.flatten() for part in whole.values()]) if whole else first
-            for own, value in kept.items():
-                own.data = value
+            for parameter, value in values.items():
+                parameter.data = value
     parameters = trainer.parallel.weights(net)
     trainer.close()
     return parameters, first, trainer
@@ -105,47 +114,49 @@ def saved(folder: Path, steps: int) -> dict[str, Tensor]:
     return load_file(path / MODEL) | load_file(path / OPTIMIZER)
 
 
-def check(world: ProcessGroup, name: str, dtype: torch.dtype, by: str, **plan: Any) -> str:
+def check(group: ProcessGroup, name: str, dtype: torch.dtype, by: str, **plan: Any) -> str:
     optimizer = OPTIMIZERS[by]
     single = model(name, dtype)
     steps = 1 if name == "resnet18" else STEPS
-    gradient = alone(single, data(name, dtype), one, BATCH, steps, optimizer)
-    whole, first, _ = split(world, name, dtype, steps, optimizer, None, **plan)
+    gradient = train_in_one_process(single, data(name, dtype), batch_loss, BATCH, steps, optimizer)
+    whole, first, _ = split(group, name, dtype, steps, optimizer, None, **plan)
     off = drift = 0.0
     bound = BOUND[dtype] * (1e3 if by == "Adam" else 10)
-    if world.rank == 0:
+    if group.rank == 0:
         off, drift = distance(first, gradient), distance(torch.cat([p.flatten() for p in whole.values()]), flat(single))
         assert off <= BOUND[dtype] and drift <= bound, f"{name} {dtype} {plan}: off by {off:.1e}, then {drift:.1e}"
     return f"{off:.0e}, {steps} steps by {drift:.0e}"
 
 
-def resumes(world: ProcessGroup, name: str, by: str, folder: Path, **plan: Any) -> None:
-    """Bitwise at the same split; to rounding from and to data parallel, whose checkpoints are alike."""
+def check_resume(group: ProcessGroup, name: str, by: str, folder: Path, **plan: Any) -> None:
+    """Check that a resume is bit-identical with the same split, and equal up to rounding from and to data parallelism."""
     optimizer, double = OPTIMIZERS[by], torch.float64
-    never, _, _ = split(world, name, double, STEPS, optimizer, folder / "never", **plan)
+    uninterrupted, _, _ = split(group, name, double, STEPS, optimizer, folder / "uninterrupted", **plan)
     replicated = {"parallelism": "Data", "shares": None}
     for kind, before, after in (("same", plan, plan), ("to", replicated, plan), ("from", plan, replicated)):
-        where = folder / kind
+        place = folder / kind
         for steps, how in ((STEPS // 2, before), (STEPS, after)):
             if how is replicated:
-                whole = data_parallel(world, name, steps, optimizer, where)
+                whole = data_parallel(group, name, steps, optimizer, place)
             else:
-                whole, _, _ = split(world, name, double, steps, optimizer, where, **how)
-        if world.rank == 0:
-            worst = max(distance(whole[key], never[key]) for key in never if never[key].norm())
-            assert worst <= (0 if kind == "same" else 1e-9), f"{name} {plan} {kind}: off by {worst:.1e}"
-    if world.rank == 0:
-        ours, theirs = saved(folder / "same", STEPS), saved(folder / "to", STEPS // 2)
-        assert {k: (v.shape, v.dtype) for k, v in ours.items()} == {k: (v.shape, v.dtype) for k, v in theirs.items()}
+                whole, _, _ = split(group, name, double, steps, optimizer, place, **how)
+        if group.rank == 0:
+            error = max(distance(whole[key], uninterrupted[key]) for key in uninterrupted if uninterrupted[key].norm())
+            assert error <= (0 if kind == "same" else 1e-9), f"{name} {plan} {kind}: off by {error:.1e}"
+    if group.rank == 0:
+        split_tensors, replicated_tensors = saved(folder / "same", STEPS), saved(folder / "to", STEPS // 2)
+        assert {k: (v.shape, v.dtype) for k, v in split_tensors.items()} == {
+            k: (v.shape, v.dtype) for k, v in replicated_tensors.items()
+        }
 
 
 def data_parallel(
-    world: ProcessGroup, name: str, steps: int, optimizer: MakeOptimizer, where: Path
+    group: ProcessGroup, name: str, steps: int, optimizer: MakeOptimizer, folder: Path
 ) -> dict[str, Tensor]:
     net = model(name, torch.float64)
-    keep = CheckpointRef(directory=str(where), interval_s=1e6)
-    made = make_plan(world.size, global_batch=BATCH, steps=steps, checkpoint=keep)
-    trainer = Trainer(made, world, quiet(), torch.device("cpu"), "cpu")
+    checkpoint = CheckpointRef(directory=str(folder), interval_s=1e6)
+    made = make_plan(group.size, global_batch=BATCH, steps=steps, checkpoint=checkpoint)
+    trainer = Trainer(made, group, quiet(), torch.device("cpu"), "cpu")
     net, opt = trainer.wrap(net, optimizer(net))
     for x, y in trainer.steps(trainer.loader(data(name, torch.float64))):
         mean_loss(net(x), y).backward()
@@ -154,15 +165,15 @@ def data_parallel(
     return {key: value.detach() for key, value in net.state_dict().items()}
 
 
-def refused(world: ProcessGroup, folder: Path) -> None:
+def check_rejections(group: ProcessGroup, folder: Path) -> None:
     for name, plan, words in (
         ("digits-cnn", {"parallelism": "Tensor"}, "found Tensor, with a model without a pair of linear layers"),
         ("mlp", {"parallelism": "Pipeline"}, "found 3 layers with parameters; expected at least one per stage (4)"),
     ):
-        if plan["parallelism"] == "Pipeline" and world.size < 4:
+        if plan["parallelism"] == "Pipeline" and group.size < 4:
             continue
         try:
-            split(world, name, torch.float32, 1, OPTIMIZERS["momentum"], folder / f"refused-{name}", **plan)
+            split(group, name, torch.float32, 1, OPTIMIZERS["momentum"], folder / f"rejected-{name}", **plan)
         except BadInputError as error:
             assert words in str(error), error
         else:
@@ -170,21 +181,21 @@ def refused(world: ProcessGroup, folder: Path) -> None:
 
 
 def main() -> None:
-    world, folder = ranks(), Path(sys.argv[2])
+    group, folder = start_process_group(), Path(sys.argv[2])
     pipeline = {"parallelism": "Pipeline", "micro_batches": 5}
     tensor = {"parallelism": "Tensor", "collective": "Ring"}
     for plan, names in ((pipeline, list(MODELS)), (tensor, ["mlp", "lenet", "gpt-mini"])):
-        for name in names if world.size == 2 else ["gpt-mini"]:
-            for dtype in BOUND if (name, world.size) == ("gpt-mini", 2) else (torch.float64,):
+        for name in names if group.size == 2 else ["gpt-mini"]:
+            for dtype in BOUND if (name, group.size) == ("gpt-mini", 2) else (torch.float64,):
                 by = "Adam" if name == "digits-cnn" else "momentum"
-                text = check(world, name, dtype, by, **plan)
-                say(world, f"{plan['parallelism']} {name} {dtype}: gradient off by {text}")
-    refused(world, folder)
-    if world.size == 2:
+                text = check(group, name, dtype, by, **plan)
+                print_on_rank_0(group, f"{plan['parallelism']} {name} {dtype}: gradient off by {text}")
+    check_rejections(group, folder)
+    if group.size == 2:
         for plan in (pipeline, tensor):
-            resumes(world, "gpt-mini", "Adam", folder / f"resumes-{plan['parallelism']}", **plan)
-            say(world, f"{plan['parallelism']} goes on from checkpoints")
-    world.close()
+            check_resume(group, "gpt-mini", "Adam", folder / f"resume-{plan['parallelism']}", **plan)
+            print_on_rank_0(group, f"{plan['parallelism']} resumes from checkpoints")
+    group.close()
 
 
 main()

@@ -1,4 +1,4 @@
-"""Digits on all ranks, and shares that move before steps 5 and 20 where the first argument is ``move``."""
+"""Train digits. If the first argument is ``move``, change the shares before steps 5 and 20."""
 
 import sys
 
@@ -10,12 +10,12 @@ MOVES = {5: (90, 30), 20: (40, 80)}
 after_update = Trainer._after_update
 
 
-def moving(trainer: Trainer) -> None:
+def update_and_move(trainer: Trainer) -> None:
     after_update(trainer)
     if (shares := MOVES.get(trainer.step)) is not None:
         trainer.reshard(shares, "a test")
 
 
 if sys.argv[1] == "move":
-    Trainer._after_update = moving  # type: ignore[method-assign]
+    Trainer._after_update = update_and_move  # type: ignore[method-assign]
 session.leave(rank.main())

@@ -1,4 +1,4 @@
-"""On every rank: a sharded optimizer does what replicated ones do, saves what they save, and goes on from theirs.
+"""Check on every rank that a sharded optimizer trains and saves like replicated ones and resumes from theirs.
 
 Arguments: ranks, and a folder for checkpoints.
 """
@@ -22,13 +22,13 @@ from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import (
     BOUND,
     MakeOptimizer,
-    alone,
     distance,
     equal_on_all,
     flat,
-    ranks,
-    say,
-    together,
+    print_on_rank_0,
+    start_process_group,
+    train_in_one_process,
+    train_on_all_ranks,
 )
 
 STEPS = 20
@@ -63,73 +63,77 @@ def saved(folder: Path, steps: int) -> dict[str, torch.Tensor]:
     return load_file(path / MODEL) | load_file(path / OPTIMIZER)
 
 
-def check(world: ProcessGroup, name: str, dtype: torch.dtype, collective: str, folder: Path) -> float:
+def check(group: ProcessGroup, name: str, dtype: torch.dtype, collective: str, folder: Path) -> float:
     generator = torch.Generator().manual_seed(7)
     data = (torch.rand(50, 1, 8, 8, generator=generator, dtype=dtype), torch.arange(50) % 10)
-    shares = [5 + 7 * rank for rank in range(world.size)]
+    shares = [5 + 7 * rank for rank in range(group.size)]
     common: dict[str, Any] = {"shares": shares, "collective": collective}
     optimizer = CASES[name]
 
-    def run(kind: str, steps: int, where: Path) -> tuple[nn.Module, Trainer]:
+    def run(kind: str, steps: int, place: Path) -> tuple[nn.Module, Trainer]:
         net = model(dtype)
-        keep = CheckpointRef(directory=str(where), interval_s=1e6)
-        _, trainer = together(world, net, data, step, steps, optimizer, parallelism=kind, checkpoint=keep, **common)
-        equal_on_all(world, net)
+        checkpoint = CheckpointRef(directory=str(place), interval_s=1e6)
+        _, trainer = train_on_all_ranks(
+            group, net, data, step, steps, optimizer, parallelism=kind, checkpoint=checkpoint, **common
+        )
+        equal_on_all(group, net)
         return net, trainer
 
     one = model(dtype)
-    alone(one, data, step, sum(shares), STEPS, optimizer)
+    train_in_one_process(one, data, step, sum(shares), STEPS, optimizer)
     replicated, _ = run("Data", STEPS, folder / "replicated")
     sharded, trainer = run("Optimizer", STEPS, folder / "sharded")
-    held = sum(
+    stored = sum(
         v.numel() for s in trainer.optimizer.state.values() for k, v in s.items() if k.startswith(("exp", "mom"))
     )
     kinds = {"SGD": 0, "momentum": 1, "Adam": 2, "AdamW": 3}[name]
     count = flat(one).numel()
-    assert held <= kinds * (count / world.size + len(list(one.parameters()))), f"{held} of {kinds * count} kept here"
-    # The sums differ by rounding alone; Adam divides small ones by each other.
+    assert stored <= kinds * (count / group.size + len(list(one.parameters()))), (
+        f"this rank stores {stored} of {kinds * count} elements"
+    )
+    # The sums differ only by rounding, but Adam divides small ones by each other.
     bound = BOUND[dtype] * (1e3 if name.startswith("Adam") else 10)
     drift, off = distance(flat(sharded), flat(replicated)), distance(flat(sharded), flat(one))
     assert drift <= bound and off <= bound, f"{name} {dtype} {collective}: off by {drift:.1e}, {off:.1e}"
-    if world.rank == 0:
-        ours, theirs = saved(folder / "sharded", STEPS), saved(folder / "replicated", STEPS)
-        assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
-        for key, tensor in ours.items():
-            assert distance(tensor, theirs[key]) <= 100 * bound, f"{name}: {key} is saved otherwise"
+    if group.rank == 0:
+        sharded_tensors, replicated_tensors = saved(folder / "sharded", STEPS), saved(folder / "replicated", STEPS)
+        assert {k: v.shape for k, v in sharded_tensors.items()} == {k: v.shape for k, v in replicated_tensors.items()}
+        for key, tensor in sharded_tensors.items():
+            assert distance(tensor, replicated_tensors[key]) <= 100 * bound, f"{name}: the saved {key} differs"
     halves = folder / "halves"
     run("Optimizer", STEPS // 2, halves)
     resumed, _ = run("Optimizer", STEPS, halves)
-    assert torch.equal(flat(resumed), flat(sharded)), f"{name} {dtype} {collective}: resumed to other bits"
+    assert torch.equal(flat(resumed), flat(sharded)), f"{name} {dtype} {collective}: the resumed run differs"
     mixed = folder / "mixed"
     run("Data", STEPS // 2, mixed)
     changed, _ = run("Optimizer", STEPS, mixed)
-    assert distance(flat(changed), flat(one)) <= bound, "goes on from a replicated one"
+    assert distance(flat(changed), flat(one)) <= bound, "resumes from a replicated optimizer"
     back = folder / "back"
     run("Optimizer", STEPS // 2, back)
     changed, _ = run("Data", STEPS, back)
-    assert distance(flat(changed), flat(one)) <= bound, "a replicated one goes on"
+    assert distance(flat(changed), flat(one)) <= bound, "a replicated optimizer resumes"
     return off
 
 
 def main() -> None:
-    world, folder = ranks(), Path(sys.argv[2])
+    group, folder = start_process_group(), Path(sys.argv[2])
     for name in CASES:
         for dtype in BOUND if name in ("momentum", "Adam") else (torch.float64,):
             for collective in ("Ring", "Torch") if name == "momentum" else ("Ring",):
-                off = check(world, name, dtype, collective, folder / f"{name}-{dtype}-{collective}")
-                say(world, f"{name} {dtype} {collective}: {STEPS} steps off by {off:.0e}")
-    parts = [owned(rank, world.size, 5) for rank in range(world.size)]
+                off = check(group, name, dtype, collective, folder / f"{name}-{dtype}-{collective}")
+                print_on_rank_0(group, f"{name} {dtype} {collective}: {STEPS} steps off by {off:.0e}")
+    parts = [owned(rank, group.size, 5) for rank in range(group.size)]
     assert sorted(i for a, b in parts for i in range(a, b)) == list(range(5)), "every element has one owner"
     try:
-        together(
-            world, model(torch.float32), (torch.rand(9, 1, 8, 8), torch.arange(9)), step, 1,
-            lambda net: torch.optim.Adagrad(net.parameters()), shares=[3] * world.size, parallelism="Optimizer",
+        train_on_all_ranks(
+            group, model(torch.float32), (torch.rand(9, 1, 8, 8), torch.arange(9)), step, 1,
+            lambda net: torch.optim.Adagrad(net.parameters()), shares=[3] * group.size, parallelism="Optimizer",
         )  # fmt: skip
     except BadInputError as error:
         assert "found Optimizer with Adagrad, expected an element-wise optimizer (SGD" in str(error)
     else:
-        raise AssertionError(f"Adagrad was accepted, expected a refusal by {OptimizerParallel.__name__}")
-    world.close()
+        raise AssertionError(f"Adagrad was accepted, expected a rejection by {OptimizerParallel.__name__}")
+    group.close()
 
 
 main()

@@ -1,4 +1,4 @@
-"""A program that relies on what any Python program may: its name, arguments, workers, exit handlers, sys.exit."""
+"""A program that uses ordinary features of Python: its name, arguments, workers, exit handlers and sys.exit."""
 
 import atexit
 import multiprocessing
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Result:
-    """Pickled by name: a worker finds it in its __main__ only if that is this file."""
+    """Pickled by name, so that a worker finds it only if its __main__ is this file."""
 
     def __init__(self, value: int) -> None:
         self.value = value

@@ -1,4 +1,4 @@
-"""On every rank: what scripts do between backward() and opt.step() has the effect that it has in one process."""
+"""Check on every rank that code between backward() and opt.step() has the same effect as in one process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,14 @@ from dltrain.batch.sampling import Sampler
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
-from support.trainer.bodies.harness import distance, equal_on_all, flat, four_classes, ranks, say
+from support.trainer.bodies.harness import (
+    distance,
+    equal_on_all,
+    flat,
+    four_classes,
+    print_on_rank_0,
+    start_process_group,
+)
 from support.trainer.plans import make_plan
 
 STEPS, SAMPLES, IGNORED = 12, 120, -100
@@ -20,7 +27,7 @@ Body = Callable[["Net", torch.optim.Optimizer, list[torch.Tensor], int, Trainer 
 
 
 class Net(nn.Module):
-    """``rare`` has a part in the loss of every third step alone, and on few samples."""
+    """A network whose layer ``rare`` affects the loss of few samples, and in one case only in every third step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,12 +49,14 @@ def plain(net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step:
         trainer.clip_gradients(0.1)
 
 
-def torchs(net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step: int, trainer: Trainer | None) -> None:
+def torch_clips(
+    net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step: int, trainer: Trainer | None
+) -> None:
     x, y = batch
     loss = cross_entropy(net(x, rare=False), y)
     (loss + 0 * sum(p.sum() for p in net.rare.parameters())).backward()
     norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-    assert norm > 0.1, "it has an effect"
+    assert norm > 0.1, "clipping has an effect"
 
 
 def unused(net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step: int, trainer: Trainer | None) -> None:
@@ -55,14 +64,16 @@ def unused(net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step
     cross_entropy(net(x, rare=step % 3 == 2), y).backward()
 
 
-def parts(net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step: int, trainer: Trainer | None) -> None:
+def accumulation(
+    net: Net, opt: torch.optim.Optimizer, batch: list[torch.Tensor], step: int, trainer: Trainer | None
+) -> None:
     x, y = batch
     if trainer is None:
         cross_entropy(net(x, rare=True), y).backward()
         return
-    *some, last = zip(x.split(2), y.split(2), strict=True)
+    *first_parts, last = zip(x.split(2), y.split(2), strict=True)
     with trainer.no_sync():
-        for part_x, part_y in some:
+        for part_x, part_y in first_parts:
             (cross_entropy(net(part_x, rare=True), part_y) * (len(part_y) / len(y))).backward()
     (cross_entropy(net(last[0], rare=True), last[1]) * (len(last[1]) / len(y))).backward()
 
@@ -87,22 +98,22 @@ def freezing(
 
 CASES: dict[Body, tuple[str, ...]] = {
     plain: ("Data", "Optimizer"),
-    torchs: ("Data",),
+    torch_clips: ("Data",),
     unused: ("Data",),
-    parts: ("Data", "Optimizer"),
+    accumulation: ("Data", "Optimizer"),
     tokens: ("Data",),
     freezing: ("Data",),
 }
 
 
 def adamw(net: Net) -> torch.optim.AdamW:
-    """Its weight decay moves what has a gradient of zero, and not what has none."""
+    """Return an AdamW, whose weight decay changes parameters with a zero gradient but not those without a gradient."""
     weights = [p for p in net.parameters() if p.dim() > 1]
     biases = [p for p in net.parameters() if p.dim() < 2]
     return torch.optim.AdamW([{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 3e-3}], lr=1e-2)
 
 
-def alone(body: Body, data: tuple[torch.Tensor, ...], batch: int) -> Net:
+def train_in_one_process(body: Body, data: tuple[torch.Tensor, ...], batch: int) -> Net:
     torch.manual_seed(0)
     net = Net().double()
     opt, sampler = adamw(net), Sampler(SAMPLES, batch, 0)
@@ -116,10 +127,12 @@ def alone(body: Body, data: tuple[torch.Tensor, ...], batch: int) -> Net:
     return net
 
 
-def together(world: ProcessGroup, body: Body, data: tuple[torch.Tensor, ...], shares: list[int], **plan: Any) -> Net:
+def train_on_all_ranks(
+    group: ProcessGroup, body: Body, data: tuple[torch.Tensor, ...], shares: list[int], **plan: Any
+) -> Net:
     torch.manual_seed(0)
     made = make_plan(global_batch=sum(shares), steps=STEPS, shares=shares, bucket_nbytes=4096, **plan)
-    trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
+    trainer = Trainer(made, group, RankReporter(None), torch.device("cpu"), "cpu")
     net = Net().double()
     net, opt = trainer.wrap(net, adamw(net))
     trainer.schedule(torch.optim.lr_scheduler.CosineAnnealingLR(opt, STEPS))
@@ -131,12 +144,12 @@ def together(world: ProcessGroup, body: Body, data: tuple[torch.Tensor, ...], sh
     return net
 
 
-def made(world: ProcessGroup, **plan: Any) -> Trainer:
-    return Trainer(make_plan(world.size, **plan), world, RankReporter(None), torch.device("cpu"), "cpu")
+def make_trainer(group: ProcessGroup, **plan: Any) -> Trainer:
+    return Trainer(make_plan(group.size, **plan), group, RankReporter(None), torch.device("cpu"), "cpu")
 
 
-def refused(world: ProcessGroup) -> None:
-    trainer = made(world)
+def check_rejections(group: ProcessGroup) -> None:
+    trainer = make_trainer(group)
     net, scale = Net(), nn.Parameter(torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"t\.wrap: optimizer: found builtins\.NoneType; expected a torch Optimizer"):
         trainer.wrap(net, None)  # type: ignore[type-var]
@@ -152,16 +165,16 @@ def refused(world: ProcessGroup) -> None:
         trainer.schedule(torch.optim.lr_scheduler.ReduceLROnPlateau(opt))
     with pytest.raises(ValueError, match=r"t\.log: loss: found shape \(3,\); expected one number"):
         trainer.log(loss=torch.ones(3))
-    if world.size > 1:
+    if group.size > 1:
         with pytest.raises(ValueError, match=r"t\.steps: found 50, 51, .* samples in the dataset on ranks 0, 1"):
-            next(trainer.steps(trainer.loader((torch.ones(50 + world.rank, 8),))))
+            next(trainer.steps(trainer.loader((torch.ones(50 + group.rank, 8),))))
     trainer.close()
 
 
-def finishing(world: ProcessGroup, data: tuple[torch.Tensor, ...]) -> None:
-    """After the step under way, or after the one just done."""
+def check_finish(group: ProcessGroup, data: tuple[torch.Tensor, ...]) -> None:
+    """Check that ``finish`` ends training after the current step or after the step just completed."""
     for late in (False, True):
-        trainer = made(world, global_batch=30, steps=STEPS)
+        trainer = make_trainer(group, global_batch=30, steps=STEPS)
         net, opt = trainer.wrap(net := Net().double(), adamw(net))
         for x, y in trainer.steps(trainer.loader(data)):
             if trainer.step == 4 and not late:
@@ -174,8 +187,8 @@ def finishing(world: ProcessGroup, data: tuple[torch.Tensor, ...]) -> None:
         trainer.close()
 
 
-def passing_twice(world: ProcessGroup, data: tuple[torch.Tensor, ...]) -> None:
-    trainer = made(world, global_batch=30, steps=2)
+def check_second_loop(group: ProcessGroup, data: tuple[torch.Tensor, ...]) -> None:
+    trainer = make_trainer(group, global_batch=30, steps=2)
     net, opt = trainer.wrap(net := Net().double(), adamw(net))
     loader = trainer.loader(data)
     for x, y in trainer.steps(loader):
@@ -187,21 +200,21 @@ def passing_twice(world: ProcessGroup, data: tuple[torch.Tensor, ...]) -> None:
 
 
 def main() -> None:
-    world = ranks()
+    group = start_process_group()
     data = four_classes(SAMPLES, torch.float64)
-    shares = [3 + 5 * rank for rank in range(world.size)]
+    shares = [3 + 5 * rank for rank in range(group.size)]
     for body, strategies in CASES.items():
-        expected = flat(alone(body, data, sum(shares)))
+        expected = flat(train_in_one_process(body, data, sum(shares)))
         for strategy in strategies:
-            net = together(world, body, data, shares, parallelism=strategy)
+            net = train_on_all_ranks(group, body, data, shares, parallelism=strategy)
             off = distance(flat(net), expected)
-            say(world, f"{body.__name__} {strategy}: off by {off:.1e}")
+            print_on_rank_0(group, f"{body.__name__} {strategy}: off by {off:.1e}")
             assert off < 1e-9, (body.__name__, strategy, off)
-            equal_on_all(world, net)
-    refused(world)
-    finishing(world, data)
-    passing_twice(world, data)
-    world.close()
+            equal_on_all(group, net)
+    check_rejections(group)
+    check_finish(group, data)
+    check_second_loop(group, data)
+    group.close()
 
 
 main()

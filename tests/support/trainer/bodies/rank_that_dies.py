@@ -1,6 +1,8 @@
-"""``dltrain.builtin.rank``, but one rank kills itself: ``rank_that_dies.py RANK MOMENT COUNT``, the COUNT-th time it comes to
-MOMENT, which is ``loss`` (after the forward pass), ``agree`` (its gradient is summed, its word that it is, is not) or
-``evaluate``."""
+"""Run ``dltrain.builtin.rank``, but kill a rank: ``rank_that_dies.py RANK MOMENT COUNT``.
+
+The rank dies the COUNT-th time it reaches MOMENT, which is ``loss`` (after the forward pass), ``agree`` (after it has
+reduced its gradient, but before it confirms that) or ``evaluate``.
+"""
 
 import os
 import signal
@@ -16,7 +18,7 @@ from dltrain.train.trainer import Trainer
 MOMENTS = {"loss": (Trainer, "log"), "agree": (ProcessGroup, "agree"), "evaluate": (dltrain.builtin.rank, "evaluate")}
 
 
-def deadly(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+def kill_at_call(function: Callable[..., Any], count: int) -> Callable[..., Any]:
     calls = 0
 
     def called(*arguments: Any, **named: Any) -> Any:
@@ -32,5 +34,5 @@ def deadly(function: Callable[..., Any], count: int) -> Callable[..., Any]:
 for rank, moment, count in zip(*[iter(sys.argv[1:])] * 3, strict=True):
     if os.environ["OMPI_COMM_WORLD_RANK"] == rank:
         place, name = MOMENTS[moment]
-        setattr(place, name, deadly(getattr(place, name), int(count)))
+        setattr(place, name, kill_at_call(getattr(place, name), int(count)))
 session.leave(dltrain.builtin.rank.main())

@@ -1,8 +1,8 @@
-"""A rank without torch that speaks to its agent as ``dltrain.builtin.rank`` does, and misbehaves when told to.
+"""A rank without torch that talks to its agent like ``dltrain.builtin.rank``, and fails on request.
 
-``speaking_rank.py STEPS [PACE_S] [KEY=VALUE…]``: ``fail_rank=N fail_step=N fail_code=N`` ends that rank so, once per
-directory of the plan's checkpoints; ``mpi=1`` joins MPI and all-reduces in every step; of ``unheard=N`` no step is told; ``busy=S`` says
-at its first launch, after its first step, that there may be no news for so long, and makes no more steps.
+Usage: ``speaking_rank.py STEPS [PACE_S] [KEY=VALUE…]``. ``fail_rank=N fail_step=N fail_code=N`` ends that rank once per
+checkpoint directory. ``mpi=1`` joins MPI and all-reduces in every step. ``silent_rank=N`` sends no progress of that rank.
+``busy=S`` announces after the first step that there will be no progress for that long, and makes no more steps.
 """
 
 import os
@@ -42,20 +42,20 @@ def main() -> int:
     step = int(progress.read_text()) if progress.exists() else 0
     failed_before = directory / "failed"
     while step < steps:
-        wants_stop = reporter.stop.wait(pace_s)
+        stop = reporter.stop.wait(pace_s)
         if comm is not None:
             try:
-                wants_stop = comm.allreduce(int(wants_stop)) > 0
+                stop = comm.allreduce(int(stop)) > 0
             except Exception:
                 return EXIT_PEER_LOST
-        if wants_stop:
+        if stop:
             mark = CheckpointMark(step=step, unix_s=time.time())
             reporter.send(Checkpointed(rank=rank, mark=mark, duration_s=0.0, nbytes=0))
             return EXIT_STOPPED
         step += 1
         progress.write_text(str(step))
         measure = RankMeasure(rank=rank, device="cpu", share=plan.ranks[rank].share)
-        if str(rank) != options.get("unheard"):
+        if str(rank) != options.get("silent_rank"):
             reporter.send(
                 Step(
                     rank=rank, step=step, steps=steps, step_s=pace_s, samples_per_s=1.0, loss=1 / step,
@@ -72,7 +72,7 @@ def main() -> int:
             code = int(options["fail_code"])
             if code == 1 and not failed_before.exists():
                 failed_before.touch()
-                failure = Failure(reason="TrainingError", message="ValueError: as told", rank=rank)
+                failure = Failure(reason="TrainingError", message="ValueError: as requested", rank=rank)
                 reporter.send(Failed(rank=rank, failure=failure))
                 print("the traceback would be here", flush=True)
                 return code
@@ -98,7 +98,7 @@ def join():
     MPI.Init()
     comm = MPI.COMM_WORLD
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    assert comm.Get_size() == int(os.environ["WORLD_SIZE"]), "a world of its own"
+    assert comm.Get_size() == int(os.environ["WORLD_SIZE"]), "the rank is not in the expected process group"
     return comm
 
 

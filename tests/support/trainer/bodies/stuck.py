@@ -1,4 +1,4 @@
-"""A script whose rank 1 never comes back from its third batch, and the others wait for it."""
+"""A script whose rank 1 hangs in its third batch, while the others wait for it."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""On every rank: loops and models as users write them learn what they learn in one process of plain PyTorch."""
+"""Check on every rank that typical user loops and models learn the same as with plain PyTorch in one process."""
 
 import warnings
 from collections.abc import Callable
@@ -13,7 +13,14 @@ from dltrain.batch.sampling import Sampler
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
-from support.trainer.bodies.harness import distance, equal_on_all, flat, four_classes, ranks, say
+from support.trainer.bodies.harness import (
+    distance,
+    equal_on_all,
+    flat,
+    four_classes,
+    print_on_rank_0,
+    start_process_group,
+)
 from support.trainer.plans import make_plan
 
 STEPS, SAMPLES = 12, 120
@@ -21,7 +28,7 @@ Optimizer = torch.optim.Optimizer
 
 
 class Loop:
-    """A script's own part, as one of plain PyTorch has it where ``trainer`` is None."""
+    """A training loop. ``trainer`` is None with plain PyTorch."""
 
     strategies: tuple[str, ...] = ("Data", "Optimizer")
     trainer: Trainer | None = None
@@ -55,7 +62,7 @@ class SparseEmbedding(Loop):
 
 
 class Unfreezing(Loop):
-    """Weight decay does not touch what is frozen, and bias corrections count from the thaw."""
+    """Unfreeze a layer. Weight decay must ignore it while frozen, and bias correction must count from then on."""
 
     def body(self, net: Any, opt: Optimizer, x: Tensor, y: Tensor, step: int) -> None:
         net[0].requires_grad_(step >= 6)
@@ -73,7 +80,7 @@ class AnotherGroup(Loop):
 
 
 class Shrinking(torch.optim.Adam):
-    """Its step calls that of the class it is derived from, and goes on."""
+    """An optimizer whose step calls that of its base class and then changes parameters."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -85,12 +92,12 @@ class Shrinking(torch.optim.Adam):
 
 class Derived(Loop):
     def optimizer(self, net: Any) -> Optimizer:
-        torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # from now on torch calls hooks in its step, too
+        torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # from now on, torch also calls hooks in Adam's step
         return Shrinking(net.parameters(), lr=1e-2)
 
 
-class OwnGradients(Loop):
-    """Computed by ``torch.autograd.grad``, on even steps into what ``p.grad`` is, on odd ones in its place."""
+class CustomGradients(Loop):
+    """Use ``torch.autograd.grad``. Even steps copy into ``p.grad``, odd steps replace it."""
 
     strategies = ("Data",)
 
@@ -105,7 +112,7 @@ class OwnGradients(Loop):
 
 
 class Contrastive(Loop):
-    """Each sample against all of the batch (CLIP's loss), with a temperature that is learned."""
+    """Compare each sample with the whole batch (CLIP's loss), with a learned temperature."""
 
     def model(self) -> nn.Module:
         return nn.ModuleDict({"a": nn.Linear(8, 96), "b": nn.Linear(8, 96), "t": nn.Linear(1, 1)})
@@ -114,13 +121,13 @@ class Contrastive(Loop):
         a, b = normalize(net["a"](x)), normalize(net["b"](x.flip(1)))
         if self.trainer is not None:
             a, b = self.trainer.gather(a), self.trainer.gather(b)
-        likeness = a @ b.t() * net["t"](torch.ones(1, dtype=a.dtype)).exp()
+        similarity = a @ b.t() * net["t"](torch.ones(1, dtype=a.dtype)).exp()
         which = torch.arange(len(a))
-        return (cross_entropy(likeness, which) + cross_entropy(likeness.t(), which)) / 2
+        return (cross_entropy(similarity, which) + cross_entropy(similarity.t(), which)) / 2
 
 
-class Against(Contrastive):
-    """Own samples alone against all: as much, of a part of the loss on each rank."""
+class LocalContrastive(Contrastive):
+    """Compare only the local samples with the batch, so that each rank computes a part of the loss."""
 
     def loss(self, net: Any, x: Tensor, y: Tensor) -> Tensor:
         a = b = normalize(net["a"](x) + net["b"](x))
@@ -132,7 +139,7 @@ class Against(Contrastive):
 
 
 class Centred(nn.Module):
-    """A layer that keeps the running mean of its input."""
+    """A layer that subtracts the running mean of its input."""
 
     mean: Tensor
 
@@ -156,16 +163,16 @@ class RunningMean(Loop):
         return nn.Sequential(Centred(self, whole=self.whole), nn.Linear(8, 4))
 
 
-class OwnRunningMean(RunningMean):
+class LocalRunningMean(RunningMean):
     whole = False
 
 
 LOOPS = (
-    SparseEmbedding, Unfreezing, AnotherGroup, Derived, OwnGradients, Contrastive, Against, RunningMean,
+    SparseEmbedding, Unfreezing, AnotherGroup, Derived, CustomGradients, Contrastive, LocalContrastive, RunningMean,
 )  # fmt: skip
 
 
-def alone(loop: Loop, data: tuple[Tensor, ...], batch: int) -> nn.Module:
+def train_in_one_process(loop: Loop, data: tuple[Tensor, ...], batch: int) -> nn.Module:
     torch.manual_seed(0)
     net = loop.model().double()
     opt, sampler = loop.optimizer(net), Sampler(SAMPLES, batch, 0)
@@ -176,16 +183,18 @@ def alone(loop: Loop, data: tuple[Tensor, ...], batch: int) -> nn.Module:
     return net
 
 
-def together(world: ProcessGroup, loop: Loop, data: tuple[Tensor, ...], shares: list[int], **plan: Any) -> nn.Module:
+def train_on_all_ranks(
+    group: ProcessGroup, loop: Loop, data: tuple[Tensor, ...], shares: list[int], **plan: Any
+) -> nn.Module:
     torch.manual_seed(0)
     made = make_plan(global_batch=sum(shares), steps=STEPS, shares=shares, bucket_nbytes=4096, **plan)
-    trainer = loop.trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
+    trainer = loop.trainer = Trainer(made, group, RankReporter(None), torch.device("cpu"), "cpu")
     net = loop.model().double()
     net, opt = trainer.wrap(net, loop.optimizer(net))
     for x, y in trainer.steps(trainer.loader(data)):
         loop.body(net, opt, x, y, trainer.step)
     state = trainer.parallel.optimizer_state(opt)
-    assert len(state["param_groups"]) == len(opt.param_groups), "a checkpoint knows of all groups"
+    assert len(state["param_groups"]) == len(opt.param_groups), "a checkpoint contains all parameter groups"
     trainer.close()
     return net
 
@@ -212,7 +221,7 @@ class Titled(nn.Linear):
         return {"title": "a dictionary"}
 
     def set_extra_state(self, state: Any) -> None:
-        raise AssertionError("never set")
+        raise AssertionError("must not be called")
 
 
 class ExtraState(Loop):
@@ -237,7 +246,7 @@ class Accumulating(Loop):
         self.loss(net, x, y).backward()
 
 
-REFUSED: dict[type[Loop], str] = {
+REJECTED: dict[type[Loop], str] = {
     NewHead: r"optimizer: found parameters \[\(4, 96\), \(4,\)\] that the model did not have in t\.wrap",
     Complex: r"t\.wrap: model: found complex parameters 0; expected real ones",
     Lazy: r"t\.wrap: model: found uninitialized parameters weight, bias of lazy layers",
@@ -248,18 +257,18 @@ REFUSED: dict[type[Loop], str] = {
 }
 
 
-def held_out(world: ProcessGroup, shares: list[int]) -> None:
-    """Every sample on one rank, once; and what a loader tells and refuses."""
+def held_out(group: ProcessGroup, shares: list[int]) -> None:
+    """Check that held-out samples are visited once, and the length and misuse of a loader."""
     made = make_plan(global_batch=sum(shares), epochs=3, shares=shares)
-    trainer = Trainer(made, world, RankReporter(None), torch.device("cpu"), "cpu")
+    trainer = Trainer(made, group, RankReporter(None), torch.device("cpu"), "cpu")
     for samples in (1, 50):
         seen = torch.zeros(samples)
         for (which,) in trainer.held_out(trainer.loader((torch.arange(samples),))):
-            assert len(which) <= shares[world.rank]
+            assert len(which) <= shares[group.rank]
             seen[which] += 1
         assert trainer.sum(seen.tolist()) == [1.0] * samples
-    everything = trainer.gather(torch.full((world.rank, 2), world.rank))
-    assert everything.tolist() == [[r, r] for r in range(world.size) for _ in range(r)], "none on rank 0"
+    everything = trainer.gather(torch.full((group.rank, 2), group.rank))
+    assert everything.tolist() == [[r, r] for r in range(group.size) for _ in range(r)], "rank 0 has no rows"
     loader = trainer.loader((torch.ones(SAMPLES),))
     assert (len(loader), loader.total_steps) == (-(-SAMPLES // sum(shares)), 3 * len(loader))
     with pytest.raises(ValueError, match=r"found a loop over it; expected one over t\.steps\(loader\)"):
@@ -270,29 +279,29 @@ def held_out(world: ProcessGroup, shares: list[int]) -> None:
 
 
 def main() -> None:
-    world = ranks()
+    group = start_process_group()
     data = four_classes(SAMPLES, torch.float64)
-    shares = [3 + 5 * rank for rank in range(world.size)]
+    shares = [3 + 5 * rank for rank in range(group.size)]
     for kind in LOOPS:
-        expected = flat(alone(kind(), data, sum(shares)))
+        expected = flat(train_in_one_process(kind(), data, sum(shares)))
         for strategy in kind.strategies:
-            net = together(world, kind(), data, shares, parallelism=strategy)
+            net = train_on_all_ranks(group, kind(), data, shares, parallelism=strategy)
             off = distance(flat(net), expected)
-            say(world, f"{kind.__name__} {strategy}: off by {off:.1e}")
+            print_on_rank_0(group, f"{kind.__name__} {strategy}: off by {off:.1e}")
             assert off < 1e-9, (kind.__name__, strategy, off)
-            equal_on_all(world, net)
-    for kind, message in REFUSED.items():
+            equal_on_all(group, net)
+    for kind, message in REJECTED.items():
         for strategy in kind.strategies:
             with pytest.raises(ValueError, match=message):
-                together(world, kind(), data, shares, parallelism=strategy)
-    with warnings.catch_warnings(record=True) as told:
+                train_on_all_ranks(group, kind(), data, shares, parallelism=strategy)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        together(world, OwnRunningMean(), data, shares)
-    assert any("found buffers that differ between ranks (0.mean)" in str(w.message) for w in told) == (
-        world.rank == 0
-    ), told
-    held_out(world, shares)
-    world.close()
+        train_on_all_ranks(group, LocalRunningMean(), data, shares)
+    assert any("found buffers that differ between ranks (0.mean)" in str(w.message) for w in caught) == (
+        group.rank == 0
+    ), caught
+    held_out(group, shares)
+    group.close()
 
 
 main()
