@@ -99,7 +99,7 @@ def test_built_in_model_from_the_zygote(two: Job) -> None:
     assert document.outcome.accuracy == report.outcome.accuracy and document.totals.checkpoints == 1
     assert document.points[-1].step == sum(point.steps for point in document.points) == 30
     assert [(rank.place, rank.steps) for rank in document.ranks] == [("test-cpu-0/0", 30), ("test-cpu-1/0", 30)]
-    assert [world.size for world in document.worlds] == [2, 0] and document.faults == ()
+    assert [attempt.size for attempt in document.attempts] == [2, 0] and document.faults == ()
     page = ElementTree.parse(report.outcome.report)
     assert len(page.findall(".//table[@id='series']/tbody/tr")) == len(document.points)
     # mpirun warns about setpgid if it loses a harmless race with its child.

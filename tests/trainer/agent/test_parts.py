@@ -50,7 +50,7 @@ def plan(ranks: int = 3, **fields: Any) -> Plan:
 
 
 def ended(rank: int, code: int | None = None, number: int | None = None, **fields: Any) -> RankEnded:
-    return RankEnded(world="1.1", rank=rank, exit_code=code, signal=number, **fields)
+    return RankEnded(attempt="1.1", rank=rank, exit_code=code, signal=number, **fields)
 
 
 def attempt(*ends: RankEnded, **fields: Any) -> Attempt:
@@ -165,14 +165,14 @@ def test_killed_ranks_that_others_survive_do_not_fail_the_attempt() -> None:
 def test_report_follows_the_remaining_ranks() -> None:
     ledger = Ledger(plan(), None)
     for rank in range(3):
-        ledger.hear(step(rank, 4, step_s=2.0), 0.0)
+        ledger.record(step(rank, 4, step_s=2.0), 0.0)
     assert ledger.gain_s(1, 3) == (10 - 4) * 2.0 / 3
     shrunk = Shrunk(rank=1, step=4, alive=(1, 2), shrink_s=0.1)
-    assert ledger.hear(shrunk, 0.0) and not ledger.hear(shrunk.model_copy(update={"rank": 2}), 0.0)
+    assert ledger.record(shrunk, 0.0) and not ledger.record(shrunk.model_copy(update={"rank": 2}), 0.0)
     assert ledger.report(0.0).world_size == 2 and [m.rank for m in ledger.report(0.0).ranks] == [1, 2]
-    ledger.hear(step(2, 6), 0.0)
+    ledger.record(step(2, 6), 0.0)
     assert ledger.report(0.0).step == 4, "rank 1 represents the job now"
-    ledger.hear(step(1, 7), 0.0)
+    ledger.record(step(1, 7), 0.0)
     assert ledger.report(0.0).step == 7
 
 
@@ -222,17 +222,17 @@ def step(rank: int, number: int, step_s: float = 0.1, device: str = "cpu") -> St
 
 def test_hang_deadline_follows_the_step_time_of_the_rank() -> None:
     ledger = Ledger(plan(), None)
-    ledger.hear(Hello(rank=0, pid=1), 0.0)
+    ledger.record(Hello(rank=0, pid=1), 0.0)
     assert ledger.silent_rank(START_DEADLINE_S - 1) is None and ledger.silent_rank(START_DEADLINE_S + 1) == (0, 901.0)
-    ledger.hear(step(0, 1, step_s=0.1), 100.0)
-    ledger.hear(step(1, 1, step_s=2.0), 100.0)
+    ledger.record(step(0, 1, step_s=0.1), 100.0)
+    ledger.record(step(1, 1, step_s=2.0), 100.0)
     assert ledger.silent_rank(104.9) is None
     assert ledger.silent_rank(105.5) == (0, 5.5), "five seconds at least"
-    ledger.hear(step(1, 1, step_s=9.0).model_copy(update={"typical_s": 2.0}), 100.0)  # one of its steps was long
-    ledger.hear(step(0, 2), 119.9)
+    ledger.record(step(1, 1, step_s=9.0).model_copy(update={"typical_s": 2.0}), 100.0)  # one of its steps was long
+    ledger.record(step(0, 2), 119.9)
     assert ledger.silent_rank(119.95) is None and ledger.silent_rank(120.5) == (1, 20.5), "ten median steps"
-    ledger.hear(Busy(rank=1, what="evaluation", limit_s=60), 121.0)
-    ledger.hear(step(0, 3), 185.0)
+    ledger.record(Busy(rank=1, what="evaluation", limit_s=60), 121.0)
+    ledger.record(step(0, 3), 185.0)
     assert ledger.silent_rank(185.0) is None and ledger.silent_rank(187.0) == (1, 66.0)
     ledger.forget_rank(1)
     assert ledger.silent_rank(187.0) is None
@@ -242,9 +242,9 @@ def test_report_contains_all_updates_and_survives_the_coordinator() -> None:
     ledger = Ledger(plan(), None)
     assert ledger.report(1.0).phase is RunPhase.WAITING
     for rank, unix_s in ((0, 10.0), (2, 12.0), (1, 11.0)):
-        ledger.hear(Mark(rank=rank, what="imported", unix_s=unix_s), 0.0)
-    assert ledger.hear(Mark(rank=0, what="first_step", unix_s=20.0), 0.0), "it needs a report at once"
-    assert ledger.hear(step(0, 1), 0.0) and not ledger.hear(step(0, 2), 0.0), (
+        ledger.record(Mark(rank=rank, what="imported", unix_s=unix_s), 0.0)
+    assert ledger.record(Mark(rank=0, what="first_step", unix_s=20.0), 0.0), "it needs a report at once"
+    assert ledger.record(step(0, 1), 0.0) and not ledger.record(step(0, 2), 0.0), (
         "only the first step of an attempt needs a report at once"
     )
     ledger.restarts, ledger.failures = {"RankKilled": 2}, 2
@@ -265,11 +265,11 @@ def test_report_contains_all_updates_and_survives_the_coordinator() -> None:
 def test_mismatched_rank_is_reported_and_its_probe_ignored() -> None:
     ledger = Ledger(plan(), None)
     point = ProbePoint(device="cpu", batch=1, compute_s=0.1)
-    ledger.hear(Hello(rank=0, pid=1, device="cpu"), 0.0)
-    assert ledger.hear(Hello(rank=1, pid=1, device="slow"), 0.0), "it needs a report at once"
-    ledger.hear(Hello(rank=2, pid=1), 0.0)
-    ledger.hear(Probed(rank=1, points=(point.model_copy(update={"device": "slow"}),)), 0.0)
-    ledger.hear(Probed(rank=0, points=(point,), link_latency_s=1e-4), 0.0)
+    ledger.record(Hello(rank=0, pid=1, device="cpu"), 0.0)
+    assert ledger.record(Hello(rank=1, pid=1, device="slow"), 0.0), "it needs a report at once"
+    ledger.record(Hello(rank=2, pid=1), 0.0)
+    ledger.record(Probed(rank=1, points=(point.model_copy(update={"device": "slow"}),)), 0.0)
+    ledger.record(Probed(rank=0, points=(point,), link_latency_s=1e-4), 0.0)
     report = ledger.report(0.0)
     assert report.mismatches == (Mismatch(rank=1, planned="cpu", found="slow"),)
     assert report.probes == (point,) and report.link_latency_s == 1e-4
@@ -277,7 +277,7 @@ def test_mismatched_rank_is_reported_and_its_probe_ignored() -> None:
 
 def test_outcome_reaches_the_report() -> None:
     ledger = Ledger(plan(), None)
-    ledger.hear(Finished(rank=0, outcome=Outcome(steps=10, seconds=5, accuracy=0.9)), 0.0)
+    ledger.record(Finished(rank=0, outcome=Outcome(steps=10, seconds=5, accuracy=0.9)), 0.0)
     assert ledger.report(0.0).accuracy == 0.9
 
 

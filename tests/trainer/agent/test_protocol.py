@@ -119,8 +119,8 @@ def test_member_obeys_the_highest_term(member: Job) -> None:
             assert isinstance(answer, proto.Refused) and why in answer.why
             assert await other.receive() is None, "the member closes the connection of a refused coordinator"
 
-        first.send(proto.Prepare(world="5.1"))
-        assert await first.receive() == proto.Prepared(world="5.1"), "refused coordinators change nothing"
+        first.send(proto.Prepare(attempt="5.1"))
+        assert await first.receive() == proto.Prepared(attempt="5.1"), "refused coordinators change nothing"
 
         successor, _ = await dialogue.connect_and_receive_welcome()
         successor.send(assign(plan, 6, "b"))
@@ -173,8 +173,8 @@ def test_ranks_end_when_the_coordinator_is_silent(member: Job) -> None:
     async def body(dialogue: Dialogue) -> None:
         channel, _ = await dialogue.connect_and_receive_welcome()
         channel.send(assign(plan, 60, "d"))
-        channel.send(proto.Prepare(world="60.1"))
-        channel.send(proto.StartRanks(world="60.1"))
+        channel.send(proto.Prepare(attempt="60.1"))
+        channel.send(proto.StartRanks(attempt="60.1"))
         while not isinstance(await channel.receive(), proto.RankUp):
             pass
         pod = member.pods[1]

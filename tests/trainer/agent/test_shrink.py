@@ -50,7 +50,7 @@ def test_job_continues_without_a_killed_rank_and_adds_it_again(victim: int, thre
     assert leave(three) == [143, 143, 143]
     document = files.read(three.plan())
     assert document is not None and document.phase is RunPhase.STOPPED
-    assert [world.size for world in document.worlds] == [3, 2, 0, 3, 0]
+    assert [attempt.size for attempt in document.attempts] == [3, 2, 0, 3, 0]
     killed, *later_faults = document.faults
     assert killed.failure.reason == "RankKilled" and killed.resumed_unix_s
     assert {fault.failure.reason for fault in later_faults} <= {"PodStopped"}, (

@@ -25,7 +25,7 @@ from dltrain.batch.sampling import Part, Sampler
 from dltrain.data.feeding import feed as feeding
 from dltrain.data.feeding import serialization
 from dltrain.data.feeding.device_copy import DeviceCopier
-from dltrain.data.feeding.feed import Carried, Feed
+from dltrain.data.feeding.feed import DeviceLane, Feed
 from dltrain.data.feeding.loader import MAX_BATCHES_AHEAD, Loader
 from dltrain.data.feeding.source import Request, Source
 from dltrain.data.feeding.worker_pool import Workers
@@ -272,7 +272,7 @@ def test_message_sent_before_close_is_received_despite_unread_messages() -> None
 def test_dropped_requests_behind_a_copy_thread_are_not_returned() -> None:
     """A dropped batch is not returned for a later request, and closing does not wait for it. GPUs use this thread."""
     loader = Loader(Augmented(), CPU, workers=0)
-    with contextlib.closing(Carried(Workers(loader.source, 2), lambda batch: [*batch, "moved"])) as lane:
+    with contextlib.closing(DeviceLane(Workers(loader.source, 2), lambda batch: [*batch, "moved"])) as lane:
         first = [lane.ask(request_of(step)) for step in range(4)]
         x, _, moved = lane.get(first[0])[0]
         assert moved == "moved" and torch.equal(x, loader.fetch(request_of(0))[0])

@@ -35,7 +35,7 @@ def step(number: int, rank: int = 0, *, share: int = 60, step_s: float = 0.1, si
 
 def begun(plan: Plan, previous: Document | None = None, unix_s: float = 100.0) -> History:
     history = History(plan, unix_s, previous)
-    history.begin_world(plan, plan, unix_s)
+    history.begin_attempt(plan, plan, unix_s)
     return history
 
 
@@ -54,26 +54,31 @@ def test_report_of_a_run_with_faults_and_restart() -> None:
     plan = make_plan(2, expected=Expectation(step_s=0.08, total_s=80))
     history = begun(plan)
     for number, unix_s in ((1, 101.0), (10, 102.0), (20, 103.0)):
-        history.hear(step(number), 0, unix_s)
-        history.hear(step(number, 1), 0, unix_s)
-    history.hear(Resharded(rank=0, step=20, shares=(70, 50), reason="measured while training"), 0, 103.1)
-    history.hear(Resharded(rank=1, step=20, shares=(70, 50), reason="measured while training"), 0, 103.1)
-    history.hear(Evaluated(rank=0, step=20, accuracy=0.9, loss=0.2), 0, 103.2)
+        history.record(step(number), 0, unix_s)
+        history.record(step(number, 1), 0, unix_s)
+    history.record(Resharded(rank=0, step=20, shares=(70, 50), reason="measured while training"), 0, 103.1)
+    history.record(Resharded(rank=1, step=20, shares=(70, 50), reason="measured while training"), 0, 103.1)
+    history.record(Evaluated(rank=0, step=20, accuracy=0.9, loss=0.2), 0, 103.2)
     mark = CheckpointMark(step=15, unix_s=103.3, path="/x/step-15")
-    history.hear(Checkpointed(rank=0, mark=mark, duration_s=0.2, nbytes=1000), 0, 103.3)
-    history.hear(Shrunk(rank=0, step=20, alive=(0,), shrink_s=0.1), 0, 104.0)
-    history.hear(Resharded(rank=0, step=20, shares=(120, 0), reason="lost ranks [1]"), 0, 104.0)
+    history.record(Checkpointed(rank=0, mark=mark, duration_s=0.2, nbytes=1000), 0, 103.3)
+    history.record(Shrunk(rank=0, step=20, alive=(0,), shrink_s=0.1), 0, 104.0)
+    history.record(Resharded(rank=0, step=20, shares=(120, 0), reason="lost ranks [1]"), 0, 104.0)
     history.fault(RANK_KILLED, 104.1)
-    history.hear(step(21, share=120, size=1), 0, 104.6)
+    history.record(step(21, share=120, size=1), 0, 104.6)
     history.halted(110.0)
-    history.begin_world(plan, plan, 111.0)
-    history.hear(step(16), 0, 112.0)
-    history.hear(step(16, 1), 0, 112.0)
+    history.begin_attempt(plan, plan, 111.0)
+    history.record(step(16), 0, 112.0)
+    history.record(step(16, 1), 0, 112.0)
     document = history.document(RunPhase.SUCCEEDED, 1, 120.0, Outcome(steps=16, seconds=5, accuracy=0.95))
 
     assert [(p.step, p.steps) for p in document.points] == [(1, 1), (10, 9), (16, 1)], "redone steps replace the first"
     assert document.totals.steps_repeated == 21 - 15 and document.evaluations == ()
-    assert [(world.size, world.unix_s) for world in document.worlds] == [(2, 101.0), (1, 104.6), (0, 110.0), (2, 112.0)]
+    assert [(attempt.size, attempt.unix_s) for attempt in document.attempts] == [
+        (2, 101.0),
+        (1, 104.6),
+        (0, 110.0),
+        (2, 112.0),
+    ]
     assert [list(split.shares.values()) for split in document.splits] == [[60, 60], [70, 50], [120, 0], [60, 60]]
     assert [split.reason for split in document.splits][1:] == ["measured while training", "lost ranks [1]", "launched"]
     (fault,) = document.faults
@@ -91,9 +96,9 @@ def test_renumbered_ranks_keep_their_places() -> None:
     left = whole.model_copy(update={"ranks": make_plan(2).ranks[:1] + whole.ranks[2:]})
     ranks = tuple(rank.model_copy(update={"rank": n, "share": 60}) for n, rank in enumerate(left.ranks))
     history = History(whole, 0.0)
-    history.begin_world(whole, left.model_copy(update={"ranks": ranks}), 0.0)
+    history.begin_attempt(whole, left.model_copy(update={"ranks": ranks}), 0.0)
     for rank in (0, 1):
-        history.hear(step(1, rank), 0, 1.0)
+        history.record(step(1, rank), 0, 1.0)
     assert [total.place for total in current_document(history).ranks] == ["digits-cpu-0/0", "digits-cpu-2/0"]
     assert current_document(history).splits[0].shares == {"digits-cpu-0/0": 60, "digits-cpu-2/0": 60}
 
@@ -103,10 +108,10 @@ def test_renumbered_ranks_keep_their_places() -> None:
 def test_long_run_is_bounded_and_keeps_its_means(gaps: list[int]) -> None:
     history = begun(make_plan(1))
     number, total_s = 1, 0.1
-    history.hear(step(1, share=120, size=1), 0, 100.0)
+    history.record(step(1, share=120, size=1), 0, 100.0)
     for count, gap in enumerate(gaps):
         number, total_s = number + gap, total_s + gap * (0.1 + count / 1e4)
-        history.hear(step(number, share=120, step_s=0.1 + count / 1e4, size=1), 0, 100.0 + count)
+        history.record(step(number, share=120, step_s=0.1 + count / 1e4, size=1), 0, 100.0 + count)
     document = current_document(history)
     assert len(document.points) <= CAPACITY
     assert sum(point.steps for point in document.points) == document.points[-1].step == number
@@ -130,13 +135,13 @@ def test_next_coordinator_continues_and_fenced_one_writes_nothing(saving_plan: P
 
     async def run_two_coordinators() -> None:
         first = files.RunReportWriter(ledger(saving_plan, 1), 100.0)
-        first.history.begin_world(saving_plan, saving_plan, 100.0)
-        first.history.hear(step(1), 0, 101.0)
+        first.history.begin_attempt(saving_plan, saving_plan, 100.0)
+        first.history.record(step(1), 0, 101.0)
         first.history.fault(RANK_KILLED, 102.0)
         assert await first.write(RunPhase.STOPPED, 103.0) == str(folder / files.HTML)
         second = files.RunReportWriter(ledger(saving_plan, 2), 110.0)
-        second.history.begin_world(saving_plan, saving_plan, 110.0)
-        second.history.hear(step(2), 0, 112.0)
+        second.history.begin_attempt(saving_plan, saving_plan, 110.0)
+        second.history.record(step(2), 0, 112.0)
         await second.write(RunPhase.SUCCEEDED, 113.0, Outcome(steps=2, seconds=3))
         (folder / TERM).write_text("2")
         first.history.fault(RANK_KILLED, 114.0)
@@ -185,8 +190,8 @@ def test_page_is_well_formed_and_escaped_and_holds_the_values() -> None:
     history = begun(plan)
     for number in range(1, 30):
         for rank in (0, 1):
-            history.hear(step(number, rank), 0, 100.0 + number)
-    history.hear(Evaluated(rank=0, step=29, accuracy=0.875), 0, 130.0)
+            history.record(step(number, rank), 0, 100.0 + number)
+    history.record(Evaluated(rank=0, step=29, accuracy=0.875), 0, 130.0)
     history.fault(RANK_KILLED.model_copy(update={"log_tail": "</pre><script>alert(1)</script>"}), 131.0)
     text = page(current_document(history))
     root = ElementTree.fromstring(text)  # Fails on an unescaped < or a control character.
@@ -206,15 +211,15 @@ def test_energy_and_noise_scale_accumulate_over_restarts() -> None:
     plan = make_plan(2)
     history = begun(plan)
 
-    def hear(number: int, rank: int, joules: float) -> None:
+    def record_energy(number: int, rank: int, joules: float) -> None:
         energy, noise = Energy(joules=joules, source="NVML"), Noise(samples=100.0 * number, steps=50)
-        history.hear(step(number, rank).model_copy(update={"energy": energy, "noise": noise}), 0, 100.0 + number)
+        history.record(step(number, rank).model_copy(update={"energy": energy, "noise": noise}), 0, 100.0 + number)
 
     for number, joules in ((1, 10.0), (2, 700.0)):
         for rank in (0, 1):
-            hear(number, rank, joules)
-    history.begin_world(plan, plan, 110.0)  # The counters of the ranks start from 0 again.
-    hear(2, 0, 50.0)
+            record_energy(number, rank, joules)
+    history.begin_attempt(plan, plan, 110.0)  # The counters of the ranks start from 0 again.
+    record_energy(2, 0, 50.0)
     document = current_document(history)
     assert (document.totals.energy_J, document.totals.energy_sources) == (1450.0, ("NVML",))
     assert {rank.place: rank.energy_J for rank in document.ranks} == {
@@ -230,7 +235,7 @@ def test_energy_and_noise_scale_accumulate_over_restarts() -> None:
 def test_updates_skipped_by_grad_scaler_are_shown() -> None:
     history = begun(make_plan(1))
     for number, skipped in ((1, 1), (9, 4)):
-        history.hear(step(number).model_copy(update={"loss_scale": 2.0**12, "skipped_updates": skipped}), 0, 101.0)
+        history.record(step(number).model_copy(update={"loss_scale": 2.0**12, "skipped_updates": skipped}), 0, 101.0)
     assert current_document(history).totals.skipped_updates == 4
     assert "skipped by the GradScaler</dt><dd>4 updates" in page(current_document(history))
     assert "GradScaler" not in page(current_document(begun(make_plan(1)))), "the script has no GradScaler"
@@ -238,7 +243,7 @@ def test_updates_skipped_by_grad_scaler_are_shown() -> None:
 
 def test_page_says_that_energy_and_noise_are_unknown() -> None:
     history = begun(make_plan(1))
-    history.hear(step(1), 0, 101.0)
+    history.record(step(1), 0, 101.0)
     text = page(current_document(history))
     assert "not readable: the pods cannot read a counter of NVML or RAPL" in text and "not measured" in text
 
@@ -251,10 +256,10 @@ def test_report_of_a_thousand_ranks_is_bounded() -> None:
     plan = make_plan(1000, global_batch=4000)
     history = begun(plan)
     for rank in range(1000):
-        history.hear(step(1, rank, share=4, size=1000), 0, 101.0)
+        history.record(step(1, rank, share=4, size=1000), 0, 101.0)
     for number in range(2, 200):
         shares = (4 + number % 2, 4 - number % 2, *[4] * 998)
-        history.hear(Resharded(rank=0, step=number, shares=shares, reason="measured while training"), 0, 101.0)
+        history.record(Resharded(rank=0, step=number, shares=shares, reason="measured while training"), 0, 101.0)
     document = current_document(history)
     assert len(document.splits) <= 20 and document.totals.splits == 198
     root = ElementTree.fromstring(page(document))

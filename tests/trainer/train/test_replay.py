@@ -71,9 +71,9 @@ def test_replay_of_a_rebalanced_run_is_bit_identical(tmp_path: Path) -> None:
             listener.wait_for(rank_messages.Finished, 2)
         if name == "move":
             history = History(plan, 0.0)
-            history.begin_world(plan, plan, 0.0)
+            history.begin_attempt(plan, plan, 0.0)
             for message in listener.messages:
-                history.hear(message, 0, 0.0)
+                history.record(message, 0, 0.0)
             files.write(tmp_path, history.document(RunPhase.SUCCEEDED, 1, 0.0))
         path = folder / "digits-0001" / "step-0000000030"
         bits[name] = [(path / file).read_bytes() for file in (MODEL, OPTIMIZER)]

@@ -58,7 +58,7 @@ class DataParallel(Placement):
         """
         parameters = list(parameters)
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
-        self.buffer = GradientBuffer(parameters, bucket_nbytes, tail, zeros, marked=not self.in_parts)
+        self.buffer = GradientBuffer(parameters, bucket_nbytes, tail, zeros, marked=not self.sharded)
         self.collective = collective(self.buffer.slices)
         self.exposed_s = 0.0
         """Time of the last step spent waiting for the reduction, without overlap with the backward pass."""
@@ -210,10 +210,10 @@ class DataParallel(Placement):
 
     def whole(self) -> None:
         """Wait until the gradients are those of the global batch. Raises PeerLostError, MisuseError as ``finish``."""
-        if self._version not in (None, self.buffer.flat._version) and (self.in_parts or not self._whole):
+        if self._version not in (None, self.buffer.flat._version) and (self.sharded or not self._whole):
             raise MisuseError(
                 "found gradients changed between backward() and opt.step() before they were reduced over ranks: "
-                + ("each rank holds a part of them (parallelism.strategy Optimizer)" if self.in_parts else self._rest)
+                + ("each rank holds a part of them (parallelism.strategy Optimizer)" if self.sharded else self._rest)
                 + ". Clip with t.clip_gradients(max_norm)"
             )
         if self._whole:
@@ -258,7 +258,7 @@ class DataParallel(Placement):
         """Finish a backward pass. The autograd engine also calls it after a nested one (a reentrant checkpoint)."""
         self._queued = False
         self.passes.end()
-        if self._lost is not None or self._whole or self.in_parts or len(self._works) < len(self.buffer.buckets):
+        if self._lost is not None or self._whole or self.sharded or len(self._works) < len(self.buffer.buckets):
             return
         self._catch_up()
         began = reading()
@@ -337,7 +337,7 @@ class DataParallel(Placement):
             gradient.zero_()  # the mean over no samples is NaN, and 0 * NaN is NaN
         elif self._weight != 1.0:
             gradient.mul_(self._weight)
-        if bucket == len(self.buffer.buckets) - 1 and not self.in_parts:  # ``_reached`` is complete now
+        if bucket == len(self.buffer.buckets) - 1 and not self.sharded:  # ``_reached`` is complete now
             self.buffer.mark(self._reached)
         self._works.append(self.collective.start(bucket))
         self._under_way.append(self._works[-1])

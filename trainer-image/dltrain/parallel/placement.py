@@ -16,7 +16,7 @@ from dltrain.batch.sampling import Part, Sampler
 class Placement:
     """The parts of one rank, and the whole model and optimizer for checkpoints, comparisons and evaluations."""
 
-    in_parts = False
+    sharded = False
     """True if a rank gets only its part of the reduced gradient, so that a script cannot use ``p.grad``."""
 
     def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:

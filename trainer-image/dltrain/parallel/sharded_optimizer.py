@@ -46,7 +46,7 @@ class Shard:
 class OptimizerParallel(DataParallel):
     """Data parallelism with a sharded optimizer, whose parameters are replaced by this rank's shards."""
 
-    in_parts = True
+    sharded = True
 
     def __init__(
         self,

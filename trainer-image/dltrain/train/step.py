@@ -209,7 +209,7 @@ class Step:
         if self.given_up:
             return False
         parallel = self._team.parallel
-        if parallel.in_parts:
+        if parallel.sharded:
             # Measure the update separately from the exchange that follows. Without that, a GPU's update overlaps with
             # what the script does next.
             self._synchronize()
@@ -218,7 +218,7 @@ class Step:
             self._loss_scale.skipped += 1
         else:
             parallel.spread()
-            if parallel.in_parts:
+            if parallel.sharded:
                 self._synchronize()
         self.watch.waited()
         return True

@@ -245,7 +245,7 @@ def half_precision(group: ProcessGroup, data: tuple[torch.Tensor, ...], shares: 
                 t.log(loss=loss)
             scaler.scale(loss).backward()
             scaler.unscale_(opt)
-            if t is not None and t.parallel.in_parts:
+            if t is not None and t.parallel.sharded:
                 t.clip_gradients(1.0)
             else:
                 torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)

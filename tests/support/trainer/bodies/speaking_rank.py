@@ -10,10 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from dlcontract import CheckpointMark, Failure, Outcome, Plan, RankMeasure
+from dlcontract import CheckpointMark, Failure, Outcome, RankMeasure
 from dltrain.protocol.rank_messages import (
     EXIT_PEER_LOST,
     EXIT_STOPPED,
+    AttemptPlan,
     Busy,
     Checkpointed,
     Failed,
@@ -28,7 +29,7 @@ def main() -> int:
     steps = int(sys.argv[1])
     pace_s = float(sys.argv[2]) if len(sys.argv) > 2 and "=" not in sys.argv[2] else 0.02
     options = dict(argument.split("=", 1) for argument in sys.argv[2:] if "=" in argument)
-    plan = Plan.parse(Path(os.environ["DLTRAIN_PLAN"]).read_bytes())
+    plan = AttemptPlan.parse(Path(os.environ["DLTRAIN_PLAN"]).read_bytes())
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     reporter = RankReporter.open()
     reporter.rank = rank
