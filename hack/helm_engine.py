@@ -28,7 +28,7 @@ def seconds(text: str) -> int:
     """Whole seconds, at least one, of a duration such as ``90s`` or ``5m``, as ``helm --timeout`` takes it."""
     parts = re.findall(r"([0-9]+)(ms|s|m|h)", text)
     if not parts or "".join(f"{n}{u}" for n, u in parts) != text:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a duration such as 90s or 5m")
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected a duration such as 90s or 5m")
     return max(1, round(sum(int(number) * _UNIT_S[unit] for number, unit in parts)))
 
 

@@ -173,7 +173,7 @@ def main() -> None:
     options = parser.parse_args()
     what = options.what or list(transports)
     if unknown := set(what) - set(transports):
-        parser.error(f"found {', '.join(sorted(unknown))}, expected some of {', '.join(transports)}")
+        parser.error(f"found {', '.join(sorted(unknown))}; expected some of {', '.join(transports)}")
     if set(what) - {"memory"} and (reason := namespaces.available()) is not None:
         parser.error(f"{reason}; run the case memory only")
     host = machine()

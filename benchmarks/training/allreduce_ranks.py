@@ -107,7 +107,7 @@ def _variable(library: Any, name: str, value: int) -> int:
     ):
         if code:
             raise RuntimeError(
-                f"{name}: found error {code} of MPI's tool interface, expected Open MPI 5 to accept {value}"
+                f"{name}: found error {code} of MPI's tool interface; expected Open MPI 5 to accept {value}"
             )
     return before.value
 

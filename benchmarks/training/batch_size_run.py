@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.seeds < 2:
-        parser.error(f"--seeds: found {options.seeds}, expected at least 2 to compare accuracies")
+        parser.error(f"--seeds: found {options.seeds}; expected at least 2 to compare accuracies")
     rows = [row for seed in range(options.seeds) for row in pair(seed, options)]
     if options.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")

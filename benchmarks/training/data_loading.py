@@ -196,7 +196,7 @@ def main() -> None:
     if options.rank:
         rank(options.rank, options.rounds)
     if unknown := set(options.case) - set(CASES):
-        parser.error(f"found {', '.join(sorted(unknown))}, expected {', '.join(CASES)}")
+        parser.error(f"found {', '.join(sorted(unknown))}; expected {', '.join(CASES)}")
     host, results = machine(), {}
     print(f"{options.rounds} rounds of {STEPS - FIRST} steps, {BATCH} samples per rank; {host}\n")
     columns = ("ms per step", *VARIANTS, "bound", "dljob, workers / bound", "dljob, workers / DDP, workers")

@@ -86,7 +86,7 @@ def main() -> None:
     options = parser.parse_args()
     where = options.where or ["memory", "shaped"]
     if unknown := set(where) - {"memory", "shaped"}:
-        parser.error(f"found {', '.join(sorted(unknown))}, expected memory, shaped")
+        parser.error(f"found {', '.join(sorted(unknown))}; expected memory, shaped")
     if "shaped" in where and (reason := namespaces.available()) is not None:
         parser.error(f"{reason}; run the case memory only")
     host = machine()

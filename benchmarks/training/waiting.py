@@ -63,7 +63,7 @@ def throttled(name: str) -> tuple[int, int]:
         if (folder / "cpu.stat").exists():
             stat = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
             return int(stat["nr_periods"]), int(stat["nr_throttled"])
-    raise SystemExit(f"cgroup {name}: found no cpu.stat, expected the cpu controller")
+    raise SystemExit(f"cgroup {name}: found no cpu.stat; expected the cpu controller")
 
 
 def train(todo: Plan, quotas: list[float], timeout_s: float, tolerant: bool) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ class Existing:
         found = [path for path in listed or [Path.home() / ".kube" / "config"] if path.is_file()]
         if len(found) != 1:
             raise ClusterError(
-                f"found {len(found)} kubeconfig files in {os.environ.get('KUBECONFIG') or '~/.kube/config'}, expected "
+                f"found {len(found)} kubeconfig files in {os.environ.get('KUBECONFIG') or '~/.kube/config'}; expected "
                 "one: set KUBECONFIG to the cluster you mean (merge several: kubectl config view --flatten --minify)"
             )
         return found[0]

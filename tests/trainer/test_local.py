@@ -68,7 +68,7 @@ def test_failed_checkpoint_write_is_reported_in_one_line_and_leaves_no_files(tmp
     words = ["-m", "dltrain.local", "--model", "mlp", "--epochs", "1", "--checkpoints", str(tmp_path)]
     ended = run(["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", sys.executable, *words])
     assert ended.code == EXIT_USER_ERROR and "Traceback" not in ended.output, ended.output
-    assert f"CheckpointFailed: spec.checkpoint.volume: found {tmp_path}/local-local: File too large, expected room" in (
+    assert f"CheckpointFailed: spec.checkpoint.volume: found {tmp_path}/local-local: File too large; expected room" in (
         ended.output
     )
     assert [path.name for path in (tmp_path / "local-local").iterdir()] == ["term"]
@@ -141,12 +141,12 @@ def test_script_reads_dataset_path_from_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "mlp", "--dataset", "/nowhere.npz"], "spec.dataset.uri: found no file /nowhere.npz, expected "),
-        (["--model", "mlp", "--batch", "0"], "batch: found 0, expected a whole number, at least 1"),
-        (["--model", "mlp", "--epochs", "0"], "epochs: found 0, expected greater than or equal to 1"),
-        (["--model", "mlp", "--learning-rate", "nan"], "learning_rate: found nan, expected a finite number"),
-        (["--model", "mlp", "--collective", "Telepathy"], "collective: found 'Telepathy', expected Auto, Ring, MPI, "),
-        (["nowhere.py"], "script: found nowhere.py, expected a Python file"),
+        (["--model", "mlp", "--dataset", "/nowhere.npz"], "spec.dataset.uri: found no file /nowhere.npz; expected "),
+        (["--model", "mlp", "--batch", "0"], "batch: found 0; expected a whole number, at least 1"),
+        (["--model", "mlp", "--epochs", "0"], "epochs: found 0; expected greater than or equal to 1"),
+        (["--model", "mlp", "--learning-rate", "nan"], "learning_rate: found nan; expected a finite number"),
+        (["--model", "mlp", "--collective", "Telepathy"], "collective: found 'Telepathy'; expected Auto, Ring, MPI, "),
+        (["nowhere.py"], "script: found nowhere.py; expected a Python file"),
     ],
     ids=["dataset", "batch", "epochs", "rate", "collective", "script"],
 )
@@ -161,7 +161,7 @@ def test_bad_input_of_all_ranks_is_reported_once() -> None:
     ended = local(2, "--model", "alexandria")
     assert ended.code == EXIT_BAD_INPUT
     (line,) = [line for line in ended.output.splitlines() if line.startswith("dltrain: ")]
-    assert line.startswith("dltrain: BadInput: spec.model.name: found 'alexandria', expected one of mlp, ")
+    assert line.startswith("dltrain: BadInput: spec.model.name: found 'alexandria'; expected one of mlp, ")
 
 
 MPI = {"RANK": "3", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}

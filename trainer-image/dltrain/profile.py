@@ -36,13 +36,13 @@ class Input:
         sizes, _, name = text.partition(":")
         dtype = getattr(torch, name or "float32", None)
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"found data type {name!r}, expected one of PyTorch's, such as float32 or int64")  # noqa: TRY004 (what a user wrote)
+            raise ValueError(f"found data type {name!r}; expected one of PyTorch's, such as float32 or int64")  # noqa: TRY004 (what a user wrote)
         try:
             shape = tuple(int(size) for size in sizes.split(",") if sizes)
         except ValueError:
             shape = (0,)
         if any(size < 1 for size in shape):
-            raise ValueError(f"found {text!r}, expected the shape of one sample, such as 3,224,224 or 512:int64")
+            raise ValueError(f"found {text!r}; expected the shape of one sample, such as 3,224,224 or 512:int64")
         return cls(shape, dtype)
 
     @property
@@ -123,7 +123,7 @@ def _pass(model: nn.Module, inputs: Sequence[Input], batch: int) -> tuple[float,
     with FlopCounterMode(display=False) as forward, saved_tensors_hooks(save, lambda tensor: tensor), _Fused():
         outputs = _differentiable(model(*samples))
     if not outputs:
-        raise ValueError("found no output with a gradient, expected at least one tensor. Return the logits or the loss")
+        raise ValueError("found no output with a gradient; expected at least one tensor. Return the logits or the loss")
     with FlopCounterMode(display=False) as backward:
         torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
     nbytes = sum(storage.nbytes() for storage in saved.values())
@@ -139,7 +139,7 @@ def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
     """
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not parameters:
-        raise ValueError("found no trainable parameter, expected at least one: there is nothing to train")
+        raise ValueError("found no trainable parameter; expected at least one: there is nothing to train")
     model = model.to("meta").train()
     try:
         with torch.device("meta"):  # for tensors that forward() creates
@@ -165,7 +165,7 @@ def load(name: str) -> nn.Module:
     """Return the model that the factory ``MODULE:FUNCTION`` creates. Raise ValueError if it does not create one."""
     module, colon, function = name.partition(":")
     if not (module and colon and function):
-        raise ValueError(f"found {name!r}, expected MODULE:FACTORY, such as train:make_model")
+        raise ValueError(f"found {name!r}; expected MODULE:FACTORY, such as train:make_model")
     try:
         factory = resolve_name(name)
     except (ImportError, AttributeError) as error:
@@ -173,14 +173,14 @@ def load(name: str) -> nn.Module:
     if isinstance(factory, nn.Module):
         return factory
     if not callable(factory):
-        raise ValueError(f"{name}: found {type(factory).__name__}, expected a function without arguments, or a model")  # noqa: TRY004
+        raise ValueError(f"{name}: found {type(factory).__name__}; expected a function without arguments, or a model")  # noqa: TRY004
     with torch.device("meta"):
         try:
             model = factory()
         except Exception as error:
             raise ValueError(f"{name}() fails on the meta device: {type(error).__name__}: {_line(error)}") from error
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{name}() returned {type(model).__name__}, expected a torch.nn.Module")  # noqa: TRY004
+        raise ValueError(f"{name}() returned {type(model).__name__}; expected a torch.nn.Module")  # noqa: TRY004
     return model
 
 

@@ -154,11 +154,11 @@ class Plan(Record):
     @model_validator(mode="after")
     def _laws_hold(self) -> Self:
         if [r.rank for r in self.ranks] != list(range(len(self.ranks))):
-            raise ValueError(f"ranks: found {[r.rank for r in self.ranks]}, expected 0..{len(self.ranks) - 1} in order")
+            raise ValueError(f"ranks: found {[r.rank for r in self.ranks]}; expected 0..{len(self.ranks) - 1} in order")
         if self.splits_model:
             self._check_model_parallel()
         elif (total := sum(r.share for r in self.ranks)) != self.global_batch:
-            raise ValueError(f"ranks: shares sum to {total}, expected global_batch {self.global_batch}")
+            raise ValueError(f"ranks: found shares that sum to {total}; expected global_batch {self.global_batch}")
         for r in self.ranks:
             if (r.share == 0) != (r.role is Role.SERVER):
                 raise ValueError(f"ranks: rank {r.rank} is a {r.role} with share {r.share}; only servers have share 0")
@@ -169,10 +169,10 @@ class Plan(Record):
                 "and rank 0 to be a worker, because it reports for the job"
             )
         if self.collective == "ParameterServer" and len(self.ranks) > 1 and not servers:
-            raise ValueError("ranks: found no parameter server, expected at least one with collective ParameterServer")
+            raise ValueError("ranks: found no parameter server; expected at least one with collective ParameterServer")
         if self.compression and (self.collective != "Ring" or self.parallelism != "Data" or self.measure_collective):
             raise ValueError(
-                f"compression: found collective {self.collective} with parallelism {self.parallelism}, expected Ring "
+                f"compression: found collective {self.collective} with parallelism {self.parallelism}; expected Ring "
                 "with Data and without measure_collective"
             )
         if self.measure_collective and (self.collective not in MEASURABLE or self.parallelism != "Data"):
@@ -181,17 +181,17 @@ class Plan(Record):
                 f"expected one of {', '.join(MEASURABLE)} with Data"
             )
         if self.parallelism == "Optimizer" and self.collective not in ("Ring", "Torch") and len(self.ranks) > 1:
-            raise ValueError(f"collective: found {self.collective} with parallelism Optimizer, expected Ring or Torch")
+            raise ValueError(f"collective: found {self.collective} with parallelism Optimizer; expected Ring or Torch")
         if self.parallelism != "Data" and self.optimizer.scaling == "AdaScale":
-            raise ValueError(f"optimizer.scaling: found AdaScale with parallelism {self.parallelism}, expected Data")
+            raise ValueError(f"optimizer.scaling: found AdaScale with parallelism {self.parallelism}; expected Data")
         if self.micro_batches > (self.global_batch if self.parallelism == "Pipeline" else 1):
             raise ValueError(
-                f"micro_batches: found {self.micro_batches} with parallelism {self.parallelism}, expected at most "
+                f"micro_batches: found {self.micro_batches} with parallelism {self.parallelism}; expected at most "
                 f"global_batch {self.global_batch} with Pipeline, else 1"
             )
         if (self.staleness_bound is not None) != (self.synchronization == "StaleSynchronous"):
             raise ValueError(
-                f"staleness_bound: found {self.staleness_bound} with {self.synchronization}, expected one with "
+                f"staleness_bound: found {self.staleness_bound} with {self.synchronization}; expected one with "
                 "StaleSynchronous alone"
             )
         if self.synchronization != "Synchronous":
@@ -206,27 +206,29 @@ class Plan(Record):
         """Raise ValueError if the plan does not allow asynchronous training."""
         servers = sum(r.role is Role.SERVER for r in self.ranks)
         if servers != 1:
-            raise ValueError(f"ranks: found {servers} parameter servers with {self.synchronization}, expected 1")
+            raise ValueError(f"ranks: found {servers} parameter servers with {self.synchronization}; expected 1")
         if self.parallelism != "Data" or self.model.command or self.optimizer.find_rate or self.rebalance:
             raise ValueError(
                 f"synchronization: found {self.synchronization} with parallelism {self.parallelism}, a command, "
-                "find_rate or rebalance, expected a built-in model with fixed shares"
+                "find_rate or rebalance; expected a built-in model with fixed shares"
             )
         if self.optimizer.scaling == "AdaScale":
-            raise ValueError(f"optimizer.scaling: found AdaScale with {self.synchronization}, expected Synchronous")
+            raise ValueError(f"optimizer.scaling: found AdaScale with {self.synchronization}; expected Synchronous")
 
     def _check_model_parallel(self) -> None:
         """Raise ValueError if the plan does not allow model parallelism."""
         if any(r.share != self.global_batch for r in self.ranks):
             found = sorted({r.share for r in self.ranks})
-            raise ValueError(f"ranks: shares {found} with parallelism {self.parallelism}, expected {self.global_batch}")
+            raise ValueError(
+                f"ranks: found shares {found} with parallelism {self.parallelism}; expected {self.global_batch}"
+            )
         if self.model.command or self.optimizer.find_rate or self.rebalance or self.min_ranks < len(self.ranks):
             raise ValueError(
                 f"parallelism: found {self.parallelism} with a command, find_rate, rebalance or min_ranks below "
-                f"{len(self.ranks)}, expected a built-in model on a fixed set of ranks"
+                f"{len(self.ranks)}; expected a built-in model on a fixed set of ranks"
             )
         if self.collective == "ParameterServer":
-            raise ValueError(f"collective: found ParameterServer with parallelism {self.parallelism}, expected another")
+            raise ValueError(f"collective: found ParameterServer with parallelism {self.parallelism}; expected another")
 
     @property
     def splits_model(self) -> bool:

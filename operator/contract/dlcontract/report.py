@@ -154,5 +154,5 @@ class Report(UntrustedRecord):
     def parse(cls, text: str | bytes) -> Self:
         """Parse a report from JSON of at most 1 MiB. Raise ValueError that names the field if it is invalid."""
         if len(text) > 2**20:
-            raise ValueError(f"report: found {len(text)} bytes, expected at most {2**20}")
+            raise ValueError(f"report: found {len(text)} bytes; expected at most {2**20}")
         return cls.model_validate_json(text)

@@ -50,7 +50,7 @@ DnsSubdomain = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
 def duration_s(text: str) -> float:
     """Return the seconds in a duration such as ``1h30m``. Raise ValueError for any other text."""
     if not re.fullmatch(_DURATION_PATTERN, text):
-        raise ValueError(f"found {text!r}, expected a duration such as 90s, 1h30m or 500ms")
+        raise ValueError(f"found {text!r}; expected a duration such as 90s, 1h30m or 500ms")
     parts = re.findall(r"([0-9.]+)(ms|s|m|h)", text)
     return sum(float(number) * _DURATION_UNIT_S[unit] for number, unit in parts)
 

@@ -51,7 +51,7 @@ class Settings:
         """Return the settings of an environment. Raise ValueError with the variable, the value and what is expected."""
         image = env.get("DLJOB_TRAINER_IMAGE", "")
         if not image:
-            raise ValueError("DLJOB_TRAINER_IMAGE: found nothing, expected the trainer image of jobs; set it")
+            raise ValueError("DLJOB_TRAINER_IMAGE: found nothing; expected the trainer image of jobs; set it")
         return cls(
             trainer_image=image,
             trainer_pull_policy=_one_of(
@@ -84,7 +84,7 @@ class Settings:
 def _one_of(env: Mapping[str, str], name: str, default: str, allowed: tuple[str, ...]) -> str:
     value = env.get(name) or default
     if value not in allowed:
-        raise ValueError(f"{name}: found {value!r}, expected one of {', '.join(allowed)}")
+        raise ValueError(f"{name}: found {value!r}; expected one of {', '.join(allowed)}")
     return value
 
 
@@ -95,7 +95,7 @@ def _number(env: Mapping[str, str], name: str, default: float, minimum: float, m
     except ValueError:
         value = float("nan")
     if not minimum <= value <= maximum:
-        raise ValueError(f"{name}: found {text!r}, expected a number from {minimum:g} to {maximum:g}")
+        raise ValueError(f"{name}: found {text!r}; expected a number from {minimum:g} to {maximum:g}")
     return value
 
 
@@ -103,7 +103,7 @@ def _peers(text: str) -> tuple[Mapping[str, Any], ...]:
     try:
         peers = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"DLJOB_METRICS_SOURCES: found {text!r}, expected JSON: {error}") from None
+        raise ValueError(f"DLJOB_METRICS_SOURCES: found {text!r}; expected JSON: {error}") from None
     if not isinstance(peers, list) or not all(isinstance(peer, dict) and peer for peer in peers):
-        raise ValueError(f"DLJOB_METRICS_SOURCES: found {text!r}, expected a list of NetworkPolicy peers")
+        raise ValueError(f"DLJOB_METRICS_SOURCES: found {text!r}; expected a list of NetworkPolicy peers")
     return tuple(peers)

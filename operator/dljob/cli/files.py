@@ -26,7 +26,7 @@ def documents(path: str) -> list[Any]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BadInputError(f"{path}: {reason}") from None
     if len(text) > MAX_NBYTES:
-        raise BadInputError(f"{path}: found more than {MAX_NBYTES >> 20} MiB, expected a manifest")
+        raise BadInputError(f"{path}: found more than {MAX_NBYTES >> 20} MiB; expected a manifest")
     try:
         return [document for document in yaml.safe_load_all(text) if document is not None]
     except (yaml.YAMLError, RecursionError) as error:
@@ -40,7 +40,7 @@ def manifests(path: str) -> list[Any]:
         items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
         found += items if isinstance(items, list) else [document]
     if not found:
-        raise BadInputError(f"{path}: found nothing, expected a DLJob")
+        raise BadInputError(f"{path}: found nothing; expected a DLJob")
     return found
 
 
@@ -48,7 +48,7 @@ def jobs(path: str) -> list[Job]:
     """Return all DLJobs of a file. Raise BadInputError if there is none, or if one is invalid."""
     wanted = [m for m in manifests(path) if not isinstance(m, dict) or m.get("kind") == "DLJob"]
     if not wanted:
-        raise BadInputError(f"{path}: found no DLJob among its documents, expected one")
+        raise BadInputError(f"{path}: found no DLJob among its documents; expected one")
     try:
         return [parse_job(manifest) for manifest in wanted]
     except ValueError as error:
@@ -59,7 +59,7 @@ def profiles(path: str) -> dict[tuple[str, str], Learned]:
     """Return the constants in the DLProfiles of a file (``kubectl get dlprofiles -o yaml``), or raise BadInputError."""
     found = [m for m in manifests(path) if isinstance(m, dict) and m.get("kind") == "DLProfile"]
     if not found:
-        raise BadInputError(f"{path}: found no DLProfile among its documents, expected one")
+        raise BadInputError(f"{path}: found no DLProfile among its documents; expected one")
     try:
         return parse_profiles(found)
     except ValueError as error:
@@ -70,7 +70,7 @@ def cluster(path: str) -> ClusterView:
     """Return the cluster that a file describes, or raise BadInputError."""
     found = documents(path)
     if len(found) != 1:
-        raise BadInputError(f"{path}: found {len(found)} documents, expected one with nodes")
+        raise BadInputError(f"{path}: found {len(found)} documents; expected one with nodes")
     try:
         return cluster_view(found[0])
     except ValueError as error:

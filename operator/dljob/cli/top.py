@@ -34,7 +34,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def run(given: argparse.Namespace) -> int:
     if not given.interval > 0:
-        raise BadInputError(f"--interval: found {given.interval:g}, expected more than 0 seconds")
+        raise BadInputError(f"--interval: found {given.interval:g}; expected more than 0 seconds")
     namespace = None if given.all_namespaces else given.namespace or remote.default_namespace()
     while True:
         jobs = remote.reach(lambda api: _jobs(api, namespace))

@@ -137,7 +137,7 @@ def cpu(label: str, cores: float) -> Device:
     200 GB/s over 16 cores; 8 W of a 280 W socket's 32 cores, 2 W of it idle.
     """
     if not cores > 0:
-        raise ValueError(f"device {label}: found {cores} CPUs, expected more than 0")
+        raise ValueError(f"device {label}: found {cores} CPUs; expected more than 0")
     return Device(
         name=label,
         kind="cpu",

@@ -61,7 +61,7 @@ def quantity(value: object) -> Decimal:
     """
     match = _QUANTITY.fullmatch(str(value))
     if match is None or isinstance(value, bool):
-        raise ValueError(f"found {value!r}, expected a quantity such as 2, 500m or 4Gi")
+        raise ValueError(f"found {value!r}; expected a quantity such as 2, 500m or 4Gi")
     return Decimal(match[1]) * _SCALE[match[2] or ""]
 
 
@@ -84,7 +84,7 @@ def cluster_view(document: object) -> ClusterView:
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
         found = sorted(map(str, document)) if isinstance(document, Mapping) else type(document).__name__
-        raise ValueError(f"cluster: found {found}, expected a mapping with one key, nodes, that holds a list")
+        raise ValueError(f"cluster: found {found}; expected a mapping with one key, nodes, that holds a list")
     nodes: list[Node] = []
     for i, entry in enumerate(entries):
         try:
@@ -92,20 +92,20 @@ def cluster_view(document: object) -> ClusterView:
         except ValueError as error:
             raise ValueError(f"cluster: nodes[{i}]{error}") from None
         if len(nodes) > MAX_NODES:
-            raise ValueError(f"cluster: found more than {MAX_NODES} nodes, expected at most {MAX_NODES}")
+            raise ValueError(f"cluster: found more than {MAX_NODES} nodes; expected at most {MAX_NODES}")
     if twice := [name for name, n in Counter(node.name for node in nodes).items() if n > 1]:
-        raise ValueError(f"cluster: found two nodes named {twice[0]!r}, expected unique names")
+        raise ValueError(f"cluster: found two nodes named {twice[0]!r}; expected unique names")
     return ClusterView(tuple(nodes))
 
 
 def _nodes(index: int, entry: object) -> Iterator[Node]:
     if not isinstance(entry, Mapping):
-        raise ValueError(f": found {entry!r}, expected a mapping such as {{device: cpu, cpu: 4}}")  # noqa: TRY004
+        raise ValueError(f": found {entry!r}; expected a mapping such as {{device: cpu, cpu: 4}}")  # noqa: TRY004
     if unknown := sorted(set(map(str, entry)) - set(_FIELDS)):
-        raise ValueError(f".{unknown[0]}: no such field, expected one of {', '.join(_FIELDS)}")
+        raise ValueError(f".{unknown[0]}: no such field; expected one of {', '.join(_FIELDS)}")
     device = entry.get("device", "cpu")
     if not isinstance(device, str) or not 1 <= len(device) <= 63:
-        raise ValueError(f".device: found {device!r}, expected a name of at most 63 characters")
+        raise ValueError(f".device: found {device!r}; expected a name of at most 63 characters")
     count = _whole(entry, "count", 1, least=1, most=MAX_NODES)
     devices = _whole(entry, "devices", 1, least=1, most=64)
     cpu, memory, bandwidth = (
@@ -115,10 +115,10 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
     )
     name = entry.get("name", f"node{index}")
     if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):
-        raise ValueError(f".name: found {name!r}, expected a name such as gpu")
+        raise ValueError(f".name: found {name!r}; expected a name such as gpu")
     is_gpu = entry.get("gpu", gpu(device) is not None)
     if not isinstance(is_gpu, bool):
-        raise ValueError(f".gpu: found {is_gpu!r}, expected true or false")  # noqa: TRY004 - user input
+        raise ValueError(f".gpu: found {is_gpu!r}; expected true or false")  # noqa: TRY004 - user input
     for i in range(count):
         yield Node(
             name=f"{name}-{i}" if "count" in entry else str(name),
@@ -138,7 +138,7 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
 def _whole(entry: Mapping[Any, Any], name: str, default: int, least: int, most: int) -> int:
     value = entry.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f".{name}: found {value!r}, expected a whole number from {least} to {most}")
+        raise ValueError(f".{name}: found {value!r}; expected a whole number from {least} to {most}")
     return value
 
 
@@ -152,17 +152,17 @@ def _amount(entry: Mapping[Any, Any], name: str, default: str | None) -> Decimal
     except ValueError as error:
         raise ValueError(f".{name}: {error}") from None
     if amount <= 0:
-        raise ValueError(f".{name}: found {value!r}, expected more than 0")
+        raise ValueError(f".{name}: found {value!r}; expected more than 0")
     return amount
 
 
 def _labels(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
-        raise ValueError(f".labels: found {value!r}, expected a mapping of names to strings")
+        raise ValueError(f".labels: found {value!r}; expected a mapping of names to strings")
     return {str(k): v for k, v in value.items()}
 
 
 def _taints(value: object) -> tuple[tuple[str, str, str], ...]:
     if not isinstance(value, list) or not all(isinstance(t, Mapping) and "key" in t and "effect" in t for t in value):
-        raise ValueError(f".taints: found {value!r}, expected a list of mappings with key, value and effect")
+        raise ValueError(f".taints: found {value!r}; expected a list of mappings with key, value and effect")
     return tuple((str(t["key"]), str(t.get("value", "")), str(t["effect"])) for t in value)

@@ -52,7 +52,7 @@ def connect() -> Connection:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(f"kubeconfig: found an unusable one ({what}); set KUBECONFIG to one that works") from error
     if info is None:
-        raise ValueError("credentials: found none, expected a pod's service account or a kubeconfig; set KUBECONFIG")
+        raise ValueError("credentials: found none; expected a pod's service account or a kubeconfig; set KUBECONFIG")
     if TOKEN.exists() and (host := os.environ.get("KUBERNETES_SERVICE_HOST")):
         # The IP address works without DNS, which may not be available in the cluster yet.
         address = f"[{host}]" if ":" in host else host

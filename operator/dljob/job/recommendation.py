@@ -63,16 +63,16 @@ class Recommendation:
 def parse_job(manifest: object) -> Job:
     """Parse the manifest of a DLJob. Raise ValueError with the field, the value and what is expected."""
     if not isinstance(manifest, Mapping):
-        raise ValueError(f"manifest: found {type(manifest).__name__}, expected a mapping")  # noqa: TRY004 - user input
+        raise ValueError(f"manifest: found {type(manifest).__name__}; expected a mapping")  # noqa: TRY004 - user input
     if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, "DLJob"):
         found = f"apiVersion {manifest.get('apiVersion')!r}, kind {manifest.get('kind')!r}"
-        raise ValueError(f"manifest: found {found}, expected apiVersion {API_VERSION}, kind DLJob")
+        raise ValueError(f"manifest: found {found}; expected apiVersion {API_VERSION}, kind DLJob")
     metadata, spec = manifest.get("metadata"), manifest.get("spec")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(metadata, Mapping) or not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"metadata.name: found {name!r}; {JOB_NAME_RULE.message}")
     if not isinstance(spec, Mapping):
-        raise ValueError(f"spec: found {spec!r:.100}, expected a mapping")  # noqa: TRY004 - user input
+        raise ValueError(f"spec: found {spec!r:.100}; expected a mapping")  # noqa: TRY004 - user input
     namespace = metadata.get("namespace")
     try:
         return Job(name, str(namespace) if namespace else None, DLJobSpec.model_validate(spec))
@@ -83,7 +83,7 @@ def parse_job(manifest: object) -> Job:
 def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
     """Return the constants of DLProfile objects in the API server's form. Raise ValueError for invalid objects."""
     if not isinstance(documents, list):
-        raise ValueError(f"profiles: found {type(documents).__name__}, expected a list")  # noqa: TRY004 - user input
+        raise ValueError(f"profiles: found {type(documents).__name__}; expected a list")  # noqa: TRY004 - user input
     constants = {}
     for i, document in enumerate(documents):
         body = document if isinstance(document, Mapping) else {}
@@ -110,11 +110,11 @@ def answer(question: object, view: ClusterView | None = None, constants: Constan
     """
     if not isinstance(question, Mapping) or set(question) - {"job", "cluster", "profiles"} or "job" not in question:
         found = sorted(map(str, question)) if isinstance(question, Mapping) else type(question).__name__
-        raise ValueError(f"question: found {found}, expected a mapping with job, cluster and, optionally, profiles")
+        raise ValueError(f"question: found {found}; expected a mapping with job, cluster and, optionally, profiles")
     job = parse_job(question["job"])
     if "cluster" in question:
         view = cluster_view(question["cluster"])
     if view is None:
-        raise ValueError('cluster: found none, expected {"nodes": [...]}: the service was started without a cluster')
+        raise ValueError('cluster: found none; expected {"nodes": [...]}: the service was started without a cluster')
     known = parse_profiles(question["profiles"]) if "profiles" in question else constants or {}
     return recommend(job, view, known).document()

@@ -11,7 +11,7 @@ from dljob.api.base import PATTERNS
 
 
 def in_words(error: ValidationError, root: str = "spec") -> str:
-    """Describe all errors of a spec, such as ``spec.nodes.min: found 0, expected …``, separated by semicolons."""
+    """Describe all errors of a spec, such as ``spec.nodes.min: found 0; expected …``, separated by semicolons."""
     return "; ".join(_in_words(item, root) for item in error.errors())
 
 
@@ -21,10 +21,10 @@ def _in_words(error: ErrorDetails, root: str) -> str:
         rule = error["msg"].removeprefix("Value error, ")
         return f"{where}.{rule}{_found(rule, error['input'])}"
     if error["type"] == "missing":
-        return f"{where}: found nothing, expected a value; add it"
+        return f"{where}: found nothing; expected a value. Add it"
     if error["type"] == "extra_forbidden":
         return f"{where}: found an unknown field; remove it, or see kubectl explain dljob.spec for the known fields"
-    return f"{where}: found {error['input']!r:.200}, expected {_expected(error)}"
+    return f"{where}: found {error['input']!r:.200}; expected {_expected(error)}"
 
 
 def _expected(error: ErrorDetails) -> str:

@@ -86,10 +86,10 @@ class StoredPlan(BaseModel):
         """Parse the data of the ConfigMap. Raise ValueError if ``data`` did not write it."""
         missing = [key for key in (dlcontract.PLAN_KEY, OPERATOR_KEY) if key not in data]
         if missing:
-            raise ValueError(f"plan ConfigMap: found keys {sorted(data)}, expected {' and '.join(missing)} too")
+            raise ValueError(f"plan ConfigMap: found keys {sorted(data)}; expected {' and '.join(missing)} too")
         mine: Any = json.loads(data[OPERATOR_KEY])
         if not isinstance(mine, dict):
-            raise ValueError(f"{OPERATOR_KEY}: found {type(mine).__name__}, expected an object")  # noqa: TRY004
+            raise ValueError(f"{OPERATOR_KEY}: found {type(mine).__name__}; expected an object")  # noqa: TRY004
         plan = dlcontract.Plan.parse(data[dlcontract.PLAN_KEY])
         status = {**(mine.get("status") or {}), "groups": plan_groups(plan)}
         return cls.model_validate({**mine, "plan": plan, "status": status})

@@ -141,7 +141,7 @@ def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasib
     ):
         if was != wanted:
             text = (
-                f"found {wanted}, expected {was}, as in the job's checkpoint of step {saved.step}: set it back, or "
+                f"found {wanted}; expected {was}, as in the job's checkpoint of step {saved.step}: set it back, or "
                 "delete the job and create it again to train from the beginning"
             )
             return Infeasible("CheckpointContradicted", field, text)

@@ -117,7 +117,7 @@ def _contradiction(parsed: ParsedJob, accepted: StoredPlan, report: Report, now:
         or running_s < MIN_STEPS * p90_s  # Caches are also cold after a restart.
     ):
         return None
-    return f"plan {accepted.plan.number}: found a step time of {report.step_s:.3g} s, expected {p90_s:.3g} s (p90)"
+    return f"plan {accepted.plan.number}: found a step time of {report.step_s:.3g} s; expected {p90_s:.3g} s (p90)"
 
 
 def _judged(parsed: ParsedJob, accepted: StoredPlan, report: Report, config: RenderConfig, text: str) -> Verdict:

@@ -100,7 +100,7 @@ def _class(observed: Observed, spec: DLJobSpec) -> Verdict | None:
     if wanted is not None and wanted not in present:
         return _no(
             "StorageClassNotFound",
-            f"spec.checkpoint.volume.storageClassName: found no StorageClass {wanted!r}, expected one of "
+            f"spec.checkpoint.volume.storageClassName: found no StorageClass {wanted!r}; expected one of "
             f"{_list(present)}; choose one of these, create the class, or set claimName to an existing claim",
         )
     if wanted is None and not any(item.default for item in observed.classes):

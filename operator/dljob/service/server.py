@@ -56,19 +56,19 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/healthz":
             self._reply(HTTPStatus.OK, {"status": "ok"})
         elif self.path == "/v1/plan":
-            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "found GET, expected POST with a JSON body")
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "found GET; expected POST with a JSON body")
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, f"found {self.path[:100]}, expected POST /v1/plan or GET /healthz")
+            self._refuse(HTTPStatus.NOT_FOUND, f"found {self.path[:100]}; expected POST /v1/plan or GET /healthz")
 
     def do_POST(self) -> None:
         if self.path != "/v1/plan":
-            self._refuse(HTTPStatus.NOT_FOUND, f"found {self.path[:100]}, expected POST /v1/plan or GET /healthz")
+            self._refuse(HTTPStatus.NOT_FOUND, f"found {self.path[:100]}; expected POST /v1/plan or GET /healthz")
             return
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
-            self._refuse(HTTPStatus.LENGTH_REQUIRED, "found no Content-Length, expected the body's size")
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "found no Content-Length; expected the body's size")
         elif int(length) > MAX_NBYTES:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"found {length} bytes, expected at most {MAX_NBYTES}")
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"found {length} bytes; expected at most {MAX_NBYTES}")
         else:
             self._plan(self.rfile.read(int(length)))
 
@@ -76,10 +76,10 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             reply = answer(json.loads(body), self.server.view, self.server.constants)
         except RecursionError:
-            self._refuse(HTTPStatus.BAD_REQUEST, "body: found JSON nested too deeply, expected a DLJob and a cluster")
+            self._refuse(HTTPStatus.BAD_REQUEST, "body: found JSON nested too deeply; expected a DLJob and a cluster")
         except json.JSONDecodeError as error:
             self._refuse(
-                HTTPStatus.BAD_REQUEST, f"body: found invalid JSON ({error}), expected an object with job and cluster"
+                HTTPStatus.BAD_REQUEST, f"body: found invalid JSON ({error}); expected an object with job and cluster"
             )
         except ValueError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))

@@ -267,7 +267,7 @@ def _claim_network() -> int:
         if made.returncode == 0:
             return number
         assert "File exists" in made.stderr, made.stderr
-    raise AssertionError("found 256 bridges of tests, expected a free one: delete them (ip link show type bridge)")
+    raise AssertionError("found 256 bridges of tests; expected a free one: delete them (ip link show type bridge)")
 
 
 @contextlib.contextmanager

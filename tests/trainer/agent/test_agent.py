@@ -328,4 +328,4 @@ def test_misconfigured_agent_names_the_missing_variable(two: Job) -> None:
     pod = two.pods[0]
     pod.start(DLJOB_UID="")
     assert pod.wait() == 64
-    assert "DLJOB_UID: found nothing, expected the job's uid" in pod.text()
+    assert "DLJOB_UID: found nothing; expected the job's uid" in pod.text()

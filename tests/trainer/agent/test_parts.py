@@ -403,7 +403,7 @@ def test_settings_errors_name_the_variable() -> None:
     for change, message in (
         ({"DLJOB_POD_IP": ""}, "DLJOB_POD_IP: found nothing"),
         ({"DLJOB_API": "off"}, "DLTRAIN_PLAN_FILE: found nothing"),
-        ({"DLTRAIN_AGENT_PORT": "x"}, "DLTRAIN_AGENT_PORT: found 'x', expected a TCP port"),
+        ({"DLTRAIN_AGENT_PORT": "x"}, "DLTRAIN_AGENT_PORT: found 'x'; expected a TCP port"),
         ({"DLTRAIN_RUN_DIR": "/tmp/" + 100 * "x"}, "too long"),
     ):
         with pytest.raises(ValueError, match=message):

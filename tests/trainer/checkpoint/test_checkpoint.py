@@ -41,7 +41,7 @@ def test_superseded_run_writes_no_checkpoint(tmp_path: Path) -> None:
     before = opened(1)
     before.save(snapshot(1))
     opened(2).save(snapshot(5))
-    with pytest.raises(FencedError, match=r"found term 2 in .*, expected 1"):
+    with pytest.raises(FencedError, match=r"found term 2 in .*; expected 1"):
         before.save(snapshot(9))
     with pytest.raises(FencedError):
         opened(1)

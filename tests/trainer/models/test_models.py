@@ -136,7 +136,7 @@ def test_token_file_is_split_into_sequences(name: str, tmp_path: Path) -> None:
 )
 def test_error_names_file_without_tokens(tokens: np.ndarray, tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", tokens)
-    with pytest.raises(BadInputError, match=r"spec\.dataset\.uri: found .*t\.npy with .*, expected a one-dimensional"):
+    with pytest.raises(BadInputError, match=r"spec\.dataset\.uri: found .*t\.npy with .*; expected a one-dimensional"):
         load(DatasetRef(path=str(tmp_path / "t.npy")))
 
 

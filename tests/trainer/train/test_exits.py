@@ -90,11 +90,11 @@ def test_restart_of_a_finished_run_reports_the_same_result(
     ("changes", "message"),
     [
         ({"model": ModelRef(name="digits-cnn")}, r"spec\.checkpoint\.volume: found .*, a checkpoint of another model"),
-        ({"global_batch": 60}, r"spec\.globalBatchSize: found 60, expected 120, as in the checkpoint"),
-        ({"seed": 3}, r"spec\.seed: found 3, expected 0, as in the checkpoint"),
+        ({"global_batch": 60}, r"spec\.globalBatchSize: found 60; expected 120, as in the checkpoint"),
+        ({"seed": 3}, r"spec\.seed: found 3; expected 0, as in the checkpoint"),
         (
             {"optimizer": OptimizerRef(name="Adam", learning_rate=0.01)},
-            r"spec\.optimizer: found Adam, expected one with dampening, momentum, nesterov, as in the checkpoint",
+            r"spec\.optimizer: found Adam; expected one with dampening, momentum, nesterov, as in the checkpoint",
         ),
     ],
     ids=["model", "batch", "seed", "optimizer"],
@@ -111,16 +111,16 @@ def test_checkpoint_of_another_training_is_rejected_and_not_deleted(
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        (None, r"spec\.dataset\.uri: found no file .*/data\.npz, expected an \.npz file with arrays x, y, x_test, y_test"),
-        ({"x": _ARRAYS["x"], "y": _ARRAYS["y"]}, r"with arrays x, y, expected .*: add x_test, y_test"),
-        (_ARRAYS | {"y": np.arange(3)}, r"4 samples in x and 3 in y, expected as many targets as inputs"),
-        (_ARRAYS | {"y": np.arange(4.0)}, r"y of float64, expected class numbers"),
+        (None, r"spec\.dataset\.uri: found no file .*/data\.npz; expected an \.npz file with arrays x, y, x_test, y_test"),
+        ({"x": _ARRAYS["x"], "y": _ARRAYS["y"]}, r"with arrays x, y; expected .*Add x_test, y_test"),
+        (_ARRAYS | {"y": np.arange(3)}, r"4 samples in x and 3 in y; expected as many targets as inputs"),
+        (_ARRAYS | {"y": np.arange(4.0)}, r"y of float64; expected class numbers"),
         (b"not a zip file", r"data\.npz: .*: save it with numpy\.savez"),
         (b"", r"data\.npz: .*: save it with numpy\.savez"),
-        (_ARRAYS | {"y": np.int64(3)}, r"4 samples in x and a number, not in y, expected as many targets"),
-        (_ARRAYS | {"y": np.zeros((4, 3), int)}, r"y of shape \(4, 3\), expected a class for each sample, shape \(4,\)"),
-        (_ARRAYS | {"y": np.full(4, 10**9)}, r"class 1000000000 in y, expected class numbers below 1048576"),
-        (_ARRAYS | {"x": np.array(["a"] * 4)}, r"x of <U1, expected numbers"),
+        (_ARRAYS | {"y": np.int64(3)}, r"4 samples in x and a number, not in y; expected as many targets"),
+        (_ARRAYS | {"y": np.zeros((4, 3), int)}, r"y of shape \(4, 3\); expected a class for each sample, shape \(4,\)"),
+        (_ARRAYS | {"y": np.full(4, 10**9)}, r"class 1000000000 in y; expected class numbers below 1048576"),
+        (_ARRAYS | {"x": np.array(["a"] * 4)}, r"x of <U1; expected numbers"),
         (_ARRAYS | {"x": np.full((4, 1, 8, 8), np.nan)}, r"values in x that are not finite"),
         (_ARRAYS | {"x_test": np.zeros((4, 1, 9, 9))}, r"shape \(1, 8, 8\) in x and \(1, 9, 9\) in x_test"),
     ],
@@ -142,11 +142,11 @@ def test_invalid_dataset_is_reported(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": ModelRef(name="vgg")}, r"spec\.model\.name: found 'vgg', expected one of mlp, digits-cnn"),
-        ({"model": ModelRef(name="lenet")}, r"shape \(1, 8, 8\), expected images .* of 32 x 32 or 28 x 28"),
-        ({"model": ModelRef(name="gpt-mini")}, r"found images or tables of shape .*, expected tokens for model gpt-mini"),
-        ({"dataset": DatasetRef(name="mnist")}, r"spec\.dataset\.name: found 'mnist', expected one of digits"),
-        ({"ranks": 2}, r"a process group of 1 \(mpirun's count: none, .*\), expected 2 ranks: start it with mpirun -n 2"),
+        ({"model": ModelRef(name="vgg")}, r"spec\.model\.name: found 'vgg'; expected one of mlp, digits-cnn"),
+        ({"model": ModelRef(name="lenet")}, r"shape \(1, 8, 8\); expected images .* of 32 x 32 or 28 x 28"),
+        ({"model": ModelRef(name="gpt-mini")}, r"found images or tables of shape .*; expected tokens for model gpt-mini"),
+        ({"dataset": DatasetRef(name="mnist")}, r"spec\.dataset\.name: found 'mnist'; expected one of digits"),
+        ({"ranks": 2}, r"a process group of 1 \(mpirun's count: none, .*\); expected 2 ranks. Start it with mpirun -n 2"),
         ({"checkpoint": saving(Path("/proc/nowhere"))}, r"spec\.checkpoint\.volume: found /proc/nowhere/digits-0001"),
     ],
     ids=["model", "images", "tokens", "dataset", "world", "volume"],
@@ -172,7 +172,7 @@ def check_rejected(plan: Plan, message: str, listener: Listener, folder: Path, m
 def test_missing_plan_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv(rank_messages.PLAN_ENV, raising=False)
     assert rank.main() == EXIT_BAD_INPUT
-    assert "$DLTRAIN_PLAN: found nothing, expected the path of a plan" in capsys.readouterr().err
+    assert "$DLTRAIN_PLAN: found nothing; expected the path of a plan" in capsys.readouterr().err
 
 
 def test_unreadable_plan_is_reported(

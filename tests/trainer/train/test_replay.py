@@ -38,8 +38,8 @@ def test_repeated_steps_use_their_last_shares() -> None:
     [
         (None, "No such file"),
         (b"{}", "validation error"),
-        (document((0, {"a/0": 12})).to_json().encode(), "of a run with global batch 12, seed 0, ranks 1, expected"),
-        (document().to_json().encode(), "of a run with global batch 12, seed 0, ranks 0, expected global batch 120"),
+        (document((0, {"a/0": 12})).to_json().encode(), "of a run with global batch 12, seed 0, ranks 1; expected"),
+        (document().to_json().encode(), "of a run with global batch 12, seed 0, ranks 0; expected global batch 120"),
     ],
     ids=["missing", "no report", "another run", "no split"],
 )

@@ -66,11 +66,11 @@ def test_the_operator_also_says_what_it_found(case: str, found: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"globalBatchSize": 0}, "spec.globalBatchSize: found 0, expected a number greater than or equal to 1"),
-        ({"globalBatchSize": 1.5}, "found 1.5, expected a valid integer, got a number with a fractional part"),
-        ({"collective": "Bus"}, "spec.collective: found 'Bus', expected 'Auto', 'Ring'"),
-        ({"objective": {"deadline": "soon"}}, "found 'soon', expected a duration such as 90s, 1h30m or 500ms"),
-        ({"resources": {"memory": "4GB"}}, "found '4GB', expected a quantity of bytes such as 512Mi or 4Gi"),
+        ({"globalBatchSize": 0}, "spec.globalBatchSize: found 0; expected a number greater than or equal to 1"),
+        ({"globalBatchSize": 1.5}, "found 1.5; expected a valid integer, got a number with a fractional part"),
+        ({"collective": "Bus"}, "spec.collective: found 'Bus'; expected 'Auto', 'Ring'"),
+        ({"objective": {"deadline": "soon"}}, "found 'soon'; expected a duration such as 90s, 1h30m or 500ms"),
+        ({"resources": {"memory": "4GB"}}, "found '4GB'; expected a quantity of bytes such as 512Mi or 4Gi"),
     ],
 )
 def test_an_invalid_value_is_named_with_the_valid_ones(changes: Json, words: str) -> None:

@@ -85,7 +85,7 @@ def test_units_bound_tensor_parallel_ranks() -> None:
 @pytest.mark.parametrize(
     ("request_", "field", "words"),
     [
-        (replace(PIPELINE, stages=5), "spec.parallelism.stages", "found room for 4 ranks, expected 5 ranks"),
+        (replace(PIPELINE, stages=5), "spec.parallelism.stages", "found room for 4 ranks; expected 5 ranks"),
         (replace(PIPELINE, nodes_max=1), "spec.parallelism.stages", "expected 2 ranks, one per stage"),
         (replace(TENSOR, nodes_max=1), "spec.nodes", "expected 2 ranks or more"),
         (replace(PIPELINE, fixed=(FixedChoice("cpu", 3),)), "spec.planning.groups", "found room for 3 ranks"),

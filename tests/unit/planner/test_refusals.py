@@ -30,7 +30,7 @@ class TestRefusals:
                 THREE,
                 "TooFewNodes",
                 "spec.nodes.min",
-                "found 3 nodes that the job can use, expected at least 5",
+                "found 3 nodes that the job can use; expected at least 5",
                 True,
             ),
             (
@@ -46,7 +46,7 @@ class TestRefusals:
                 THREE,
                 "TooFewNodes",
                 "spec.scheduling.nodeSelector",
-                "found no node with zone=b, expected at least 1: correct the labels, or label nodes",
+                "found no node with zone=b; expected at least 1: correct the labels, or label nodes",
                 True,
             ),
             ({"cpu_per_pod": 3.0}, THREE, "DeviceBusy", "spec.nodes.min", "2 CPUs free, 3 needed", True),

@@ -292,10 +292,10 @@ class TestChanges:
         [
             (
                 {"globalBatchSize": 192},
-                "spec.globalBatchSize: found 192, expected 96, as in the job's checkpoint of step 7",
+                "spec.globalBatchSize: found 192; expected 96, as in the job's checkpoint of step 7",
             ),
-            ({"seed": 3}, "spec.seed: found 3, expected 0"),
-            ({"model": {"name": "mlp"}}, "spec.model.name: found mlp, expected digits-cnn"),
+            ({"seed": 3}, "spec.seed: found 3; expected 0"),
+            ({"model": {"name": "mlp"}}, "spec.model.name: found mlp; expected digits-cnn"),
         ],
     )
     def test_a_change_that_contradicts_the_checkpoint_is_rejected(self, changes: Json, field: str) -> None:

@@ -59,7 +59,7 @@ def test_profiles_are_updated_first_and_only_once() -> None:
         "a noise scale is that of a whole training"
     )
     assert verdict(first, "PlanContradicted") == ("True", "SlowerThanPredicted")
-    assert "found a step time of 2 s, expected 0.013 s (p90)" in told(first, "PlanContradicted").message
+    assert "found a step time of 2 s; expected 0.013 s (p90)" in told(first, "PlanContradicted").message
     assert any(event.reason == "SlowerThanPredicted" and event.type == "Warning" for event in first.events)
     again = step(after(observed, first), WARM_S + 1)
     assert again.measurements is None and again.scales == ()

@@ -82,7 +82,7 @@ class Checkpoints:
         """Store the term. Raise FencedError if a higher one is stored already, and OSError."""
         path, found = self.directory / TERM, term_in(self.directory)
         if found > self.term > 0:
-            why = f"found term {found} in {self.directory}, expected {self.term}: another coordinator has taken over"
+            why = f"found term {found} in {self.directory}; expected {self.term}: another coordinator has taken over"
             raise FencedError(why)
         if found < self.term:
             temporary = path.with_name(f".{TERM}.{os.getpid()}")

@@ -56,7 +56,7 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     for name in order:
         tensor = tensors[name]
         if tensor.dtype not in NAMES:
-            raise ValueError(f"checkpoint: found tensor {name} of {tensor.dtype}, expected one of {list(NAMES)}")
+            raise ValueError(f"checkpoint: found tensor {name} of {tensor.dtype}; expected one of {list(NAMES)}")
         header[name] = {
             "dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes],
         }  # fmt: skip

@@ -79,17 +79,17 @@ class UserObjects:
         """Add an object and restore its state if the run is resumed. Raise MisuseError if it cannot be kept."""
         kind = type(given).__name__
         if isinstance(given, LRScheduler):
-            raise MisuseError(f"t.keep: {name}: found {kind}, expected it in t.schedule, which also steps it")
+            raise MisuseError(f"t.keep: {name}: found {kind}; expected it in t.schedule, which also steps it")
         both = all(callable(getattr(given, method, None)) for method in ("state_dict", "load_state_dict"))
         if isinstance(given, type) or not (isinstance(given, list | dict) or both):
             raise MisuseError(
-                f"t.keep: {name}: found {kind}, expected something with state_dict() and load_state_dict(), a list or "
+                f"t.keep: {name}: found {kind}; expected something with state_dict() and load_state_dict(), a list or "
                 "a dict"
             )
         if name in self._objects:
-            raise MisuseError(f"t.keep: {name}: found a second object with this name, expected another name")
+            raise MisuseError(f"t.keep: {name}: found a second object with this name; expected another name")
         if self._complete:
-            raise MisuseError(f"t.keep: {name}: found a call after t.steps has begun, expected a call before it")
+            raise MisuseError(f"t.keep: {name}: found a call after t.steps has begun; expected a call before it")
         if self._resumed is not None and name not in self._stored:
             raise MisuseError(
                 f"t.keep: {name}: found a checkpoint of step {self._resumed} that holds {self._names(self._stored)}, "
@@ -103,14 +103,14 @@ class UserObjects:
             except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
                 raise MisuseError(
                     f"t.keep: {name}: found a {kind} that cannot load its state of the checkpoint of step "
-                    f"{self._resumed}, expected an equal object: {type(error).__name__}: {error}"
+                    f"{self._resumed}; expected an equal object: {type(error).__name__}: {error}"
                 ) from error
 
     def close(self) -> None:
         """Accept no more objects. Raise MisuseError if the checkpoint holds objects that were not added."""
         if rest := set(self._stored) - set(self._objects):
             raise MisuseError(
-                f"t.steps: found a checkpoint of step {self._resumed} that holds {self._names(rest)}, expected only "
+                f"t.steps: found a checkpoint of step {self._resumed} that holds {self._names(rest)}; expected only "
                 "objects that the script keeps before t.steps: keep them again, or use another volume"
             )
         self._complete, self._stored_tensors = True, {}
@@ -169,6 +169,6 @@ def _unfit(path: tuple[Any, ...], found: str) -> MisuseError:
     name, *rest = path
     where = "".join(f"[{part!r}]" for part in rest)
     return MisuseError(
-        f"t.keep: {name}: found {found} in its state{where}, expected tensors, numbers, strings, and lists, tuples and "
+        f"t.keep: {name}: found {found} in its state{where}; expected tensors, numbers, strings, and lists, tuples and "
         "dictionaries of them"
     )

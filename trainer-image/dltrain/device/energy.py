@@ -58,7 +58,7 @@ class Packages:
             if folder.name.count(":") == 1 and (folder / "name").read_text().startswith("package")
         )
         if not self._folders:
-            raise FileNotFoundError(f"{powercap}: found no CPU package, expected intel-rapl:0 or more")
+            raise FileNotFoundError(f"{powercap}: found no CPU package; expected intel-rapl:0 or more")
         self._ranges = [int((folder / "max_energy_range_uj").read_text()) for folder in self._folders]
         self._last = self._read()
         self._total_uJ = 0

@@ -67,7 +67,7 @@ def check(world: ProcessGroup, plan: Plan, device: torch.device) -> None:
     if 0 < len(lacking) < world.size:
         names = ", ".join(f"{number} (pod {plan.ranks[number].pod})" for number in lacking[:8])
         why = f": {gpu_missing_reason()}" if world.rank in lacking else ""
-        raise DeviceMissingError(f"found no GPU on rank {names} of {world.size}, expected one on each{why}")
+        raise DeviceMissingError(f"found no GPU on rank {names} of {world.size}; expected one on each{why}")
 
 
 def gpu_missing_reason() -> str:

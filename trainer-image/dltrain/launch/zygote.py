@@ -207,7 +207,7 @@ def run(order: Order) -> None:
             main.__dict__["__file__"] = file
             exec(compile(path.read_bytes(), file, "exec"), main.__dict__)
         case _:
-            raise ValueError("order: found no arguments, expected '-m MODULE', '-c CODE' or FILE")
+            raise ValueError("order: found no arguments; expected '-m MODULE', '-c CODE' or FILE")
 
 
 def end_gloo_threads() -> None:

@@ -48,7 +48,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
         return [Layer(module, tuple(module.parameters())) for module in model]
     if isinstance(model, Layered):
         return model.layers()
-    raise ValueError(f"found a {type(model).__name__}, expected a Sequential, or a model with a method layers()")
+    raise ValueError(f"found a {type(model).__name__}; expected a Sequential, or a model with a method layers()")
 
 
 def pairs_of(model: nn.Module) -> list[Pair]:

@@ -30,7 +30,7 @@ class BadInputError(ValueError):
     """The job cannot succeed as written. The message names the field, the value found, the expectation and a remedy."""
 
     def __init__(self, field: str, found: str, expected: str, remedy: str) -> None:
-        super().__init__(f"{field}: found {found}, expected {expected}: {remedy}")
+        super().__init__(f"{field}: found {found}; expected {expected}. {remedy[:1].upper()}{remedy[1:]}")
 
 
 class MisuseError(ValueError):
@@ -42,8 +42,8 @@ class CheckpointError(OSError):
 
     def __init__(self, directory: object, error: OSError) -> None:
         super().__init__(
-            f"spec.checkpoint.volume: found {directory}: {error.strerror or error}, expected room for one more "
-            "checkpoint than checkpoint.keep: enlarge the volume or lower checkpoint.keep; saved checkpoints are intact"
+            f"spec.checkpoint.volume: found {directory}: {error.strerror or error}; expected room for one more "
+            "checkpoint than checkpoint.keep. Enlarge the volume or lower checkpoint.keep; saved checkpoints are intact"
         )
 
 

@@ -175,7 +175,7 @@ class Model:
         """Return the split into ``stages`` stages. Raise ValueError if the model has too few layers for them."""
         if stages > len(self.stages):
             raise ValueError(
-                f"found {len(self.stages)} layers with parameters, expected one for each of {stages} stages"
+                f"found {len(self.stages)} layers with parameters; expected one for each of {stages} stages"
             )
         return self.stages[stages - 1]
 

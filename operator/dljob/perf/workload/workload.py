@@ -58,11 +58,11 @@ def misfit(model: str, dataset: str) -> str | None:
     """Return the reason why a built-in model cannot use a built-in dataset, or None if it can."""
     shape, tokens = DATASETS[dataset].shape, DATASETS[dataset].tokens
     if tokens != (model == "gpt-mini"):
-        return "found tokens, expected images or tables" if tokens else "found no tokens, expected some"
+        return "found tokens; expected images or tables" if tokens else "found no tokens; expected some"
     if model in ("mlp", "gpt-mini") or (len(shape) == 3 and (model != "lenet" or shape[1:] in ((32, 32), (28, 28)))):
         return None
     expected = "images of 32 x 32 or 28 x 28" if model == "lenet" else "images"
-    return f"found samples of shape {shape}, expected {expected}"
+    return f"found samples of shape {shape}; expected {expected}"
 
 
 @cache

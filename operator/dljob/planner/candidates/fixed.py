@@ -58,7 +58,7 @@ def _batch(request: Request) -> Infeasible | None:
         return Infeasible(
             "BatchTooSmall",
             "spec.globalBatchSize",
-            f"found {request.global_batch} samples for {ranks} ranks, expected at least one per rank: raise "
+            f"found {request.global_batch} samples for {ranks} ranks; expected at least one per rank: raise "
             "globalBatchSize or use fewer ranks",
         )
     if fixed_samples + rest > request.global_batch or (not rest and fixed_samples != request.global_batch):
@@ -66,7 +66,7 @@ def _batch(request: Request) -> Infeasible | None:
         return Infeasible(
             "BatchMismatch",
             "spec.planning.groups",
-            f"found batchPerRank that adds up to {fixed_samples} samples over the groups, expected {expected} "
+            f"found batchPerRank that adds up to {fixed_samples} samples over the groups; expected {expected} "
             f"(globalBatchSize {request.global_batch}): change batchPerRank or globalBatchSize",
         )
     return None

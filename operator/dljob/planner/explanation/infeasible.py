@@ -32,7 +32,7 @@ def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible 
         return Infeasible(
             "BatchTooSmall",
             "spec.globalBatchSize",
-            f"found {request.global_batch} samples, expected at least {request.nodes_min}, one per node (nodes.min): "
+            f"found {request.global_batch} samples; expected at least {request.nodes_min}, one per node (nodes.min): "
             "raise globalBatchSize or lower nodes.min",
         )
     needed = max(1, request.nodes_min)
@@ -43,7 +43,7 @@ def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible 
         return Infeasible(
             "TooFewNodes",
             "spec.scheduling.nodeSelector",
-            f"found no node with {wanted_labels}, expected at least {needed}: correct the labels, or label nodes",
+            f"found no node with {wanted_labels}; expected at least {needed}: correct the labels, or label nodes",
             transient=True,
             refusals=nodes.refusals,
         )
@@ -51,7 +51,7 @@ def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible 
     return Infeasible(
         "DeviceBusy" if busy else "TooFewNodes",
         "spec.nodes.min",
-        f"found {available} nodes that the job can use, expected at least {needed}: "
+        f"found {available} nodes that the job can use; expected at least {needed}: "
         + (
             "wait until nodes are free, or lower nodes.min"
             if busy

@@ -44,7 +44,7 @@ def candidates(
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
         text = (
-            f"found {workload.name} with Tensor, expected a model with pairs of linear layers: choose another strategy"
+            f"found {workload.name} with Tensor; expected a model with pairs of linear layers: choose another strategy"
         )
         return Infeasible("BadWorkload", "spec.parallelism.strategy", text)
     try:
@@ -58,7 +58,7 @@ def candidates(
         return Infeasible(
             "TooFewNodes",
             "spec.planning.groups" if fixed else "spec.parallelism.stages" if request.stages else "spec.nodes",
-            f"found room for {found} ranks, expected {wanted}, on nodes of one device type within nodes.min and "
+            f"found room for {found} ranks; expected {wanted}, on nodes of one device type within nodes.min and "
             "nodes.max: change nodes or stages, or wait until nodes are free",
             transient=not fixed,
             refusals=nodes.refusals,

@@ -46,7 +46,7 @@ class Mpirun:
     async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
         """Replace ``ssh POD COMMAND``: run the pod's MPI daemon. Return its exit code and last output."""
         if pod not in self._pods:
-            return 1, f"found pod {pod}, expected one of {self._pods}\n"
+            return 1, f"found pod {pod}; expected one of {self._pods}\n"
         try:
             arguments = commands.daemon_arguments(command)
         except ValueError as error:

@@ -47,7 +47,7 @@ class KubeApi:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not (SERVICE_ACCOUNT / "token").is_file():
             raise ValueError(
-                f"KUBERNETES_SERVICE_HOST: found {host!r} and no service account's token, expected a pod with one. "
+                f"KUBERNETES_SERVICE_HOST: found {host!r} and no service account's token; expected a pod with one. "
                 "Outside a cluster, set DLJOB_API=off"
             )
         return cls(

@@ -45,13 +45,13 @@ class Settings:
 
         def required(name: str, what: str) -> str:
             if not (value := env.get(name, "")):
-                raise ValueError(f"{name}: found nothing, expected {what}. The operator's pod template sets it")
+                raise ValueError(f"{name}: found nothing; expected {what}. The operator's pod template sets it")
             return value
 
         def port(name: str, default: int) -> int:
             value = env.get(name) or str(default)
             if not value.isdecimal() or not 0 < int(value) < 65536:
-                raise ValueError(f"{name}: found {value!r}, expected a TCP port")
+                raise ValueError(f"{name}: found {value!r}; expected a TCP port")
             return int(value)
 
         def seconds(name: str, default: float) -> float:
@@ -61,7 +61,7 @@ class Settings:
             except ValueError:
                 found = -1.0
             if not 0 <= found < inf:
-                raise ValueError(f"{name}: found {value!r}, expected a number of seconds, at least 0")
+                raise ValueError(f"{name}: found {value!r}; expected a number of seconds, at least 0")
             return found
 
         use_api = env.get("DLJOB_API", "on") != "off"

@@ -35,7 +35,7 @@ class Compressed(Polled):
         super().__init__(comm, buffers)
         if buffers[0].dtype not in (torch.float32, torch.float64) or buffers[0].is_cuda:
             found = f"{buffers[0].dtype} on {buffers[0].device}"
-            raise ValueError(f"gradients: found {found}, expected float32 or float64 on a CPU to compress to {kind}")
+            raise ValueError(f"gradients: found {found}; expected float32 or float64 on a CPU to compress to {kind}")
         *first, last = buffers
         cut = last.numel() - tail
         runs = [_Run(comm, tag, buffer, KINDS[kind]) for tag, buffer in enumerate([*first, last[:cut]])]

@@ -109,7 +109,7 @@ def backend_for(identities: Sequence[str]) -> str:
     cpus = identities.count("cpu")
     if 0 < cpus < len(identities):
         numbers = [number for number, device in enumerate(identities) if device == "cpu"]
-        raise RuntimeError(f"found gradients of ranks {numbers} on a CPU, expected all {len(identities)} on GPUs")
+        raise RuntimeError(f"found gradients of ranks {numbers} on a CPU; expected all {len(identities)} on GPUs")
     return "nccl" if not cpus and len(set(identities)) == len(identities) else "gloo"
 
 
