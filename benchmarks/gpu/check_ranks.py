@@ -51,7 +51,7 @@ def check(first: Trainer) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     for run_check in checks:
         name, text, passed = run_check(first)
-        everywhere = first.world.sum([float(passed)])[0] == first.size
+        everywhere = first.process_group.sum([float(passed)])[0] == first.size
         if first.rank == 0:
             print(json.dumps([name, text, everywhere]), flush=True)
 
@@ -60,7 +60,7 @@ def another(first: Trainer, steps: int, **changes: Any) -> Trainer:
     """Return another trainer on the same ranks that reports nothing."""
     plan, quiet = first.plan.model_copy(update={"steps": steps} | changes), RankReporter(None)
     quiet.rank = -1
-    return Trainer(plan, first.world, quiet, first.device, first.device_name)
+    return Trainer(plan, first.process_group, quiet, first.device, first.device_name)
 
 
 def small() -> nn.Module:
@@ -85,7 +85,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def equal(first: Trainer, number: int) -> bool:
-    rows = first.world.gather([number >> 32, number & 0xFFFFFFFF])
+    rows = first.process_group.gather([number >> 32, number & 0xFFFFFFFF])
     return all(row == rows[0] for row in rows)
 
 
@@ -272,7 +272,7 @@ def step_time(first: Trainer) -> tuple[str, str, bool]:
 
     def timed(step: Step, count: int) -> float:
         finish(first.device)
-        first.world.sum([0.0])
+        first.process_group.sum([0.0])
         began = time.perf_counter()
         for _ in range(count):
             step()
@@ -297,7 +297,7 @@ def step_time(first: Trainer) -> tuple[str, str, bool]:
 
 
 def energy(first: Trainer) -> tuple[str, str, bool]:
-    counter = meter(first.device, first.world.local_rank)
+    counter = meter(first.device, first.process_group.local_rank)
     if counter is None:
         return "energy", "found no readable energy counter", first.device.type != "cuda"
     step = plain(large(first).to(first.device), first, 8)

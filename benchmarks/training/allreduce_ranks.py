@@ -27,51 +27,63 @@ def main() -> None:
     """Arguments: JSON with ``sizes``, ``rounds``, ``host`` (rank 0's address) and ``candidates``."""
     settings = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    world = ProcessGroup.start()
-    rows = [measured(world, nbytes, settings) for nbytes in settings["sizes"]]
-    if world.rank == 0:
+    process_group = ProcessGroup.start()
+    rows = [measured(process_group, nbytes, settings) for nbytes in settings["sizes"]]
+    if process_group.rank == 0:
         print(json.dumps(rows), flush=True)
-    world.close()
+    process_group.close()
 
 
-def measured(world: ProcessGroup, nbytes: int, settings: dict[str, Any]) -> dict[str, Any]:
+def measured(process_group: ProcessGroup, nbytes: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the slowest rank's seconds by candidate and round, and the algorithms that ``auto`` chose."""
     from mpi4py import MPI
 
     ours: list[Collective] = []
-    allreduces = {name: candidate(name, world, nbytes, settings["host"], ours) for name in settings["candidates"]}
-    repeats = {name: _repeats(world, sum_once) for name, sum_once in allreduces.items()}
+    allreduces = {
+        name: candidate(name, process_group, nbytes, settings["host"], ours) for name in settings["candidates"]
+    }
+    repeats = {name: _repeats(process_group, sum_once) for name, sum_once in allreduces.items()}
     times: dict[str, list[float]] = {name: [] for name in allreduces}
     for turn in range(settings["rounds"]):
         # Use a new order in every round, the same on all ranks, so that no candidate always runs after the same one.
         for name in random.Random(turn).sample(list(allreduces), len(allreduces)):
-            world.comm.Barrier()
+            process_group.comm.Barrier()
             began = time.perf_counter()
             for _ in range(repeats[name]):
                 allreduces[name]()
             spent = (time.perf_counter() - began) / repeats[name]
-            times[name].append(world.comm.allreduce(spent, MPI.MAX))
+            times[name].append(process_group.comm.allreduce(spent, MPI.MAX))
     picked = [str(pick) for own in ours if isinstance(own, Auto) for pick in own.picks.values()]
     for own in ours:
         own.close()
     return {"nbytes": nbytes, "seconds": times, "picked": picked}
 
 
-def candidate(name: str, world: ProcessGroup, nbytes: int, host: str, made: list[Collective]) -> Callable[[], object]:
+def candidate(
+    name: str, process_group: ProcessGroup, nbytes: int, host: str, made: list[Collective]
+) -> Callable[[], object]:
     """Return a function that all-reduces its own buffer with ``name``. Append dljob's collectives to ``made``."""
     from mpi4py import MPI
 
     count = nbytes // 4
     if name in (OPEN_MPI, SEGMENTED):
         buffer = torch.zeros(count).numpy()
-        comm = world.comm if name == OPEN_MPI else segmented(world.comm)
+        comm = process_group.comm if name == OPEN_MPI else segmented(process_group.comm)
         return lambda: comm.Allreduce(MPI.IN_PLACE, buffer)
-    region = Region.make(world.comm, nbytes) if name == OURS else None
+    region = Region.make(process_group.comm, nbytes) if name == OURS else None
     memory = region.empty(count, torch.float32) if region is not None else torch.zeros(count)
     strategy = {OURS: "Auto", GLOO: "Torch", RING: "Ring", SERVER: "ParameterServer"}[name]
-    servers = (world.size - 1,)
+    servers = (process_group.size - 1,)
     made.append(
-        choose(strategy, world.comm, [memory], segment_nbytes=SEGMENT_NBYTES, servers=servers, host=host, region=region)
+        choose(
+            strategy,
+            process_group.comm,
+            [memory],
+            segment_nbytes=SEGMENT_NBYTES,
+            servers=servers,
+            host=host,
+            region=region,
+        )
     )
     return lambda own=made[-1]: own.allreduce(0)  # type: ignore[misc]
 
@@ -112,12 +124,12 @@ def _variable(library: Any, name: str, value: int) -> int:
     return before.value
 
 
-def _repeats(world: ProcessGroup, sum_once: Callable[[], object]) -> int:
+def _repeats(process_group: ProcessGroup, sum_once: Callable[[], object]) -> int:
     """Return the number of repetitions that fit in a turn, the same on every rank."""
     sum_once()
     began = time.perf_counter()
     sum_once()
-    took_s: float = world.comm.bcast(time.perf_counter() - began)
+    took_s: float = process_group.comm.bcast(time.perf_counter() - began)
     return max(1, round(TURN_S / took_s))
 
 

@@ -81,7 +81,7 @@ def rank(case: str, rounds: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     workers = CASES[case][1]
-    world = ProcessGroup.start()
+    process_group = ProcessGroup.start()
     dataset = Pictures(LATENCY_S if case == "waits" else 0.0)
     batch = tuple(default_collate([dataset[i] for i in range(BATCH)]))
     indices = itertools.cycle(range(SAMPLES))
@@ -89,34 +89,38 @@ def rank(case: str, rounds: int) -> None:
     def make() -> None:
         default_collate([dataset[next(indices)] for _ in range(BATCH)])
 
-    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if world.rank == 0 else None
-    port = int(world.broadcast(str(store.port if store else 0).encode()))
+    store = (
+        distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        if process_group.rank == 0
+        else None
+    )
+    port = int(process_group.broadcast(str(store.port if store else 0).encode()))
     store = store or distributed.TCPStore("127.0.0.1", port, is_master=False)
-    distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    distributed.init_process_group("gloo", store=store, rank=process_group.rank, world_size=process_group.size)
     candidates: dict[str, Step] = {
         COMPUTING: plain(network(), itertools.repeat(batch)),
         PREPARING: make,
-        OURS: ours(world, dataset, 0),
-        OURS_WORKERS: ours(world, dataset, workers),
-        DDP: plain(DistributedDataParallel(network()), torchs(world, dataset, 0)),
-        DDP_WORKERS: plain(DistributedDataParallel(network()), torchs(world, dataset, workers)),
+        OURS: ours(process_group, dataset, 0),
+        OURS_WORKERS: ours(process_group, dataset, workers),
+        DDP: plain(DistributedDataParallel(network()), torchs(process_group, dataset, 0)),
+        DDP_WORKERS: plain(DistributedDataParallel(network()), torchs(process_group, dataset, workers)),
     }
     found: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     for turn in range(-1, rounds):  # the first one warms up
         for variant in VARIANTS[turn % len(VARIANTS) :] + VARIANTS[: turn % len(VARIANTS)]:
-            world.sum([0.0])
+            process_group.sum([0.0])
             for _ in range(FIRST):
                 candidates[variant]()
             began = time.perf_counter()
             for _ in range(STEPS - FIRST):
                 candidates[variant]()
             spent_s = (time.perf_counter() - began) / (STEPS - FIRST)
-            slowest_s = max(row[0] for row in world.gather([spent_s]))
+            slowest_s = max(row[0] for row in process_group.gather([spent_s]))
             if turn >= 0:
                 found[variant].append(slowest_s)
-    if world.rank == 0:
+    if process_group.rank == 0:
         print(json.dumps(found), flush=True)
-    world.close()
+    process_group.close()
     session.leave(0)  # workers and loaders never end by themselves
 
 
@@ -127,14 +131,14 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def ours(world: ProcessGroup, dataset: Pictures, workers: int) -> Step:
+def ours(process_group: ProcessGroup, dataset: Pictures, workers: int) -> Step:
     """Return a training step as in a user's script, but without progress messages."""
     plan = session.local_plan(
-        world.size, batch=BATCH * world.size, epochs=10**6, seed=0, collective="Ring", checkpoints=None
+        process_group.size, batch=BATCH * process_group.size, epochs=10**6, seed=0, collective="Ring", checkpoints=None
     )
     silent = RankReporter(None)
     silent.rank = 1
-    trainer = Trainer(plan, world, silent, torch.device("cpu"), "cpu")
+    trainer = Trainer(plan, process_group, silent, torch.device("cpu"), "cpu")
     net = network()
     net, opt = trainer.wrap(net, torch.optim.SGD(net.parameters(), 0.01))
     steps = trainer.steps(trainer.loader(dataset, workers=workers))
@@ -147,8 +151,8 @@ def ours(world: ProcessGroup, dataset: Pictures, workers: int) -> Step:
     return step
 
 
-def torchs(world: ProcessGroup, dataset: Pictures, workers: int) -> Iterator[Any]:
-    sampler: DistributedSampler[Any] = DistributedSampler(dataset, world.size, world.rank)
+def torchs(process_group: ProcessGroup, dataset: Pictures, workers: int) -> Iterator[Any]:
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, process_group.size, process_group.rank)
     loader = DataLoader(
         dataset, BATCH, sampler=sampler, num_workers=workers, persistent_workers=workers > 0, drop_last=True
     )

@@ -34,7 +34,7 @@ def main() -> None:
     torch.set_num_threads(1)
     batch = samples * int(os.environ["OMPI_COMM_WORLD_SIZE"])
     trainer = init(batch=batch, epochs=1)
-    comm = trainer.world.comm
+    comm = trainer.process_group.comm
     data = samples_of(shape, (1 + settings["rounds"]) * steps * batch)  # an epoch
     step, rest = ours(trainer, model(settings["model"], shape), data)
     candidates: dict[str, Step] = {
@@ -106,7 +106,7 @@ def ours(trainer: Trainer, net: nn.Module, data: tuple[Tensor, Tensor]) -> tuple
 
 def ddp(trainer: Trainer, net: nn.Module, data: tuple[Tensor, Tensor], samples: int, host: str) -> Step:
     store = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False) if trainer.rank == 0 else None
-    port = trainer.world.comm.bcast(store.port if store is not None else None)
+    port = trainer.process_group.comm.bcast(store.port if store is not None else None)
     store = store or distributed.TCPStore(host, port, is_master=False)
     distributed.init_process_group("gloo", store=store, rank=trainer.rank, world_size=trainer.size)
     return plain(DistributedDataParallel(net), batches(data, samples))

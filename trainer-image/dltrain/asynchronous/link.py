@@ -59,26 +59,26 @@ class Reply(NamedTuple):
 class Link:
     """One rank's side of the link. Waits call ``alive`` every ``alive_s`` seconds, so that no hang is reported."""
 
-    def __init__(self, world: ProcessGroup, alive: Callable[[], None], alive_s: float = 1.0) -> None:
-        self._world, self._alive, self._alive_s = world, alive, alive_s
+    def __init__(self, process_group: ProcessGroup, alive: Callable[[], None], alive_s: float = 1.0) -> None:
+        self._process_group, self._alive, self._alive_s = process_group, alive, alive_s
         self._alive_at = time.perf_counter()
         self.waited_s = 0.0
         """Total waiting time."""
 
     def send(self, header: Request | Reply, peer: int, body: Tensor | None = None) -> None:
-        self._wait([self._world.comm.Isend(np.array(header, dtype=np.float64), peer, _HEADER)])
+        self._wait([self._process_group.comm.Isend(np.array(header, dtype=np.float64), peer, _HEADER)])
         if body is not None:
-            self._wait([self._world.comm.Isend(part, peer, _BODY) for part in _parts(body)])
+            self._wait([self._process_group.comm.Isend(part, peer, _BODY) for part in _parts(body)])
 
     def reply(self, peer: int) -> Reply:
         """Receive the server's reply."""
         header = np.empty(len(Reply._fields))
-        self._wait([self._world.comm.Irecv(header, peer, _HEADER)])
+        self._wait([self._process_group.comm.Irecv(header, peer, _HEADER)])
         return Reply(*header)
 
     def body(self, room: Tensor, peer: int) -> None:
         """Receive the tensor that follows a header into ``room``."""
-        self._wait([self._world.comm.Irecv(part, peer, _BODY) for part in _parts(room)])
+        self._wait([self._process_group.comm.Irecv(part, peer, _BODY) for part in _parts(room)])
 
     def request(self) -> tuple[int, Request]:
         """Receive the next request. Return the worker's rank and the request.
@@ -90,7 +90,7 @@ class Link:
 
         header, status = np.empty(len(Request._fields)), MPI.Status()
         try:
-            expected = self._world.comm.Irecv(header, MPI.ANY_SOURCE, _HEADER)
+            expected = self._process_group.comm.Irecv(header, MPI.ANY_SOURCE, _HEADER)
             self._until(lambda: bool(expected.Test(status)))
         except MPI.Exception as error:
             raise translate(error) from error

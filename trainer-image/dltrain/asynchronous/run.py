@@ -58,7 +58,7 @@ class Run:
         self.ranks = [rank.rank for rank in plan.ranks if rank.role is Role.WORKER]
         (self.server,) = (rank.rank for rank in plan.ranks if rank.role is Role.SERVER)
         self.flat = Flat(model)
-        self.link = Link(trainer.world, trainer.progress.alive, alive_s)
+        self.link = Link(trainer.process_group, trainer.progress.alive, alive_s)
         self.done = self._resume()
         trainer.total_steps = total
         self.clocks = Clocks(self.done, total, plan.staleness_bound)
@@ -78,8 +78,8 @@ class Run:
 
     def pause(self) -> None:
         """Save on all ranks together, and stop if any rank was asked to."""
-        trainer, world = self.trainer, self.trainer.world
-        (stop,) = world.sum([float(trainer.reporter.stop.is_set())])
+        trainer, process_group = self.trainer, self.trainer.process_group
+        (stop,) = process_group.sum([float(trainer.reporter.stop.is_set())])
         self.save()
         if stop:
             self.wait_for_checkpoint()
@@ -91,17 +91,17 @@ class Run:
 
         Raises PeerLostError, OSError.
         """
-        trainer, world = self.trainer, self.trainer.world
+        trainer, process_group = self.trainer, self.trainer.process_group
         if not self.plan.checkpoint.enabled:
             return
         files: dict[str, bytes] = {}
-        if world.rank == self.server:
+        if process_group.rank == self.server:
             done = self.clocks.done
             scaling = Scaling(self.plan.optimizer, self.plan.global_batch).state()
             state = {"clocks": done, "scaling": scaling}
             files = _packed(capture(min(done), self.model.state_dict(), self.optimizer.state_dict(), state))
-        names = world.broadcast("\n".join(files).encode(), self.server).decode().split("\n")
-        snapshot = decode({name: world.broadcast(files.get(name, b""), self.server) for name in names})
+        names = process_group.broadcast("\n".join(files).encode(), self.server).decode().split("\n")
+        snapshot = decode({name: process_group.broadcast(files.get(name, b""), self.server) for name in names})
         weights: dict[str, Tensor] = {}
         optimizer: dict[str, Any] = {}
         restore(snapshot, weights.update, optimizer.update)

@@ -37,7 +37,7 @@ def train(
     DivergedError.
     """
     model.to(trainer.device)
-    replicate(model, trainer.world.broadcast)
+    replicate(model, trainer.process_group.broadcast)
     total = Sampler.planned(trainer.plan, loader.samples).steps(trainer.plan)
     run = Run(trainer, model, optimizer, total, alive_s)
     if trainer.rank == run.server:

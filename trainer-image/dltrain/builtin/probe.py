@@ -49,7 +49,7 @@ def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], s
     if not on_cpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(trainer.device)  # ``most_samples`` needs that of training
-    link = link_speed(trainer.world) if trainer.size > 1 and on_cpu else None
+    link = link_speed(trainer.process_group) if trainer.size > 1 and on_cpu else None
     trainer.reporter.send(
         Probed(
             rank=trainer.rank,
@@ -61,7 +61,7 @@ def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], s
     if trainer.settled or trainer.workers == 1:
         return
     flat = [value for point in (points * 3)[:3] for value in point] if points else [0.0] * 6
-    rows = [row for row in trainer.world.gather(flat) if row[0]]
+    rows = [row for row in trainer.process_group.gather(flat) if row[0]]
     speeds = [fit([(int(row[i]), row[i + 1]) for i in (0, 2, 4)]) for row in rows]
     # A GPU can hold at least the batches of its probe. The memory of a CPU is not the limit.
     held = [trainer.plan.global_batch if on_cpu else int(max(row[::2])) for row in rows]
@@ -134,24 +134,24 @@ def compute_points(
     return [(size, max(median(times), 1e-9) / rate) for size, times in timings.items()], min(1.0, rate)
 
 
-def link_speed(world: ProcessGroup) -> tuple[float, float]:
+def link_speed(process_group: ProcessGroup) -> tuple[float, float]:
     """Return latency (s) and bandwidth (B/s) of the slowest link while all ranks send to their right neighbours."""
-    small, large = (_exchange_s(world, nbytes) for nbytes in (8, _LINK_NBYTES))
-    latency_s, large_s = (max(row[i] for row in world.gather([small, large])) for i in (0, 1))
+    small, large = (_exchange_s(process_group, nbytes) for nbytes in (8, _LINK_NBYTES))
+    latency_s, large_s = (max(row[i] for row in process_group.gather([small, large])) for i in (0, 1))
     # If a rank lost its CPU during the small message, the large one may seem no slower.
     return latency_s, _LINK_NBYTES / max(large_s - latency_s, large_s / 2)
 
 
-def _exchange_s(world: ProcessGroup, nbytes: int) -> float:
+def _exchange_s(process_group: ProcessGroup, nbytes: int) -> float:
     from mpi4py import MPI
 
     outgoing, incoming = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
-    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    right, left = (process_group.rank + 1) % process_group.size, (process_group.rank - 1) % process_group.size
     times = []
     for _ in range(_LINK_ROUNDS + 1):
         began = time.perf_counter()
         try:
-            requests = [world.comm.Irecv(incoming, left), world.comm.Isend(outgoing, right)]
+            requests = [process_group.comm.Irecv(incoming, left), process_group.comm.Isend(outgoing, right)]
             wait_until(partial(complete, requests))
         except MPI.Exception as error:
             raise translate(error) from error

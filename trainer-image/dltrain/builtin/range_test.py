@@ -122,7 +122,7 @@ def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, An
     """
     plan, folder = trainer.plan, job_directory(trainer.plan)
     saved = saved_rate(folder / JSON) if trainer.rank == 0 and plan.checkpoint.enabled else None
-    if encoded := trainer.world.broadcast(b"" if saved is None else repr(saved).encode()):
+    if encoded := trainer.process_group.broadcast(b"" if saved is None else repr(saved).encode()):
         return float(encoded)
     trainer.busy("learning rate range test", LIMIT_S)
     rates, losses = ramp(trainer, loader, loss_of)

@@ -23,10 +23,10 @@ NOTHING = -1.0
 """Stands for the step of a pod without a copy."""
 
 
-def directory(world: ProcessGroup) -> Path | None:
+def directory(process_group: ProcessGroup) -> Path | None:
     """Return the directory of this rank's copy. None if it is not its pod's first rank, or there is no agent."""
     path = os.environ.get(MEMORY_ENV)
-    return Path(path) if path and world.local_rank == 0 else None
+    return Path(path) if path and process_group.local_rank == 0 else None
 
 
 def room_for(folder: Path, snapshot: Snapshot, gpus: int = 0) -> bool:

@@ -101,8 +101,8 @@ class Writer:
 class CheckpointManager:
     """The checkpoints of a run. Rank 0 reads and writes them; the other ranks receive the state."""
 
-    def __init__(self, plan: Plan, world: ProcessGroup, reporter: RankReporter) -> None:
-        self.plan, self.world, self.reporter = plan, world, reporter
+    def __init__(self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter) -> None:
+        self.plan, self.process_group, self.reporter = plan, process_group, reporter
         self._writer: Writer | None = None
         self._begun: int | None = None
         """Step of the newest checkpoint, which may not be complete yet."""
@@ -155,16 +155,16 @@ class CheckpointManager:
         self._identity = identity(self.plan.model.name or "script", shapes)
         self._memory = self._open_memory()
         files = newest_files(self._memory.checkpoints) if self._memory is not None else {}
-        steps = [row[0] for row in self.world.gather([step_of(files)])]
+        steps = [row[0] for row in self.process_group.gather([step_of(files)])]
         holder, folder = steps.index(max(steps)), None
-        if self.world.rank == 0:
+        if self.process_group.rank == 0:
             checkpoints = self._open()
             newer = max(checkpoints.steps(), default=NOTHING) > max(steps)
             if newer and (found := checkpoints.load()) is not None and step_of(found[1]) > max(steps):
                 holder, (folder, files) = 0, found
-        holder = int(self.world.broadcast(str(holder).encode()))
-        names = json.loads(self.world.broadcast(json.dumps(sorted(files)).encode(), holder))
-        files = {name: self.world.broadcast(files.get(name, b""), holder) for name in names}
+        holder = int(self.process_group.broadcast(str(holder).encode()))
+        names = json.loads(self.process_group.broadcast(json.dumps(sorted(files)).encode(), holder))
+        files = {name: self.process_group.broadcast(files.get(name, b""), holder) for name in names}
         if not files:
             return None
         snapshot = decode(files)
@@ -173,7 +173,7 @@ class CheckpointManager:
         if folder is not None and self._writer is not None:
             self._writer.last = CheckpointMark(step=snapshot.step, unix_s=folder.stat().st_mtime, path=str(folder))
             self._begun = snapshot.step
-        if self.world.rank == 0:
+        if self.process_group.rank == 0:
             place = folder if folder is not None else f"the memory of rank {holder}'s pod"
             print(f"dltrain: resumed from step {snapshot.step} in {place}", file=sys.stderr, flush=True)  # noqa: T201
         return snapshot
@@ -183,7 +183,7 @@ class CheckpointManager:
         if self.plan.splits_model:
             return None  # It would gather the whole state for each pod every few seconds.
         try:
-            place = memory_copy.directory(self.world)
+            place = memory_copy.directory(self.process_group)
             return Writer(Checkpoints(place, self._identity, keep=1), None) if place is not None else None
         except BadInputError as error:
             self._warn(error)
@@ -196,7 +196,7 @@ class CheckpointManager:
 
     def take_over(self) -> None:
         """Make this rank the writer if it has become rank 0 after a loss. A checkpoint is then due at once."""
-        if self.plan.checkpoint.enabled and self.world.rank == 0 and self._writer is None:
+        if self.plan.checkpoint.enabled and self.process_group.rank == 0 and self._writer is None:
             self._open()
             self._saved_at = -inf
 
@@ -248,7 +248,7 @@ class CheckpointManager:
             writer.begin(snapshot, stall_s)
             return
         try:
-            gpus = self.world.local_size if self.plan.ranks[self.world.rank].gpu else 0
+            gpus = self.process_group.local_size if self.plan.ranks[self.process_group.rank].gpu else 0
             if not memory_copy.room_for(writer.checkpoints.directory, snapshot, gpus):
                 raise OSError(f"{writer.checkpoints.directory}: found too little memory for two copies of the state")
             writer.begin(snapshot)

@@ -63,10 +63,10 @@ class ProcessGroup:
             # The checkpoint writer is a thread, but never calls MPI. A backward pass on a GPU runs in torch's thread,
             # where batch norm calls MPI, but this thread waits for it.
             MPI.Init_thread(MPI.THREAD_SERIALIZED)
-        world = cls(MPI.COMM_WORLD.Dup())
-        shared_memory = world.local_size > 1 and "sm" in os.environ.get(_TRANSPORTS, "sm").split(",")
+        process_group = cls(MPI.COMM_WORLD.Dup())
+        shared_memory = process_group.local_size > 1 and "sm" in os.environ.get(_TRANSPORTS, "sm").split(",")
         listen(event_queues() - others, all_wake=not shared_memory)
-        return world
+        return process_group
 
     def expect(self, ranks: int) -> None:
         """Raise BadInputError unless there are ``ranks`` ranks."""

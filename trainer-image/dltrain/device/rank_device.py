@@ -48,7 +48,7 @@ def same_product(found: str, label: str) -> bool:
     return plain[0] == plain[1]
 
 
-def check(world: ProcessGroup, plan: Plan, device: torch.device) -> None:
+def check(process_group: ProcessGroup, plan: Plan, device: torch.device) -> None:
     """Check that ranks planned on GPUs have them. All ranks must call it together.
 
     If no rank has one, they train slowly on CPUs, and the log gives the reason (a simulated GPU, an image for CPUs).
@@ -56,18 +56,19 @@ def check(world: ProcessGroup, plan: Plan, device: torch.device) -> None:
     """
     if not any(rank.gpu for rank in plan.ranks):
         return
-    lacking = [number for number, (has,) in enumerate(world.gather([float(device.type == "cuda")])) if not has]
-    if len(lacking) == world.size and world.local_rank == 0:
-        planned = plan.ranks[world.rank].device
+    lacking = [number for number, (has,) in enumerate(process_group.gather([float(device.type == "cuda")])) if not has]
+    if len(lacking) == process_group.size and process_group.local_rank == 0:
+        planned = plan.ranks[process_group.rank].device
         print(  # noqa: T201
-            f"dltrain: rank {world.rank} trains on the CPU: found no GPU, planned {planned}: {gpu_missing_reason()}",
+            f"dltrain: rank {process_group.rank} trains on the CPU: found no GPU; expected {planned}. "
+            f"{gpu_missing_reason()}",
             file=sys.stderr,
             flush=True,
         )
-    if 0 < len(lacking) < world.size:
+    if 0 < len(lacking) < process_group.size:
         names = ", ".join(f"{number} (pod {plan.ranks[number].pod})" for number in lacking[:8])
-        why = f": {gpu_missing_reason()}" if world.rank in lacking else ""
-        raise DeviceMissingError(f"found no GPU on rank {names} of {world.size}; expected one on each{why}")
+        why = f": {gpu_missing_reason()}" if process_group.rank in lacking else ""
+        raise DeviceMissingError(f"found no GPU on rank {names} of {process_group.size}; expected one on each{why}")
 
 
 def gpu_missing_reason() -> str:

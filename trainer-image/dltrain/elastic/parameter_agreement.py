@@ -56,13 +56,14 @@ def dissenters(values: Sequence[object], kinds: Sequence[str]) -> list[int]:
     return [rank for rank, kind in enumerate(kinds) if values[rank] != right[kind][0][0]]
 
 
-def compare(world: ProcessGroup, parameters: Iterable[Tensor], kinds: Mapping[int, str], step: int) -> None:
-    """Compare parameters over ``world`` after ``step`` steps. ``kinds``: the devices of its ranks by rank in the job.
+def compare(process_group: ProcessGroup, parameters: Iterable[Tensor], kinds: Mapping[int, str], step: int) -> None:
+    """Compare parameters over the ranks of a process group after ``step`` steps.
 
+    ``kinds``: the devices of its ranks, by rank in the job.
     Raises ParametersDivergedError on every rank if they differ, PeerLostError if a rank is lost.
     """
     value = fingerprint(parameters)
-    values = [tuple(row) for row in world.gather([value >> 32, value & 0xFFFFFFFF])]
+    values = [tuple(row) for row in process_group.gather([value >> 32, value & 0xFFFFFFFF])]
     ranks = list(kinds)
     if wrong := [ranks[index] for index in dissenters(values, list(kinds.values()))]:
         others = ", ".join(str(rank) for rank in ranks if rank not in wrong)

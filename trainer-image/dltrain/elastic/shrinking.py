@@ -25,17 +25,17 @@ def inherit(shares: Sequence[int], alive: Sequence[int]) -> tuple[int, ...]:
 class Elastic:
     """The live ranks of a plan. ``alive``: their ranks in the plan, in the order of the process group."""
 
-    def __init__(self, plan: Plan, world: ProcessGroup, *, on_cpu: bool) -> None:
-        self.alive: tuple[int, ...] = tuple(range(world.size))
+    def __init__(self, plan: Plan, process_group: ProcessGroup, *, on_cpu: bool) -> None:
+        self.alive: tuple[int, ...] = tuple(range(process_group.size))
         self.agree_s = 0.0
         """Duration of the last agreement in seconds, most of which is a wait for the slowest rank."""
-        self._world, self._min_ranks, self._number = world, plan.min_ranks, world.rank
+        self._process_group, self._min_ranks, self._number = process_group, plan.min_ranks, process_group.rank
         self.active = (
-            plan.min_ranks < world.size
+            plan.min_ranks < process_group.size
             and plan.collective in MEASURABLE
             and plan.parallelism == "Data"
             and on_cpu
-            and world.survives
+            and process_group.survives
         )
         """True if the process group may shrink. Otherwise a loss raises PeerLostError, which leads to a restart."""
 
@@ -54,7 +54,7 @@ class Elastic:
             done = False
             wake()
         began = time.perf_counter()
-        agreed = self._world.agree(done)
+        agreed = self._process_group.agree(done)
         self.agree_s = time.perf_counter() - began
         return result if agreed else None
 
@@ -65,10 +65,10 @@ class Elastic:
         """
         rows: list[list[float]] | None = None
         while rows is None:  # repeat if another rank is lost meanwhile
-            self._world.shrink()
-            if self._world.size < self._min_ranks:
-                raise PeerLostError(f"found {self._world.size} ranks left; expected at least {self._min_ranks}")
-            rows = self.attempt(lambda: self._world.gather([self._number, step]), self._world.abandon)
+            self._process_group.shrink()
+            if self._process_group.size < self._min_ranks:
+                raise PeerLostError(f"found {self._process_group.size} ranks left; expected at least {self._min_ranks}")
+            rows = self.attempt(lambda: self._process_group.gather([self._number, step]), self._process_group.abandon)
         if any(row[1] != step for row in rows):
             raise PeerLostError(f"found survivors at steps {[int(row[1]) for row in rows]}; expected all at {step}")
         self.alive = tuple(int(row[0]) for row in rows)

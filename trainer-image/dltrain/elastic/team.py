@@ -32,19 +32,19 @@ class Team:
     """The team as one rank sees it, equal on all ranks. ``shares`` follow measurements and losses of ranks."""
 
     def __init__(
-        self, plan: Plan, world: ProcessGroup, reporter: RankReporter, lost: Callable[[], None], *, on_cpu: bool
+        self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter, lost: Callable[[], None], *, on_cpu: bool
     ) -> None:
         """Split off the workers. ``lost``: called after the process group has shrunk."""
-        self.plan, self.world = plan, world
+        self.plan, self.process_group = plan, process_group
         self.shares = self.planned_shares
         computes = [rank.role is Role.WORKER for rank in plan.ranks]
-        self.worker_group = world.split(computes)
+        self.worker_group = process_group.split(computes)
         self.worker, self.workers = self.worker_group.rank, sum(computes)
         """This rank's number among the workers (a server's among the servers), and the number of workers."""
-        self.elastic = Elastic(plan, world, on_cpu=on_cpu)
+        self.elastic = Elastic(plan, process_group, on_cpu=on_cpu)
         self.whole: tuple[int, ...] | None = None
         """Shares before ranks were lost, for use after their return."""
-        self.rank, self.size = world.rank, world.size
+        self.rank, self.size = process_group.rank, process_group.size
         """Rank and number of ranks in the plan, regardless of losses."""
         self._reporter, self._lost = reporter, lost
         self._parallel: DataParallel | None = None
@@ -98,8 +98,8 @@ class Team:
         rebuilt = None
         while rebuilt is None:  # repeat if another rank is lost meanwhile
             self.elastic.regroup(step)
-            rebuilt = self.elastic.attempt(self._rebuild, self.world.abandon)
-        self.worker, self.workers = self.world.rank, self.world.size
+            rebuilt = self.elastic.attempt(self._rebuild, self.process_group.abandon)
+        self.worker, self.workers = self.process_group.rank, self.process_group.size
         alive = self.elastic.alive
         spent_s = time.perf_counter() - began
         self._reporter.send(Shrunk(rank=self.rank, step=step, alive=alive, shrink_s=spent_s))
@@ -192,7 +192,7 @@ class Team:
         if self._parallel is not None:
             self._parallel.abandon()
         self.worker_group.abandon()
-        self.world.abandon()
+        self.process_group.abandon()
 
     def _rebuild(self) -> DataParallel:
         """Make the buffers and the strategy for the current ranks. Previous ones stay allocated, but unused."""
@@ -202,15 +202,15 @@ class Team:
         tail = length(self.size)
         made: DataParallel
         if self.plan.parallelism == "Optimizer" and self.size > 1:
-            made = optimizer_parallel(self.plan, self.world, self.model, self._optimizer, tail)
+            made = optimizer_parallel(self.plan, self.process_group, self.model, self._optimizer, tail)
         elif self.plan.parallelism == "Pipeline" and self.size > 1:
             assert self._sample is not None, "only the built-in trainer gets such a plan"
-            made = Pipeline(self.plan, self.world, self.model, self._optimizer, self._sample, tail)
+            made = Pipeline(self.plan, self.process_group, self.model, self._optimizer, self._sample, tail)
         elif self.plan.parallelism == "Tensor" and self.size > 1:
-            made = TensorParallel(self.plan, self.world, self.model, self._optimizer, tail)
+            made = TensorParallel(self.plan, self.process_group, self.model, self._optimizer, tail)
         else:
             parameters = list(self.model.parameters())
-            made = gradient_summing.data_parallel(self.plan, self.world, parameters, tail, self._parallel)
+            made = gradient_summing.data_parallel(self.plan, self.process_group, parameters, tail, self._parallel)
         made.weight_at = WEIGHT
         self._parallel = made
         return made

@@ -26,7 +26,11 @@ Choices = list[list[Any]]
 
 
 def data_parallel(
-    plan: Plan, world: ProcessGroup, parameters: list[torch.nn.Parameter], tail: int, before: DataParallel | None = None
+    plan: Plan,
+    process_group: ProcessGroup,
+    parameters: list[torch.nn.Parameter],
+    tail: int,
+    before: DataParallel | None = None,
 ) -> DataParallel:
     """Return the data-parallel strategy of a plan. ``before``: the previous one, whose measurements are reused.
 
@@ -34,14 +38,14 @@ def data_parallel(
     """
     if plan.compression and any(parameter.is_cuda for parameter in parameters):
         raise BadInputError("spec.gradientCompression", "gradients on a GPU", "ranks on CPUs", "remove it")
-    memory = Memory(world.comm if plan.measure_collective and world.size > 1 else None)
+    memory = Memory(process_group.comm if plan.measure_collective and process_group.size > 1 else None)
     measured = measured_by(before) if before is not None else None
     picks = measured.picks if measured is not None else None
 
     def collective(buffers: list[Tensor]) -> Collective:
         return choose(
             AUTO if plan.measure_collective else plan.collective,
-            world.comm,
+            process_group.comm,
             buffers,
             segment_nbytes=plan.segment_nbytes,
             servers=[rank.rank for rank in plan.ranks if rank.role is Role.SERVER],

@@ -45,7 +45,12 @@ class ModelParallel(DataParallel):
     """The tail, checkpoints and optimizer of a model that is split over the ranks."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, world: ProcessGroup, held_by: Callable[[int], Held], tail: int
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        process_group: ProcessGroup,
+        held_by: Callable[[int], Held],
+        tail: int,
     ) -> None:
         """Split ``model`` and ``optimizer``. ``held_by``: returns the parts that a rank holds.
 
@@ -56,11 +61,11 @@ class ModelParallel(DataParallel):
         if set(state) != set(named) or optimizer.state:
             extra = sorted(set(state) - set(named))
             raise ValueError(f"found buffers or second names {extra}, or an optimizer with state; expected neither")
-        self._world, self._held_by = world, held_by
+        self._process_group, self._held_by = process_group, held_by
         self.shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
         """Shapes of the whole model's tensors."""
-        self._held = held_by(world.rank)
-        before = [held_by(rank) for rank in range(world.rank)]
+        self._held = held_by(process_group.rank)
+        before = [held_by(rank) for rank in range(process_group.rank)]
         self._reported = {n for n, c in self._held.items() if c is not None or not any(n in held for held in before)}
         """Parameters that this rank contributes to checkpoints and norms. The lowest of several holders does so."""
         with torch.no_grad():
@@ -95,7 +100,7 @@ class ModelParallel(DataParallel):
         for index in range(len(self.buffer.parameters)):
             self.buffer.adopt(index)
         self.complete_gradients()
-        shared = self._world.sum(self.buffer.tail.tolist())
+        shared = self._process_group.sum(self.buffer.tail.tolist())
         self.exposed_s = time.perf_counter() - began + self.waited.wall_s
         gradients = [own.grad for name, own in self._own.items() if name in self._reported and own.grad is not None]
         self.square = square_of(gradients)
@@ -172,7 +177,7 @@ class ModelParallel(DataParallel):
 
         whole: dict[str, Tensor] = {}
         content = save({entry: tensor.detach().cpu().contiguous() for entry, tensor in mine.items()})
-        for rank, part in enumerate(collect(self._world, content)):
+        for rank, part in enumerate(collect(self._process_group, content)):
             held = self._held_by(rank)
             for entry, tensor in load(part).items():
                 shape, part_of = self.shapes[name_of(entry)].shape, held[name_of(entry)]
@@ -184,16 +189,16 @@ class ModelParallel(DataParallel):
         return whole
 
 
-def collect(world: ProcessGroup, content: bytes) -> list[bytes]:
+def collect(process_group: ProcessGroup, content: bytes) -> list[bytes]:
     """Return every rank's bytes by rank on rank 0, and nothing on other ranks. Raises PeerLostError."""
-    counts = [int(row[0]) for row in world.gather([len(content)])]
-    if world.rank:
-        _transfer(np.frombuffer(content, np.uint8), lambda part: world.comm.Isend(part, 0))
+    counts = [int(row[0]) for row in process_group.gather([len(content)])]
+    if process_group.rank:
+        _transfer(np.frombuffer(content, np.uint8), lambda part: process_group.comm.Isend(part, 0))
         return []
     found = [content]
-    for rank in range(1, world.size):
+    for rank in range(1, process_group.size):
         room = np.empty(counts[rank], np.uint8)
-        _transfer(room, lambda part, rank=rank: world.comm.Irecv(part, rank))  # type: ignore[misc]
+        _transfer(room, lambda part, rank=rank: process_group.comm.Irecv(part, rank))  # type: ignore[misc]
         found.append(room.tobytes())
     return found
 

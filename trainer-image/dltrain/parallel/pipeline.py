@@ -89,7 +89,7 @@ class Pipeline(ModelParallel):
     """One stage. ``run`` processes a batch forward and backward, on all stages together."""
 
     def __init__(
-        self, plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, sample: Tensor, tail: int
+        self, plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, sample: Tensor, tail: int
     ):
         """Split the model into stages by the cost of its layers. ``sample``: an input with batch size 1.
 
@@ -97,9 +97,9 @@ class Pipeline(ModelParallel):
         """
         try:
             known = costs(model, sample)
-            self.begins = cut(known, world.size)
+            self.begins = cut(known, process_group.size)
         except ValueError as error:
-            raise BadInputError("spec.parallelism.stages", str(world.size), str(error), "use fewer") from None
+            raise BadInputError("spec.parallelism.stages", str(process_group.size), str(error), "use fewer") from None
         layers = layers_of(model)
         ends = [*self.begins[1:], len(layers)]
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
@@ -109,11 +109,11 @@ class Pipeline(ModelParallel):
             return {names[parameter]: None for layer in part for parameter in layer.parameters}
 
         self._dtype, self._device = next(model.parameters()).dtype, sample.device
-        super().__init__(model, optimizer, world, held_by, tail)
-        self.stage, self.stages, self.micro_batches = world.rank, world.size, plan.micro_batches
+        super().__init__(model, optimizer, process_group, held_by, tail)
+        self.stage, self.stages, self.micro_batches = process_group.rank, process_group.size, plan.micro_batches
         self._layers = layers[self.begins[self.stage] : ends[self.stage]]
         self._shape_in = known[self.begins[self.stage] - 1].output if self.stage else ()
-        self._neighbours = Neighbours(duplicate(world.comm), plan.segment_nbytes, self._wait)
+        self._neighbours = Neighbours(duplicate(process_group.comm), plan.segment_nbytes, self._wait)
         self._tied = self._ties(held_by)
 
     def _ties(self, held_by: Callable[[int], Held]) -> list[tuple[nn.Parameter, MpiAllreduce]]:
@@ -123,7 +123,7 @@ class Pipeline(ModelParallel):
         for name in self.shapes:
             holders = [stage for stage in range(self.stages) if name in held[stage]]
             if len(holders) > 1:
-                comm = self._world.comm.Split(int(self.stage in holders), self.stage)
+                comm = self._process_group.comm.Split(int(self.stage in holders), self.stage)
                 if self.stage in holders:
                     room = torch.empty(self._own[name].numel(), dtype=self._dtype)
                     found.append((self._own[name], MpiAllreduce(comm, [room])))

@@ -52,7 +52,7 @@ class OptimizerParallel(DataParallel):
         self,
         parameters: Iterable[nn.Parameter],
         optimizer: Optimizer,
-        world: ProcessGroup,
+        process_group: ProcessGroup,
         collective: Callable[[list[Tensor]], Collective],
         gather: Callable[[list[Tensor]], Collective],
         bucket_nbytes: int,
@@ -64,13 +64,15 @@ class OptimizerParallel(DataParallel):
         """
         _check(optimizer)
         super().__init__(parameters, collective, bucket_nbytes, tail)
-        self._world = world
+        self._process_group = process_group
         values = torch.empty_like(self.buffer.gradient)
         self._shards: dict[nn.Parameter, Shard] = {}
         offset = 0
         with torch.no_grad():
             for bucket in self.buffer.buckets:
-                begin, end = (bucket.start + e for e in owned(world.rank, world.size, bucket.stop - bucket.start))
+                begin, end = (
+                    bucket.start + e for e in owned(process_group.rank, process_group.size, bucket.stop - bucket.start)
+                )
                 for parameter in (self.buffer.parameters[i] for i in bucket.parameters):
                     stop = offset + parameter.numel()
                     values[offset:stop] = parameter.reshape(-1)
@@ -114,14 +116,14 @@ class OptimizerParallel(DataParallel):
         return square_of(shard.gradient for shard in self._shards.values())
 
     def _norm_of_all(self) -> float:
-        return sqrt(self._world.sum([self._square_of_parts()])[0])
+        return sqrt(self._process_group.sum([self._square_of_parts()])[0])
 
     def unscaled(self, scale: float, left: float) -> None:
         super().unscaled(scale, left)
         self.square = self.square / scale**2 if self.square < inf else 0.0
 
     def on_any(self, found: bool) -> bool:
-        return self._world.sum([float(found)])[0] > 0
+        return self._process_group.sum([float(found)])[0] > 0
 
     def spread(self) -> None:
         """Send the updated shards to all ranks. Raises PeerLostError."""
@@ -143,7 +145,7 @@ class OptimizerParallel(DataParallel):
         present = [key for state in own.values() for key, value in state.items() if value is not None]
         # Steps of each parameter; fewer if it was frozen for some of them
         counted = [float(own.get(p, {}).get("step", -1)) for p in self.buffer.parameters]
-        rows = self._world.gather([float(key in present) for key in _STATE] + counted)
+        rows = self._process_group.gather([float(key in present) for key in _STATE] + counted)
         agreed = [max(column) for column in zip(*rows, strict=True)]
         indices = {p: i for i, p in enumerate(p for members in self._groups for p in members)}
         trained = [p for p in self.buffer.parameters if p in indices]
@@ -197,20 +199,20 @@ class OptimizerParallel(DataParallel):
 
 
 def optimizer_parallel(
-    plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int
+    plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int
 ) -> OptimizerParallel:
     """Return the sharded optimizer of a plan for several ranks."""
     host = plan.ranks[0].host
 
     def collective(buffers: list[Tensor]) -> Collective:
         name = "Torch" if buffers[0].is_cuda else plan.collective
-        return Scattered(world.comm.Dup(), buffers, tail, name, plan.segment_nbytes, host)
+        return Scattered(process_group.comm.Dup(), buffers, tail, name, plan.segment_nbytes, host)
 
     def gather(buffers: list[Tensor]) -> Collective:
         name = "Torch" if buffers[0].is_cuda else plan.collective
-        return gatherer(world.comm.Dup(), buffers, name, plan.segment_nbytes, host)
+        return gatherer(process_group.comm.Dup(), buffers, name, plan.segment_nbytes, host)
 
-    return OptimizerParallel(model.parameters(), optimizer, world, collective, gather, plan.bucket_nbytes, tail)
+    return OptimizerParallel(model.parameters(), optimizer, process_group, collective, gather, plan.bucket_nbytes, tail)
 
 
 def _check(optimizer: Optimizer) -> None:

@@ -28,9 +28,9 @@ from dltrain.protocol.errors import BadInputError
 class Summing:
     """All-reduce of activations with the plan's collective, with a buffer per size."""
 
-    def __init__(self, plan: Plan, world: ProcessGroup, on_time: Callable[[float], None]) -> None:
+    def __init__(self, plan: Plan, process_group: ProcessGroup, on_time: Callable[[float], None]) -> None:
         """Prepare it. ``on_time``: called with the duration of each all-reduce in seconds."""
-        self._plan, self._world, self._on_time = plan, world, on_time
+        self._plan, self._process_group, self._on_time = plan, process_group, on_time
         self._by_size: dict[tuple[int, torch.dtype], Collective] = {}
 
     def __call__(self, part: Tensor) -> Tensor:
@@ -41,7 +41,11 @@ class Summing:
             room = torch.empty(part.numel(), dtype=part.dtype, device=part.device)
             plan = self._plan
             self._by_size[key] = choose(
-                plan.collective, self._world.comm, [room], segment_nbytes=plan.segment_nbytes, host=plan.ranks[0].host
+                plan.collective,
+                self._process_group.comm,
+                [room],
+                segment_nbytes=plan.segment_nbytes,
+                host=plan.ranks[0].host,
             )
         collective = self._by_size[key]
         (room,) = collective.buffers
@@ -108,22 +112,24 @@ def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> H
 class TensorParallel(ModelParallel):
     """The tensor-parallel part of this rank: its units of every pair, and all other layers."""
 
-    def __init__(self, plan: Plan, world: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int) -> None:
+    def __init__(
+        self, plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int
+    ) -> None:
         """Split the model. Raises BadInputError if it has no pair, or if there are more ranks than units in a pair."""
         pairs = pairs_of(model)
         units = min((pair.units for pair in pairs), default=0)
-        if units < world.size:
+        if units < process_group.size:
             raise BadInputError(
                 "spec.parallelism.strategy",
-                f"Tensor on {world.size} ranks, with a model of which {units} can share a pair of linear layers"
+                f"Tensor on {process_group.size} ranks, with a model of which {units} can share a pair of linear layers"
                 if pairs
                 else "Tensor, with a model without a pair of linear layers",
-                f"a pair with a unit for each of {world.size} ranks",
+                f"a pair with a unit for each of {process_group.size} ranks",
                 "choose another strategy, or fewer nodes" if pairs else "choose another model or strategy",
             )
-        whole = {rank: cuts_of(model, pairs, rank, world.size) for rank in range(world.size)}
-        super().__init__(model, optimizer, world, lambda rank: whole[rank], tail)
-        self._summing = Summing(plan, world, self._wait)
+        whole = {rank: cuts_of(model, pairs, rank, process_group.size) for rank in range(process_group.size)}
+        super().__init__(model, optimizer, process_group, lambda rank: whole[rank], tail)
+        self._summing = Summing(plan, process_group, self._wait)
         for pair in pairs:
             _summed(_linear(model, pair.first), _linear(model, pair.second), self._summing)
 

@@ -77,7 +77,7 @@ def averaged(value: Tensor, participants: Participants) -> Tensor:
 
 def _sum(values: Tensor, participants: Participants) -> Tensor:
     array = values.numpy()
-    return torch.from_numpy(participants.together(lambda world: world.add(array)))
+    return torch.from_numpy(participants.together(lambda process_group: process_group.add(array)))
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -90,7 +90,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, participants: Participants) -> Tensor:
         content = (rows if participants.counts else rows[:0]).detach().to("cpu")
         data = _bytes(content)
-        parts, rank = participants.together(lambda world: (world.collect(data), world.rank))
+        parts, rank = participants.together(lambda process_group: (process_group.collect(data), process_group.rank))
         every = [
             torch.frombuffer(bytearray(part), dtype=rows.dtype).reshape(-1, *rows.shape[1:]) for part in parts if part
         ]
@@ -120,5 +120,5 @@ def unlike_buffers(model: nn.Module, participants: Participants) -> list[str]:
     known = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)}
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
     sums = [crc32(_bytes(buffer)) for buffer in buffers.values()]
-    rows = participants.together(lambda world: world.gather(sums)) if sums else [[]]
+    rows = participants.together(lambda process_group: process_group.gather(sums)) if sums else [[]]
     return [name for name, column in zip(buffers, zip(*rows, strict=True), strict=True) if len(set(column)) > 1]

@@ -120,12 +120,12 @@ def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None
     device, name = devices.find_device(plan.ranks[rank])
     reporter.send(Hello(rank=rank, pid=os.getpid(), device=name))
     reporter.mark("imported")
-    world = ProcessGroup.start()
-    world.expect(len(plan.ranks))
-    devices.check(world, plan, device)
-    torch.set_num_threads(threads(world.local_size))
+    process_group = ProcessGroup.start()
+    process_group.expect(len(plan.ranks))
+    devices.check(process_group, plan, device)
+    torch.set_num_threads(threads(process_group.local_size))
     reporter.mark("rendezvous")
-    return Trainer(plan, world, reporter, device, name)
+    return Trainer(plan, process_group, reporter, device, name)
 
 
 def finish(trainer: Trainer) -> None:
@@ -138,7 +138,7 @@ def finish(trainer: Trainer) -> None:
 def end(trainer: Trainer) -> None:
     """Leave the process group together with all ranks, without a report."""
     trainer.close()
-    trainer.world.close()
+    trainer.process_group.close()
     trainer.reporter.close()
 
 

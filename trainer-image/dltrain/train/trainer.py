@@ -54,16 +54,16 @@ class Trainer(Together):
     """Train one model together with the other ranks. ``dltrain.init`` shows how a script uses it."""
 
     def __init__(
-        self, plan: Plan, world: ProcessGroup, reporter: RankReporter, device: torch.device, device_name: str
+        self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter, device: torch.device, device_name: str
     ) -> None:
         """Prepare a run. ``device_name`` is the hardware's name, under which measurements are recorded."""
         self._replay = replay.asked(plan)
         if self._replay is not None:
             plan = plan.model_copy(update={"rebalance": False})
-        self.plan, self.world, self.reporter = plan, world, reporter
+        self.plan, self.process_group, self.reporter = plan, process_group, reporter
         self.device, self.device_name = device, device_name
-        self.rank, self.size = world.rank, world.size
-        self._team = Team(plan, world, reporter, self._lost, on_cpu=device.type == "cpu")
+        self.rank, self.size = process_group.rank, process_group.size
+        self._team = Team(plan, process_group, reporter, self._lost, on_cpu=device.type == "cpu")
         self.step = 0
         """Number of completed steps."""
         self.total_steps = plan.steps or 0
@@ -75,15 +75,15 @@ class Trainer(Together):
         """True if ``shares`` must stay as they are: the plan fixes them, or they come from the resumed run."""
         self.stopped = False
         """True once the ranks have agreed to stop on request."""
-        self.checkpoint_manager = CheckpointManager(plan, world, reporter)
+        self.checkpoint_manager = CheckpointManager(plan, process_group, reporter)
         self.noise = NoiseScale(plan.global_batch)
         """Estimate of the run's gradient noise scale."""
         self.budget = Budget()
         """Estimate of the CPU time that this rank gets per second."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
         self._schedules, self._loss_scale, self._user_objects = Schedules(), LossScale(), UserObjects()
-        energy = meter(device, world.local_rank)
-        self.progress = Progress(reporter, world.rank, device_name, self.noise, self._loss_scale, energy)
+        energy = meter(device, process_group.local_rank)
+        self.progress = Progress(reporter, process_group.rank, device_name, self.noise, self._loss_scale, energy)
         self.progress.gpu_memory_nbytes = partial(peak_nbytes, device)
         parts: dict[str, Saved] = {"scaling": self._scaling, "noise": self.noise}
         parts |= {"schedules": self._schedules, "loss_scale": self._loss_scale}
@@ -109,7 +109,7 @@ class Trainer(Together):
         model = self._normalized(model, self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm)
         self.model: nn.Module = model.to(self.device)
         self.optimizer: Optimizer = optimizer
-        replicate(self.model, self.world.broadcast)
+        replicate(self.model, self.process_group.broadcast)
         self._team.take(self.model, optimizer, sample)
         if self._replay is not None:
             gradient_summing.reuse(self.parallel, gradient_summing.choices_from_record(self._replay.sums))
@@ -138,7 +138,7 @@ class Trainer(Together):
         makes a batch of samples, by default torch's function. Only ``collate_fn`` affects the result of the training.
         Raises ValueError for invalid arguments.
         """
-        spare_cpus = max(0, int(cpus(self.world.local_size)) - 1)
+        spare_cpus = max(0, int(cpus(self.process_group.local_size)) - 1)
         return Loader(
             dataset,
             self.device,
@@ -146,7 +146,7 @@ class Trainer(Together):
             prefetch=prefetch,
             collate_fn=collate_fn,
             max_workers=spare_cpus,
-            ranks_here=self.world.local_size,
+            ranks_here=self.process_group.local_size,
             plan=self.plan,
         )
 
