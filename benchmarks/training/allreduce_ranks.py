@@ -24,7 +24,7 @@ RING, SERVER = "ring", "parameter server"
 
 
 def main() -> None:
-    """Arguments: JSON with ``sizes``, ``rounds``, ``host`` (rank 0's address) and ``candidates``."""
+    """Measure all sizes. The argument is JSON with ``sizes``, ``rounds``, ``host`` (of rank 0) and ``candidates``."""
     settings = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     process_group = ProcessGroup.start()

@@ -28,7 +28,7 @@ Step = Callable[[], float]
 
 
 def main() -> None:
-    """Arguments: JSON with ``model``, ``rounds`` and ``host`` (rank 0's address)."""
+    """Measure one model. The argument is JSON with ``model``, ``rounds`` and ``host`` (rank 0's address)."""
     settings = json.loads(sys.argv[1])
     shape, samples, steps = MODELS[settings["model"]]
     torch.set_num_threads(1)

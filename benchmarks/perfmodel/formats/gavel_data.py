@@ -63,7 +63,8 @@ def _drop_absurd(rates: Rates, workers: int) -> None:
             if not agrees:
                 del rates.step_s[device, workload, batch, workers]
                 rates.complaints.append(
-                    f"{device} {workload} (batch size {batch}) on {workers}: {seconds:g} s a step, unlike other batches"
+                    f"{device} {workload} (batch size {batch}) on {workers}: {seconds:g} s per step "
+                    "contradicts other batch sizes"
                 )
 
 

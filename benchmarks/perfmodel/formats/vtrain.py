@@ -57,13 +57,13 @@ def _scored(title: str, rows: Sequence[Row], options: Options, note: str) -> Tab
         order = np.random.default_rng(seed).permutation(len(rows))
         count = max(MIN_GIVEN, round(GIVEN_FRACTION * len(rows)))
         given, rest = [rows[i] for i in order[:count]], [rows[i] for i in order[count:]]
-        asked, measured = [c for c, _ in rest], np.array([t for _, t in rest])
+        queried, measured = [c for c, _ in rest], np.array([t for _, t in rest])
         learned = fitted([c for c, _ in given], [t for _, t in given])
-        errors["model"][f"draw {seed}"] = ape(measured, learned.seconds(asked))
+        errors["model"][f"draw {seed}"] = ape(measured, learned.seconds(queried))
         work, known = _operations([c for c, _ in given]), np.array([t for _, t in given])
         per_operation = float(np.exp(np.median(np.log(known / work))))
-        errors["operations per device"][f"draw {seed}"] = ape(measured, per_operation * _operations(asked))
-        near = [int(np.argmin(np.abs(np.log(work / w)))) for w in _operations(asked)]
+        errors["operations per device"][f"draw {seed}"] = ape(measured, per_operation * _operations(queried))
+        near = [int(np.argmin(np.abs(np.log(work / w)))) for w in _operations(queried)]
         errors["nearest given row"][f"draw {seed}"] = ape(measured, known[near])
     return compared(title, errors, options, note)
 

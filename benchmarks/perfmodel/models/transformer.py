@@ -101,9 +101,9 @@ class IterationModel:
     def seconds(self, configurations: Sequence[Configuration]) -> Floats:
         """Return the seconds of an iteration of each configuration."""
         white = sum(self.constants[n] * v for n, v in terms(configurations, self.devices_per_node).items())
-        features, asked = _features(self.known), _features(configurations)
+        features, queried = _features(self.known), _features(configurations)
         known = radial(features, features, RESIDUAL_SPREAD, RESIDUAL_LENGTH)
-        cross = radial(asked, features, RESIDUAL_SPREAD, RESIDUAL_LENGTH)
+        cross = radial(queried, features, RESIDUAL_SPREAD, RESIDUAL_LENGTH)
         return np.asarray(white * np.exp(posterior(known, cross, np.array(self.residuals), REPEAT_NOISE)))
 
 

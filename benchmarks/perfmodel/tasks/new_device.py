@@ -36,10 +36,10 @@ def tables(sheets: Mapping[str, Sheet], rows: Rows, options: Options, note: str 
         own = {p: s for p, s in points.items() if p.device == device and (p.workload, p.batch) in shared}
         if not own:
             continue
-        asked, measured = list(own), np.array(list(own.values()))
-        without["model"][device] = ape(measured, seconds(sheets, others, asked))
+        queried, measured = list(own), np.array(list(own.values()))
+        without["model"][device] = ape(measured, seconds(sheets, others, queried))
         for name, ratio in (("peak-FLOP ratio", _peak_ratio), ("bandwidth ratio", _bandwidth_ratio)):
-            without[name][device] = ape(measured, np.array([ratio(sheets, others, p) for p in asked]))
+            without[name][device] = ape(measured, np.array([ratio(sheets, others, p) for p in queried]))
         for name, errors in _with_two(sheets, others, own).items():
             probed[name][device] = errors
     found = [compared("A device type left out, no probe on it", without, options, note)]
@@ -49,18 +49,18 @@ def tables(sheets: Mapping[str, Sheet], rows: Rows, options: Options, note: str 
     return found
 
 
-def _peak_ratio(sheets: Mapping[str, Sheet], others: Times, asked: Point) -> float:
-    return _ratio({d: s.peak_FLOPs for d, s in sheets.items()}, others, asked)
+def _peak_ratio(sheets: Mapping[str, Sheet], others: Times, queried: Point) -> float:
+    return _ratio({d: s.peak_FLOPs for d, s in sheets.items()}, others, queried)
 
 
-def _bandwidth_ratio(sheets: Mapping[str, Sheet], others: Times, asked: Point) -> float:
-    return _ratio({d: s.bandwidth_Bps for d, s in sheets.items()}, others, asked)
+def _bandwidth_ratio(sheets: Mapping[str, Sheet], others: Times, queried: Point) -> float:
+    return _ratio({d: s.bandwidth_Bps for d, s in sheets.items()}, others, queried)
 
 
-def _ratio(speeds: Mapping[str, float], others: Times, asked: Point) -> float:
+def _ratio(speeds: Mapping[str, float], others: Times, queried: Point) -> float:
     """Return the geometric mean over the other devices of the same row's time times the ratio of speeds."""
-    same = [(p, s) for p, s in others.items() if (p.workload, p.batch) == (asked.workload, asked.batch)]
-    return float(np.exp(np.mean([np.log(s * speeds[p.device] / speeds[asked.device]) for p, s in same])))
+    same = [(p, s) for p, s in others.items() if (p.workload, p.batch) == (queried.workload, queried.batch)]
+    return float(np.exp(np.mean([np.log(s * speeds[p.device] / speeds[queried.device]) for p, s in same])))
 
 
 def _with_two(sheets: Mapping[str, Sheet], others: Times, own: Times) -> dict[str, Floats]:

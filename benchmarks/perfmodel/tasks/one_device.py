@@ -19,18 +19,18 @@ def probes(batches: list[int]) -> list[int]:
     return [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
 
 
-def model(given: list[tuple[float, float]], asked: Floats) -> Floats:
-    return through(given).seconds_array(asked)
+def model(given: list[tuple[float, float]], queried: Floats) -> Floats:
+    return through(given).seconds_array(queried)
 
 
-def affine(given: list[tuple[float, float]], asked: Floats) -> Floats:
+def affine(given: list[tuple[float, float]], queried: Floats) -> Floats:
     overhead, slope = line(*(np.array(column) for column in zip(*given, strict=True)))
-    return np.asarray(overhead + slope * asked)
+    return np.asarray(overhead + slope * queried)
 
 
-def linear(given: list[tuple[float, float]], asked: Floats) -> Floats:
+def linear(given: list[tuple[float, float]], queried: Floats) -> Floats:
     batches, times = zip(*given, strict=True)
-    return np.asarray(np.interp(asked, batches, times))
+    return np.asarray(np.interp(queried, batches, times))
 
 
 METHODS: Mapping[str, Callable[[list[tuple[float, float]], Floats], Floats]] = {
@@ -47,9 +47,9 @@ def table(curves: Curves, options: Options, note: str = "", name: str = "") -> T
         if len(curve) < 4:
             continue
         given = probes(list(curve))
-        asked = [b for b in sorted(curve) if b not in given]
-        measured = np.array([curve[b] for b in asked])
+        queried = [b for b in sorted(curve) if b not in given]
+        measured = np.array([curve[b] for b in queried])
         for label, method in METHODS.items():
-            predicted = method([(float(b), curve[b]) for b in given], np.array(asked, dtype=float))
+            predicted = method([(float(b), curve[b]) for b in given], np.array(queried, dtype=float))
             errors[label][f"{device} {workload}"] = ape(measured, predicted)
     return compared(f"{name or 'One device'}: batch → time from three batches", errors, options, note)

@@ -170,7 +170,7 @@ class TestGavel:
         assert clean[one].rows == dirty[one].rows
         assert "k80 Net (batch size 256) on 1: 0 steps/s" in dirty[one].note
         assert "nan steps/s" in dirty[one].note and "Net?" in dirty[one].note
-        assert "v100 Net (batch size 1024) on 1: 0.001 s a step, unlike other batches" in dirty[one].note
+        assert "v100 Net (batch size 1024) on 1: 0.001 s per step" in dirty[one].note
         assert "abacus" in dirty["A device type left out, no probe on it, %"].note
 
     def test_what_is_no_table_is_named(self, tmp_path: Path) -> None:

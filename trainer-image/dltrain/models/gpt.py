@@ -24,7 +24,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x``: (samples, positions, width)."""
+        """Return the block's output. ``x``: (samples, positions, width)."""
         samples, positions, _ = x.shape
         # -1 stands for the number of local heads, because tensor-parallel ranks hold only some of them.
         heads = self.qkv(self.norm1(x)).view(samples, positions, 3, -1, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
