@@ -1,4 +1,4 @@
-"""Shared by all tests: where the repository is, and that a green run is a complete one."""
+"""Shared by all tests: the repository's root, and failing instead of skipped tests in hack/test."""
 
 import os
 from collections.abc import Generator
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Chance does not decide what lands: hack/test draws the same examples in every run, hack/test explore draws new ones
-# and more of them. A counterexample is printed as "Falsifying example"; pin it with @example and mend the code.
+# hack/test draws the same examples in every run, and hack/test explore draws more and new ones. A counterexample is
+# printed as "Falsifying example". Pin it with @example and fix the code.
 EXPLORE = os.environ.get("DLJOB_HYPOTHESIS") == "explore"
 EXPLORE_FACTOR = 10
 _SLOW = (HealthCheck.too_slow,)  # depends on the machine's load, not on the code
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The repository's root folder."""
+    """Return the repository's root folder."""
     return ROOT
 
 
@@ -29,7 +29,7 @@ def root() -> Path:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under hack/test a skipped test is a failed one: a missing part is installed or the run fails."""
+    """Under hack/test, report a skipped test as failed, because missing programs must be installed."""
     report = yield
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("DLJOB_NO_SKIP"):
         report.outcome = "failed"
@@ -38,7 +38,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under hack/test explore, give each property test ten times its own number of examples."""
+    """Under hack/test explore, give each property test ten times its number of examples."""
     for item in items if EXPLORE else ():
         function = getattr(item, "obj", None)
         function = getattr(function, "__func__", function)

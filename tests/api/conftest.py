@@ -1,6 +1,6 @@
-"""A namespace with the operator as a process beside it, nodes without machines, and the trainer's part to play.
+"""Fixtures of the API tests: a namespace with a local operator process and fake nodes.
 
-Each module and each pytest worker has its own: nothing of the cluster is shared but the kinds.
+Each module and each pytest worker has its own namespace and nodes. They only share the CRDs.
 """
 
 import fcntl
@@ -32,22 +32,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def admin(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Kubectl]:
-    """The cluster with our kinds, and with no other operator at work."""
+    """Return a client of the cluster with the CRDs and without other running operators."""
     kubectl = Kubectl(os.environ["DLJOB_TEST_KUBECONFIG"])
     os.environ["KUBECONFIG"] = kubectl.kubeconfig
     folder = tmp_path_factory.getbasetemp()
-    with _ours_alone(kubectl, folder if worker_id == "master" else folder.parent):
+    with _without_other_operators(kubectl, folder if worker_id == "master" else folder.parent):
         yield kubectl
 
 
 @contextmanager
-def _ours_alone(kubectl: Kubectl, folder: Path) -> Iterator[None]:
-    """Of the pytest workers that share ``folder`` the first sets the cluster up, the last starts again what it stopped."""
+def _without_other_operators(kubectl: Kubectl, folder: Path) -> Iterator[None]:
+    """Stop other operators in the first pytest worker that uses ``folder``, and restart them in the last one."""
     stopped = folder / "operators-stopped.json"
     with (folder / "operators-turn").open("w") as turn, (folder / "operators-users").open("w") as users:
         fcntl.flock(turn, fcntl.LOCK_EX)
         if not stopped.exists():
-            _our_kinds(kubectl)
+            _install_crds(kubectl)
             text = kubectl.run("get", "deployments", "-A", "-l", "app.kubernetes.io/name=dljob", "-o", "json")
             stopped.write_text(text)
             for other in json.loads(text)["items"]:
@@ -59,13 +59,13 @@ def _ours_alone(kubectl: Kubectl, folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # another worker is still at it; the last one starts them
+            return  # another worker is still running; the last one restarts the operators
         for other in json.loads(stopped.read_text())["items"]:
             _scale(kubectl, other["metadata"], other["spec"]["replicas"])
         stopped.unlink()
 
 
-def _our_kinds(kubectl: Kubectl) -> None:
+def _install_crds(kubectl: Kubectl) -> None:
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         definition = yaml.safe_load(path.read_text())
         kubectl.apply(definition, flags=("--server-side", "--force-conflicts"))

@@ -1,4 +1,4 @@
-"""An agent's few API calls against a real API server, with no more rights than the operator gives it."""
+"""Tests of an agent's API calls against a real API server with the permissions that the operator grants."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ def namespace() -> Iterator[Kubectl]:
 
 @pytest.fixture
 def exchange(namespace: Kubectl, tmp_path: Path) -> ConfigMaps:
-    """As the service account of a job named ``mine``."""
+    """Return the client of the service account of a job named ``mine``."""
     rules = [
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["mine-plan"], "verbs": ["get", "list", "watch"]},
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["mine-report"], "verbs": ["get", "patch"]},
@@ -81,12 +81,12 @@ def plan(**fields: Any) -> Plan:
     return Plan(**(base | {"model": ModelRef(name="mlp"), "dataset": DatasetRef(name="digits")} | fields))
 
 
-def test_plans_arrive_as_they_are_written(namespace: Kubectl, exchange: ConfigMaps) -> None:
+def test_agent_receives_plans_as_written(namespace: Kubectl, exchange: ConfigMaps) -> None:
     async def follow() -> None:
         plans = exchange.plans()
         coming = asyncio.ensure_future(anext(plans))
         done, _ = await asyncio.wait({coming}, timeout=0.5)
-        assert not done, "there is no plan yet"
+        assert not done, "no plan has been written yet"
         put(namespace, "mine-plan", {PLAN_KEY: plan().to_json()})
         assert await asyncio.wait_for(coming, 10) == plan()
         coming = asyncio.ensure_future(anext(plans))
@@ -115,7 +115,7 @@ def test_reports_are_written_and_read_back(namespace: Kubectl, exchange: ConfigM
     assert data["other.key"] == "stays" and Report.parse(data[REPORT_KEY]) == report
 
 
-def test_other_config_maps_are_out_of_reach(namespace: Kubectl, exchange: ConfigMaps) -> None:
+def test_agent_cannot_access_other_config_maps(namespace: Kubectl, exchange: ConfigMaps) -> None:
     put(namespace, "yours-plan", {PLAN_KEY: plan().to_json()})
     api = exchange._api
     with pytest.raises(ApiError) as error:

@@ -1,4 +1,4 @@
-"""CRDs, their CEL rules and the examples as the API server judges them."""
+"""Tests of the CRDs, their CEL rules and the examples in a real API server."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.api
 
 @pytest.fixture(scope="module")
 def server(kubectl: Kubectl) -> Server:
-    """The API server with our CRDs; no operator watches this module's namespace."""
+    """Return the API server with the CRDs. No operator watches this module's namespace."""
     return Server(kubectl.kubeconfig, kubectl.namespace)
 
 
@@ -29,14 +29,14 @@ def job(name: str, spec: Json) -> Json:
     return {**JOB, "metadata": {"name": name}, "spec": spec}
 
 
-def test_definitions_are_structural_and_established(server: Server) -> None:
+def test_crds_are_structural_and_established(server: Server) -> None:
     for definition in crd.definitions():
         found = server.call("GET", f"{DEFINITIONS}/{definition['metadata']['name']}").body
         conditions = {c["type"]: c for c in found["status"]["conditions"]}
         assert conditions["Established"]["status"] == conditions["NamesAccepted"]["status"] == "True"
         assert "NonStructuralSchema" not in conditions
         stored = found["spec"]["versions"][0]["schema"]
-        assert stored == definition["spec"]["versions"][0]["schema"], "the server keeps every rule and default"
+        assert stored == definition["spec"]["versions"][0]["schema"], "the server stores every rule and default"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
@@ -45,11 +45,13 @@ def test_examples_are_admitted(path: Path, server: Server) -> None:
     answer = server.create(manifest)
     assert answer.code == 201, answer.body.get("message")
     assert answer.warnings == ()
-    assert answer.body["spec"] == defaulted(schema_of("DLJob", "spec"), manifest["spec"]), "as the unit tests default"
+    assert answer.body["spec"] == defaulted(schema_of("DLJob", "spec"), manifest["spec"]), (
+        "the defaults match those of the unit tests"
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rules(case: str, server: Server) -> None:
+def test_rules_are_enforced(case: str, server: Server) -> None:
     changes, words = CASES[case]
     answer = server.create(job(f"case-{list(CASES).index(case)}", spec_of(changes)))
     assert answer.code == (422 if words else 201), answer.body.get("message")
@@ -57,7 +59,7 @@ def test_rules(case: str, server: Server) -> None:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input(case: str, server: Server) -> None:
+def test_invalid_field_is_rejected(case: str, server: Server) -> None:
     path, value, words = BAD[case]
     answer = server.create(with_field(path, value))
     assert answer.code in (400, 422), answer.body
@@ -66,30 +68,30 @@ def test_bad_input(case: str, server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", ["a" * 41, "a.b", "1st"])
-def test_names_that_pods_could_not_bear(name: str, server: Server) -> None:
+def test_names_invalid_for_pods_are_rejected(name: str, server: Server) -> None:
     answer = server.create(job(name, spec_of({})))
     assert answer.code == 422 and "metadata.name must have at most 40 characters" in answer.body["message"]
 
 
-def test_unknown_fields_are_pruned_when_nobody_asks_for_strictness(server: Server) -> None:
+def test_unknown_fields_are_pruned_without_strict_validation(server: Server) -> None:
     answer = server.create({**with_field("batchSize", 3), "metadata": {"name": "pruned"}}, validation="Warn")
     assert answer.code == 201 and "batchSize" not in answer.body["spec"]
     assert any("unknown field" in warning for warning in answer.warnings)
 
 
-def test_scale_is_the_most_nodes(server: Server) -> None:
+def test_scale_subresource_sets_the_maximum_nodes(server: Server) -> None:
     server.create(job("scaled", spec_of({"nodes": {"min": 2}})))
     scale = f"{server.jobs}/scaled/scale"
-    assert server.call("GET", scale).code == 500, "as docs/how-to/spec-by-example.md says: there is no number to read"
+    assert server.call("GET", scale).code == 500, "nodes.max is unset, see docs/how-to/spec-by-example.md"
     answer = server.call("PATCH", scale, {"spec": {"replicas": 4}}, "merge-patch+json")
     assert (answer.code, answer.body["spec"]["replicas"]) == (200, 4)
     assert server.call("GET", f"{server.jobs}/scaled").body["spec"]["nodes"] == {"min": 2, "max": 4}
-    refused = server.call("PATCH", scale, {"spec": {"replicas": 1}}, "merge-patch+json")
-    assert refused.code == 422 and "lower min or raise max" in refused.body["message"]
+    rejected = server.call("PATCH", scale, {"spec": {"replicas": 1}}, "merge-patch+json")
+    assert rejected.code == 422 and "lower min or raise max" in rejected.body["message"]
 
 
-def test_managers_own_their_overrides(server: Server) -> None:
-    """Two managers apply an override each; neither takes the other's away."""
+def test_field_managers_own_their_overrides(server: Server) -> None:
+    """Two field managers apply one override each, and neither removes the other's."""
     server.create(job("shared", spec_of({})))
     for manager in ("queue", "policy"):
         override = {"manager": manager, "metadata": {"labels": {manager: "x"}}}
@@ -100,7 +102,7 @@ def test_managers_own_their_overrides(server: Server) -> None:
     assert [override["manager"] for override in found] == ["queue", "policy"]
 
 
-def test_status_is_kept_as_it_is_written(server: Server) -> None:
+def test_status_is_stored_as_written(server: Server) -> None:
     server.create(job("told", spec_of({})))
     status = DLJobStatus().manifest()
     answer = server.call(

@@ -1,4 +1,4 @@
-"""The operator against a real API server: what becomes of jobs, with the trainer's part played by the test."""
+"""Tests of the operator against a real API server, with the test in the role of the trainer."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.api
 Json = dict[str, Any]
 
 BAD: dict[str, tuple[Json, str, str, tuple[str, ...]]] = {
-    # name: (spec changes, condition, its reason, what its message names)
+    # name: (spec changes, condition, its reason, words of its message)
     "no such device": ({"devices": ["abacus"]}, "Planned", "NoSuchDevice", ("spec.devices", "abacus", "hollow")),
     "too few nodes": ({"nodes": {"min": 50, "max": 60}}, "Planned", "TooFewNodes", ("nodes.min", "50")),
     "no such class": (
@@ -41,19 +41,19 @@ BAD: dict[str, tuple[Json, str, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_told(case: str, play: Play) -> None:
+def test_invalid_spec_is_reported_in_a_condition_and_an_event(case: str, play: Play) -> None:
     changes, kind, reason, words = BAD[case]
     name = case.replace(" ", "-")
     play.submit(name, **changes)
-    play.until_told(name, kind, reason, *words)
+    play.until_reported(name, kind, reason, *words)
     assert not play.kubectl.list("pods", f"dljob.dev/job={name}")
 
 
-def test_what_is_broken_holds_up_nobody(play: Play, operator: OperatorProcess) -> None:
+def test_broken_jobs_do_not_block_others(play: Play, operator: OperatorProcess) -> None:
     play.submit("crooked", podTemplateOverrides=[{"manager": "me", "spec": {"dnsPolicy": "Whatever"}}])
     play.run("straight")
     play.finish("straight")
-    play.until_told("crooked", "PodsReady", "ObjectRefused", f"crooked-{play.device}", "Whatever")
+    play.until_reported("crooked", "PodsReady", "ObjectRefused", f"crooked-{play.device}", "Whatever")
     play.patch("crooked", podTemplateOverrides=[])
     play.until_ready("crooked")
 
@@ -66,7 +66,7 @@ def test_plan_only_runs_nothing(play: Play) -> None:
         assert not play.kubectl.list(kind, "dljob.dev/job=thought"), kind
 
 
-def test_a_run_from_start_to_end(play: Play) -> None:
+def test_job_runs_from_start_to_end(play: Play) -> None:
     play.submit("whole")
     wait_for("pods", lambda: len(play.kubectl.list("pods", "dljob.dev/job=whole")) == 2, 10)
     play.until_ready("whole")
@@ -83,7 +83,7 @@ def test_a_run_from_start_to_end(play: Play) -> None:
     assert all(c.get("lastTransitionTime") for c in done["status"]["conditions"])
 
 
-def test_a_failed_run_says_why(play: Play) -> None:
+def test_failed_run_reports_its_reason(play: Play) -> None:
     play.run("sad")
     failure = Failure(
         reason="TrainingError",
@@ -94,30 +94,30 @@ def test_a_failed_run_says_why(play: Play) -> None:
         log_tail="Traceback ...",
     )
     play.report("sad", RunPhase.FAILED, failure=failure)
-    play.until_told("sad", "Failed", "TrainingError", "rank 1 on sad-1", "no luck", "Traceback", status="True")
+    play.until_reported("sad", "Failed", "TrainingError", "rank 1 on sad-1", "no luck", "Traceback", status="True")
     no_pods(play.kubectl, "sad", 20)
 
 
-def test_an_invalid_report_is_ignored(play: Play) -> None:
+def test_invalid_report_is_ignored(play: Play) -> None:
     play.run("muddled")
     play.write_report("muddled", '{"schema": 1, "uid": "x", "step": -5}')
-    job = play.until_told("muddled", "ReportValid", "InvalidReport", "muddled-report")
-    assert job["status"]["progress"]["step"] == 10, "what was known stays"
+    job = play.until_reported("muddled", "ReportValid", "InvalidReport", "muddled-report")
+    assert job["status"]["progress"]["step"] == 10, "the last valid progress is kept"
     play.report("muddled", RunPhase.RUNNING, step=50)
     play.kubectl.wait_job("muddled", "step 50", lambda j: j["status"]["progress"]["step"] == 50, 10)
     assert condition(play.kubectl.job("muddled"), "ReportValid")["status"] == "True"  # type: ignore[index]
 
 
-def test_an_image_that_cannot_be_pulled(play: Play, nodes: HollowNodes) -> None:
-    nodes.refusing |= {f"unpulled-{nodes.device}-{i}" for i in range(2)}
+def test_image_that_cannot_be_pulled_is_reported(play: Play, nodes: HollowNodes) -> None:
+    nodes.unpullable |= {f"unpulled-{nodes.device}-{i}" for i in range(2)}
     play.submit("unpulled", trainer={"image": "example.invalid/none:1"})
-    job = play.until_told("unpulled", "PodsReady", "ImagePullFailed", "example.invalid/none:1", "imagePullSecrets")
+    job = play.until_reported("unpulled", "PodsReady", "ImagePullFailed", "example.invalid/none:1", "imagePullSecrets")
     assert job["status"]["phase"] == "Starting"
-    nodes.refusing.clear()
+    nodes.unpullable.clear()
     play.until_ready("unpulled")
 
 
-def test_suspend_and_resume(play: Play) -> None:
+def test_job_is_suspended_and_resumed(play: Play) -> None:
     play.run("pause", suspend=False)
     play.patch("pause", suspend=True)
     mark = CheckpointMark(step=10, unix_s=time.time())
@@ -129,16 +129,16 @@ def test_suspend_and_resume(play: Play) -> None:
     play.until_ready("pause")
     play.report("pause", RunPhase.RUNNING)
     job = play.kubectl.wait_phase("pause", "Running", 30)
-    assert job["status"]["plan"]["number"] == 1, "the plan stands"
+    assert job["status"]["plan"]["number"] == 1, "the plan is unchanged"
 
 
-def test_a_job_made_suspended_makes_nothing(play: Play) -> None:
+def test_job_created_suspended_creates_no_objects(play: Play) -> None:
     play.submit("asleep", suspend=True)
     play.kubectl.wait_phase("asleep", "Suspended", 30)
     assert not play.kubectl.list("statefulsets", "dljob.dev/job=asleep")
 
 
-def test_a_changed_spec_goes_through_zero_pods(play: Play) -> None:
+def test_changed_spec_stops_all_pods_first(play: Play) -> None:
     play.run("change")
     before = {p["metadata"]["uid"] for p in play.kubectl.list("pods", "dljob.dev/job=change")}
     env = [{"name": "A", "value": "b"}, {"name": "EMPTY", "value": ""}]
@@ -153,35 +153,35 @@ def test_a_changed_spec_goes_through_zero_pods(play: Play) -> None:
     assert play.plan("change").global_batch == 90
 
 
-def test_a_job_that_is_active_for_too_long_fails(play: Play) -> None:
+def test_job_fails_after_its_active_deadline(play: Play) -> None:
     play.run("late", runPolicy={"activeDeadlineSeconds": 8})
-    play.until_told("late", "Failed", "DeadlineExceeded", "activeDeadlineSeconds", status="True")
+    play.until_reported("late", "Failed", "DeadlineExceeded", "activeDeadlineSeconds", status="True")
 
 
 def gone(kubectl: Kubectl, job: str) -> Callable[[], bool]:
     return lambda: not any(kubectl.list(kind, f"dljob.dev/job={job}") for kind in OWNED)
 
 
-def test_ttl_deletes_the_job_and_all_it_owns(play: Play) -> None:
+def test_ttl_deletes_the_job_and_its_objects(play: Play) -> None:
     volume = {"volume": {"reclaimPolicy": "Delete", "size": "1Mi"}}
     play.submit("fleeting", checkpoint=volume, runPolicy={"ttlSecondsAfterFinished": 1})
     play.until_ready("fleeting")
-    play.succeed("fleeting")  # whoever looks a second later finds nothing
+    play.succeed("fleeting")  # the job is deleted within a second
     wait_for("the job to go", lambda: play.kubectl.get("dljob", "fleeting") is None, 20)
-    wait_for("all it owns to go", gone(play.kubectl, "fleeting"), 30)
+    wait_for("its objects to be deleted", gone(play.kubectl, "fleeting"), 30)
 
 
-def test_a_name_can_be_used_again_at_once(play: Play) -> None:
+def test_name_can_be_reused_at_once(play: Play) -> None:
     for _ in range(2):
         play.run("phoenix")
         uid = play.kubectl.job("phoenix")["metadata"]["uid"]
         assert play.plan("phoenix").uid == uid
         play.kubectl.delete("dljob", "phoenix", "--wait=true")
-    wait_for("all it owns to go", gone(play.kubectl, "phoenix"), 30)
+    wait_for("its objects to be deleted", gone(play.kubectl, "phoenix"), 30)
 
 
 def versions(kubectl: Kubectl, job: str) -> dict[tuple[str, str], str]:
-    """resourceVersion of everything the job owns, and its own."""
+    """Return the resourceVersion of the job and of its objects."""
     found = {
         (kind, item["metadata"]["name"]): item["metadata"]["resourceVersion"]
         for kind in OWNED
@@ -190,7 +190,7 @@ def versions(kubectl: Kubectl, job: str) -> dict[tuple[str, str], str]:
     return found | {("dljob", job): kubectl.job(job)["metadata"]["resourceVersion"]}
 
 
-def test_a_restart_writes_nothing_again(play: Play, operator: OperatorProcess) -> None:
+def test_restarted_operator_writes_nothing(play: Play, operator: OperatorProcess) -> None:
     play.run("steady")
     wait_for("quiet", lambda: versions(play.kubectl, "steady") == versions(play.kubectl, "steady"), 10)
     before, events = versions(play.kubectl, "steady"), play.events("steady")
@@ -206,18 +206,18 @@ def test_a_restart_writes_nothing_again(play: Play, operator: OperatorProcess) -
     play.finish("steady")
 
 
-def test_a_job_goes_while_the_operator_is_down(play: Play, operator: OperatorProcess) -> None:
+def test_job_can_be_deleted_while_the_operator_is_down(play: Play, operator: OperatorProcess) -> None:
     play.run("orphan")
     assert operator.stop() == 0, operator.log
     try:
         play.kubectl.delete("dljob", "orphan", "--wait=true")
-        wait_for("all it owns to go", gone(play.kubectl, "orphan"), 30)
+        wait_for("its objects to be deleted", gone(play.kubectl, "orphan"), 30)
     finally:
         operator.start()
 
 
-def test_what_is_under_way_at_the_end_is_ended_and_raises_nothing(play: Play, tmp_path: Path) -> None:
-    """kopf would wait for it, and end by its errors: a refused object made the exit code 1."""
+def test_operator_cancels_running_reconciles_at_shutdown(play: Play, tmp_path: Path) -> None:
+    """Regression: kopf waited for them and raised their errors, so that a rejected object gave exit code 1."""
     operator = OperatorProcess(play.kubectl.kubeconfig, "default", tmp_path / "log", DLJOB_LOG_LEVEL="debug")
     operator.start()
     wait_for("it to lead", lambda: operator.metric("dljob_operator_leader") == 1, 25)
@@ -225,7 +225,7 @@ def test_what_is_under_way_at_the_end_is_ended_and_raises_nothing(play: Play, tm
     assert "Hung tasks stopping is skipped: no tasks given" in operator.log
 
 
-def test_a_second_operator_takes_over(play: Play, operator: OperatorProcess, tmp_path: Path) -> None:
+def test_second_operator_takes_over(play: Play, operator: OperatorProcess, tmp_path: Path) -> None:
     second = OperatorProcess(play.kubectl.kubeconfig, play.kubectl.namespace, tmp_path / "second", identity="two")
     second.start()
     try:
@@ -240,7 +240,7 @@ def test_a_second_operator_takes_over(play: Play, operator: OperatorProcess, tmp
             operator.start()
 
 
-def test_a_lost_node_is_fenced(play: Play, nodes: HollowNodes) -> None:
+def test_lost_node_is_fenced(play: Play, nodes: HollowNodes) -> None:
     play.run("survivor")
     pods = {p["metadata"]["name"]: p for p in play.kubectl.list("pods", "dljob.dev/job=survivor")}
     name = f"survivor-{nodes.device}-1"
@@ -252,18 +252,18 @@ def test_a_lost_node_is_fenced(play: Play, nodes: HollowNodes) -> None:
         return pod is not None and pod["metadata"]["uid"] != lost["metadata"]["uid"]
 
     wait_for("the pod to be replaced", replaced, 30)
-    assert play.plan("survivor").term >= 2, "agents on the lost node are refused"
+    assert play.plan("survivor").term >= 2, "agents on the lost node are fenced"
     play.until_ready("survivor")
     play.finish("survivor")
 
 
-def test_unknown_fields_are_refused_by_kubectl(play: Play) -> None:
+def test_kubectl_rejects_unknown_fields(play: Play) -> None:
     with pytest.raises(KubectlError, match="batchSize"):
         play.submit("refused", batchSize=3)
 
 
-def test_the_events_api_counts_repeats(play: Play) -> None:
-    """The same news twice is one event."""
+def test_repeated_events_are_counted(play: Play) -> None:
+    """Two equal events are one event with a count."""
     play.run("twice")
-    told = [e for e in play.events("twice") if e["reason"] == "Planned"]
-    assert len(told) == 1 and told[0]["count"] == 1 and json.dumps(told[0]["source"])
+    found = [e for e in play.events("twice") if e["reason"] == "Planned"]
+    assert len(found) == 1 and found[0]["count"] == 1 and json.dumps(found[0]["source"])

@@ -1,4 +1,4 @@
-"""The Helm chart: lints, renders valid objects for every Kubernetes, and is safe by default."""
+"""Tests of the Helm chart: lint, valid objects for every Kubernetes version, and safe defaults."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ Json = dict[str, Any]
 PROMETHEUS_OPERATOR = "monitoring.coreos.com/v1"
 
 
-def test_lints() -> None:
+def test_chart_passes_lint() -> None:
     report = helm_python.lint(CHART, MONITORED, strict=True)
     assert report["errors"] == []
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_valid_for_every_kubernetes(way: str) -> None:
+def test_objects_are_valid_for_every_kubernetes_version(way: str) -> None:
     objects = render(WAYS[way])
     assert one(objects, "Deployment")
     for manifest in objects:
@@ -29,7 +29,7 @@ def test_valid_for_every_kubernetes(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_object_is_labelled_and_placed(way: str) -> None:
+def test_every_object_has_labels_and_a_namespace(way: str) -> None:
     cluster_wide = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
     for manifest in render(WAYS[way], namespace="somewhere"):
         metadata = manifest["metadata"]
@@ -40,7 +40,7 @@ def test_every_object_is_labelled_and_placed(way: str) -> None:
             assert metadata["namespace"] == "somewhere"
 
 
-def test_safe_by_default() -> None:
+def test_defaults_are_secure() -> None:
     pod = one(render(), "Deployment")["spec"]["template"]["spec"]
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     for container in pod["containers"]:
@@ -81,14 +81,14 @@ def test_selectors_match_pods() -> None:
         ({"repository": "a/b", "tag": "2", "digest": f"sha256:{'f' * 64}"}, f"a/b@sha256:{'f' * 64}"),
     ],
 )
-def test_image_references(image: Json, reference: str) -> None:
+def test_image_reference_follows_from_values(image: Json, reference: str) -> None:
     objects = render({"image": image, "trainer": {"image": image}})
     [container] = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert container["image"] == reference
     assert {"name": "DLJOB_TRAINER_IMAGE", "value": reference} in container["env"]
 
 
-def test_definitions_are_the_generated_ones() -> None:
+def test_crds_match_the_generated_files() -> None:
     for found, expected in zip(of_kind(render(), "CustomResourceDefinition"), crd.definitions(), strict=True):
         assert found["spec"] == expected["spec"]
         assert found["metadata"]["name"] == expected["metadata"]["name"]
@@ -98,13 +98,13 @@ def test_definitions_are_the_generated_ones() -> None:
 @pytest.mark.parametrize(
     ("crds", "count", "kept"), [({"keep": False}, 2, False), ({"enabled": False}, 0, False), ({}, 2, True)]
 )
-def test_definitions_can_be_left_out_or_let_go(crds: Json, count: int, kept: bool) -> None:
+def test_crds_can_be_omitted_or_deleted_with_the_release(crds: Json, count: int, kept: bool) -> None:
     found = of_kind(render({"crds": crds}), "CustomResourceDefinition")
     assert len(found) == count
     assert all(("annotations" in d["metadata"]) is kept for d in found)
 
 
-# Values, and the words by which the chart refuses them.
+# Invalid values, and the words of the chart's error message.
 BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
     "unknown value": ({"replica": 2}, ("replica",)),
     "unknown value inside": ({"metrics": {"prot": 1}}, ("prot",)),
@@ -122,7 +122,7 @@ BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_values_are_refused(case: str) -> None:
+def test_invalid_values_are_rejected(case: str) -> None:
     values, words = BAD[case]
     with pytest.raises(helm_python.HelmError) as refusal:
         render(values)
@@ -130,7 +130,7 @@ def test_bad_values_are_refused(case: str) -> None:
 
 
 def test_every_value_is_in_the_schema_and_the_readme() -> None:
-    """A value that the schema does not name would be refused; one that the README does not name is not found."""
+    """A value missing in the schema would be rejected. A value missing in the README would not be found."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     with helm_python.Chart.load(CHART) as chart:
         schema = chart.schema

@@ -1,4 +1,4 @@
-"""Rules and dashboard ask for metrics that exist, and Prometheus' own tool accepts and tries the rules."""
+"""Tests that rules and dashboard use existing metrics, and that promtool accepts and evaluates the rules."""
 
 import json
 import re
@@ -39,21 +39,21 @@ def queries() -> list[str]:
 
 @pytest.mark.parametrize("query", queries())
 def test_every_metric_exists(query: str) -> None:
-    asked = set(re.findall(r"\bdljob_(?:operator|trainer)_[a-z0-9_]+", query)) - {"dljob_dev_job"}
+    queried = set(re.findall(r"\bdljob_(?:operator|trainer)_[a-z0-9_]+", query)) - {"dljob_dev_job"}
     recorded = set(re.findall(r"\bdljob:[a-z0-9_:]+", query))
-    assert asked or recorded
-    assert asked <= EXPORTED, f"not exported: {asked - EXPORTED}"
+    assert queried or recorded
+    assert queried <= EXPORTED, f"not exported: {queried - EXPORTED}"
     assert recorded <= {rule["record"] for rule in ALL_RULES if "record" in rule}
 
 
-def test_what_would_not_exist_is_found() -> None:
+def test_unknown_metric_is_detected() -> None:
     assert "dljob_trainer_step_seconds" in EXPORTED and "dljob_trainer_step_hours" not in EXPORTED
     assert len(EXPORTED) > 30
 
 
 @pytest.mark.parametrize("metric", metriclist.operator() + metriclist.trainer(), ids=lambda m: m.name)
-def test_metrics_are_well_named_and_explained(metric: metriclist.Exported) -> None:
-    """https://prometheus.io/docs/practices/naming: base units, counters end in _total."""
+def test_metrics_follow_naming_conventions_and_have_help(metric: metriclist.Exported) -> None:
+    """Check the rules of https://prometheus.io/docs/practices/naming: base units, and counters that end in _total."""
     assert len(metric.help) > 15
     assert not re.search(r"_(ms|milliseconds|minutes|kb|mb|percent)(_|$)", metric.name)
     assert (metric.type == "counter") == metric.name.endswith("_total")
@@ -63,15 +63,15 @@ def test_promtool_accepts_the_rules() -> None:
     assert f"{len(ALL_RULES)} rules found" in promtool("check", "rules", RULES)
 
 
-def test_alerts_fire_when_they_should_and_not_otherwise(tmp_path: Path) -> None:
-    """promtool runs the rules over made-up series (rules_test.yaml)."""
+def test_alerts_fire_only_under_their_conditions(tmp_path: Path) -> None:
+    """promtool evaluates the rules on synthetic series (rules_test.yaml)."""
     tests = yaml.safe_load((Path(__file__).parent / "rules_test.yaml").read_text())
     file = tmp_path / "rules_test.yaml"
     file.write_text(yaml.safe_dump({**tests, "rule_files": [str(RULES)]}))
     assert "SUCCESS" in promtool("test", "rules", file)
 
 
-def test_every_alert_is_tried_and_documented() -> None:
+def test_every_alert_is_tested_and_documented() -> None:
     tried = {
         check["alertname"]
         for test in yaml.safe_load((Path(__file__).parent / "rules_test.yaml").read_text())["tests"]
@@ -84,16 +84,16 @@ def test_every_alert_is_tried_and_documented() -> None:
 
 
 def meta(labels: dict[str, str], port: str) -> dict[str, str]:
-    """What Prometheus' discovery says of a pod's port."""
+    """Return the labels that Prometheus discovers for a pod's port."""
     found = {f"__meta_kubernetes_pod_label_{re.sub(r'[^a-zA-Z0-9]', '_', key)}": value for key, value in labels.items()}
     found |= {"__meta_kubernetes_pod_container_port_name": port, "__meta_kubernetes_namespace": "here"}
     return found | {"__meta_kubernetes_pod_name": "a-pod"}
 
 
-def test_the_scrape_configuration_of_the_documentation(tmp_path: Path) -> None:
-    """It finds the metrics ports of operator and trainers, and no other; their labels are those the rules go by.
+def test_documented_scrape_configuration_selects_the_metrics_ports(tmp_path: Path) -> None:
+    """It selects only the metrics ports of operator and trainers, with the labels that the rules use.
 
-    Debian's Prometheus is built without discovery in Kubernetes: static targets carry what that would say.
+    Debian's Prometheus is built without Kubernetes discovery, so static targets have the labels of discovery.
     """
     [block] = re.findall(
         r"^```yaml\n(.*?)^```", (ROOT / "docs/how-to/monitoring.md").read_text(), re.MULTILINE | re.DOTALL
@@ -125,7 +125,7 @@ def test_the_scrape_configuration_of_the_documentation(tmp_path: Path) -> None:
     assert trainer.items() >= {**common, "instance": "trainer:1", "dljob": "j"}.items()
 
 
-def test_the_chart_brings_rules_and_dashboard() -> None:
+def test_chart_contains_rules_and_dashboard() -> None:
     objects = render(MONITORED)
     assert one(objects, "PrometheusRule")["spec"]["groups"] == GROUPS
     [config] = [o for o in of_kind(objects, "ConfigMap") if o["metadata"]["name"].endswith("-dashboard")]
@@ -135,17 +135,17 @@ def test_the_chart_brings_rules_and_dashboard() -> None:
     assert not {"ServiceMonitor", "PodMonitor", "PrometheusRule"} & {o["kind"] for o in render()}
 
 
-def test_the_pod_monitor_keeps_to_watched_namespaces() -> None:
+def test_pod_monitor_is_limited_to_watched_namespaces() -> None:
     everywhere = one(render(MONITORED), "PodMonitor")["spec"]["namespaceSelector"]
     limited = one(render({**MONITORED, "watchNamespaces": ["a"]}), "PodMonitor")["spec"]["namespaceSelector"]
     assert (everywhere, limited) == ({"any": True}, {"matchNames": ["a"]})
 
 
 def test_panels_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
+    used: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
         cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken and max(x for x, _ in cells) < 24, panel["title"]
-        taken |= cells
+        assert not cells & used and max(x for x, _ in cells) < 24, panel["title"]
+        used |= cells
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])

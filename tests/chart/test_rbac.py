@@ -1,4 +1,4 @@
-"""The operator's rights: those of files/rbac.yaml, where it works, and no more."""
+"""Tests of the operator's permissions, which must be exactly those of files/rbac.yaml."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -14,49 +14,49 @@ Json = dict[str, Any]
 TABLE: dict[str, list[Json]] = yaml.safe_load((CHART / "files/rbac.yaml").read_text())
 
 
-def rights(rules: list[Json]) -> set[tuple[str, str, str]]:
-    """(API group, resource, verb) of rules."""
+def permissions(rules: list[Json]) -> set[tuple[str, str, str]]:
+    """Return (API group, resource, verb) of rules."""
     return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
 
 
-def test_every_right_has_a_reason_and_none_is_a_wildcard() -> None:
+def test_every_permission_has_a_reason_and_no_wildcard() -> None:
     for rule in [rule for part in TABLE.values() for rule in part]:
         assert len(rule["reason"]) > 10
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
 
 
-def test_whole_cluster() -> None:
+def test_cluster_wide_permissions() -> None:
     objects = render()
-    assert rights(one(objects, "ClusterRole")["rules"]) == rights(TABLE["cluster"] + TABLE["jobs"])
+    assert permissions(one(objects, "ClusterRole")["rules"]) == permissions(TABLE["cluster"] + TABLE["jobs"])
     assert [r["metadata"]["name"] for r in of_kind(objects, "Role")] == ["dljob-self"]
-    assert rights(one(objects, "Role")["rules"]) == rights(TABLE["self"])
+    assert permissions(one(objects, "Role")["rules"]) == permissions(TABLE["self"])
 
 
 @pytest.mark.parametrize(
     ("values", "namespaces"),
     [({"singleNamespaceInstall": True}, {"here"}), ({"watchNamespaces": ["a", "b"]}, {"a", "b"})],
 )
-def test_limited_to_namespaces(values: Json, namespaces: set[str]) -> None:
+def test_permissions_limited_to_namespaces(values: Json, namespaces: set[str]) -> None:
     objects = render(values, namespace="here")
-    assert rights(one(objects, "ClusterRole")["rules"]) == rights(TABLE["cluster"])
+    assert permissions(one(objects, "ClusterRole")["rules"]) == permissions(TABLE["cluster"])
     roles = [r for r in of_kind(objects, "Role") if not r["metadata"]["name"].endswith("-self")]
     assert {r["metadata"]["namespace"] for r in roles} == namespaces
-    assert all(rights(r["rules"]) == rights(TABLE["jobs"]) for r in roles)
+    assert all(permissions(r["rules"]) == permissions(TABLE["jobs"]) for r in roles)
 
 
-def test_cluster_rights_reach_no_secret_and_no_workload() -> None:
-    """Whoever limits the operator to namespaces gives nothing of the others away."""
-    assert not {resource for _, resource, _ in rights(TABLE["cluster"])} & {
+def test_cluster_permissions_exclude_secrets_and_workloads() -> None:
+    """An operator limited to namespaces must not access objects of others."""
+    assert not {resource for _, resource, _ in permissions(TABLE["cluster"])} & {
         "secrets", "configmaps", "statefulsets", "roles", "rolebindings", "serviceaccounts",
     }  # fmt: skip
 
 
-def test_the_operator_holds_what_it_gives() -> None:
-    """An API server refuses a Role with more rights than its creator has."""
-    assert rights(TABLE["trainer"]) <= rights(TABLE["jobs"])
+def test_operator_has_the_permissions_that_it_grants() -> None:
+    """An API server rejects a Role with more permissions than its creator has."""
+    assert permissions(TABLE["trainer"]) <= permissions(TABLE["jobs"])
 
 
-def test_agents_get_what_the_table_says() -> None:
+def test_agent_role_matches_the_table() -> None:
     """The Role that the operator renders for a job is the part ``trainer`` of the table, with the job's names."""
     job = JobSeen(name="JOB", namespace="a", uid="u", generation=1, created=datetime(2026, 1, 1, tzinfo=UTC), spec={})
     rendered = _role(job)["rules"]
@@ -67,12 +67,12 @@ def test_agents_get_what_the_table_says() -> None:
     assert rendered == expected
 
 
-def test_no_secret_can_be_read() -> None:
+def test_operator_cannot_read_secrets() -> None:
     every = [rule for part in TABLE.values() for rule in part]
-    assert {verb for _, resource, verb in rights(every) if resource == "secrets"} == {"create"}
+    assert {verb for _, resource, verb in permissions(every) if resource == "secrets"} == {"create"}
 
 
-def test_bindings_name_the_account() -> None:
+def test_bindings_name_the_service_account() -> None:
     objects = render({"serviceAccount": {"create": False, "name": "mine"}}, namespace="here")
     for binding in of_kind(objects, "ClusterRoleBinding") + of_kind(objects, "RoleBinding"):
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "mine", "namespace": "here"}]

@@ -1,4 +1,4 @@
-"""Chart and operator agree on the environment: what the chart sets, the operator reads, and means the same."""
+"""Tests that the operator reads every variable that the chart sets, with the same meaning."""
 
 import inspect
 import re
@@ -15,24 +15,24 @@ KNOWN = set(re.findall(r"^\| (DLJOB_[A-Z_]+) \|", inspect.getdoc(settings) or ""
 
 
 def environment(values: Json) -> dict[str, str]:
-    """What the operator's container sees; fields of the pod are made up."""
+    """Return the environment of the operator's container, with invented pod fields."""
     [container] = one(render(values), "Deployment")["spec"]["template"]["spec"]["containers"]
     return {item["name"]: item.get("value", "made-up") for item in container["env"]}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_operator_knows_every_variable(way: str) -> None:
+def test_operator_reads_every_variable(way: str) -> None:
     env = environment(WAYS[way])
     assert {name for name in env if name.startswith("DLJOB_")} <= KNOWN
     Settings.of(env)
 
 
-def test_every_setting_can_be_set_by_the_chart() -> None:
-    """All but the one for tests and patience, which operator.extraEnv reaches."""
+def test_chart_can_set_every_setting() -> None:
+    """The only exception is a setting for tests, which operator.extraEnv can set."""
     assert KNOWN - set(environment({})) == {"DLJOB_RESYNC_SECONDS"}
 
 
-def test_values_arrive() -> None:
+def test_values_reach_the_settings() -> None:
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     found = Settings.of(
         environment(
@@ -59,6 +59,6 @@ def test_values_arrive() -> None:
     assert found.identity == found.namespace == "made-up"
 
 
-def test_without_a_limit_all_namespaces() -> None:
+def test_operator_watches_all_namespaces_by_default() -> None:
     assert Settings.of(environment({})).watch_namespaces == ()
     assert Settings.of(environment({"singleNamespaceInstall": True})).watch_namespaces == ("dljob-system",)

@@ -1,4 +1,4 @@
-"""Which provider serves a machine, and the one message where none can."""
+"""Tests of the choice of the cluster provider on a machine, and of the message if none is possible."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from devcluster.progress import Progress
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with an empty cache and no kubeconfig."""
+    """Return a machine with an empty cache and without a kubeconfig."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
@@ -39,7 +39,7 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> N
         ("exit 0", False, None, "embedded"),
     ],
 )
-def test_choice(
+def test_provider_follows_from_the_machine(
     machine: Path, monkeypatch: pytest.MonkeyPatch, docker: str, kind: bool, unsuited: str | None, chosen: str
 ) -> None:
     programs(machine, monkeypatch, docker=docker, **({"kind": "exit 0"} if kind else {}))
@@ -47,7 +47,7 @@ def test_choice(
     assert providers.choose(None, "dev", Progress(quiet=True)).name == chosen
 
 
-def test_where_nothing_works_one_message_says_what_to_install(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_says_what_to_install_if_no_provider_works(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs(machine, monkeypatch, docker="exit 1")
     monkeypatch.setattr(embedded, "unsuited", lambda: "the embedded cluster needs root")
     with pytest.raises(ClusterError) as caught:
@@ -56,7 +56,7 @@ def test_where_nothing_works_one_message_says_what_to_install(machine: Path, mon
         assert word in str(caught.value)
 
 
-def test_docker_alone_is_enough(
+def test_docker_alone_is_sufficient(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     programs(machine, monkeypatch, docker="exit 0")
@@ -69,7 +69,7 @@ def test_docker_alone_is_enough(
 
 
 @pytest.mark.parametrize(("record", "chosen"), [("kind.json", "kind"), ("cluster.json", "embedded")])
-def test_a_cluster_is_served_by_who_made_it(
+def test_cluster_keeps_the_provider_that_created_it(
     machine: Path, monkeypatch: pytest.MonkeyPatch, record: str, chosen: str
 ) -> None:
     programs(machine, monkeypatch, docker="exit 1")
@@ -80,7 +80,7 @@ def test_a_cluster_is_served_by_who_made_it(
     assert providers.choose(None, "dev", Progress(quiet=True)).name == chosen
 
 
-def test_existing_takes_the_current_kubeconfig_and_nothing_else(
+def test_provider_existing_uses_only_the_current_kubeconfig(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["kubeconfig", "--provider", "existing"]) == 1
@@ -96,7 +96,7 @@ def test_existing_takes_the_current_kubeconfig_and_nothing_else(
     assert "takes the cluster as it is" in capsys.readouterr().err
 
 
-def test_existing_asks_the_cluster_whether_it_answers(
+def test_provider_existing_checks_that_the_cluster_answers(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = machine / ".kube" / "config"

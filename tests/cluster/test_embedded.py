@@ -1,4 +1,4 @@
-"""The embedded cluster from nothing to nothing: nodes, names, volumes, quotas, a crash, and what is left after it."""
+"""Tests of the embedded cluster from creation to removal: nodes, DNS, volumes, quotas, crashes and cleanup."""
 
 import ipaddress
 import json
@@ -26,7 +26,7 @@ NODES = ["--node", "device=cpu-fast,cpu=0.8", "--node", "device=cpu-slow,cpu=0.2
 UID = 54321
 PODS = 3
 
-# What each pod does: meets its peers by name before any of them is ready, shares a file with them, burns CPU.
+# Each pod contacts its peers by name before they are ready, shares a file with them, and uses CPU time.
 BODY = """
 import json, os, pathlib, socket, time
 shared, began = pathlib.Path("/shared"), time.monotonic()
@@ -64,14 +64,14 @@ def run(*words: str, check: bool = True, timeout_s: float = 300, text: str | Non
 
 
 class Cluster:
-    """hack/cluster as a user calls it, and kubectl on what it made."""
+    """hack/cluster as a user calls it, and kubectl for the cluster that it creates."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.state = State(cluster_dir(NAME), NAME)
 
     def hack(self, *words: str, check: bool = True) -> str:
-        # On an empty cache the first one builds Kubernetes: minutes on two cores, more on busy ones.
+        # With an empty cache, the first call builds Kubernetes, which takes minutes on two cores.
         return run(str(self.root / "hack" / "cluster"), *words, "--name", NAME, check=check, timeout_s=1800)
 
     def kubectl(self, *words: str, text: str | None = None) -> str:
@@ -87,7 +87,7 @@ class Cluster:
         return json.loads(self.kubectl("get", *words, "--output=json"))
 
     def remains(self) -> dict[str, list[str]]:
-        """Everything on this machine that belongs to the cluster, by kind."""
+        """Return everything on this machine that belongs to the cluster, by kind."""
         found = {
             "processes": [str(one) for one in self.state.processes.strays()],
             "mounts": [line for line in Path("/proc/self/mounts").read_text().splitlines() if NAME in line],
@@ -108,7 +108,7 @@ def eventually(condition: Callable[[], bool], what: str, limit_s: float = 60) ->
 
 @pytest.fixture(scope="module")
 def image(root: Path) -> str:
-    """The operator's image: small, and it has Python. Built before `up`, so that nodes come with it."""
+    """Return the operator's image, which is small and has Python. It is built before `up`, so that nodes contain it."""
     return str(json.loads(run(str(root / "hack" / "images"), "operator", timeout_s=1200))["operator"])
 
 
@@ -122,25 +122,25 @@ def cluster(root: Path, image: str) -> Iterator[Cluster]:
     record = one.state.read()
     assert record is not None
     one.hack("down")
-    assert one.remains() == {}, "left behind by down"
+    assert one.remains() == {}, "`down` must remove everything"
     routes = [ipaddress.IPv4Network(r["dst"]) for r in json.loads(run("ip", "-j", "route", "show", "proto", "213"))]
     ours = [route for route in routes if any(route.subnet_of(range_) for range_ in record.ranges.all)]
-    assert ours == [], "routes left behind by down"
+    assert ours == [], "`down` must remove all routes"
 
 
-def test_up_again_changes_nothing(cluster: Cluster) -> None:
+def test_second_up_changes_nothing(cluster: Cluster) -> None:
     before = {name: cluster.state.processes.get(name) for name in cluster.state.processes.names()}
     assert cluster.hack("up", *NODES).strip() == str(cluster.state.kubeconfig)
     assert {name: cluster.state.processes.get(name) for name in cluster.state.processes.names()} == before
 
 
-def test_kubelets_read_claims_before_the_authorizer_knows_their_pods(cluster: Cluster) -> None:
+def test_kubelets_can_read_claims_before_the_authorizer_knows_their_pods(cluster: Cluster) -> None:
     who = ("--as", "system:node:n1", "--as-group", "system:nodes")
     for what in ("persistentvolumeclaims", "persistentvolumes"):
         assert cluster.kubectl("auth", "can-i", "get", what, *who).strip() == "yes"
 
 
-def test_other_nodes_are_refused(cluster: Cluster) -> None:
+def test_up_with_other_nodes_is_rejected(cluster: Cluster) -> None:
     done = subprocess.run(
         [cluster.root / "hack/cluster", "up", "--nodes", "2", "--name", NAME],
         capture_output=True,
@@ -153,7 +153,7 @@ def test_other_nodes_are_refused(cluster: Cluster) -> None:
     assert "--recreate" in done.stderr
 
 
-def test_status_and_kubeconfig(cluster: Cluster) -> None:
+def test_status_and_kubeconfig_describe_the_cluster(cluster: Cluster) -> None:
     status = json.loads(cluster.hack("status"))
     assert status["provider"] == "embedded"
     assert status["running"] is True
@@ -165,11 +165,11 @@ def test_status_and_kubeconfig(cluster: Cluster) -> None:
     assert run(*words).count(f'"{release}"') == 2  # client and server
     assert cluster.hack("kubeconfig").strip() == status["kubeconfig"]
     config = json.loads(cluster.hack("kubeconfig", "--raw"))
-    # Clients must never call an address that belongs to nobody here once the cluster is gone.
+    # After the cluster is removed, clients must not call an address of another machine.
     assert config["clusters"][0]["cluster"]["server"].startswith("https://127.0.0.1:")
 
 
-def test_nodes_show_what_they_were_asked_for(cluster: Cluster) -> None:
+def test_nodes_have_the_requested_resources(cluster: Cluster) -> None:
     fast, slow, gpu = cluster.get("nodes")["items"]
     assert fast["metadata"]["labels"]["dljob.dev/device"] == "cpu-fast"
     assert fast["status"]["allocatable"]["cpu"] == "800m"
@@ -180,7 +180,7 @@ def test_nodes_show_what_they_were_asked_for(cluster: Cluster) -> None:
     assert storage_class["metadata"]["annotations"]["storageclass.kubernetes.io/is-default-class"] == "true"
 
 
-def test_a_pod_on_each_node_meets_the_others(cluster: Cluster, image: str) -> None:
+def test_pods_on_all_nodes_reach_each_other(cluster: Cluster, image: str) -> None:
     cluster.kubectl(
         "apply", "--filename=-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods(image)})
     )
@@ -189,7 +189,7 @@ def test_a_pod_on_each_node_meets_the_others(cluster: Cluster, image: str) -> No
         placed = {one["metadata"]["name"]: one["spec"]["nodeName"] for one in cluster.get("pods")["items"]}
         addresses = [one["status"]["podIP"] for one in cluster.get("pods")["items"]]
         for report in reports.values():
-            assert report["peers"] == addresses  # though none of them is ever ready
+            assert report["peers"] == addresses  # although no pod is ever ready
             assert report["files"] == sorted(reports)  # one volume, three nodes
             assert report["uid"] == UID
             assert report["root"] == "Read-only file system"
@@ -220,7 +220,7 @@ def _report(cluster: Cluster, pod: str) -> dict[str, Any]:
 
 
 def pods(image: str) -> list[dict[str, Any]]:
-    """A claim, a headless Service and a StatefulSet spread over the nodes, as locked down as the trainer's."""
+    """Return a claim, a headless Service and a StatefulSet over all nodes, with the trainer's security settings."""
     labels = {"app": "peer"}
     container = {
         "name": "peer",
@@ -270,14 +270,14 @@ def pods(image: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_stopped_node_is_gone_and_comes_back(cluster: Cluster) -> None:
+def test_stopped_node_is_not_ready_and_returns(cluster: Cluster) -> None:
     cluster.hack("node", "stop", "n3")
     assert cgroups.detect().trees(f"{cluster.state.prefix}/n3") == []
     cluster.hack("node", "start", "n3")
     assert cluster.get("node", "n3")["status"]["allocatable"]["nvidia.com/gpu"] == "4"
 
 
-def test_up_starts_again_what_ended_and_keeps_the_rest(cluster: Cluster) -> None:
+def test_up_restarts_only_ended_processes(cluster: Cluster) -> None:
     cluster.kubectl("create", "configmap", "kept")
     registry = cluster.state.processes
     ended = {name: registry.get(name) for name in ("scheduler", "services", "node-n2")}
@@ -292,7 +292,7 @@ def test_up_starts_again_what_ended_and_keeps_the_rest(cluster: Cluster) -> None
 
 
 def _resolves(cluster: Cluster, name: str) -> bool:
-    """Whether the cluster's DNS answers a question for an A record (RFC 1035, section 4.1) with at least one."""
+    """Return True if the cluster's DNS answers a query for A records (RFC 1035, section 4.1) with at least one."""
     record = cluster.state.read()
     assert record
     question = b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0\0\1\0\1"
@@ -307,7 +307,7 @@ def _resolves(cluster: Cluster, name: str) -> bool:
     return bool(answers)
 
 
-def test_a_cut_node_cannot_be_reached_until_it_is_healed(cluster: Cluster) -> None:
+def test_disconnected_node_is_unreachable_until_it_is_reconnected(cluster: Cluster) -> None:
     address = json.loads(cluster.hack("status"))["nodes"][0]["address"]
 
     def answers() -> bool:
@@ -324,7 +324,7 @@ def test_a_cut_node_cannot_be_reached_until_it_is_healed(cluster: Cluster) -> No
     eventually(answers, "kubelet answers again", limit_s=30)
 
 
-def test_up_works_after_everything_was_killed(cluster: Cluster) -> None:
+def test_up_works_after_all_processes_were_killed(cluster: Cluster) -> None:
     victims = list(cluster.state.processes.strays())
     assert len(victims) > 10
     for one in victims:
@@ -335,7 +335,7 @@ def test_up_works_after_everything_was_killed(cluster: Cluster) -> None:
     assert [node["ready"] for node in json.loads(cluster.hack("status"))["nodes"]] == [True] * 3
 
 
-def test_ctrl_c_on_the_way_up_takes_down_what_was_started(root: Path, image: str) -> None:
+def test_ctrl_c_during_up_stops_all_started_processes(root: Path, image: str) -> None:
     name = f"{NAME}-stopped"
     state = State(cluster_dir(name), name)
     command = [str(root / "hack" / "cluster"), "up", "--nodes", "1", "--name", name]

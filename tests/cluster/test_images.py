@@ -1,4 +1,4 @@
-"""What makes an image's tag, how images are stored, and that the pins hold what the project asks for."""
+"""Tests of image tags, image storage and pinned dependencies."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_tag_changes_with_what_goes_in_and_nothing_else(tree: Path) -> None:
+def test_tag_changes_only_with_the_inputs_of_the_image(tree: Path) -> None:
     before = digest(TRAINER, {}, tree)
     cache = tree / "trainer-image/dltrain/__pycache__"
     cache.mkdir()
@@ -50,7 +50,7 @@ def test_the_tag_changes_with_what_goes_in_and_nothing_else(tree: Path) -> None:
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_every_input_is_in_the_build_context(root: Path, name: str) -> None:
-    """The digest covers what the Dockerfile copies, and .dockerignore lets it through."""
+    """The digest covers all files that the Dockerfile copies, and .dockerignore does not exclude them."""
     image = IMAGES[name]
     assert all((root / one).exists() for one in (image.dockerfile, *image.inputs))
     ignored = (root / ".dockerignore").read_text().splitlines()
@@ -62,14 +62,14 @@ def test_every_input_is_in_the_build_context(root: Path, name: str) -> None:
     assert len(list(files(image))) > len(image.inputs)
 
 
-def test_references() -> None:
+def test_image_references_are_normalized() -> None:
     local, remote = reference(TRAINER, {}, None), reference(TRAINER, {}, "registry.example/team")
     assert re.fullmatch(r"localhost/dljob-trainer:[0-9a-f]{12}", local)
     assert remote == local.replace("localhost", "registry.example/team")
 
 
 @pytest.mark.parametrize("name", lock.LOCKS)
-def test_pins_satisfy_the_project(root: Path, name: str) -> None:
+def test_pins_satisfy_the_requirements(root: Path, name: str) -> None:
     path = lock.LOCKS[name].path
     pins = {canonicalize_name(key): value for key, value in lock.versions((root / path).read_text()).items()}
     pins["torch"] = torch_build.requirement().removeprefix("torch==")
@@ -80,20 +80,20 @@ def test_pins_satisfy_the_project(root: Path, name: str) -> None:
         assert requirement.specifier.contains(pinned), f"{requirement}, but {path} has {pinned}: run hack/lock"
 
 
-def test_a_lock_names_no_build_of_pytorch() -> None:
+def test_lock_names_no_local_build_of_pytorch() -> None:
     text = (
         "torch==2.13.0 \\\n    --hash=sha256:00\nnvidia-cublas==13 ; sys_platform == 'linux' \\\n    --hash=sha256:01\n"
     )
     assert lock.without_builds(text + "tqdm==4.0 \\\n    --hash=sha256:02\n") == "tqdm==4.0 \\\n    --hash=sha256:02\n"
 
 
-def test_every_file_of_a_lock_has_a_hash(root: Path) -> None:
+def test_every_entry_of_a_lock_has_a_hash(root: Path) -> None:
     for one in (*(lock.LOCKS[name].path for name in lock.LOCKS), "hack/locks/uv.txt"):
         entries = re.split(r"^(?=[a-zA-Z0-9])", (root / one).read_text(), flags=re.MULTILINE)
         assert all("--hash=sha256:" in entry for entry in entries if entry[:1].isalnum()), one
 
 
-def test_the_classic_builder_gets_no_mounts(root: Path) -> None:
+def test_classic_builder_gets_no_mounts(root: Path) -> None:
     for image in IMAGES.values():
         plain = without_mounts((root / image.dockerfile).read_text())
         assert "--mount" not in plain and "UV_CACHE_DIR" not in plain
@@ -110,7 +110,7 @@ def layout(tmp_path: Path) -> Layout:
     return made
 
 
-def test_a_stream_leaves_out_what_the_reader_has(layout: Layout) -> None:
+def test_image_stream_omits_layers_that_the_reader_has(layout: Layout) -> None:
     wanted = layout.blobs("localhost/hello:2")
     assert len(wanted) == 3
     everything, rest = _members(layout, wanted[:0]), _members(layout, wanted[2:])
@@ -130,7 +130,7 @@ def _members(layout: Layout, present: list[str]) -> set[str]:
         return set(tar.getnames())
 
 
-def test_old_images_and_their_blobs_go(layout: Layout) -> None:
+def test_old_images_and_their_blobs_are_removed(layout: Layout) -> None:
     first, last = set(layout.blobs("localhost/hello:1")), set(layout.blobs("localhost/hello:3"))
     assert layout.keep_newest(2) == ["localhost/hello:1"]
     assert list(layout.images()) == ["localhost/hello:2", "localhost/hello:3"]
@@ -138,6 +138,6 @@ def test_old_images_and_their_blobs_go(layout: Layout) -> None:
     assert not any(layout.blob(digest).exists() for digest in first - last)
 
 
-def test_an_image_that_is_not_there_is_named(layout: Layout) -> None:
+def test_missing_image_is_reported(layout: Layout) -> None:
     with pytest.raises(ClusterError, match=r"no image localhost/hello:9: found .*hello:1.*build it with hack/images"):
         layout.blobs("localhost/hello:9")

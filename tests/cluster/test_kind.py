@@ -1,4 +1,4 @@
-"""The kind provider: every command that it runs, recorded by programs of its tools' names, and what it feeds them."""
+"""Tests of the kind provider, which record the commands it runs and their input."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from devcluster.kind.provider import VOLUMES, Kind, cluster_config, storage_obje
 from devcluster.model import ClusterSpec, parse_cluster
 from devcluster.progress import Progress
 
-# Records its name, arguments and input as a JSON line; answers with what a file named after its first words holds.
+# Records its name, arguments and input as a JSON line, and prints the file that is named after its first words.
 RECORDER = """#!/usr/bin/env -S python3 -IS
 import json, os, pathlib, sys
 home = pathlib.Path(os.environ["RECORDS"])
@@ -38,7 +38,7 @@ for answer in sorted(home.iterdir(), key=lambda path: -len(path.name)):
 
 
 class Recorded:
-    """The calls so far."""
+    """The recorded calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -89,10 +89,10 @@ def test_up_creates_the_nodes_with_labels_and_a_shared_folder(kind: Kind, record
     mounts = [node["extraMounts"] for node in config["nodes"]]
     assert mounts == [mounts[0]] * 3
     assert Path(mounts[0][0]["hostPath"]).is_dir()
-    assert "image" not in config["nodes"][0]  # kind's default, which it pins by digest
+    assert "image" not in config["nodes"][0]  # the default of kind, which is pinned by digest
 
 
-def test_a_release_and_its_gates_reach_kind(kind: Kind) -> None:
+def test_release_and_feature_gates_are_passed_to_kind(kind: Kind) -> None:
     wanted = replace(spec(""), kubernetes="1.35.4", feature_gates="A=true,B=false", runtime_config="api/alpha=true")
     kind.up(wanted, recreate=False)
     config = json.loads((kind.kubeconfig().parent / "kind-config.json").read_text())
@@ -101,12 +101,12 @@ def test_a_release_and_its_gates_reach_kind(kind: Kind) -> None:
     assert config["runtimeConfig"] == {"api/alpha": "true"}
 
 
-def test_a_folder_of_programs_is_not_for_kind(kind: Kind) -> None:
+def test_folder_of_programs_is_rejected_by_kind(kind: Kind) -> None:
     with pytest.raises(ClusterError, match="--kubernetes DIR is for --provider embedded"):
         kind.up(replace(spec(""), kubernetes="/opt/kubernetes"), recreate=False)
 
 
-def test_a_quota_is_one_of_the_node_s_container(kind: Kind, recorded: Recorded) -> None:
+def test_quota_is_set_on_the_container_of_the_node(kind: Kind, recorded: Recorded) -> None:
     kind.up(spec("cpu=0.8", "cpu=0.2,memory=1Gi", ""), recreate=False)
     assert recorded.lines("docker update") == [
         "docker update --cpus 0.8 dljob-test-worker",
@@ -115,7 +115,7 @@ def test_a_quota_is_one_of_the_node_s_container(kind: Kind, recorded: Recorded) 
     ]
 
 
-def test_gpus_are_patched_into_the_node_s_status(kind: Kind, recorded: Recorded) -> None:
+def test_gpus_are_patched_into_the_status_of_the_node(kind: Kind, recorded: Recorded) -> None:
     kind.up(spec("", "gpu=Tesla-T4:4"), recreate=False)
     (patch,) = [call for call in recorded.calls if "patch" in call]
     assert patch[:3] == ["docker", "exec", "dljob-test-control-plane"]
@@ -128,7 +128,7 @@ def test_gpus_are_patched_into_the_node_s_status(kind: Kind, recorded: Recorded)
     }
 
 
-def test_the_default_class_is_the_shared_one(kind: Kind, recorded: Recorded) -> None:
+def test_default_storage_class_is_the_shared_one(kind: Kind, recorded: Recorded) -> None:
     kind.up(spec(""), recreate=False)
     assert len([line for line in recorded.lines("docker exec") if "is-default-class-" in line]) == 1
     (applied,) = [call for call in recorded.calls if "apply" in call]
@@ -136,7 +136,7 @@ def test_the_default_class_is_the_shared_one(kind: Kind, recorded: Recorded) -> 
     assert json.loads(applied[-1]) == storage_objects()
 
 
-def test_up_again_creates_nothing_and_restocks_released_volumes(kind: Kind, recorded: Recorded) -> None:
+def test_second_up_only_replaces_released_volumes(kind: Kind, recorded: Recorded) -> None:
     kind.up(spec(""), recreate=False)
     volumes = [
         _volume("dljob-shared-00", "Bound"),
@@ -157,7 +157,7 @@ def _volume(name: str, phase: str, storage_class: str = "dljob-shared") -> dict[
     return {"metadata": {"name": name}, "spec": {"storageClassName": storage_class}, "status": {"phase": phase}}
 
 
-def test_other_nodes_are_refused_unless_recreated(kind: Kind, recorded: Recorded) -> None:
+def test_up_with_other_nodes_is_rejected_unless_recreated(kind: Kind, recorded: Recorded) -> None:
     kind.up(spec(""), recreate=False)
     with pytest.raises(ClusterError, match="add --recreate"):
         kind.up(spec("", ""), recreate=False)
@@ -166,7 +166,7 @@ def test_other_nodes_are_refused_unless_recreated(kind: Kind, recorded: Recorded
     assert len(recorded.lines("kind create cluster")) == 2
 
 
-def test_a_failed_up_leaves_nothing(kind: Kind, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_up_leaves_nothing(kind: Kind, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CREATE_EXIT", "1")
     with pytest.raises(ClusterError, match="exit status 1: kind create cluster"):
         kind.up(spec(""), recreate=False)
@@ -174,7 +174,7 @@ def test_a_failed_up_leaves_nothing(kind: Kind, recorded: Recorded, monkeypatch:
     assert not (recorded.folder.parent / "cache/dljob/cluster/test").exists()
 
 
-def test_down_removes_the_pods_files_then_the_cluster(kind: Kind, recorded: Recorded) -> None:
+def test_down_removes_files_of_pods_and_then_the_cluster(kind: Kind, recorded: Recorded) -> None:
     kind.up(spec(""), recreate=False)
     folder = kind.kubeconfig().parent
     kind.down()
@@ -186,7 +186,7 @@ def test_down_removes_the_pods_files_then_the_cluster(kind: Kind, recorded: Reco
     assert len(recorded.lines("kind delete cluster")) == 1
 
 
-def test_load_takes_archives_and_layouts(kind: Kind, recorded: Recorded, tmp_path: Path) -> None:
+def test_load_accepts_archives_and_layouts(kind: Kind, recorded: Recorded, tmp_path: Path) -> None:
     kind.up(spec(""), recreate=False)
     program = tmp_path / "hello"
     program.write_text("hello")
@@ -198,7 +198,7 @@ def test_load_takes_archives_and_layouts(kind: Kind, recorded: Recorded, tmp_pat
     assert second.split()[3].endswith("/images.tar")
 
 
-def test_nodes_are_stopped_and_cut_by_either_name(kind: Kind, recorded: Recorded) -> None:
+def test_nodes_are_stopped_and_disconnected_by_both_names(kind: Kind, recorded: Recorded) -> None:
     kind.up(spec("", ""), recreate=False)
     (recorded.folder / "docker inspect").write_text("172.18.0.4\n")
     kind.node("stop", "n2")
@@ -216,7 +216,7 @@ def test_nodes_are_stopped_and_cut_by_either_name(kind: Kind, recorded: Recorded
         kind.node("stop", "n3")
 
 
-def test_status_and_kubeconfig_of_a_cluster_that_is_not_there(kind: Kind) -> None:
+def test_status_and_kubeconfig_of_a_missing_cluster(kind: Kind) -> None:
     assert kind.status()["running"] is False
     with pytest.raises(ClusterError, match="is not up: run hack/cluster up"):
         kind.kubeconfig()

@@ -1,4 +1,4 @@
-"""Where Kubernetes' programs come from, and the one line that says why they cannot be had."""
+"""Tests of downloading and building the programs of Kubernetes, and of error messages in one line."""
 
 import hashlib
 import io
@@ -35,7 +35,7 @@ ARCHIVE = f"/v{RELEASE}/kubernetes-server-linux-{architecture()}.tar.gz"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and no server of archives."""
+    """Return an empty cache, without a server of archives."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("DLJOB_KUBERNETES_ARCHIVES", "http://127.0.0.1:9")
     return cache_root() / "kubernetes"
@@ -49,12 +49,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
 
 
 def program(version: str = str(RELEASE)) -> bytes:
-    """An ELF header for this machine would not run: a real program that prints a version is enough."""
+    """Return a program that prints a version. It must really run, so an ELF header is not enough."""
     return f"#!/bin/sh\necho Kubernetes v{version}\n".encode()
 
 
 def packed(version: str = str(RELEASE)) -> bytes:
-    """An archive as upstream lays it out, with files that nobody asked for."""
+    """Return an archive with the layout of upstream and with additional files."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as tar:
         for name in (*PROGRAMS, CLIENT, "kubeadm", "kube-apiserver.tar"):
@@ -72,7 +72,7 @@ def publish(server: FileServer, content: bytes, digest: str | None = None) -> No
 
 @pytest.fixture
 def any_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shell scripts count as programs of this machine."""
+    """Accept shell scripts as programs of this machine."""
     monkeypatch.setattr("devcluster.kubernetes.release._elf_architecture", lambda _: architecture())
 
 
@@ -81,7 +81,7 @@ def remnants(cache: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("any_program")
-def test_a_release_archive_is_taken_once(
+def test_release_archive_is_downloaded_once(
     server: FileServer, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(server, packed())
@@ -96,7 +96,7 @@ def test_a_release_archive_is_taken_once(
 
 
 @pytest.mark.usefixtures("any_program")
-def test_other_bytes_than_published_are_refused(server: FileServer, cache: Path) -> None:
+def test_archive_with_a_wrong_checksum_is_rejected(server: FileServer, cache: Path) -> None:
     publish(server, packed(), digest="0" * 128)
     with pytest.raises(ClusterError, match=r"found SHA-512 .*; expected 0000"):
         provide.provide(Kubernetes(release=RELEASE), Progress(quiet=True))
@@ -104,27 +104,27 @@ def test_other_bytes_than_published_are_refused(server: FileServer, cache: Path)
 
 
 @pytest.mark.usefixtures("any_program")
-def test_an_archive_of_another_release_is_refused(server: FileServer, cache: Path) -> None:
+def test_archive_of_another_release_is_rejected(server: FileServer, cache: Path) -> None:
     publish(server, packed("1.35.3"))
     with pytest.raises(ClusterError, match=r"found Kubernetes 1\.35\.3; expected 1\.35\.4"):
         provide.provide(Kubernetes(release=RELEASE), Progress(quiet=True))
     assert remnants(cache) == []
 
 
-def test_where_no_archive_can_be_had_it_is_built(server: FileServer, tmp_path: Path) -> None:
+def test_programs_are_built_if_no_archive_is_available(server: FileServer, tmp_path: Path) -> None:
     assert archive.fetch(RELEASE, tmp_path, Progress(quiet=True)) is None
-    server.files[f"{ARCHIVE}.sha512"] = b"<html>not found</html>"  # a proxy that answers everything
+    server.files[f"{ARCHIVE}.sha512"] = b"<html>not found</html>"  # a proxy that answers every request
     assert archive.fetch(RELEASE, tmp_path, Progress(quiet=True)) is None
 
 
-def test_an_archive_for_another_architecture_is_refused(server: FileServer, cache: Path) -> None:
-    publish(server, packed())  # shell scripts are programs of no architecture
+def test_archive_for_another_architecture_is_rejected(server: FileServer, cache: Path) -> None:
+    publish(server, packed())  # shell scripts have no architecture
     with pytest.raises(ClusterError, match=f"found kube-apiserver for no Linux program; expected {architecture()}"):
         provide.provide(Kubernetes(release=RELEASE), Progress(quiet=True))
     assert remnants(cache) == []
 
 
-def test_a_folder_without_a_program_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_program_is_rejected(tmp_path: Path) -> None:
     for name in PROGRAMS[1:]:
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(ClusterError, match="found no kube-apiserver; expected a folder with kube-apiserver, "):
@@ -132,7 +132,7 @@ def test_a_folder_without_a_program_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("machine", "found"), [(183, "arm64"), (243, "ELF machine 243"), (62, "amd64")])
-def test_a_program_for_another_machine_is_refused(tmp_path: Path, machine: int, found: str) -> None:
+def test_program_for_another_machine_is_rejected(tmp_path: Path, machine: int, found: str) -> None:
     header = b"\x7fELF\x02\x01" + b"\0" * 12 + machine.to_bytes(2, "little")
     for name in PROGRAMS:
         (tmp_path / name).write_bytes(header)
@@ -144,7 +144,7 @@ def test_a_program_for_another_machine_is_refused(tmp_path: Path, machine: int, 
 
 
 @pytest.mark.usefixtures("any_program")
-def test_a_folder_of_the_user_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_of_the_user_has_priority(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     for name in PROGRAMS:
@@ -156,7 +156,7 @@ def test_a_folder_of_the_user_comes_first(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("text", ["1.20.2", "1.29.9", "2.0.0", "1.36", "newest", "v1.36.x", ""])
-def test_an_unknown_version_is_one_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_version_is_reported_in_one_line(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"^--kubernetes-version: found .*; expected "):
         parse_release(text)
     if text:
@@ -164,13 +164,13 @@ def test_an_unknown_version_is_one_line(text: str, capsys: pytest.CaptureFixture
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_both_ways_to_choose_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_folder_together_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["up", "--kubernetes", str(tmp_path), "--kubernetes-version", "1.36.3"]) == 1
     assert "found both; expected one of them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("gates", ["A", "A=yes", "A=true,,B", "A=true B=true", "=true"])
-def test_feature_gates_are_checked_before_anything_starts(gates: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_feature_gates_are_checked_before_the_start(gates: str, capsys: pytest.CaptureFixture[str]) -> None:
     if gates == "A=true,,B":
         gates = "A=true,,B=maybe"
     assert cli.main(["up", "--feature-gates", gates]) == 1
@@ -184,28 +184,30 @@ def fake_go(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_without_go_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_missing_go_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setattr(build, "find", lambda _: None)
     with pytest.raises(ClusterError, match=r"^Go: found none on PATH; expected 1\.\d+.*or pass --kubernetes DIR"):
         provide.provide(Kubernetes(release=default_release()), Progress(quiet=True))
     assert remnants(cache) == []
 
 
-@pytest.mark.parametrize(("said", "refused"), [("go1.19 ", True), ("go1.25.1 local", True), ("go1.25.1 auto", False)])
-def test_a_go_that_is_too_old_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, said: str, refused: bool
+@pytest.mark.parametrize(
+    ("output", "rejected"), [("go1.19 ", True), ("go1.25.1 local", True), ("go1.25.1 auto", False)]
+)
+def test_old_go_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path, output: str, rejected: bool
 ) -> None:
-    # From 1.21 on, Go fetches the release that a module asks for, unless it may not.
-    fake_go(tmp_path / "bin", monkeypatch, f'case $1 in env) printf "%s\\n" {said};; *) echo broken >&2; exit 1;; esac')
-    expected = r"^Go: found 1\..*; expected 1\." if refused else "^go mod download failed: broken"
+    # Since 1.21, Go downloads the release that a module requires, unless this is disabled.
+    fake_go(
+        tmp_path / "bin", monkeypatch, f'case $1 in env) printf "%s\\n" {output};; *) echo broken >&2; exit 1;; esac'
+    )
+    expected = r"^Go: found 1\..*; expected 1\." if rejected else "^go mod download failed: broken"
     with pytest.raises(ClusterError, match=expected):
         provide.provide(Kubernetes(release=default_release()), Progress(quiet=True))
     assert [one for one in remnants(cache) if one != "build.log"] == []
 
 
-def test_a_proxy_that_refuses_a_module_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
+def test_rejected_module_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     refusal = "go: k8s.io/api@v0.36.3: reading https://proxy.example/k8s.io/api: 403 Forbidden"
     script = f'case $1 in env) echo go9.9 local;; *) echo "go: downloading x" >&2; echo "{refusal}" >&2; exit 1;; esac'
     fake_go(tmp_path / "bin", monkeypatch, script)
@@ -215,7 +217,7 @@ def test_a_proxy_that_refuses_a_module_is_one_line(
     assert [one for one in remnants(cache) if one != "build.log"] == []
 
 
-def test_space_is_asked_for_before_the_work(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_disk_space_is_checked_before_the_build(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     usage = shutil._ntuple_diskusage(10**12, 10**12, 10**8)  # type: ignore[attr-defined]
     monkeypatch.setattr(provide.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ClusterError, match=r"found 0\.1 GB free; expected 6\.\d GB for building Kubernetes"):
@@ -223,8 +225,8 @@ def test_space_is_asked_for_before_the_work(monkeypatch: pytest.MonkeyPatch, cac
     assert remnants(cache) == []
 
 
-def test_the_pinned_module_is_whole() -> None:
-    """go.mod replaces each staging module by what upstream publishes of the same release."""
+def test_pinned_module_is_complete() -> None:
+    """go.mod replaces each staging module by the published one of the same release."""
     text = (MODULE / "go.mod").read_text()
     release = default_release()
     replaced = [line.split() for line in text.splitlines() if " => " in line]
@@ -234,13 +236,13 @@ def test_the_pinned_module_is_whole() -> None:
     assert "k8s.io/kubernetes" in (MODULE / "go.sum").read_text()
 
 
-def test_time_remaining_is_that_of_the_slowest() -> None:
+def test_remaining_time_is_that_of_the_slowest_step() -> None:
     assert remaining([("a", 10, 60), ("b", 100, 280)]) == "a: 10 of about 60 s; b: 100 of about 280 s; about 3 min left"
     assert remaining([("a", 70, 60)]).endswith("longer than usual")
 
 
-def test_the_programs_are_found_by_name(tmp_path: Path) -> None:
-    """The program in the cache acts by its name; under another one it says which it knows."""
+def test_program_acts_by_its_name(tmp_path: Path) -> None:
+    """The program in the cache acts by its name. Under another name, it lists the names that it supports."""
     assert sys.platform == "linux"
     source = (MODULE / "main.go").read_text()
     assert all(f'"{name}"' in source for name in (*PROGRAMS, CLIENT))

@@ -1,4 +1,4 @@
-"""The nodes that a user asks for on the command line."""
+"""Tests of the nodes requested on the command line."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from devcluster.model import ClusterSpec, NodeSpec, parse_cluster, parse_memory,
         ("name=big,memory=4Gi,cpu=2", NodeSpec("big", cpus=2.0, memory_nbytes=4 << 30)),
     ],
 )
-def test_node(text: str, expected: NodeSpec) -> None:
+def test_node_is_parsed(text: str, expected: NodeSpec) -> None:
     assert parse_node(text, "n1") == expected
     assert parse_node(expected.option, "other") == expected
 
@@ -37,12 +37,12 @@ def test_node(text: str, expected: NodeSpec) -> None:
         ("name=Node_1", "not a node's name"),
     ],
 )
-def test_bad_node_says_what_was_expected(text: str, complaint: str) -> None:
+def test_invalid_node_is_rejected_with_the_expectation(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse_node(text, "n1")
 
 
-def test_labels_are_those_of_nvidia_feature_discovery() -> None:
+def test_labels_match_those_of_gpu_feature_discovery() -> None:
     assert parse_node("gpu=Tesla-T4:4", "n1").labels == {
         "dljob.dev/device": "cpu",
         "nvidia.com/gpu.product": "Tesla-T4",
@@ -60,7 +60,7 @@ def test_labels_are_those_of_nvidia_feature_discovery() -> None:
         (["name=x", "", "name=y"], None, ["x", "n2", "y"]),
     ],
 )
-def test_how_many_nodes(nodes: list[str], count: int | None, names: list[str]) -> None:
+def test_number_and_names_of_nodes(nodes: list[str], count: int | None, names: list[str]) -> None:
     assert [node.name for node in parse_cluster("dev", nodes, count).nodes] == names
 
 
@@ -76,16 +76,16 @@ def test_how_many_nodes(nodes: list[str], count: int | None, names: list[str]) -
         ("../x", [], None, "not a cluster's name"),
     ],
 )
-def test_bad_cluster(name: str, nodes: list[str], count: int | None, complaint: str) -> None:
+def test_invalid_cluster_is_rejected(name: str, nodes: list[str], count: int | None, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse_cluster(name, nodes, count)
 
 
 @pytest.mark.parametrize(("text", "nbytes"), [("1", 1), ("1k", 1000), ("1.5Gi", 3 << 29), ("512M", 512_000_000)])
-def test_memory(text: str, nbytes: int) -> None:
+def test_memory_is_parsed(text: str, nbytes: int) -> None:
     assert parse_memory(text) == nbytes
 
 
-def test_a_specification_survives_its_record() -> None:
+def test_specification_round_trips_through_its_record() -> None:
     spec = parse_cluster("dev", ["gpu=Tesla-T4:4,memory=1Gi", "device=cpu-slow,cpu=0.2"], 3)
     assert ClusterSpec.from_json(spec.to_json()) == spec

@@ -1,4 +1,4 @@
-"""The embedded cluster's parts that decide something: names, volumes, GPUs, quotas, certificates, ranges."""
+"""Tests of parts of the embedded cluster: DNS names, volumes, GPUs, quotas, certificates and address ranges."""
 
 import ipaddress
 import itertools
@@ -26,18 +26,18 @@ ENDPOINTS = {
 }
 
 
-def test_a_service_with_an_address_has_one_name() -> None:
+def test_service_with_an_address_has_one_name() -> None:
     service = {"metadata": {"name": "api", "namespace": "a"}, "spec": {"clusterIP": "10.96.0.7"}}
     assert list(dns.records([service], [])) == ["10.96.0.7 api.a.svc.cluster.local"]
 
 
-def test_a_headless_service_names_its_ready_pods() -> None:
+def test_headless_service_has_names_for_its_ready_pods() -> None:
     assert list(dns.records([HEADLESS], [ENDPOINTS])) == [
         "10.244.1.2 web-0.web.a.svc.cluster.local web.a.svc.cluster.local"
     ]
 
 
-def test_pods_that_are_not_ready_are_named_where_the_service_says_so() -> None:
+def test_unready_pods_have_names_if_the_service_publishes_them() -> None:
     service = {**HEADLESS, "spec": {"clusterIP": "None", "publishNotReadyAddresses": True}}
     assert [line.split()[:2] for line in dns.records([service], [ENDPOINTS])] == [
         ["10.244.1.2", "web-0.web.a.svc.cluster.local"],
@@ -46,7 +46,7 @@ def test_pods_that_are_not_ready_are_named_where_the_service_says_so() -> None:
     ]
 
 
-def test_a_headless_service_without_pods_has_no_name() -> None:
+def test_headless_service_without_pods_has_no_name() -> None:
     assert list(dns.records([HEADLESS], [{**ENDPOINTS, "subsets": None}])) == []
 
 
@@ -72,17 +72,17 @@ def claim(**spec: Any) -> dict[str, Any]:
         ({"volumeMode": "Block"}, False),
     ],
 )
-def test_which_claims_get_a_volume(spec: dict[str, Any], waiting: bool) -> None:
+def test_claims_that_get_a_volume(spec: dict[str, Any], waiting: bool) -> None:
     assert storage.is_waiting(claim(**spec)) == waiting
 
 
-def test_a_claim_that_is_being_deleted_gets_none() -> None:
+def test_claim_that_is_being_deleted_gets_no_volume() -> None:
     leaving = claim()
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert not storage.is_waiting(leaving)
 
 
-def test_a_volume_is_promised_to_its_claim(tmp_path: Path) -> None:
+def test_volume_is_reserved_for_its_claim(tmp_path: Path) -> None:
     spec = storage.volume_for(claim(), tmp_path)["spec"]
     assert spec["claimRef"]["uid"] == "u1"
     assert spec["accessModes"] == ["ReadWriteMany"]
@@ -104,12 +104,12 @@ def test_gpus_are_advertised_until_the_node_shows_them() -> None:
 
 
 @pytest.mark.parametrize(("cpus", "us"), [(0.2, 20_000), (0.8, 80_000), (2, 200_000), (0.01, 1_000)])
-def test_quota(cpus: float, us: int) -> None:
+def test_quota_in_microseconds(cpus: float, us: int) -> None:
     assert cgroups.quota_us(cpus) == us
 
 
-def test_unified_hierarchy_hands_controllers_down_and_limits_the_node(tmp_path: Path) -> None:
-    """On files that stand in for the kernel's: the names and values are what counts."""
+def test_cgroup_v2_delegates_controllers_and_limits_the_node(tmp_path: Path) -> None:
+    """Ordinary files replace those of the kernel, since only names and values matter."""
     for folder in (tmp_path, tmp_path / "dljob-x", tmp_path / "dljob-x" / "n1"):
         folder.mkdir(exist_ok=True)
         (folder / "cgroup.controllers").write_text("cpuset cpu memory pids misc\n")
@@ -120,12 +120,14 @@ def test_unified_hierarchy_hands_controllers_down_and_limits_the_node(tmp_path: 
     assert (node / "cpu.max").read_text() == "20000 100000"
     assert (node / "memory.max").read_text() == str(1 << 30)
     for folder in (tmp_path, tmp_path / "dljob-x", node):
-        assert (folder / "cgroup.subtree_control").read_text() == "+pids"  # the last one written; each is a command
+        assert (
+            folder / "cgroup.subtree_control"
+        ).read_text() == "+pids"  # the last write, since each write is a command
     assert groups.trees("dljob-x") == [tmp_path / "dljob-x"]
     assert groups.trees("dljob-y") == []
 
 
-def test_legacy_hierarchies_limit_the_node_in_each(tmp_path: Path) -> None:
+def test_cgroup_v1_limits_the_node_in_each_hierarchy(tmp_path: Path) -> None:
     for name in ("cpu", "cpuset", "memory"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "cgroup.procs").write_text("")
@@ -141,7 +143,7 @@ def test_legacy_hierarchies_limit_the_node_in_each(tmp_path: Path) -> None:
     assert len(groups.trees("dljob-x/n1")) == 3
 
 
-def test_certificates_verify_and_kubeconfigs_carry_them(tmp_path: Path) -> None:
+def test_certificates_verify_and_kubeconfigs_contain_them(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "pki")
     authority.create()
     authority.issue("server", "/O=system:nodes/CN=system:node:n1", ["IP:10.10.0.11", "DNS:n1"])
@@ -173,7 +175,7 @@ def test_ranges_of_different_slots_never_overlap() -> None:
     assert all(not one.overlaps(two) for one, two in itertools.pairwise(networks))
 
 
-def test_addresses_lie_in_their_ranges() -> None:
+def test_addresses_are_in_their_ranges() -> None:
     ranges = Ranges(3)
     for address in (ranges.control_plane, ranges.dns, ranges.node(1), ranges.node(50)):
         assert ipaddress.IPv4Address(address) in ranges.nodes

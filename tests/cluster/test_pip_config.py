@@ -1,4 +1,4 @@
-"""This machine's pip configuration reaches a build: translated, served, and never as part of an image."""
+"""Tests that image builds use this machine's pip configuration without storing it in the image."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ freeze.timeout='10'
 """
 
 
-def test_precedence_is_that_of_pip() -> None:
+def test_precedence_matches_pip() -> None:
     plain = pip_config.parse(LISTED, {})
     assert plain.options["index-url"] == ("https://pypi.example/b",)
     assert plain.options["find-links"] == ("/srv/wheels",)
@@ -29,7 +29,7 @@ def test_precedence_is_that_of_pip() -> None:
     assert pip_config.parse(LISTED, {"PIP_FIND_LINKS": "/x /y"}).options["find-links"] == ("/x", "/y")
 
 
-def test_only_a_bundle_that_exists_is_handed_over(tmp_path: Path) -> None:
+def test_only_an_existing_certificate_bundle_is_passed_on(tmp_path: Path) -> None:
     assert pip_config.parse(LISTED, {}).ca_bundle is None
     bundle = tmp_path / "ca.pem"
     bundle.write_text("certificates")
@@ -38,7 +38,7 @@ def test_only_a_bundle_that_exists_is_handed_over(tmp_path: Path) -> None:
     assert f"cert = {pip_config.CA_IN_BUILD}" in pip_config.render(config, {})
 
 
-def test_real_pip_reports_what_is_parsed(tmp_path: Path) -> None:
+def test_parsed_configuration_matches_pip(tmp_path: Path) -> None:
     conf = tmp_path / "pip.conf"
     conf.write_text("[global]\nindex-url = https://pypi.example/simple\nfind-links =\n    /a/b\n    /c/d\n")
     config = pip_config.parse(_listed_by_pip(conf), {})
@@ -46,7 +46,7 @@ def test_real_pip_reports_what_is_parsed(tmp_path: Path) -> None:
     assert config.options["find-links"] == ("/a/b", "/c/d")
 
 
-def test_real_pip_understands_what_is_rendered(tmp_path: Path) -> None:
+def test_pip_reads_the_rendered_configuration(tmp_path: Path) -> None:
     config = pip_config.parse(LISTED, {})
     conf = tmp_path / "pip.conf"
     conf.write_text(pip_config.render(config, {"/srv/wheels": "http://127.0.0.1:1/"}))
@@ -60,7 +60,7 @@ def _listed_by_pip(conf: Path) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_local_places_are_served_while_a_build_runs(tmp_path: Path) -> None:
+def test_local_packages_are_served_during_a_build(tmp_path: Path) -> None:
     index, wheels = tmp_path / "index" / "simple" / "thing", tmp_path / "wheels"
     index.mkdir(parents=True)
     wheels.mkdir()
@@ -96,10 +96,10 @@ def _get(address: str) -> str:
         ("relative", None),
     ],
 )
-def test_what_is_local(location: str, folder: Path | None) -> None:
+def test_local_locations_are_recognized(location: str, folder: Path | None) -> None:
     assert pip_config.local_folder(location) == folder
 
 
-def test_proxies_are_passed_on() -> None:
+def test_proxy_settings_are_passed_on() -> None:
     environment = {"https_proxy": "http://proxy.example:3128", "NO_PROXY": "", "OTHER": "x"}
     assert pip_config.proxies(environment) == {"https_proxy": "http://proxy.example:3128"}

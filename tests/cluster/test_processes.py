@@ -1,4 +1,4 @@
-"""Processes are known by pid and start time, found by marker, and nothing else is ever touched."""
+"""Tests of the process registry, which identifies processes by PID, start time and marker."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     end(list(one.strays()), grace_s=0)
 
 
-def test_starts_finds_and_ends(registry: Registry, tmp_path: Path) -> None:
+def test_registry_starts_finds_and_stops_processes(registry: Registry, tmp_path: Path) -> None:
     started = registry.start("part", SLEEP, tmp_path / "log")
     assert registry.get("part") == started
     assert registry.names() == ["part"]
@@ -38,22 +38,22 @@ def test_starts_finds_and_ends(registry: Registry, tmp_path: Path) -> None:
     assert registry.names() == []
 
 
-def test_a_recycled_pid_is_never_hit(registry: Registry, tmp_path: Path) -> None:
+def test_process_with_a_reused_pid_is_not_killed(registry: Registry, tmp_path: Path) -> None:
     innocent = registry.start("part", SLEEP, tmp_path / "log")
-    former = replace(innocent, start_ticks=innocent.start_ticks - 1)  # had this pid before
+    former = replace(innocent, start_ticks=innocent.start_ticks - 1)  # a former process with this PID
     assert not alive(former)
     assert not send(former, signal.SIGKILL)
     end([former], grace_s=0)
     assert alive(innocent)
 
 
-def test_a_process_of_an_earlier_boot_is_none_of_ours(registry: Registry, tmp_path: Path) -> None:
+def test_process_of_an_earlier_boot_is_not_killed(registry: Registry, tmp_path: Path) -> None:
     started = registry.start("part", SLEEP, tmp_path / "log")
     assert not send(replace(started, boot_id="another"), signal.SIGKILL)
     assert alive(started)
 
 
-def test_what_ignores_sigterm_is_killed(registry: Registry, tmp_path: Path) -> None:
+def test_process_that_ignores_sigterm_is_killed(registry: Registry, tmp_path: Path) -> None:
     log = tmp_path / "log"
     started = registry.start("part", STUBBORN, log)
     assert wait_until(lambda: "deaf" in log.read_text(), 10)
@@ -61,7 +61,7 @@ def test_what_ignores_sigterm_is_killed(registry: Registry, tmp_path: Path) -> N
     assert not alive(started)
 
 
-def test_unrecorded_leftovers_are_found_by_their_marker(registry: Registry, tmp_path: Path) -> None:
+def test_unrecorded_processes_are_found_by_their_marker(registry: Registry, tmp_path: Path) -> None:
     started = registry.start("part", SLEEP, tmp_path / "log")
     for record in (tmp_path / "processes").iterdir():
         record.unlink()
@@ -71,14 +71,14 @@ def test_unrecorded_leftovers_are_found_by_their_marker(registry: Registry, tmp_
     assert list(other.strays()) == []
 
 
-def test_a_zombie_is_not_alive() -> None:
+def test_zombie_is_not_alive() -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert identify(child.pid) is None
     child.wait()
 
 
-def test_a_name_with_parentheses_and_spaces_is_read(tmp_path: Path) -> None:
+def test_process_name_with_parentheses_and_spaces_is_parsed(tmp_path: Path) -> None:
     program = tmp_path / "odd) S 1 (name"
     program.symlink_to("/bin/sleep")
     child = subprocess.Popen([program, "60"])

@@ -1,4 +1,4 @@
-"""Both Dockerfiles, built by a real Docker engine and run there. The public base image's name is given to one made here."""
+"""Tests of both Dockerfiles, built and run by a real Docker engine. A local image replaces the public base image."""
 
 import json
 import os
@@ -22,7 +22,7 @@ BUILD_LIMIT_S = 1800
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an engine of our own, with its data in the cache; gone afterwards."""
+    """Return the address of a private engine with its data in the cache. It is stopped afterwards."""
     packages.install({"dockerd": "docker.io"}, Progress())
     folder = tmp_path_factory.mktemp("docker")
     address, log = f"unix://{folder}/docker.sock", folder / "log"
@@ -31,7 +31,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert daemon
     options = [f"--host={address}", f"--data-root={data}", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
     with log.open("wb") as output:
-        # No bridge and no firewall rules: builds use the machine's network, and the machine stays as it is.
+        # Builds use the machine's network without a bridge or firewall rules, so that the machine is unchanged.
         command = [daemon, *options, "--bridge=none", "--iptables=false", "--ip6tables=false"]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
@@ -48,7 +48,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def base(engine: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The public base image in the engine: pulled, or made by debootstrap under its name."""
+    """Return the public base image in the engine. It is pulled, or created by debootstrap under its name."""
     if run(["docker", "--host", engine, "pull", "--quiet", PUBLIC_BASE], check=False, timeout_s=120).returncode:
         builder = Buildah(Progress())
         archive = tmp_path_factory.mktemp("base") / "base.tar"
@@ -59,7 +59,7 @@ def base(engine: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def images(root: Path, engine: str, base: str) -> dict[str, str]:
-    """References by name, built by `hack/images` as a user of Docker calls it."""
+    """Return references by name of the images that `hack/images` builds with Docker."""
     assert base
     environment = {**os.environ, "DOCKER_HOST": engine}
     done = subprocess.run(
@@ -77,20 +77,22 @@ def images(root: Path, engine: str, base: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "said"),
+    ("name", "words", "expected"),
     [
         ("operator", ["--entrypoint", "dljob", "IMAGE", "--version"], "dljob"),
         ("trainer", ["--entrypoint", "python", "IMAGE", "-c", "import dltrain, torch; print(torch.__version__)"], "2."),
     ],
 )
-def test_an_image_works(engine: str, images: dict[str, str], name: str, words: list[str], said: str) -> None:
+def test_image_runs_its_program(
+    engine: str, images: dict[str, str], name: str, words: list[str], expected: str
+) -> None:
     options = ["run", "--rm", "--network=none", "--read-only", "--tmpfs=/tmp", "--user=12345:12345"]
     command = [images[name] if word == "IMAGE" else word for word in words]
     done = run(["docker", "--host", engine, *options, *command], timeout_s=120)
-    assert said in done.stdout
+    assert expected in done.stdout
 
 
-def test_building_again_builds_nothing(root: Path, engine: str, images: dict[str, str]) -> None:
+def test_second_build_builds_nothing(root: Path, engine: str, images: dict[str, str]) -> None:
     environment = {**os.environ, "DOCKER_HOST": engine}
     done = subprocess.run(
         [str(root / "hack" / "images")], env=environment, capture_output=True, text=True, timeout=60, check=True

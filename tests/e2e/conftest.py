@@ -1,4 +1,4 @@
-"""A cluster with the operator installed by hack/quickstart; each test module gets a namespace of its own."""
+"""Fixtures of the end-to-end tests: a cluster set up by hack/quickstart, and one namespace per module."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def kubectl(admin: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]
     name = "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.module.__name__.rsplit(".", 1)[-1].removeprefix("test_"))
     admin.run("delete", "namespace", name, "--ignore-not-found", "--wait=true", timeout_s=180)
     admin.run("create", "namespace", name)
-    if not request.node.get_closest_marker("privileged"):  # jobs that need more than `restricted` say so
+    if not request.node.get_closest_marker("privileged"):  # jobs that need more than `restricted` have this marker
         admin.run("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
     yield Kubectl(admin.kubeconfig, name)
     admin.run("delete", "namespace", name, "--wait=false")

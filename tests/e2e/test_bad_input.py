@@ -1,6 +1,6 @@
-"""What a user gets wrong, and the one clear error each time: field, found, expected, remedy.
+"""Tests of user errors, each of which gives one clear message with field, found value, expectation and remedy.
 
-At admission where the API server can, else a condition and an event within 30 s; other jobs go on.
+The API server rejects them at admission if it can. Otherwise, a condition and an event appear within 30 s.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ AT_ADMISSION: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 AFTER_ADMISSION: dict[str, tuple[dict[str, Any], str, str, tuple[str, ...]]] = {
-    # name: (spec changes, condition type, its reason, what its message must name)
+    # name: (spec changes, condition type, its reason, words of its message)
     "min above max": ({"nodes": {"min": 4, "max": 2}}, "Accepted", "InvalidSpec", ("nodes", "lower min or raise max")),
     "batch smaller than ranks": ({"globalBatchSize": 2}, "Accepted", "InvalidSpec", ("globalBatchSize", "nodes.min")),
     "unknown device": ({"devices": ["abacus"]}, "Planned", "NoSuchDevice", ("devices", "abacus", "cpu")),
@@ -58,7 +58,7 @@ AFTER_ADMISSION: dict[str, tuple[dict[str, Any], str, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", AT_ADMISSION)
-def test_refused_at_admission(case: str, kubectl: Kubectl) -> None:
+def test_invalid_spec_is_rejected_at_admission(case: str, kubectl: Kubectl) -> None:
     changes, words = AT_ADMISSION[case]
     with pytest.raises(KubectlError) as refusal:
         kubectl.apply(example("digits.yaml", job="refused", **changes))
@@ -67,20 +67,20 @@ def test_refused_at_admission(case: str, kubectl: Kubectl) -> None:
 
 
 @pytest.mark.parametrize("case", AFTER_ADMISSION)
-def test_explained_by_a_condition_and_an_event(case: str, kubectl: Kubectl) -> None:
+def test_error_is_reported_in_a_condition_and_an_event(case: str, kubectl: Kubectl) -> None:
     changes, kind, reason, words = AFTER_ADMISSION[case]
     name = case.replace(" ", "-").lower()
     try:
         kubectl.apply(example("digits.yaml", job=name, **changes))
-    except KubectlError as refusal:  # a server that evaluates CEL says it at once
+    except KubectlError as refusal:  # a server that evaluates CEL rejects it at once
         assert reason == "InvalidSpec" and all(word in str(refusal) for word in words), str(refusal)
         return
 
-    def told(job: dict[str, Any]) -> bool:
+    def reported(job: dict[str, Any]) -> bool:
         found = condition(job, kind)
         return found is not None and found["reason"] == reason and all(w in found["message"] for w in words)
 
-    kubectl.wait_job(name, f"{kind}/{reason} naming {words}", told, WITHIN_S)
+    kubectl.wait_job(name, f"{kind}/{reason} naming {words}", reported, WITHIN_S)
     wait_for(
         f"an event {reason} on {name}",
         lambda: [e for e in kubectl.list("events") if e["involvedObject"]["name"] == name and e["reason"] == reason],
@@ -89,8 +89,8 @@ def test_explained_by_a_condition_and_an_event(case: str, kubectl: Kubectl) -> N
     kubectl.delete("dljob", name, "--wait=false")
 
 
-def test_other_jobs_go_on_and_the_operator_stays_up(admin: Kubectl, kubectl: Kubectl) -> None:
-    """Runs after the table above, on the same operator."""
+def test_other_jobs_and_the_operator_keep_running(admin: Kubectl, kubectl: Kubectl) -> None:
+    """This test runs after the tests above with the same operator."""
     kubectl.apply(example("digits.yaml", job="healthy", epochs=2))
     kubectl.wait_phase("healthy", "Complete", 180)
     [pod] = Kubectl(admin.kubeconfig, "dljob-system").list("pods", "app.kubernetes.io/name=dljob")

@@ -1,4 +1,4 @@
-"""The command line against a real cluster with the operator: plan, run to completion, failure, top."""
+"""Tests of the command line against a real cluster with the operator: plan, run, failure and top."""
 
 import json
 import os
@@ -29,8 +29,8 @@ def dljob(kubectl: Kubectl, *arguments: str, stdin: str = "") -> subprocess.Comp
     )
 
 
-def test_plan_sees_what_the_operator_sees(kubectl: Kubectl) -> None:
-    """A plan by the command line, and by the operator for the same manifest as PlanOnly, on the same cluster."""
+def test_command_line_and_operator_make_the_same_plan(kubectl: Kubectl) -> None:
+    """Compare `dljob plan` with the operator's plan for the same manifest with PlanOnly on the same cluster."""
     manifest = example("plan-only.yaml", job="same")
     kubectl.apply(manifest)
     status = kubectl.wait_phase("same", "Planned", 30)["status"]["plan"]
@@ -53,14 +53,14 @@ def test_run_follows_a_job_to_its_end(kubectl: Kubectl) -> None:
     assert line.split()[1] == "Complete"
 
 
-def test_run_of_a_job_that_fails_is_exit_code_1(kubectl: Kubectl) -> None:
+def test_run_of_a_failing_job_gives_exit_code_1(kubectl: Kubectl) -> None:
     job = example("digits.yaml", job="failing", trainer={"command": ["false"]}, runPolicy={"backoffLimit": 0})
     ended = dljob(kubectl, "run", "-", "-n", kubectl.namespace, "--timeout", "200", stdin=yaml.safe_dump(job))
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "phase Failed" in ended.stdout
 
 
-def test_run_says_what_the_api_server_says(kubectl: Kubectl) -> None:
+def test_run_prints_the_error_of_the_api_server(kubectl: Kubectl) -> None:
     manifest = yaml.safe_dump(example("digits.yaml", job="nowhere"))
     ended = dljob(kubectl, "run", "-", "-n", "no-such-namespace", stdin=manifest)
     assert ended.returncode == 2

@@ -1,4 +1,4 @@
-"""examples/digits.yaml from apply to Complete, as a user sees it."""
+"""Tests of examples/digits.yaml from apply to Complete."""
 
 from typing import Any
 
@@ -12,23 +12,23 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def done(kubectl: Kubectl) -> dict[str, Any]:
-    """The finished job."""
+    """Return the finished job."""
     kubectl.run("apply", "-f", str(ROOT / "examples" / "digits.yaml"))
     return kubectl.wait_phase("digits", "Complete", 240)
 
 
-def test_it_learns(done: dict[str, Any]) -> None:
+def test_model_learns(done: dict[str, Any]) -> None:
     assert done["status"]["result"]["accuracy"] >= 0.97
     assert done["status"]["progress"]["percent"] == 100
 
 
-def test_three_ranks_on_three_nodes(done: dict[str, Any]) -> None:
+def test_three_ranks_run_on_three_nodes(done: dict[str, Any]) -> None:
     plan = done["status"]["plan"]
     assert (plan["nodes"], plan["ranks"]) == (3, 3)
     assert sum(b for g in plan["groups"] for b in g["batchPerRank"]) == done["spec"]["globalBatchSize"]
 
 
-def test_predicted_stands_beside_measured(done: dict[str, Any]) -> None:
+def test_status_shows_predicted_and_measured_times(done: dict[str, Any]) -> None:
     status = done["status"]
     assert status["plan"]["predicted"]["stepSeconds"] > 0
     assert status["measured"]["stepSeconds"] > 0
@@ -36,7 +36,7 @@ def test_predicted_stands_beside_measured(done: dict[str, Any]) -> None:
     assert status["measured"]["stepError"] == pytest.approx((predicted - measured) / measured, abs=0.02)
 
 
-def test_conditions_and_startup(done: dict[str, Any]) -> None:
+def test_status_shows_conditions_and_startup_times(done: dict[str, Any]) -> None:
     complete = condition(done, "Complete")
     assert complete is not None and complete["status"] == "True" and complete["message"]
     assert condition(done, "Failed") is None or condition(done, "Failed")["status"] == "False"  # type: ignore[index]
@@ -46,26 +46,26 @@ def test_conditions_and_startup(done: dict[str, Any]) -> None:
     assert done["status"]["restarts"] == 0
 
 
-def test_events_tell_the_story(done: dict[str, Any], kubectl: Kubectl) -> None:
+def test_events_describe_the_run(done: dict[str, Any], kubectl: Kubectl) -> None:
     events = [e for e in kubectl.list("events") if e["involvedObject"]["name"] == "digits"]
     assert {"Planned", "Running", "Complete"} <= {e["reason"] for e in events}
 
 
-def test_pods_are_gone_and_the_checkpoint_stays(done: dict[str, Any], kubectl: Kubectl) -> None:
+def test_pods_are_deleted_and_the_checkpoint_remains(done: dict[str, Any], kubectl: Kubectl) -> None:
     no_pods(kubectl, "digits", 30)
     assert done["status"]["lastCheckpoint"]["step"] == done["status"]["progress"]["steps"]
     claims = kubectl.list("persistentvolumeclaims", "dljob.dev/job=digits")
     assert [c["status"]["phase"] for c in claims] == ["Bound"]
 
 
-def test_printer_columns(done: dict[str, Any], kubectl: Kubectl) -> None:
+def test_printer_columns_show_the_main_fields(done: dict[str, Any], kubectl: Kubectl) -> None:
     header, row = kubectl.run("get", "dljob", "digits", "-o", "wide").splitlines()
     for column in ("PHASE", "NODES", "READY", "PROGRESS", "ETA", "RESTARTS", "AGE", "PLAN", "PREDICTED", "MEASURED"):
         assert column in header
     assert "Complete" in row and "100" in row
 
 
-def test_explain_reads_well(kubectl: Kubectl) -> None:
+def test_explain_shows_descriptions(kubectl: Kubectl) -> None:
     text = kubectl.run("explain", "dljob.spec.objective.deadline")
     node = yaml.safe_load((ROOT / "crds" / "dljob.dev_dljobs.yaml").read_text())
     node = node["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -74,7 +74,7 @@ def test_explain_reads_well(kubectl: Kubectl) -> None:
     assert " ".join(node["description"].split()) in " ".join(text.split())
 
 
-def test_delete_removes_all_it_owns(done: dict[str, Any], kubectl: Kubectl) -> None:
+def test_deletion_removes_all_objects_of_the_job(done: dict[str, Any], kubectl: Kubectl) -> None:
     again = example("digits.yaml", job="again")
     kubectl.apply(again)
     kubectl.wait_phase("again", "Running", 120)

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the operator and every trainer pod."""
+"""Tests of metrics with a real Prometheus that scrapes the operator and every trainer pod."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ LISTEN = "127.0.0.1:19090"
 
 @pytest.fixture(scope="module")
 def running(kubectl: Kubectl) -> list[dict[str, Any]]:
-    """The pods of a job that trains for longer than the test."""
+    """Return the pods of a job that trains for longer than the test."""
     kubectl.apply(example("digits.yaml", job="watched", epochs=2000))
     kubectl.wait_job("watched", "a step", lambda j: step_of(j) > 0, 120)
     return kubectl.list("pods", "dljob.dev/job=watched")
@@ -81,7 +81,7 @@ def query(server: str, expression: str) -> list[dict[str, Any]]:
         ("dljob_operator_reconcile_duration_seconds_count > 0", 1),
     ],
 )
-def test_prometheus_sees(expression: str, count: int, prometheus: str) -> None:
+def test_prometheus_finds_the_series(expression: str, count: int, prometheus: str) -> None:
     wait_for(
         f"{count} series of {expression}",
         lambda: len(query(prometheus, expression)) == count,

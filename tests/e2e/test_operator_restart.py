@@ -1,4 +1,4 @@
-"""The operator may come and go: the job's outcome does not change, and deletion needs no operator."""
+"""Tests that a restart of the operator does not affect a job, and that deletion needs no operator."""
 
 import pytest
 
@@ -18,20 +18,20 @@ def operator_ready(admin: Kubectl) -> None:
     )
 
 
-def test_deleting_the_operator_pod_in_mid_run_changes_nothing(admin: Kubectl, kubectl: Kubectl) -> None:
+def test_restart_of_the_operator_does_not_affect_a_running_job(admin: Kubectl, kubectl: Kubectl) -> None:
     kubectl.apply(example("digits.yaml", job="steady", epochs=60))
     kubectl.wait_job("steady", "a step", lambda j: step_of(j) > 0, 120)
     before = {p["metadata"]["name"]: p["metadata"]["uid"] for p in kubectl.list("pods", "dljob.dev/job=steady")}
     operator(admin).run("delete", "pod", "-l", "app.kubernetes.io/name=dljob", "--wait=true")
     operator_ready(admin)
     during = {p["metadata"]["name"]: p["metadata"]["uid"] for p in kubectl.list("pods", "dljob.dev/job=steady")}
-    assert during.items() <= before.items(), "no pod was made anew"
+    assert during.items() <= before.items(), "no pod was created again"
     done = kubectl.wait_phase("steady", "Complete", 240)
     assert done["status"]["result"]["accuracy"] >= 0.97
     assert (done["status"]["restarts"], done["status"]["plan"]["number"]) == (0, 1)
 
 
-def test_deletion_while_the_operator_is_down(admin: Kubectl, kubectl: Kubectl) -> None:
+def test_job_can_be_deleted_while_the_operator_is_down(admin: Kubectl, kubectl: Kubectl) -> None:
     kubectl.apply(example("digits.yaml", job="orphan", epochs=2000))
     kubectl.wait_phase("orphan", "Running", 120)
     [deployment] = operator(admin).list("deployments", "app.kubernetes.io/name=dljob")

@@ -1,6 +1,6 @@
-"""Nodes of unlike speed, and nodes whose labels are wrong: real quotas, real pods, pretended GPUs.
+"""Tests on heterogeneous nodes and on nodes with wrong labels, with real CPU quotas and pods and fake GPUs.
 
-The cluster is hack/test's second one: a node of device cpu-fast, two of cpu-slow and one that claims two A100.
+The cluster is the second one of hack/test: a node of device cpu-fast, two of cpu-slow and one with two fake A100.
 """
 
 import json
@@ -17,7 +17,7 @@ A100 = "NVIDIA-A100-SXM4-40GB"
 
 @pytest.fixture(scope="module")
 def mixed(kubectl: Kubectl) -> dict[str, Any]:
-    """A finished job over the fast and the slow nodes, with the nodes its pods ran on under ``nodes``."""
+    """Return a finished job on the fast and the slow nodes, with the nodes of its pods under ``nodes``."""
     kubectl.apply(example("digits.yaml", job="mixed", globalBatchSize=240, devices=["cpu-fast", "cpu-slow"]))
     kubectl.wait_phase("mixed", "Running", 120)
     pods = kubectl.list("pods", "dljob.dev/job=mixed")
@@ -25,13 +25,13 @@ def mixed(kubectl: Kubectl) -> dict[str, Any]:
     return {**done, "nodes": sorted((pod["metadata"]["name"], pod["spec"]["nodeName"]) for pod in pods)}
 
 
-def test_a_pod_on_each_node_that_its_group_means(mixed: dict[str, Any]) -> None:
+def test_pods_run_on_the_nodes_of_their_group(mixed: dict[str, Any]) -> None:
     assert mixed["nodes"][0] == ("mixed-cpu-fast-0", "n1")
     assert [pod for pod, _ in mixed["nodes"][1:]] == ["mixed-cpu-slow-0", "mixed-cpu-slow-1"]
     assert {node for _, node in mixed["nodes"][1:]} == {"n2", "n3"}
 
 
-def test_shares_follow_the_devices_and_it_learns(mixed: dict[str, Any]) -> None:
+def test_shares_follow_device_speed_and_the_model_learns(mixed: dict[str, Any]) -> None:
     shares = {group["device"]: group["batchPerRank"] for group in mixed["status"]["plan"]["groups"]}
     (fast,), slow = shares["cpu-fast"], shares["cpu-slow"]
     assert fast + sum(slow) == 240
@@ -41,9 +41,9 @@ def test_shares_follow_the_devices_and_it_learns(mixed: dict[str, Any]) -> None:
     assert found is None or found["status"] == "False"
 
 
-def test_each_device_teaches_a_profile_and_the_next_plan_uses_them(mixed: dict[str, Any], kubectl: Kubectl) -> None:
-    learned = {p["spec"]["device"] for p in kubectl.list("dlprofiles") if p["spec"]["model"] == "digits-cnn"}
-    assert learned >= {"cpu-fast", "cpu-slow"}
+def test_run_updates_the_profile_of_each_device_for_the_next_plan(mixed: dict[str, Any], kubectl: Kubectl) -> None:
+    profiled = {p["spec"]["device"] for p in kubectl.list("dlprofiles") if p["spec"]["model"] == "digits-cnn"}
+    assert profiled >= {"cpu-fast", "cpu-slow"}
     again = example("digits.yaml", job="again", globalBatchSize=240, devices=["cpu-fast", "cpu-slow"])
     again["spec"]["planning"] = {"mode": "PlanOnly"}
     kubectl.apply(again)
@@ -51,8 +51,8 @@ def test_each_device_teaches_a_profile_and_the_next_plan_uses_them(mixed: dict[s
     assert plan["predicted"]["basis"] == "profile"
 
 
-def test_a_plan_that_the_run_contradicts_is_replaced(mixed: dict[str, Any], kubectl: Kubectl) -> None:
-    """A profile says that the slow device is the fastest there is. It is believed for a hundred steps."""
+def test_plan_contradicted_by_measurements_is_replaced(mixed: dict[str, Any], kubectl: Kubectl) -> None:
+    """A wrong profile makes the slow device the fastest. The plan is replaced after a hundred steps."""
     believed = next(p for p in kubectl.list("dlprofiles") if (p["spec"]["model"], p["spec"]["device"]) == SLOW)
     point = {"batch": 120, "seconds": 0.001, "observations": 1}
     believed["status"] |= {"compute": [point], "scaling": []}
@@ -73,15 +73,15 @@ def test_a_plan_that_the_run_contradicts_is_replaced(mixed: dict[str, Any], kube
 
     moved = kubectl.wait_job("contradicted", "replanned", lambda job: reason(job) == "Replanned", 120)
     assert [group["device"] for group in moved["status"]["plan"]["groups"]] == ["cpu-fast"]
-    told = {e["reason"]: e["type"] for e in kubectl.list("events") if e["involvedObject"]["name"] == "contradicted"}
-    assert told["SlowerThanPredicted"] == "Warning" and told.keys() >= {"Replanning", "Replanned"}
+    events = {e["reason"]: e["type"] for e in kubectl.list("events") if e["involvedObject"]["name"] == "contradicted"}
+    assert events["SlowerThanPredicted"] == "Warning" and events.keys() >= {"Replanning", "Replanned"}
     saved = moved["status"]["lastCheckpoint"]["step"]
     done = kubectl.wait_phase("contradicted", "Complete", 240)
     assert done["status"]["result"]["steps"] == 1000 and saved >= 100
     assert done["status"]["result"]["accuracy"] >= 0.97
 
 
-def test_a_pretended_gpu_is_found_out_and_teaches_nothing(kubectl: Kubectl) -> None:
+def test_fake_gpu_is_detected_and_updates_no_profile(kubectl: Kubectl) -> None:
     kubectl.apply(example("digits.yaml", job="pretender", devices=[A100], nodes={"min": 1, "max": 1}, epochs=5))
     done = kubectl.wait_phase("pretender", "Complete", 240)
     found = condition(done, "DeviceMismatch")
@@ -93,7 +93,7 @@ def test_a_pretended_gpu_is_found_out_and_teaches_nothing(kubectl: Kubectl) -> N
     assert "pretender" not in json.dumps(profiles)
 
 
-def test_gpus_are_planned_for_and_shown_before_anything_runs(kubectl: Kubectl) -> None:
+def test_plan_only_shows_gpus(kubectl: Kubectl) -> None:
     job = example("digits.yaml", job="shown", devices=[A100], nodes={"min": 1, "max": 1})
     job["spec"]["planning"] = {"mode": "PlanOnly"}
     kubectl.apply(job)

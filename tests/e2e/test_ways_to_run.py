@@ -1,4 +1,4 @@
-"""The other ways to say what trains: own scripts, torchrun scripts, plans only, suspension; any UID."""
+"""Tests of other kinds of jobs: training scripts, torchrun scripts, PlanOnly, suspension, and any UID."""
 
 from typing import Any
 
@@ -24,20 +24,20 @@ def test_data_is_fetched_from_a_server(admin: Kubectl, kubectl: Kubectl) -> None
     image = next(item["value"] for item in environment if item["name"] == "DLJOB_TRAINER_IMAGE")
     job, service, files = yaml.safe_load_all((ROOT / "examples" / "dataset-uri.yaml").read_text())
     files["spec"]["containers"][0]["image"] = image
-    kubectl.apply(job, service, files)  # the job comes first: its pods wait for the server
+    kubectl.apply(job, service, files)  # the job is created first, and its pods wait for the server
     done = kubectl.wait_phase("dataset-uri", "Complete", 240)
     assert done["status"]["result"]["accuracy"] >= 0.95
     wrong = example("digits.yaml", job="wrong-sum", dataset={**job["spec"]["dataset"], "sha256": "0" * 64})
     kubectl.apply(wrong)
 
-    def told(found: dict[str, Any]) -> bool:
+    def reported(found: dict[str, Any]) -> bool:
         failed = condition(found, "Failed")
         return failed is not None and failed["reason"] == "BadInput" and "spec.dataset.sha256" in failed["message"]
 
-    kubectl.wait_job("wrong-sum", "Failed/BadInput naming the checksum", told, 30)
+    kubectl.wait_job("wrong-sum", "Failed/BadInput naming the checksum", reported, 30)
 
 
-def test_plan_only_runs_nothing(kubectl: Kubectl) -> None:
+def test_plan_only_creates_no_pods(kubectl: Kubectl) -> None:
     kubectl.run("apply", "-f", str(ROOT / "examples" / "plan-only.yaml"))
     job = kubectl.wait_phase("plan-only", "Planned", 30)
     plan = job["status"]["plan"]
@@ -46,14 +46,14 @@ def test_plan_only_runs_nothing(kubectl: Kubectl) -> None:
     assert not kubectl.list("statefulsets", "dljob.dev/job=plan-only")
 
 
-def test_suspend_and_resume_loses_no_step(kubectl: Kubectl) -> None:
+def test_suspended_job_resumes_without_lost_steps(kubectl: Kubectl) -> None:
     kubectl.apply(example("digits.yaml", job="pause", epochs=60))
     kubectl.wait_job("pause", "a step", lambda j: step_of(j) > 20, 120)
     kubectl.run("patch", "dljob", "pause", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     suspended = kubectl.wait_phase("pause", "Suspended", 90)
     no_pods(kubectl, "pause", 60)
     checkpoint = suspended["status"]["lastCheckpoint"]["step"]
-    assert checkpoint > 0, "suspension checkpoints first"
+    assert checkpoint > 0, "a checkpoint is saved before suspension"
     kubectl.run("patch", "dljob", "pause", "--type=merge", "-p", '{"spec": {"suspend": false}}')
     resumed = kubectl.wait_phase("pause", "Running", 120)
     assert step_of(resumed) >= checkpoint
@@ -61,7 +61,7 @@ def test_suspend_and_resume_loses_no_step(kubectl: Kubectl) -> None:
     assert done["status"]["result"]["accuracy"] >= 0.97
 
 
-def test_any_uid(kubectl: Kubectl) -> None:
+def test_job_runs_under_any_uid(kubectl: Kubectl) -> None:
     override = {"manager": "openshift", "spec": {"securityContext": {"runAsUser": 54321, "runAsGroup": 54321}}}
     kubectl.apply(example("digits.yaml", job="uid", epochs=3, podTemplateOverrides=[override]))
     kubectl.wait_phase("uid", "Running", 120)

@@ -1,12 +1,12 @@
-"""What is applied for a handful of jobs, as manifests that a reviewer can read; and valid for every Kubernetes.
+"""Tests of the manifests of several jobs against readable golden files and every Kubernetes version.
 
-The files beside this one are made by it: after a change of what is rendered, run
+The test writes the files in this folder. After a change of the rendered objects, run
 
     DLJOB_UPDATE_GOLDEN=1 python -m pytest tests/golden
 
-and review the difference. Each job goes the whole way, from its spec over the planner on a fixed cluster to manifests.
-Two things are shown otherwise than they are applied, so that a file can be read and does not change with the
-performance model: the JSON in the plan's ConfigMap as what it says, and predictions as ``(predicted)``.
+and review the difference. The real planner plans each job on a fixed cluster. Two things differ from the applied
+objects, so that files are readable and do not change with the performance model: the JSON in the plan's ConfigMap is
+shown as YAML, and predictions as ``(predicted)``.
 """
 
 import json
@@ -39,7 +39,7 @@ class Case:
 
 
 def on_nodes(count: int, **more: Any) -> Json:
-    """With memory as the user says; only ``digits`` shows what is predicted."""
+    """Set the memory, so that only ``digits`` shows the predicted memory."""
     return {**DIGITS, "nodes": {"min": count, "max": count}, "resources": {"memory": "1Gi"}, **more}
 
 
@@ -148,7 +148,7 @@ CASES = {
 
 
 class Readable(yaml.SafeDumper):
-    """Without anchors, and with lists set off from their keys."""
+    """A dumper without anchors and with indented lists."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -158,7 +158,7 @@ class Readable(yaml.SafeDumper):
 
 
 def shown(manifest: Json) -> Json:
-    """A manifest as its file shows it."""
+    """Return a manifest as shown in its file."""
     if PLAN_KEY not in manifest.get("data", {}):
         return manifest
     plan, mine = (json.loads(manifest["data"][key]) for key in (PLAN_KEY, OPERATOR_KEY))
@@ -178,12 +178,12 @@ def text_of(name: str) -> str:
 
 
 def manifests_of(name: str) -> tuple[Json, ...]:
-    """In the order in which they are applied."""
+    """Return the manifests in the order in which they are applied."""
     return rendered(seen(CASES[name].spec, CASES[name].view, name, learned=CASES[name].learned))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_applied_is_what_was_reviewed(name: str) -> None:
+def test_manifests_match_the_golden_file(name: str) -> None:
     path, text = HERE / f"{name}.yaml", text_of(name)
     if os.environ.get(UPDATE):
         path.write_text(text, encoding="utf-8")
@@ -192,16 +192,16 @@ def test_what_is_applied_is_what_was_reviewed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_object_is_valid_for_every_version(name: str) -> None:
+def test_every_object_is_valid_for_every_kubernetes_version(name: str) -> None:
     for manifest in manifests_of(name):
         assert_valid(manifest)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_plan_is_read_back_as_it_was_written(name: str) -> None:
+def test_plan_round_trips_through_its_manifest(name: str) -> None:
     data = next(m["data"] for m in manifests_of(name) if m["kind"] == "ConfigMap" and "data" in m)
     assert StoredPlan.parse(data).data() == data
 
 
-def test_no_file_is_without_its_job() -> None:
+def test_every_golden_file_has_a_job() -> None:
     assert {path.stem for path in HERE.glob("*.yaml")} == set(CASES)

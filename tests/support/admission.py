@@ -1,6 +1,6 @@
-"""What an API server does with a custom resource: refuse unknown fields, default, check schema and rules.
+"""Admission of a custom resource as by an API server: unknown fields, defaults, schema and rules.
 
-In memory, from a CustomResourceDefinition alone; rules are evaluated by a CEL library.
+It runs in memory on a CustomResourceDefinition. A CEL library evaluates the rules.
 """
 
 import copy
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Broken:
-    """A rule that does not hold: where, and what the user reads."""
+    """A broken rule: its place in the object and its message."""
 
     path: str
     message: str
@@ -31,7 +31,7 @@ class Broken:
 
 
 def closed(schema: Json) -> Json:
-    """The structural schema as JSON Schema that refuses unknown fields, as strict field validation does."""
+    """Return the structural schema as JSON Schema that rejects unknown fields, like strict field validation."""
     out = {k: v for k, v in schema.items() if not k.startswith("x-") and k not in ("default", "format")}
     for bound in ("Minimum", "Maximum"):
         if out.pop(f"exclusive{bound}", False):
@@ -48,7 +48,7 @@ def closed(schema: Json) -> Json:
 
 
 def defaulted(schema: Json, value: Any) -> Any:
-    """``value`` with the schema's defaults filled in, from the outside in."""
+    """Return ``value`` with the schema's defaults, from outer to inner fields."""
     if isinstance(value, list):
         return [defaulted(schema["items"], item) for item in value] if "items" in schema else value
     if not isinstance(value, dict) or "properties" not in schema:
@@ -69,7 +69,7 @@ def _program(rule: str) -> Any:
 
 
 def holds(rule: str, value: Any) -> bool:
-    """Whether a CEL rule holds for ``self = value``. Raises AssertionError where its evaluation fails."""
+    """Return True if a CEL rule holds for ``self = value``. Raise AssertionError if its evaluation fails."""
     try:
         return bool(_program(rule).evaluate({"self": json_to_cel(value)}))
     except CELEvalError as error:
@@ -77,7 +77,7 @@ def holds(rule: str, value: Any) -> bool:
 
 
 def broken_rules(schema: Json, value: Any, path: str = "") -> Iterator[Broken]:
-    """Every rule of the schema that does not hold somewhere in ``value``."""
+    """Yield every rule of the schema that ``value`` breaks."""
     for rule in schema.get("x-kubernetes-validations", ()):
         if not holds(rule["rule"], value):
             yield Broken(path, rule["message"])
@@ -98,15 +98,15 @@ def _schemas() -> dict[str, Json]:
 
 
 def schema_of(kind: str, part: str | None = None) -> Json:
-    """The structural schema of a kind, or of its spec or status."""
+    """Return the structural schema of a kind, or of its spec or status."""
     root = _schemas()[kind]
     return root["properties"][part] if part else root
 
 
 def refusals(manifest: Json, *, cel: bool = True) -> list[str]:
-    """Why an API server refuses a manifest, as ``path: message``; empty when it admits it.
+    """Return why an API server rejects a manifest, as ``path: message``. The list is empty if it admits the manifest.
 
-    Without ``cel``: a server that does not know rules.
+    With ``cel=False``, the server does not support rules.
     """
     root = schema_of(manifest["kind"])
     allowed = {**closed(root)}

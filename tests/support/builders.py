@@ -1,6 +1,6 @@
-"""Small jobs, clusters and observations, and what an API server would make of a Desired: for tests of the core.
+"""Small jobs, clusters and observations for unit tests, and the effect of applying a Desired.
 
-Everything goes the real way, from spec over planner and contract to manifests.
+The real planner, contract and renderer make the objects.
 """
 
 from collections.abc import Mapping
@@ -51,19 +51,19 @@ def job(spec: Json | None = None, name: str = "digits", **more: Any) -> JobSeen:
 
 
 def seen(spec: Json | None = None, view: ClusterView = CPUS, name: str = "digits", **more: Any) -> Observed:
-    """A job at first sight, on a cluster with a default storage class."""
+    """Return a new job on a cluster with a default storage class."""
     return Observed(job=job(spec, name), view=view, **{"classes": (ClassSeen("shared", default=True),), **more})
 
 
 def planned(observed: Observed, config: RenderConfig = CONFIG) -> StoredPlan:
-    """The plan that the planner makes for a job; it must be possible."""
+    """Return the planner's plan for a job, which must be feasible."""
     decision = decide(parse_observed(observed), config)
     assert isinstance(decision, StoredPlan), decision
     return decision
 
 
 def rendered(observed: Observed, config: RenderConfig = CONFIG) -> tuple[Manifest, ...]:
-    """All objects of a job at first sight, in the order in which they are applied."""
+    """Return all objects of a new job in the order in which they are applied."""
     accepted, spec = planned(observed, config), parse_observed(observed).spec
     assert spec is not None
     claim = checkpoint_claim(observed.job, spec, accepted)
@@ -75,29 +75,29 @@ def rendered(observed: Observed, config: RenderConfig = CONFIG) -> tuple[Manifes
 
 
 def plan_of(observed: Observed) -> StoredPlan:
-    """The plan in force."""
-    assert observed.plan is not None, "no plan is in force"
+    """Return the current plan."""
+    assert observed.plan is not None, "the job has no plan"
     return StoredPlan.parse(observed.plan)
 
 
-def report(observed: Observed, phase: RunPhase = RunPhase.RUNNING, **news: Any) -> str:
-    """What the coordinator of the plan in force would write."""
+def report(observed: Observed, phase: RunPhase = RunPhase.RUNNING, **changes: Any) -> str:
+    """Return a report as the coordinator of the current plan writes it."""
     plan = plan_of(observed).plan
     fields: Json = {
         "uid": plan.uid, "plan_number": plan.number, "plan_digest": plan.digest(), "term": plan.term,
-        "unix_s": NOW.timestamp(), "step": 10, "steps": 75, "step_s": 0.5, "world_size": len(plan.ranks), **news,
+        "unix_s": NOW.timestamp(), "step": 10, "steps": 75, "step_s": 0.5, "world_size": len(plan.ranks), **changes,
     }  # fmt: skip
     return Report(phase=phase, **fields).to_json()
 
 
 def changed(observed: Observed, **changes: Any) -> Observed:
-    """The user edits the spec: another generation."""
+    """Return the job after the user edited its spec, with the next generation."""
     job = observed.job
     return replace(observed, job=replace(job, spec={**job.spec, **changes}, generation=job.generation + 1))
 
 
 def after(observed: Observed, desired: Desired) -> Observed:
-    """What is observed once the API server has done all that was desired; controllers have done nothing yet."""
+    """Return the observation after the desired state was applied, before any controller reacts."""
     sets = {item.name: item for item in observed.sets}
     claims, plan = dict(observed.claims), observed.plan
     for manifest in desired.objects:
@@ -110,13 +110,13 @@ def after(observed: Observed, desired: Desired) -> Observed:
             plan = manifest["data"]
     for scale in desired.scales:
         sets[scale.name] = replace(sets[scale.name], replicas=scale.replicas)
-    gone = {(target.kind, target.name) for target in desired.deletes}
+    deleted = {(target.kind, target.name) for target in desired.deletes}
     status: Mapping[str, Any] = desired.status.manifest() if desired.status is not None else observed.job.status
     return replace(
         observed,
         job=replace(observed.job, status=status),
-        sets=tuple(item for item in sets.values() if ("StatefulSet", item.name) not in gone),
-        pods=tuple(pod for pod in observed.pods if ("Pod", pod.name) not in gone),
+        sets=tuple(item for item in sets.values() if ("StatefulSet", item.name) not in deleted),
+        pods=tuple(pod for pod in observed.pods if ("Pod", pod.name) not in deleted),
         claims=claims,
         plan=plan,
     )
@@ -130,7 +130,7 @@ def _set(manifest: Manifest) -> SetSeen:
 
 
 def settled(observed: Observed, *, ready: bool = True) -> Observed:
-    """The StatefulSet controller, the scheduler and the kubelets have done their part: each set has its pods."""
+    """Return the observation after controllers, scheduler and kubelets have created the pods of each set."""
     pods = [
         PodSeen(f"{item.name}-{i}", f"uid-{item.name}-{i}", item.group, node=f"{item.name}-node-{i}", ready=ready)
         for item in observed.sets

@@ -1,4 +1,4 @@
-"""A web server on loopback with ranges, ETags and everything that goes wrong with it."""
+"""A web server on loopback with ranges and ETags, which can simulate faults."""
 
 import re
 import threading
@@ -17,21 +17,21 @@ class FileServer(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.ranges = True
         self.cuts = 0
-        """So many bodies end in their middle."""
+        """Number of responses that end in the middle of their body."""
         self.longest_nbytes = 2**60
-        """Longer bodies end there."""
+        """Maximum length of a body, after which the connection is dropped."""
         self.answers: list[int] = []
-        """Statuses to answer with, before files are served again; the last one stays when it is negative."""
+        """Statuses of the next responses, before files are served again. A negative last one is repeated."""
         self.authorization: str | None = None
-        """What a request must have."""
+        """Authorization header that requests must have."""
         self.redirects: dict[str, str] = {}
         self.gets: list[tuple[str, int]] = []
-        """Path and first byte of every body asked for."""
+        """Path and first byte of every GET request."""
         self.heads = 0
         self.sent_nbytes = 0
         self.seen_authorizations: set[str | None] = set()
         self.gate: threading.Event | None = None
-        """Bodies that do not begin at the start wait for it."""
+        """Bodies that do not begin at byte 0 wait for this event."""
         self.lock = threading.Lock()
 
     @property
@@ -69,13 +69,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._status(HTTPStatus.NOT_FOUND)
         content = server.files[path]
         begin, end = 0, len(content)
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")) if server.ranges else None
-        if asked:
-            begin, end = int(asked[1]), min(end, int(asked[2]) + 1) if asked[2] else end
-        self.send_response(HTTPStatus.PARTIAL_CONTENT if asked else HTTPStatus.OK)
+        requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")) if server.ranges else None
+        if requested:
+            begin, end = int(requested[1]), min(end, int(requested[2]) + 1) if requested[2] else end
+        self.send_response(HTTPStatus.PARTIAL_CONTENT if requested else HTTPStatus.OK)
         self.send_header("Content-Length", str(end - begin))
         self.send_header("ETag", f'"{sha256(content).hexdigest()[:8]}"')
-        if asked:
+        if requested:
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
         self.end_headers()
         if body:

@@ -1,4 +1,4 @@
-"""Rendering the chart in tests, with Helm's engine and without a cluster."""
+"""Rendering of the chart with Helm's engine, without a cluster."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ MONITORED: Json = {
         for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
     }
 }
-# Ways of installing; each is rendered and validated for every Kubernetes version.
+# Values of several installations, each of which is validated for every Kubernetes version.
 WAYS: dict[str, Json] = {
     "defaults": {},
     "monitored": MONITORED,
@@ -52,7 +52,7 @@ WAYS: dict[str, Json] = {
 
 
 def render(values: Json | None = None, release: str = "dljob", namespace: str = "dljob-system") -> list[Json]:
-    """Every object of a release."""
+    """Return every object of a release."""
     texts = helm_engine.render(CHART, release, namespace, values or {})
     manifests = [text for path, text in sorted(texts.items()) if not path.endswith("NOTES.txt")]
     return [document for text in manifests for document in yaml.safe_load_all(text) if document]

@@ -1,4 +1,4 @@
-"""A job at well-known points of its life, reached as a cluster would reach them."""
+"""A job in typical states of its life cycle."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -16,31 +16,31 @@ OUTCOME = Outcome(steps=75, seconds=37.5, loss=0.1, accuracy=0.9733, checkpoint=
 
 
 def step(observed: Observed, seconds: float = 0.0) -> Desired:
-    """One reconcile, so long after the job was first seen."""
+    """Reconcile once, ``seconds`` after the job was created."""
     return reconcile(observed, CONFIG, NOW + timedelta(seconds=seconds))
 
 
 def started(spec: Json | None = None, **more: Any) -> Observed:
-    """All pods of the first plan are ready."""
+    """Return a job whose pods of the first plan are ready."""
     first = seen(spec, **more)
     return settled(after(first, step(first)))
 
 
-def training(spec: Json | None = None, **news: Any) -> Observed:
-    """The first report has been seen."""
+def training(spec: Json | None = None, **changes: Any) -> Observed:
+    """Return a job whose first report was reconciled."""
     observed = started(spec)
-    observed = replace(observed, report=report(observed, **news))
+    observed = replace(observed, report=report(observed, **changes))
     return after(observed, step(observed))
 
 
-def done(phase: RunPhase = RunPhase.SUCCEEDED, spec: Json | None = None, **news: Any) -> Observed:
-    """The last report lies there, not seen yet."""
+def done(phase: RunPhase = RunPhase.SUCCEEDED, spec: Json | None = None, **changes: Any) -> Observed:
+    """Return a job whose last report is written but not reconciled yet."""
     observed = training(spec)
-    return replace(observed, report=report(observed, phase, **news))
+    return replace(observed, report=report(observed, phase, **changes))
 
 
 def gone(observed: Observed) -> Observed:
-    """Pods are sent away, say so, and are gone."""
+    """Return the job after its pods were stopped, reported that, and were deleted."""
     leaving = after(observed, step(observed))
     return replace(settled(leaving), report=report(leaving, RunPhase.STOPPED))
 
@@ -50,15 +50,15 @@ def status(desired: Desired) -> DLJobStatus:
     return desired.status
 
 
-def told(desired: Desired, kind: str) -> Condition:
+def condition_of(desired: Desired, kind: str) -> Condition:
     found = find(status(desired).conditions, kind)
     assert found is not None, f"no condition {kind} among {[c.type for c in status(desired).conditions]}"
     return found
 
 
 def verdict(desired: Desired, kind: str) -> tuple[str, str]:
-    """Status and reason of a condition."""
-    condition = told(desired, kind)
+    """Return status and reason of a condition."""
+    condition = condition_of(desired, kind)
     return condition.status.value, condition.reason
 
 
@@ -67,5 +67,5 @@ def kinds(desired: Desired) -> list[str]:
 
 
 def nothing_done(desired: Desired) -> bool:
-    """Whether the cluster is left as it is; a status may be written."""
+    """Return True if nothing in the cluster changes, except perhaps the status."""
     return not (desired.objects or desired.scales or desired.deletes or desired.secret or desired.delete_job)

@@ -1,4 +1,4 @@
-"""What NetworkPolicies allow: the rules of networking.k8s.io/v1, evaluated without a network."""
+"""Evaluation of NetworkPolicies (networking.k8s.io/v1) without a network."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Peer:
-    """A pod; without a namespace: an address outside of the cluster."""
+    """A pod, or an address outside of the cluster if it has no namespace."""
 
     namespace: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class Peer:
 
 
 def flows(policies: Iterable[Json], source: Peer, target: Peer, port: int, protocol: str = "TCP") -> bool:
-    """Whether a connection is let out at its source and in at its target."""
+    """Return True if egress at the source and ingress at the target allow a connection."""
     policies = tuple(policies)
     return _passes(policies, "Egress", source, target, port, protocol) and _passes(
         policies, "Ingress", target, source, port, protocol
@@ -30,7 +30,7 @@ def flows(policies: Iterable[Json], source: Peer, target: Peer, port: int, proto
 
 
 def selects(selector: Json, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector matches; an empty one matches everything."""
+    """Return True if a label selector matches. An empty one matches everything."""
     unknown = set(selector) - {"matchLabels", "matchExpressions"}
     assert not unknown, f"label selector: found {sorted(unknown)}"
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
@@ -60,7 +60,7 @@ def _passes(
     port: int,
     protocol: str,
 ) -> bool:
-    """One side: everything passes a pod that no policy of that direction selects; else one rule must let it."""
+    """Return True if no policy of the direction selects the pod, or one of their rules allows the connection."""
     isolating = [
         policy
         for policy in policies
@@ -77,13 +77,13 @@ def _passes(
 
 
 def _is_peer(peers: Iterable[Json] | None, namespace: str, other: Peer) -> bool:
-    """No peers at all: everyone."""
+    """Return True if a peer matches. Missing or empty peers match everything."""
     return not peers or any(_matches(peer, namespace, other) for peer in peers)
 
 
 def _matches(peer: Json, namespace: str, other: Peer) -> bool:
     if "ipBlock" in peer:
-        assert set(peer) == {"ipBlock"}, "an ipBlock stands alone"
+        assert set(peer) == {"ipBlock"}, "an ipBlock cannot be combined"
         address, block = ip_address(other.address), peer["ipBlock"]
         return address in ip_network(block["cidr"]) and not any(
             address in ip_network(cidr) for cidr in block.get("except", ())
@@ -98,7 +98,7 @@ def _matches(peer: Json, namespace: str, other: Peer) -> bool:
 
 
 def _is_port(ports: Iterable[Json] | None, port: int, protocol: str) -> bool:
-    """No ports at all: every port of every protocol."""
+    """Return True if a port matches. Missing or empty ports match every port of every protocol."""
     return not ports or any(_covers(entry, port, protocol) for entry in ports)
 
 
@@ -107,5 +107,7 @@ def _covers(entry: Json, port: int, protocol: str) -> bool:
         return False
     if "port" not in entry:
         return True
-    assert isinstance(entry["port"], int), f"port {entry['port']!r}: names of ports depend on the pod; use numbers"
+    assert isinstance(entry["port"], int), (
+        f"port {entry['port']!r}: expected a number, since port names depend on the pod"
+    )
     return bool(entry["port"] <= port <= entry.get("endPort", entry["port"]))

@@ -1,6 +1,6 @@
 """Strict validation of manifests against the schemas of every supported Kubernetes version.
 
- ``assert_valid`` refuses unknown fields and wrong types, as an API
+``assert_valid`` rejects unknown fields and wrong types, as an API
 server with field validation would, without a server.
 """
 
@@ -38,7 +38,7 @@ def _validator(version: str, api_version: str, kind: str) -> Any:
 
 
 def problems(manifest: Mapping[str, Any], version: str) -> list[str]:
-    """What Kubernetes ``version`` finds wrong with one object, as ``path: message``; empty when it is valid."""
+    """Return the errors of an object in Kubernetes ``version`` as ``path: message``, or an empty list if it is valid."""
     validator = _validator(version, manifest["apiVersion"], manifest["kind"])
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(manifest)]
 
@@ -46,8 +46,7 @@ def problems(manifest: Mapping[str, Any], version: str) -> list[str]:
 def assert_valid(manifest: Mapping[str, Any], versions: Iterable[str] = ALL) -> None:
     """Assert that an object is valid, with no unknown field, for every version of Kubernetes in ``versions``.
 
-    Raises AssertionError naming the object, the version, the field and what is wrong. A kind that a version
-    does not have is a failure, too.
+    Raise AssertionError with object, version, field and error. A kind that is missing in a version is an error too.
     """
     name = f"{manifest['kind']}/{manifest.get('metadata', {}).get('name', '?')}"
     for version in versions:

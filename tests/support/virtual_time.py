@@ -1,6 +1,6 @@
-"""An event loop whose clock jumps to whatever comes next: hours of waiting pass in no time, and in the same order.
+"""An event loop whose clock jumps to the next event, so that waiting takes no time and the order stays the same.
 
-Nothing that waits for the outside (sockets, threads) may run in it.
+Code in it must not wait for sockets or threads.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ class _Jumping(selectors.SelectSelector):
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "everything waits, and nothing will ever happen"
+        assert timeout is not None, "deadlock: every task waits and no event is scheduled"
         self.now_s += max(0.0, timeout)
         return super().select(0)
 
@@ -30,7 +30,7 @@ class VirtualTime(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """What ``asyncio.run`` would return, without the waiting; the clock starts at 0."""
+    """Run a coroutine like ``asyncio.run``, without waiting. The clock starts at 0."""
     with asyncio.Runner(loop_factory=VirtualTime) as runner:
         return runner.run(main)
 

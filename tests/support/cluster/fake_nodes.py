@@ -1,6 +1,6 @@
-"""Nodes without machines, and a kubelet that only says that all is well: real scheduling, no containers.
+"""Fake nodes with a kubelet that only reports that pods are ready: real scheduling without containers.
 
-The trainer's side of the contract is then played by tests, which write the report.
+Tests take the trainer's part and write its report.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ def _now() -> str:
 class HollowNodes:
     """Nodes ``<prefix>-0`` to ``<prefix>-<count-1>``, alive between ``start`` and ``stop``.
 
-    Jobs that ask for ``device`` land on them and nowhere else.
+    Jobs that request ``device`` are scheduled only on them.
     """
 
     def __init__(self, prefix: str, count: int, device: str) -> None:
         self.device = device
         self.names = [f"{prefix}-{i}" for i in range(count)]
-        self.refusing: set[str] = set()
-        """Names of pods whose image 'cannot be pulled'."""
+        self.unpullable: set[str] = set()
+        """Names of pods whose image cannot be pulled."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._session: Any = None
@@ -48,7 +48,7 @@ class HollowNodes:
         self._loop.close()
 
     def remove(self, name: str) -> None:
-        """The machine is gone, and the cloud took the Node away."""
+        """Remove the machine and its Node object, as a cloud provider does."""
         self.names.remove(name)
         self._call(self._api.delete(NODE, None, name))
 
@@ -61,7 +61,7 @@ class HollowNodes:
         self._api = Api(self._session, connection.server)
         for name in self.names:
             labels = {"kubernetes.io/hostname": name, "dljob.dev/device": self.device}
-            # No pods but those that ask for the device; daemons of the cluster stay away.
+            # Only pods that request the device are scheduled here, and no daemons of the cluster.
             taints = [{"key": "dljob.dev/hollow", "value": "true", "effect": "NoSchedule"}]
             body = {
                 "apiVersion": "v1",
@@ -88,7 +88,7 @@ class HollowNodes:
             for name in list(self.names):
                 for pod in await self._pods(name):
                     try:
-                        await self._care_for(pod)
+                        await self._run_pod(pod)
                     except ApiError as error:
                         if not (error.not_found or error.conflict):
                             raise
@@ -111,19 +111,19 @@ class HollowNodes:
     async def _pods(self, node: str) -> list[dict[str, Any]]:
         return await self._api.find(POD, None, fieldSelector=f"spec.nodeName={node}")
 
-    async def _care_for(self, pod: dict[str, Any]) -> None:
+    async def _run_pod(self, pod: dict[str, Any]) -> None:
         if "deletionTimestamp" in pod["metadata"]:
             await self._remove(pod)
-        elif pod["metadata"]["name"] in self.refusing:
-            await self._say(pod, ready=False)
+        elif pod["metadata"]["name"] in self.unpullable:
+            await self._write_status(pod, ready=False)
         elif (pod.get("status") or {}).get("phase") != "Running":
-            await self._say(pod, ready=True)
+            await self._write_status(pod, ready=True)
 
     async def _remove(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
         await self._api.delete(POD, meta["namespace"], meta["name"], uid=meta["uid"], grace_s=0)
 
-    async def _say(self, pod: dict[str, Any], *, ready: bool) -> None:
+    async def _write_status(self, pod: dict[str, Any], *, ready: bool) -> None:
         image = pod["spec"]["containers"][0]["image"]
         waiting = {"waiting": {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{image}"'}}
         container = {

@@ -1,4 +1,4 @@
-"""kubectl for tests: what a user types, with JSON in and out, and waiting with a deadline."""
+"""kubectl for tests, with JSON input and output, and waiting with a deadline."""
 
 import copy
 import json
@@ -22,7 +22,7 @@ OWNED = (
 
 
 def wait_for(what: str, probe: Callable[[], T | None], deadline_s: float, detail: Callable[[], str] = str) -> T:
-    """The first truthy value of ``probe``. Raises AssertionError naming ``what`` after the deadline."""
+    """Return the first truthy value of ``probe``. Raise AssertionError with ``what`` after the deadline."""
     end = time.monotonic() + deadline_s
     while True:
         value = probe()
@@ -34,7 +34,7 @@ def wait_for(what: str, probe: Callable[[], T | None], deadline_s: float, detail
 
 
 class KubectlError(AssertionError):
-    """kubectl refused; the text is what a user would read."""
+    """kubectl failed. The text is its error output."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Kubectl:
         return self.run("apply", *flags, "-f", "-", stdin=yaml.safe_dump_all(manifests))
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        """The object, or None where there is none of that name."""
+        """Return the object, or None if it does not exist."""
         text = self.run("get", kind, name, "--ignore-not-found", "-o", "json")
         return json.loads(text) if text.strip() else None
 
@@ -70,7 +70,7 @@ class Kubectl:
         return found
 
     def describe_job(self, name: str) -> str:
-        """What a person would look at when a job does not do what it should."""
+        """Return a description of the job for error messages."""
         job = self.get("dljob", name) or {}
         pods = [
             f"{p['metadata']['name']}: {p['status'].get('phase')} {p['status'].get('containerStatuses', '')}"
@@ -81,7 +81,7 @@ class Kubectl:
     def wait_job(
         self, name: str, what: str, holds: Callable[[dict[str, Any]], bool], deadline_s: float
     ) -> dict[str, Any]:
-        """The job once ``holds(job)``."""
+        """Wait until ``holds(job)`` is True and return the job."""
 
         def probe() -> dict[str, Any] | None:
             job = self.job(name)
@@ -90,7 +90,7 @@ class Kubectl:
         return wait_for(f"{name} {what}", probe, deadline_s, lambda: self.describe_job(name))
 
     def wait_phase(self, name: str, phase: str, deadline_s: float) -> dict[str, Any]:
-        """The job in that phase; fails at once when it has Failed instead."""
+        """Wait until the job is in a phase and return it. Raise AssertionError at once if it has failed instead."""
 
         def holds(job: dict[str, Any]) -> bool:
             found = job.get("status", {}).get("phase")
@@ -102,17 +102,17 @@ class Kubectl:
 
 
 def step_of(job: dict[str, Any]) -> int:
-    """The step a job has reached; 0 before the first."""
+    """Return the current step of a job, or 0 before the first."""
     return int(job.get("status", {}).get("progress", {}).get("step", 0))
 
 
 def condition(job: dict[str, Any], kind: str) -> dict[str, Any] | None:
-    """The job's condition of that type."""
+    """Return the job's condition of a type."""
     return next((c for c in job.get("status", {}).get("conditions", []) if c["type"] == kind), None)
 
 
 def example(name: str, **changes: Any) -> dict[str, Any]:
-    """An example manifest; ``changes`` replaces spec fields, ``job`` renames it."""
+    """Return an example manifest. ``changes`` replaces spec fields, and ``job`` renames it."""
     document: dict[str, Any] = copy.deepcopy(yaml.safe_load((ROOT / "examples" / name).read_text()))
     document["metadata"]["name"] = changes.pop("job", document["metadata"]["name"])
     document["spec"] |= changes

@@ -1,4 +1,4 @@
-"""The user's and the trainer's part of a job against a real API server."""
+"""The actions of a user and a trainer on a job in a real API server."""
 
 import json
 import time
@@ -39,12 +39,12 @@ class Play:
         assert found is not None, f"no plan of {name}"
         return dlcontract.Plan.parse(found["data"][dlcontract.PLAN_KEY])
 
-    def report(self, name: str, phase: dlcontract.RunPhase, **news: Any) -> None:
-        """What the coordinator would write."""
+    def report(self, name: str, phase: dlcontract.RunPhase, **changes: Any) -> None:
+        """Write a report as the coordinator does."""
         plan = self.plan(name)
         report = dlcontract.Report(
             uid=plan.uid, plan_number=plan.number, plan_digest=plan.digest(), term=plan.term, phase=phase,
-            unix_s=time.time(), world_size=len(plan.ranks), **{"step": 10, "steps": 100, **news},
+            unix_s=time.time(), world_size=len(plan.ranks), **{"step": 10, "steps": 100, **changes},
         )  # fmt: skip
         self.write_report(name, report.to_json())
 
@@ -55,10 +55,10 @@ class Play:
     def until_ready(self, name: str, pods: int = 2) -> None:
         self.kubectl.wait_job(name, "pods ready", lambda j: j.get("status", {}).get("ready") == f"{pods}/{pods}", 30)
 
-    def until_told(self, name: str, kind: str, reason: str, *words: str, status: str = "False") -> Json:
-        """The job once it has that condition, and the event that tells of it."""
+    def until_reported(self, name: str, kind: str, reason: str, *words: str, status: str = "False") -> Json:
+        """Wait until the job has the condition and its event exists, and return the job."""
 
-        def told(job: Json) -> bool:
+        def reported(job: Json) -> bool:
             return any(
                 c["type"] == kind
                 and c["reason"] == reason
@@ -67,7 +67,7 @@ class Play:
                 for c in job.get("status", {}).get("conditions", [])
             )
 
-        job = self.kubectl.wait_job(name, f"{kind}/{reason} naming {words}", told, 30)
+        job = self.kubectl.wait_job(name, f"{kind}/{reason} naming {words}", reported, 30)
         wait_for(f"an event {reason} of {name}", lambda: [e for e in self.events(name) if e["reason"] == reason], 10)
         return job
 
@@ -79,18 +79,18 @@ class Play:
         ]
 
     def run(self, name: str, **changes: Any) -> None:
-        """A job in phase Running."""
+        """Submit a job and wait until it is in phase Running."""
         self.submit(name, **changes)
         self.until_ready(name)
         self.report(name, dlcontract.RunPhase.RUNNING, step_s=0.01)
         self.kubectl.wait_phase(name, "Running", 30)
 
     def succeed(self, name: str) -> None:
-        """The coordinator reports the end."""
+        """Write the coordinator's report of success."""
         outcome = dlcontract.Outcome(steps=100, seconds=1.5, loss=0.1, accuracy=0.98)
         self.report(name, dlcontract.RunPhase.SUCCEEDED, step=100, step_s=0.01, outcome=outcome)
 
     def finish(self, name: str) -> Json:
-        """The job, complete."""
+        """Finish the job and return it in phase Complete."""
         self.succeed(name)
         return self.kubectl.wait_phase(name, "Complete", 30)

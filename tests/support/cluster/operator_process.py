@@ -1,4 +1,4 @@
-"""The operator as a process of this machine, against a real API server."""
+"""The operator as a local process that uses a real API server."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from support.cluster.kubectl import wait_for
 
 
 class OperatorProcess:
-    """Looks after one namespace; its metrics are on ``port``."""
+    """An operator that watches one namespace and serves metrics on ``port``."""
 
     def __init__(self, kubeconfig: str, namespace: str, log: Path, identity: str = "one", **env: str) -> None:
         with socket.socket() as free:
@@ -48,7 +48,7 @@ class OperatorProcess:
         return self._get("/readyz") is not None
 
     def metric(self, name: str) -> float:
-        """Value of one series, 0 where there is none yet."""
+        """Return the value of a series, or 0 if it does not exist yet."""
         text = self._get("/metrics") or ""
         found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
@@ -62,7 +62,7 @@ class OperatorProcess:
             return None
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """Its exit code."""
+        """Stop the process and return its exit code."""
         assert self._process is not None
         self._process.send_signal(how)
         return self._process.wait(20)

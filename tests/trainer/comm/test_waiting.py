@@ -82,7 +82,7 @@ class Post:
         near.setblocking(False)
         self.received = False
 
-    def test_then_receive(self) -> bool:
+    def check_then_receive(self) -> bool:
         """Return True if the message was received before, and receive it now without a later event, as MPI does."""
         before = self.received
         with suppress(BlockingIOError):
@@ -92,14 +92,14 @@ class Post:
 
 
 def test_message_received_by_a_test_is_noticed_before_the_next_pause(post: Post) -> None:
-    wait_until(post.test_then_receive)
+    wait_until(post.check_then_receive)
     assert post.received
 
 
 def test_message_received_by_another_operation_is_noticed_before_the_next_pause(post: Post) -> None:
     class Other(Fake):
         def test(self) -> bool:
-            post.test_then_receive()
+            post.check_then_receive()
             return False
 
     class Waiting(Fake):

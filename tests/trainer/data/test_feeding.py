@@ -1,14 +1,9 @@
-"""Tests of data loading in the rank, in a thread and in worker processes: batches, errors and the end of workers."""
+"""Tests of data loading in the rank, in a thread and in worker processes: batches, errors and arguments."""
 
 import contextlib
-import json
 import os
 import random
-import re
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,27 +13,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.data.feeding import feed as feeding
-from dltrain.data.feeding import serialization
-from dltrain.data.feeding.device_copy import DeviceCopier
 from dltrain.data.feeding.feed import DeviceLane, Feed
 from dltrain.data.feeding.loader import MAX_BATCHES_AHEAD, Loader
 from dltrain.data.feeding.source import Request, Source
 from dltrain.data.feeding.worker_pool import Workers
 from dltrain.host import cgroup
-from dltrain.launch.zygote import Order, Serving, _PartialRequest
-from dltrain.protocol import rank_messages
 from dltrain.protocol.errors import SampleError, WorkerLostError
 from dltrain.train.trainer import Trainer
-from support.trainer.listener import Listener
-from support.trainer.plans import make_plan, write
-from support.trainer.ranks import BODIES, ROOT, command, end, environment, run, start
 
-SCRIPT = BODIES / "feeding.py"
 CPU = torch.device("cpu")
 WITHIN_S = 60.0
 
@@ -258,17 +244,6 @@ def test_dataset_that_workers_cannot_unpickle_is_reported(
         batches_of_rank_1(Loader(OnlyInThisProcess(), CPU, workers=1), SHARES, STEPS)
 
 
-def test_message_sent_before_close_is_received_despite_unread_messages() -> None:
-    """An example is the failed transfer of a dataset while batches are already requested."""
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with near:
-        with far:
-            serialization.send(near, b"asked", None)
-            serialization.send(far, b"failed", "why")
-        assert serialization.receive(near) == (b"failed", "why")
-        assert serialization.receive(near) is None
-
-
 def test_dropped_requests_behind_a_copy_thread_are_not_returned() -> None:
     """A dropped batch is not returned for a later request, and closing does not wait for it. GPUs use this thread."""
     loader = Loader(Augmented(), CPU, workers=0)
@@ -329,52 +304,6 @@ def test_user_dataset_may_have_attributes_named_as_in_dltrain() -> None:
     assert Loader(dataset, CPU).samples == 40
 
 
-def test_packed_sequence_moves_to_the_device() -> None:
-    """A packed sequence is a tuple whose batch sizes must stay on the CPU."""
-    packed = pack_sequence([torch.ones(3), torch.ones(2)])
-    moved = DeviceCopier(torch.device("meta")).now({"x": packed})["x"]
-    assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
-
-
-def test_memory_mapped_files_are_mapped_again_by_the_receiver(tmp_path: Path) -> None:
-    """A copy could be larger than memory."""
-    np.arange(10**6, dtype=np.int32).tofile(tmp_path / "tokens.bin")
-    tokens = np.memmap(tmp_path / "tokens.bin", np.int32, "r", offset=40)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        fd = serialization.pack((tokens, tokens[5:7]))
-        assert os.fstat(fd).st_size < 4096
-        socket.send_fds(ours, [b"head"], [fd])
-        os.close(fd)
-        whole, part = (serialization.receive(theirs) or (b"", ()))[1]
-    assert isinstance(whole, np.memmap) and np.array_equal(whole, tokens) and part.tolist() == [15, 16]
-
-
-@pytest.mark.parametrize("content", [
-    {"x": torch.arange(12).view(3, 4)[:, ::2], "flag": torch.tensor(True), "none": torch.empty(0, 3)},
-    [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(3, 4).t(), torch.ones(1).expand(2, 3)],
-    [torch.randn(3).bfloat16(), torch.randn(5, requires_grad=True).detach(), "text", 7, None],
-    (np.arange(5.0), np.array([], np.int8), b"bytes", torch.ones(2, dtype=torch.complex64).conj()),
-])  # fmt: skip
-def test_serialization_round_trip(content: Any) -> None:
-    """Received tensors are writable and remain valid after the connection is closed."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        serialization.send(ours, b"head", content)
-        found = serialization.receive(theirs)
-        assert found is not None and found[0] == b"head"
-        ours.close()
-        assert serialization.receive(theirs) is None
-    mine, other = (list(c.values()) if isinstance(c, dict) else list(c) for c in (found[1], content))
-    for a, b in zip(mine, other, strict=True):
-        if isinstance(b, torch.Tensor):
-            assert a.dtype == b.dtype and torch.equal(a, b)
-            assert a.stride() == torch.empty_like(b).stride() or 0 in b.stride()
-            a.zero_()
-        else:
-            assert np.array_equal(a, b) if isinstance(b, np.ndarray) else a == b
-
-
 def test_error_names_the_sample_with_and_without_workers() -> None:
     message = "sample 13 of the dataset: KeyError: 'no label'"
     for workers in (0, 2):
@@ -408,140 +337,6 @@ def test_worker_killed_by_the_oom_killer_is_named(monkeypatch: pytest.MonkeyPatc
     workers = Workers(Loader(KilledBySignal9(), CPU).source, 1)
     with contextlib.closing(workers), pytest.raises(MemoryError, match="data worker 0 of 1 was killed by the kernel"):
         workers.get(workers.ask(Request(np.arange(2), 0, 0)))
-
-
-@pytest.mark.mpi
-def test_ranks_train_the_same_with_workers_though_shares_move_and_a_rank_dies(tmp_path: Path) -> None:
-    """Runs with and without workers are bit-identical and match one process, because augmentation does not depend on
-    the rank and no sample is lost or repeated."""
-
-    def results(*arguments: str) -> dict[str, Any]:
-        plan = make_plan(2, shares=[6, 6], global_batch=12, epochs=3, min_ranks=1)
-        folder = tmp_path / "-".join(arguments)
-        folder.mkdir()
-        with Listener(folder) as listener:
-            process = start(
-                command(2, SCRIPT, *arguments, ulfm=True),
-                DLTRAIN_PLAN=write(plan, folder),
-                DLTRAIN_SOCKET=listener.path,
-            )
-            output = end(process, 60).output
-            assert {message.alive for message in listener.of(rank_messages.Shrunk)} == {(0,)}, output
-        return found_in(output)
-
-    with_worker, without_worker = (results(workers, "disturb") for workers in ("1", "0"))
-    assert with_worker == without_worker and len(without_worker["digests"]) == 25, "24 steps, one of them twice"
-    alone = found_in(run([sys.executable, str(SCRIPT), "0", "none"]).output)
-    assert np.allclose(without_worker["parameters"], alone["parameters"], rtol=0, atol=1e-6)
-
-
-def found_in(output: str) -> dict[str, Any]:
-    (line,) = (line for line in output.splitlines() if line.startswith("{"))
-    found: dict[str, Any] = json.loads(line)
-    return found
-
-
-@pytest.mark.parametrize(("what", "message"), [
-    ("raise", "dltrain.protocol.errors.SampleError: sample 7 of the dataset: OSError: cannot read picture-7.png"),
-    ("kill", r"data worker [01] of 2 ended with signal 9 \(SIGKILL\) while it loaded a batch"),
-])  # fmt: skip
-def test_reason_of_a_worker_failure_is_reported(what: str, message: str, tmp_path: Path) -> None:
-    with Listener(tmp_path) as listener:
-        assert run([sys.executable, str(SCRIPT), "2", what], DLTRAIN_SOCKET=listener.path).code == 1
-        listener.wait_for(rank_messages.Failed, 1)
-    (failed,) = listener.of(rank_messages.Failed)
-    assert failed.failure.reason == "TrainingError" and "\n" not in failed.failure.message
-    assert re.search(message, failed.failure.message), failed.failure.message
-    assert "in __getitem__" in failed.failure.log_tail or what == "kill"
-
-
-def test_workers_end_when_their_rank_is_killed() -> None:
-    process = start([sys.executable, str(SCRIPT), "2", "hold"])
-    assert process.stdout is not None
-    while "holding" not in (line := process.stdout.readline()):
-        assert line, "the process ended"
-    family = descendants(process.pid)
-    assert len(family) == 3, "a zygote and two workers"
-    process.kill()
-    process.communicate()
-    wait_until_ended(family)
-
-
-def test_workers_of_a_rank_in_a_pod_are_forks_of_the_zygote(tmp_path: Path) -> None:
-    """They need no second import, and end when their rank is killed."""
-    path = str(tmp_path / "zygote.sock")
-    with socket.socket(socket.AF_UNIX) as listener, Listener(tmp_path) as agent:
-        listener.bind(path)
-        listener.listen()
-        fd = listener.fileno()
-        zygote = subprocess.Popen(
-            [sys.executable, "-m", "dltrain.launch.zygote", str(fd)], env=environment(), pass_fds=(fd,)
-        )
-        order = Order((str(SCRIPT), "2", "hold"), environment(DLTRAIN_SOCKET=agent.path), str(ROOT))
-        reading, writing = os.pipe()
-        with socket.socket(socket.AF_UNIX) as connection, os.fdopen(reading) as output:
-            connection.connect(path)
-            fields = {"argv": order.argv, "env": order.env, "cwd": order.cwd}
-            socket.send_fds(connection, [json.dumps(fields).encode() + b"\n"], [writing])
-            os.close(writing)
-            rank = json.loads(connection.recv(4096))["pid"]
-            while "holding" not in (line := output.readline()):
-                assert line, "the process ended"
-            family = descendants(zygote.pid)
-            assert len(family) == 3 and rank in family and not descendants(rank)
-        wait_until_ended(family)
-        zygote.kill()
-        zygote.wait()
-
-
-def test_zygote_exits_if_its_parent_has_ended() -> None:
-    """This happens if a rank is killed while it starts a zygote."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        fd = listener.fileno()
-        others = str(os.getppid())
-        command = [sys.executable, "-m", "dltrain.launch.zygote", str(fd), others]
-        assert subprocess.run(command, env=environment(), pass_fds=(fd,), timeout=WITHIN_S, check=False).returncode == 1
-
-
-def test_zygote_reports_a_failed_fork_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork fails if the pod has too many processes. Running ranks must not end because of it."""
-    ours, theirs = socket.socketpair()
-    reading, writing = os.pipe()
-
-    def fork() -> int:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(os, "fork", fork)
-    with socket.socket(socket.AF_UNIX) as listener, ours, os.fdopen(reading) as output:
-        serving, partial = Serving(listener), _PartialRequest()
-        partial.data, partial.fds = json.dumps({"argv": ["-m", "x"], "env": {}, "cwd": "/"}).encode(), [writing]
-        assert serving._fork(theirs, partial) is None
-        assert output.read() == "dltrain: cannot start -m x: [Errno 11] Resource temporarily unavailable\n"
-        assert ours.recv(1) == b"", "the closed connection tells the client"
-        serving.selector.close()
-
-
-def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        children = {int(child) for child in path.read_text().split()}
-        found |= children.union(*(descendants(child) for child in children))
-    return found
-
-
-def wait_until_ended(pids: set[int]) -> None:
-    """Wait until no process runs. A zombie counts as ended."""
-    deadline = time.monotonic() + WITHIN_S
-    while left := {pid for pid in pids if running(pid)}:
-        assert time.monotonic() < deadline, f"{left} are still running"
-        time.sleep(0.01)
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 class Noise(Dataset[torch.Tensor]):

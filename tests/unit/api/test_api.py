@@ -1,4 +1,4 @@
-"""Invalid specs are rejected with field, value and expectation: by the schema at admission and by the operator."""
+"""Tests of the rejection of invalid specs by the schema and by the operator, with field, value and expectation."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def normal(text: str) -> str:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_the_schema_rejects(case: str) -> None:
+def test_schema_rejects_invalid_field(case: str) -> None:
     path, value, words = BAD[case]
     found = refusals(with_field(path, value))
     assert len(found) == 1, found
@@ -30,8 +30,8 @@ def test_the_schema_rejects(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_the_operator_rejects(case: str) -> None:
-    """The operator's types reject the same, for servers that prune fields or do not support CEL."""
+def test_operator_rejects_invalid_field(case: str) -> None:
+    """The operator rejects the same fields, because some servers prune fields or do not support CEL."""
     path, value, words = BAD[case]
     with pytest.raises(ValidationError) as refusal:
         DLJobSpec.model_validate(with_field(path, value)["spec"])
@@ -40,7 +40,7 @@ def test_the_operator_rejects(case: str) -> None:
     assert all(word in text for word in words), text
 
 
-def test_a_server_without_cel_admits_specs_that_only_rules_reject() -> None:
+def test_server_without_cel_admits_specs_that_only_rules_reject() -> None:
     job = with_field("nodes", {"min": 4, "max": 2})
     assert refusals(job, cel=False) == []
     assert refusals(job, cel=True) != []
@@ -50,12 +50,12 @@ def test_a_server_without_cel_admits_specs_that_only_rules_reject() -> None:
     ("text", "seconds"),
     [("90s", 90), ("1h30m", 5400), ("500ms", 0.5), ("1.5h", 5400), ("2m500ms", 120.5), ("0s", 0)],
 )
-def test_duration(text: str, seconds: float) -> None:
+def test_duration_is_parsed(text: str, seconds: float) -> None:
     assert duration_s(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "s", "90", "-1s", "1 h", "1d", "1h30", "1e3s"])
-def test_no_duration(text: str) -> None:
+def test_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="expected a duration such as 90s"):
         duration_s(text)
 
@@ -65,5 +65,5 @@ def test_duration_is_a_sum(hours: int, minutes: int, seconds: int) -> None:
     assert duration_s(f"{hours}h{minutes}m{seconds}s") == 3600 * hours + 60 * minutes + seconds
 
 
-def test_spec_collective_takes_the_collectives_of_the_contract_and_auto() -> None:
+def test_spec_collective_accepts_those_of_the_contract_and_auto() -> None:
     assert {str(name) for name in Collective} == {*COLLECTIVES, "Auto"}

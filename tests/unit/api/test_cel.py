@@ -1,4 +1,4 @@
-"""Each rule exists in CEL for the API server and in Python for the operator. Both must agree."""
+"""Tests that the CEL rules of the API server and the Python rules of the operator agree."""
 
 import itertools
 from collections.abc import Iterator
@@ -20,31 +20,31 @@ from support.spec_cases import CASES, HINTS, spec_of
 
 Json = dict[str, Any]
 SPEC = schema_of("DLJob", "spec")
-# celpy raises the recursion limit with its first environment; inside an example, hypothesis would warn of that.
+# The first environment of celpy raises the recursion limit, and hypothesis would warn of that in an example.
 celpy.Environment()
 
 
-def said_by_cel(spec: Json) -> set[str]:
+def messages_of_cel(spec: Json) -> set[str]:
     return {broken.message for broken in broken_rules(SPEC, spec)}
 
 
-def said_by_python(spec: Json) -> set[str]:
-    """Return the messages of broken rules. pydantic stops at rules of inner types, so those of outer types may be missing."""
+def messages_of_python(spec: Json) -> set[str]:
+    """Return the messages of broken rules. If inner types break a rule, pydantic does not check outer ones."""
     try:
         DLJobSpec.model_validate(spec)
     except ValidationError as error:
-        assert {e["type"] for e in error.errors()} == {"value_error"}, f"not a matter of rules: {error}"
+        assert {e["type"] for e in error.errors()} == {"value_error"}, f"expected only broken rules: {error}"
         return {part for e in error.errors() for part in e["msg"].removeprefix("Value error, ").split("; ")}
     return set()
 
 
 @pytest.mark.parametrize("with_defaults", [False, True], ids=["as written", "as stored"])
 @pytest.mark.parametrize("case", CASES)
-def test_table(case: str, with_defaults: bool) -> None:
+def test_rules_of_cel_and_python_give_the_expected_message(case: str, with_defaults: bool) -> None:
     changes, words = CASES[case]
     spec = defaulted(SPEC, spec_of(changes)) if with_defaults else spec_of(changes)
-    for said in (said_by_cel(spec), said_by_python(spec)):
-        assert bool(said) == bool(words) and all(words in text for text in said), said
+    for messages in (messages_of_cel(spec), messages_of_python(spec)):
+        assert bool(messages) == bool(words) and all(words in text for text in messages), messages
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_table(case: str, with_defaults: bool) -> None:
         ("hints without command", '(found model.hints: {"parameters": 1, "flopsPerSample": 1})'),
     ],
 )
-def test_the_operator_also_says_what_it_found(case: str, found: str) -> None:
+def test_operator_message_contains_the_found_value(case: str, found: str) -> None:
     with pytest.raises(ValidationError) as refusal:
         DLJobSpec.model_validate(spec_of(CASES[case][0]))
     assert in_words(refusal.value).endswith(found)
@@ -73,14 +73,14 @@ def test_the_operator_also_says_what_it_found(case: str, found: str) -> None:
         ({"resources": {"memory": "4GB"}}, "found '4GB'; expected a quantity of bytes such as 512Mi or 4Gi"),
     ],
 )
-def test_an_invalid_value_is_named_with_the_valid_ones(changes: Json, words: str) -> None:
+def test_invalid_value_is_reported_with_the_valid_ones(changes: Json, words: str) -> None:
     with pytest.raises(ValidationError) as refusal:
         DLJobSpec.model_validate(spec_of(changes))
     assert words in in_words(refusal.value)
 
 
-def test_the_table_breaks_every_rule() -> None:
-    broken = {message for changes, _ in CASES.values() for message in said_by_cel(spec_of(changes))}
+def test_cases_break_every_rule() -> None:
+    broken = {message for changes, _ in CASES.values() for message in messages_of_cel(spec_of(changes))}
     assert broken == {rule["message"] for rule in _rules(SPEC)}
 
 
@@ -137,9 +137,9 @@ specs = st.fixed_dictionaries(
 @settings(max_examples=150, deadline=None)
 @given(spec=specs, with_defaults=st.booleans())
 def test_cel_and_python_agree(spec: Json, with_defaults: bool) -> None:
-    """Both accept or both reject, and all messages of Python are also CEL's. Defaults change neither."""
+    """Both accept or both reject, and CEL gives all messages of Python. Defaults make no difference."""
     given_spec = defaulted(SPEC, spec) if with_defaults else spec
-    by_cel, by_python = said_by_cel(given_spec), said_by_python(given_spec)
+    by_cel, by_python = messages_of_cel(given_spec), messages_of_python(given_spec)
     assert bool(by_cel) == bool(by_python)
     assert by_python <= by_cel
 
@@ -176,12 +176,12 @@ FROM_TABLE = [
 ]  # fmt: skip
 
 
-def test_the_table_makes_the_rules() -> None:
+def test_rules_are_generated_from_the_compatibility_table() -> None:
     assert len(FROM_TABLE) == 8
 
 
 def test_cel_and_python_agree_on_every_combination() -> None:
-    """The table of ``compatibility`` determines both forms of the rules."""
+    """The table in ``compatibility`` determines both forms of the rules."""
     rejected = 0
     for one in product():
         broken = {
@@ -190,7 +190,7 @@ def test_cel_and_python_agree_on_every_combination() -> None:
             if "parallelism" in one or rule not in SPEC["properties"]["parallelism"]["x-kubernetes-validations"]
             if not holds(rule["rule"], one.get("parallelism") if rule not in SPEC["x-kubernetes-validations"] else one)
         }
-        by_python = said_by_python(one) & {rule["message"] for rule in FROM_TABLE}
+        by_python = messages_of_python(one) & {rule["message"] for rule in FROM_TABLE}
         assert bool(broken) == bool(by_python) and by_python <= broken, one
         rejected += bool(broken)
     assert rejected > 100

@@ -1,4 +1,4 @@
-"""The generated CustomResourceDefinitions: fresh, valid everywhere, structural, and readable."""
+"""Tests of the generated CRDs: up to date, valid for every Kubernetes version, structural and documented."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,11 +30,11 @@ def nodes(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
 ALL_NODES = [(f"{kind} {path}", node) for kind, _ in KINDS for path, node in nodes(schema_of(kind))]
 
 
-def test_generated_files_are_fresh() -> None:
+def test_generated_files_are_up_to_date() -> None:
     assert generation.stale() == []
 
 
-def test_a_stale_file_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_detects_an_outdated_file(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = {**generation.outputs(), "crds/dljob.dev_dljobs.yaml": "something else\n"}
     monkeypatch.setattr(generation, "outputs", lambda: changed)
     diff = "\n".join(generation.stale())
@@ -42,18 +42,18 @@ def test_a_stale_file_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("kind", "definition"), KINDS)
-def test_valid_for_every_kubernetes(kind: str, definition: Json) -> None:
+def test_crd_is_valid_for_every_kubernetes_version(kind: str, definition: Json) -> None:
     assert_valid(definition)
 
 
 @pytest.mark.parametrize(("kind", "definition"), KINDS)
-def test_survives_yaml(kind: str, definition: Json) -> None:
+def test_crd_round_trips_through_yaml(kind: str, definition: Json) -> None:
     assert yaml.safe_load(generation.definition_yaml(definition)) == definition
 
 
 @pytest.mark.parametrize(("path", "node"), ALL_NODES, ids=[path for path, _ in ALL_NODES])
-def test_structural(path: str, node: Json) -> None:
-    """The conditions of https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/ for a structural schema."""
+def test_schema_is_structural(path: str, node: Json) -> None:
+    """Check the conditions of https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/."""
     assert node["type"] in ("object", "array", "string", "integer", "number", "boolean")
     assert not {"$ref", "anyOf", "oneOf", "allOf", "not", "nullable", "title"} & node.keys()
     assert not ("properties" in node and "additionalProperties" in node)
@@ -77,13 +77,13 @@ def test_lists_with_rules_inside_are_bounded() -> None:
             assert "maxItems" in node, path
 
 
-def test_rules_carry_what_kubernetes_1_25_knows() -> None:
+def test_rules_only_use_fields_of_kubernetes_1_25() -> None:
     rules = [rule for _, node in ALL_NODES for rule in node.get("x-kubernetes-validations", ())]
     assert len(rules) >= 8
     assert all(set(rule) == {"rule", "message"} and "\n" not in rule["message"] for rule in rules)
 
 
-def test_every_spec_field_is_explained() -> None:
+def test_every_spec_field_has_a_description() -> None:
     """``kubectl explain`` prints the descriptions. The descriptions of lists and maps cover their entries."""
     silent = [
         path for path, node in nodes(schema_of("DLJob", "spec")) if "description" not in node and path[-1:] != "]"
@@ -99,12 +99,12 @@ def test_defaults_of_server_and_operator_agree() -> None:
     assert stored["checkpoint"]["volume"] == {"size": "1Gi", "reclaimPolicy": "Retain"}
 
 
-def test_status_passes_its_own_schema() -> None:
+def test_status_is_valid_under_its_schema() -> None:
     """An operator that writes fields which its own schema prunes would write them forever."""
     jsonschema.Draft202012Validator(closed(schema_of("DLJob", "status"))).validate(DLJobStatus().manifest())
 
 
-def test_printer_columns() -> None:
+def test_printer_columns_show_the_main_fields() -> None:
     [version] = crd.job_definition()["spec"]["versions"]
     columns = [(c["name"], c.get("priority", 0)) for c in version["additionalPrinterColumns"]]
     assert [name for name, wide in columns if not wide] == [
@@ -132,14 +132,14 @@ def test_paths_of_columns_and_scale_exist(kind: str, definition: Json) -> None:
     ("name", "valid"),
     [("digits", True), ("a", True), ("a" * 40, True), ("a" * 41, False), ("a.b", False), ("1st", False)],
 )
-def test_job_name_rule(name: str, valid: bool) -> None:
+def test_job_name_is_validated(name: str, valid: bool) -> None:
     from support.admission import holds
 
     assert holds(crd.JOB_NAME_RULE.cel, {"metadata": {"name": name}}) is valid
     assert crd.JOB_NAME_RULE.holds(name) is valid
 
 
-def test_no_category_is_also_a_name() -> None:
+def test_categories_differ_from_names() -> None:
     """kubectl expands categories first, so ``get dljob NAME`` would request jobs and profiles of that name."""
     names = [definition["spec"]["names"] for _, definition in KINDS]
     words = [{n["kind"].lower(), n["plural"], n["singular"], *n["shortNames"]} for n in names]

@@ -1,4 +1,4 @@
-"""The operator's settings: defaults, and errors that name the variable, its value and what is expected."""
+"""Tests of the operator's settings: defaults, parsing and errors."""
 
 import inspect
 import re
@@ -13,41 +13,41 @@ LEAST = {"DLJOB_TRAINER_IMAGE": "r/t:1"}
 ROWS = re.findall(r"^\| (DLJOB_[A-Z_]+) \| (.+?) \| ", inspect.getdoc(settings) or "", re.MULTILINE)
 
 
-def of(**env: str) -> Settings:
+def settings_of(**env: str) -> Settings:
     return Settings.of({**LEAST, **env})
 
 
-def test_defaults_are_as_documented() -> None:
-    told = {name: default for name, default in ROWS if default[0] not in "(h"}
-    assert len(told) >= 10
-    assert of(**told, DLJOB_POD_NAME="p") == of(DLJOB_POD_NAME="p")
+def test_defaults_match_the_documentation() -> None:
+    documented = {name: default for name, default in ROWS if default[0] not in "(h"}
+    assert len(documented) >= 10
+    assert settings_of(**documented, DLJOB_POD_NAME="p") == settings_of(DLJOB_POD_NAME="p")
 
 
 def test_every_setting_is_documented() -> None:
     assert len(ROWS) == len(fields(Settings))
 
 
-def test_without_a_name_two_operators_differ() -> None:
-    assert of().identity != of().identity
+def test_operators_without_a_pod_name_have_different_identities() -> None:
+    assert settings_of().identity != settings_of().identity
 
 
-def test_an_empty_variable_counts_as_unset() -> None:
+def test_empty_variable_counts_as_unset() -> None:
     empty = {name: "" for name, _ in ROWS if name not in ("DLJOB_TRAINER_IMAGE", "DLJOB_POD_NAME")}
-    assert of(DLJOB_POD_NAME="p", **empty) == of(DLJOB_POD_NAME="p")
+    assert settings_of(DLJOB_POD_NAME="p", **empty) == settings_of(DLJOB_POD_NAME="p")
 
 
-def test_namespaces() -> None:
-    assert of(DLJOB_WATCH_NAMESPACES=" a, b,,").watch_namespaces == ("a", "b")
+def test_namespaces_are_parsed() -> None:
+    assert settings_of(DLJOB_WATCH_NAMESPACES=" a, b,,").watch_namespaces == ("a", "b")
 
 
 @pytest.mark.parametrize(("text", "expected"), [("true", True), ("1", True), ("no", False), ("false", False)])
-def test_truth(text: str, expected: bool) -> None:
-    assert of(DLJOB_LEADER_ELECTION=text).leader_election is expected
+def test_booleans_are_parsed(text: str, expected: bool) -> None:
+    assert settings_of(DLJOB_LEADER_ELECTION=text).leader_election is expected
 
 
-def test_settings_reach_the_manifests() -> None:
+def test_manifests_use_the_settings() -> None:
     peers = '[{"podSelector": {}}]'
-    config = of(
+    config = settings_of(
         DLJOB_TRAINER_PULL_POLICY="Never", DLJOB_CLUSTER_DOMAIN="corp.example", DLJOB_METRICS_SOURCES=peers
     ).render(port_ranges=False)
     assert (config.trainer_image, config.image_pull_policy, config.cluster_domain) == ("r/t:1", "Never", "corp.example")
@@ -72,9 +72,9 @@ def test_settings_reach_the_manifests() -> None:
         ("DLJOB_LOG_FORMAT", "xml", "text, json"),
     ],
 )
-def test_errors_say_what_to_do(name: str, found: str, expected: str) -> None:
+def test_error_names_variable_value_and_expectation(name: str, found: str, expected: str) -> None:
     with pytest.raises(ValueError, match="found") as error:
-        of(**{name: found})
+        settings_of(**{name: found})
     message = str(error.value)
     assert message.startswith(f"{name}: found {found!r}" if found else f"{name}: found nothing")
     assert expected in message

@@ -1,4 +1,4 @@
-"""The formats of benchmarks/perfmodel/published.py on small synthetic files: what is found, hidden, and named when it is wrong."""
+"""Tests of the formats of benchmarks/perfmodel/published.py on small synthetic files."""
 
 import csv
 import json
@@ -43,13 +43,13 @@ class TestZeus:
             for w, f in zip(limits, clocks, strict=True)
         ]
 
-    def test_model_beside_baselines(self, tmp_path: Path) -> None:
+    def test_model_is_better_than_baselines(self, tmp_path: Path) -> None:
         write(tmp_path / "deep" / "summary_power_x1.csv", [POWER_HEADER, *self.rows()])
         (table,) = runner("zeus")(tmp_path, QUICK)
         assert table.title.startswith("x1")
         assert mean_of(table, "model") < 6 < mean_of(table, "time and power on lines")
 
-    def test_bad_rows_are_left_out_and_named(self, tmp_path: Path) -> None:
+    def test_invalid_rows_are_ignored_and_named(self, tmp_path: Path) -> None:
         bad = [
             ["d", "n", 8, "sgd", 110, 0, 90],
             ["d", "n", 8, "sgd", 120, "nan", 90],
@@ -61,7 +61,7 @@ class TestZeus:
         assert clean.rows == dirty.rows
         assert "line 16" in dirty.note and "line 17" in dirty.note and "line 18" in dirty.note
 
-    def test_a_missing_column_is_named(self, tmp_path: Path) -> None:
+    def test_missing_column_is_rejected(self, tmp_path: Path) -> None:
         write(tmp_path / "summary_power_x1.csv", [POWER_HEADER[:-1], *(row[:-1] for row in self.rows())])
         with pytest.raises(ValueError, match="no column average_power"):
             runner("zeus")(tmp_path, QUICK)
@@ -74,26 +74,26 @@ class TestNccl:
             rows = [[v, v // 4, "float", 1e9 * (2e-5 + 2 * (n - 1) / n * v / 2e11), 0] for v in sizes]
             write(folder / f"AR_GPU{n}_LUT", [["size(B)", "count", "type", "time(ns)", "busbw"], *rows, *bad])
 
-    def test_an_ideal_ring_is_known_from_two_counts(self, tmp_path: Path) -> None:
+    def test_ideal_ring_is_predicted_from_two_counts(self, tmp_path: Path) -> None:
         self.fill(tmp_path / "dev", [])
         every, fewer = runner("nccl")(tmp_path, QUICK)
         assert mean_of(every, "model") < 3
         assert mean_of(fewer, "model") < 3
 
-    def test_bad_lines_are_named(self, tmp_path: Path) -> None:
+    def test_invalid_lines_are_named(self, tmp_path: Path) -> None:
         self.fill(tmp_path / "a", [])
         self.fill(tmp_path / "b", [[2**31, 1, "float", 0, 0], [2**30 + 1, 1, "float", "nan", 0], ["?"]])
         tables = runner("nccl")(tmp_path, QUICK)
         assert tables[0].rows == tables[2].rows
         assert "AR_GPU2_LUT line 11" in tables[0].note
 
-    def test_a_narrow_sweep_and_one_count_are_scored(self, tmp_path: Path) -> None:
+    def test_narrow_sweep_with_one_count_is_scored(self, tmp_path: Path) -> None:
         rows = [[2**20 * k, 1, "float", 1e9 * (1e-5 + k * 1e-5), 0] for k in (100, 101, 102)]
         write(tmp_path / "AR_GPU4", [["size(B)", "count", "type", "time(ns)", "busbw"], *rows])
         (table,) = runner("nccl")(tmp_path, QUICK)
         assert mean_of(table, "model") < 1
 
-    def test_nothing_there(self, tmp_path: Path) -> None:
+    def test_missing_files_are_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no AR_GPU"):
             runner("nccl")(tmp_path, QUICK)
 
@@ -112,13 +112,13 @@ class TestVtrain:
             found.append([t * d * p, batch, m, h, 16, 24, 1024, t, d, p, ms])
         return found
 
-    def test_model_beside_baselines(self, tmp_path: Path) -> None:
+    def test_model_is_better_than_baselines(self, tmp_path: Path) -> None:
         write(tmp_path / "ground_truth_x.csv", [self.header, *self.rows()])
         every, pure = runner("vtrain")(tmp_path, QUICK)
         assert mean_of(every, "model") < 0.5 * mean_of(every, "operations per device")
         assert mean_of(pure, "model") < mean_of(pure, "nearest given row")
 
-    def test_bad_rows_are_named(self, tmp_path: Path) -> None:
+    def test_invalid_rows_are_named(self, tmp_path: Path) -> None:
         good = self.rows()
         bad = [[*good[0][:-1], 0], [*good[0][:-1], "nan"], [8, 2, 4, 1024, 16, 24, 1024, 1, 8, 1, 5.0]]
         write(tmp_path / "a" / "ground_truth_x.csv", [self.header, *good])
@@ -150,7 +150,7 @@ class TestGavel:
         (folder / "x_throughputs.json").write_text(json.dumps(table))
         return {t.title: t for t in runner("gavel")(folder, QUICK)}
 
-    def test_every_task(self, tmp_path: Path) -> None:
+    def test_every_task_is_scored(self, tmp_path: Path) -> None:
         tables = self.run(tmp_path / "a", gavel_table(self.devices))
         assert mean_of(tables["One device: batch → time from three batches, %"], "model") < 2
         assert mean_of(tables["v100: 8 devices from one device and one probe on two, %"], "model") < 15
@@ -158,7 +158,7 @@ class TestGavel:
         split = tables["Uneven split from three batches a device: time over the exhaustive optimum, %"]
         assert mean_of(split, "model") < 1 < mean_of(split, "even")
 
-    def test_zero_nan_and_unknown_devices_are_named(self, tmp_path: Path) -> None:
+    def test_zero_nan_outliers_and_unknown_devices_are_named(self, tmp_path: Path) -> None:
         table = gavel_table({**self.devices, "abacus": 50.0})
         clean = self.run(tmp_path / "a", table)
         table["k80"]["('Net (batch size 256)', 1)"] = {"null": 0.0}
@@ -173,7 +173,7 @@ class TestGavel:
         assert "v100 Net (batch size 1024) on 1: 0.001 s per step" in dirty[one].note
         assert "abacus" in dirty["A device type left out, no probe on it, %"].note
 
-    def test_what_is_no_table_is_named(self, tmp_path: Path) -> None:
+    def test_file_without_a_table_is_rejected(self, tmp_path: Path) -> None:
         (tmp_path / "throughputs.json").write_text("[1]")
         with pytest.raises(ValueError, match="expected an object of devices"):
             runner("gavel")(tmp_path, QUICK)
@@ -195,13 +195,13 @@ class TestNeusight:
             path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps({"SingleFLOPs": f, "Mem_Bw": w}))
 
-    def test_left_out_devices(self, tmp_path: Path) -> None:
+    def test_held_out_devices_are_predicted(self, tmp_path: Path) -> None:
         self.fill(tmp_path, [])
         none, two = runner("neusight")(tmp_path, QUICK)
         assert mean_of(none, "model") < 15
         assert mean_of(two, "model") < 5
 
-    def test_bad_rows_and_missing_sheets_are_named(self, tmp_path: Path) -> None:
+    def test_invalid_rows_and_missing_data_sheets_are_named(self, tmp_path: Path) -> None:
         self.fill(tmp_path / "a", [])
         bad = [
             ["A", "x-train-512-2", "nan"],
@@ -216,15 +216,15 @@ class TestNeusight:
             assert part in dirty.note
 
 
-def test_the_optimum_is_the_exhaustive_one() -> None:
+def test_optimum_is_the_exhaustive_one() -> None:
     rng = np.random.default_rng(3)
     for _ in range(20):
         truths = [Curve((1.0, 3.0, 6.0), tuple(np.sort(rng.uniform(1, 9, 3)).tolist()), 1.0) for _ in range(3)]
         lows, highs = [1, 2, 1], [6, 5, 6]
         for size in (4, 9, 17):
-            every = [
+            times = [
                 max(t.seconds(b) for t, b in zip(truths, pick, strict=True))
                 for pick in product(*(range(lo, hi + 1) for lo, hi in zip(lows, highs, strict=True)))
                 if sum(pick) == size
             ]
-            assert splits.optimum(truths, lows, highs, size) == min(every)
+            assert splits.optimum(truths, lows, highs, size) == min(times)

@@ -1,4 +1,4 @@
-"""From one and two devices to more."""
+"""Tests of the prediction for more devices from measurements on one and two."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ pairs = st.lists(
 
 @settings(max_examples=25)
 @given(pairs)
-def test_more_devices_never_take_less_of_a_step(known: list[Pair]) -> None:
+def test_step_with_the_same_batch_is_never_faster_on_more_devices(known: list[Pair]) -> None:
     four, eight = on_devices(known, 4), on_devices(known, 8)
     assert np.all(four >= [p.one_s for p in known])
     assert np.all(eight >= four)
@@ -29,27 +29,27 @@ def test_more_devices_never_take_less_of_a_step(known: list[Pair]) -> None:
 
 @settings(max_examples=25)
 @given(pairs, st.floats(0.01, 100.0))
-def test_does_not_depend_on_the_unit_of_time(known: list[Pair], k: float) -> None:
+def test_prediction_scales_with_the_unit_of_time(known: list[Pair], k: float) -> None:
     scaled = [Pair(p.batch, k * p.one_s, k * p.two_s) for p in known]
     assert on_devices(scaled, 8) == pytest.approx(k * on_devices(known, 8), rel=1e-6)
 
 
-def test_what_two_devices_cost_is_found() -> None:
+def test_communication_of_two_devices_is_recovered() -> None:
     known = [Pair(b, 0.01 * b, float(((0.01 * b) ** SOFTNESS + 0.2**SOFTNESS) ** (1 / SOFTNESS))) for b in (8, 16, 32)]
     assert communication_s(known) == pytest.approx([0.2] * 3, rel=0.15)
 
 
-def test_a_probe_lost_in_noise_borrows_from_other_batches() -> None:
-    """The two-device step of the largest batch came out faster than one device's: impossible, so noise."""
+def test_impossible_probe_is_corrected_by_other_batches() -> None:
+    """The step of the largest batch was faster on two devices than on one, which must be noise."""
     good = [Pair(b, 0.01 * b, 0.01 * b + 0.1) for b in (8.0, 16.0, 32.0)]
-    alone = communication_s([Pair(64.0, 0.64, 0.62)])[0]
-    together = communication_s([*good, Pair(64.0, 0.64, 0.62)])[-1]
-    assert alone < together
-    assert 0.05 < together < 0.3
+    by_itself = communication_s([Pair(64.0, 0.64, 0.62)])[0]
+    with_others = communication_s([*good, Pair(64.0, 0.64, 0.62)])[-1]
+    assert by_itself < with_others
+    assert 0.05 < with_others < 0.3
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
-def test_an_absurd_probe_does_not_poison_the_others(factor: float) -> None:
+def test_outlier_probe_does_not_affect_the_others(factor: float) -> None:
     good = [Pair(b, 0.01 * b, 0.01 * b + 0.1) for b in (8.0, 16.0, 32.0)]
     bad = Pair(64.0, 0.64, 0.74 * factor)
     clean, found = on_devices([*good, Pair(64.0, 0.64, 0.74)], 8), on_devices([*good, bad], 8)
@@ -57,17 +57,17 @@ def test_an_absurd_probe_does_not_poison_the_others(factor: float) -> None:
 
 
 @pytest.mark.parametrize("one_s, two_s", [(0.0, 1.0), (1.0, float("nan")), (-1.0, 1.0), (1.0, float("inf"))])
-def test_absurd_times_are_named(one_s: float, two_s: float) -> None:
+def test_invalid_times_are_rejected(one_s: float, two_s: float) -> None:
     with pytest.raises(ValueError, match="on one"):
         Pair(8.0, one_s, two_s)
 
 
-def test_probes_that_all_contradict_are_named() -> None:
+def test_impossible_probes_are_rejected() -> None:
     with pytest.raises(ValueError, match="probe again"):
         on_devices([Pair(8.0, 1.0, 0.001)], 4)
 
 
-def test_nothing_known_is_named() -> None:
+def test_missing_probes_are_rejected() -> None:
     with pytest.raises(ValueError, match="no probe on two devices"):
         on_devices([], 4)
     with pytest.raises(ValueError, match="expected 2 or more"):

@@ -1,4 +1,4 @@
-"""benchmarks/perfmodel/published.py: its rules of scoring, and the Pollux format from a synthetic cluster."""
+"""Tests of benchmarks/perfmodel/published.py: scoring, and the Pollux format with a synthetic cluster."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ def seconds(counts: tuple[int, ...], batch: int) -> float:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Path:
-    """Two workloads that obey the model; permutations of a placement differ by a few per cent."""
+    """Create two workloads that follow the model. Permutations of a placement differ by a few per cent."""
     for name, noise in (("exact", 0.0), ("noisy", 0.03)):
         rng, folder = np.random.default_rng(1), tmp_path / name
         folder.mkdir()
@@ -58,24 +58,24 @@ class TestScoring:
     def test_errors_are_relative(self, measured: scoring.Floats, factor: float) -> None:
         assert scoring.ape(measured, factor * measured) == pytest.approx(100 * abs(factor - 1), abs=1e-9)
 
-    def test_workloads_weigh_the_same_however_many_keys_they_have(self) -> None:
+    def test_workloads_have_equal_weight(self) -> None:
         found = scoring.over_workloads([np.full(1000, 2.0), np.array([10.0, 14.0])], scoring.mean)
         assert found.value == 7.0
         assert 6.0 <= found.low < 7.0 < found.high <= 8.0
 
-    def test_nothing_to_score_is_said(self) -> None:
+    def test_empty_scores_are_rejected(self) -> None:
         with pytest.raises(ValueError, match="without errors"):
             scoring.over_workloads([np.array([])], scoring.mean)
 
     @given(positive)
-    def test_the_best_choice_has_no_regret_and_none_is_negative(self, measured: scoring.Floats) -> None:
+    def test_best_choice_has_zero_regret(self, measured: scoring.Floats) -> None:
         everything = [np.arange(len(measured))]
         assert scoring.regret(measured, measured, everything) == pytest.approx(0)
         worst = scoring.regret(measured, -measured, everything)
         assert worst[0] == pytest.approx(100 * (measured.max() / measured.min() - 1))
 
     @given(positive, st.floats(1.01, 3))
-    def test_intervals_that_hold_cost_their_width_and_others_more(self, measured: scoring.Floats, half: float) -> None:
+    def test_interval_score_is_the_width_plus_a_penalty_for_misses(self, measured: scoring.Floats, half: float) -> None:
         score = scoring.interval_score(measured, measured / half, measured * half)
         assert score == pytest.approx(2 * np.log(half))
         assert scoring.coverage(measured, measured / half, measured * half) == 100
@@ -86,24 +86,24 @@ class TestScoring:
 class TestDecisions:
     KEYS = (Key((1, 1), 32), Key((2,), 32), Key((4,), 16), Key((4, 4), 64))
 
-    def test_only_equal_global_batches_compete(self) -> None:
+    def test_only_equal_global_batches_are_compared(self) -> None:
         assert [g.tolist() for g in candidates(self.KEYS).groups] == [[0, 1, 2]]
 
-    def test_true_predictions_miss_no_deadline_and_waste_nothing(self) -> None:
+    def test_exact_predictions_meet_all_deadlines_without_excess(self) -> None:
         measured = np.array([0.5, 0.4, 0.3, 1.0])
         late, excess = missed(candidates(self.KEYS), measured, measured, measured)
         assert late.sum() == 0 and excess == pytest.approx(0)
 
-    def test_optimists_are_late(self) -> None:
-        """The placement believed fastest is the slowest."""
+    def test_optimistic_predictions_miss_deadlines(self) -> None:
+        """The placement predicted to be the fastest is the slowest."""
         measured = np.array([0.8, 0.4, 0.3, 1.0])
-        believed = np.array([0.1, 0.4, 0.3, 1.0])
-        late, _ = missed(candidates(self.KEYS), measured, believed, believed)
+        predicted = np.array([0.1, 0.4, 0.3, 1.0])
+        late, _ = missed(candidates(self.KEYS), measured, predicted, predicted)
         assert late.tolist() == [1, 1, 1, 0]
 
 
 class TestPolluxData:
-    def test_permutations_are_one_key_and_its_value_their_median(self, cluster: Path) -> None:
+    def test_permutations_share_a_key_with_their_median(self, cluster: Path) -> None:
         (_, noisy) = load(cluster, 4)
         rows = [m.step_s for k, m in noisy.rows if k == Key((2, 1), 8)]
         assert len(rows) == 2 and len(set(rows)) == 2
@@ -125,43 +125,43 @@ class TestPolluxData:
             ("5,32,1,0", "5 devices on a node of 4"),
         ],
     )
-    def test_bad_rows_are_named(self, cluster: Path, row: str, message: str) -> None:
+    def test_invalid_row_is_rejected(self, cluster: Path, row: str, message: str) -> None:
         with (cluster / "exact" / "placements.csv").open("a") as file:
             file.write(row + "\n")
         with pytest.raises(ValueError, match=f"exact/placements.csv, line 66.*{message}"):
             load(cluster, 4)
 
-    def test_a_folder_of_something_else(self, tmp_path: Path) -> None:
+    def test_folder_without_workloads_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="expected a folder for each workload"):
             load(tmp_path, 4)
 
 
 class TestMethods:
-    def test_models_see_their_probes_alone(self, cluster: Path) -> None:
-        """The calibrator asks for what it chose, and for nothing else."""
+    def test_models_only_see_their_probes(self, cluster: Path) -> None:
+        """The calibrator requests only the measurements that it chose."""
         (exact, _) = load(cluster, 4)
-        asked: list[Key] = []
+        requested: list[Key] = []
 
         def measure(key: Key):  # type: ignore[no-untyped-def]
-            asked.append(key)
+            requested.append(key)
             return exact.multi[key]
 
         probes = chosen_probes(Task(exact.one, tuple(exact.multi)), measure, 3)
-        assert [key for key, _ in probes] == asked and len(set(asked)) == 3
+        assert [key for key, _ in probes] == requested and len(set(requested)) == 3
 
-    def test_baselines_are_what_they_say(self, cluster: Path) -> None:
+    def test_better_baselines_have_smaller_errors(self, cluster: Path) -> None:
         (exact, _) = load(cluster, 4)
         task = Task(exact.one, tuple(exact.multi))
         everything = list(exact.multi.items())
         measured = np.array([m.step_s for m in exact.multi.values()])
-        off = [
+        errors = [
             float(np.mean(scoring.ape(measured, method(task, everything))))
             for method in (simple, affine, no_communication)
         ]
-        assert off[0] < 5 and off[0] < off[1] < off[2]
+        assert errors[0] < 5 and errors[0] < errors[1] < errors[2]
 
 
-def test_the_whole_run(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_reports_all_tables(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "--format",
         "pollux",
@@ -190,6 +190,6 @@ def test_the_whole_run(cluster: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert errors[plans.STEPS[1]] < 6
 
 
-def test_a_directory_that_is_none_ends_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_directory_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert published.main(["--format", "pollux", "--dir", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"perfmodel: {tmp_path}: no */placements.csv")

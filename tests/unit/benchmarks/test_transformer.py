@@ -1,4 +1,4 @@
-"""A transformer's iteration under three kinds of parallelism."""
+"""Tests of the time of a transformer's iteration under three kinds of parallelism."""
 
 from dataclasses import replace
 from itertools import product
@@ -38,7 +38,7 @@ def split_in(seed: int, part: float) -> tuple[list[Configuration], list[Configur
     return [rows[i] for i in order[:count]], [rows[i] for i in order[count:]]
 
 
-def test_a_tenth_of_the_rows_tells_the_rest() -> None:
+def test_a_tenth_of_the_rows_predicts_the_rest() -> None:
     given, rest = split_in(0, 0.1)
     found = fitted(given, true_s(given).tolist()).seconds(rest)
     assert np.mean(np.abs(found / true_s(rest) - 1)) < 0.05
@@ -54,7 +54,7 @@ def test_parts_sum_to_the_whole_and_are_not_negative() -> None:
         assert sum(parts.values()) == pytest.approx(without_residual.seconds([configuration])[0])
 
 
-def test_an_outlier_is_left_out_and_moves_little() -> None:
+def test_outlier_is_excluded_and_has_little_effect() -> None:
     given, rest = split_in(2, 0.2)
     times = true_s(given)
     clean = fitted(given, times.tolist()).seconds(rest)
@@ -67,7 +67,7 @@ def test_an_outlier_is_left_out_and_moves_little() -> None:
         assert np.mean(np.abs(np.log(model.seconds(rest) / clean))) < 0.05
 
 
-def test_one_device_sums_nothing_and_has_no_bubble() -> None:
+def test_one_device_has_no_communication_and_no_bubble() -> None:
     single = Configuration(8, 2, 1024, 16, 24, 1024, 1, 1, 1)
     found = terms([single, replace(single, pipeline=4)])
     for name in ("tensor sums in a node", "tensor sums' latency", "gradient sum in a node", "between stages"):
@@ -76,9 +76,11 @@ def test_one_device_sums_nothing_and_has_no_bubble() -> None:
     assert slots.tolist() == [4, 4 + 3]
 
 
-def test_operations_are_as_published() -> None:
-    """Narayanan et al. 2021, table 1: GPT with 24 layers, hidden 2304, 1.7 billion parameters, 96 B s L h² (with the
-    backward pass and recomputation 4 times the forward's 24): forward here."""
+def test_operations_match_narayanan_et_al() -> None:
+    """Compare the forward pass with table 1 of Narayanan et al. 2021 (24 layers, hidden 2304, 1.7 billion parameters).
+
+    The table has 96 B s L h², since backward and recomputation make it 4 times the 24 of the forward pass.
+    """
     one = Configuration(512, 512, 2304, 24, 24, 2048, 1, 1, 1)
     expected = 24 * 512 * 2048 * 24 * 2304**2 * (1 + 2048 / (6 * 2304))
     assert terms([one])["matrix products"][0] == pytest.approx(expected)
@@ -86,12 +88,12 @@ def test_operations_are_as_published() -> None:
 
 
 @pytest.mark.parametrize("field, value", [("layers", 0.0), ("hidden", float("nan")), ("data", -1.0)])
-def test_absurd_configurations_are_named(field: str, value: float) -> None:
+def test_invalid_configuration_is_rejected(field: str, value: float) -> None:
     with pytest.raises(ValueError, match="expected finite numbers above 0"):
         replace(grid()[0], **{field: value})
 
 
-def test_a_batch_that_does_not_reach_every_rank_is_named() -> None:
+def test_batch_smaller_than_the_ranks_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one micro-batch each"):
         Configuration(4, 2, 1024, 16, 24, 1024, 1, 4, 1)
 
@@ -99,6 +101,6 @@ def test_a_batch_that_does_not_reach_every_rank_is_named() -> None:
 @pytest.mark.parametrize(
     "times, message", [([], "found none"), ([1.0, 0.0], "found 0 at"), ([1.0], "expected as many")]
 )
-def test_absurd_times_are_named(times: list[float], message: str) -> None:
+def test_invalid_times_are_rejected(times: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fitted(grid()[:2], times)

@@ -1,4 +1,4 @@
-"""What runs teach, and what no bad measurement can do."""
+"""Tests of calibration: how runs update profiles, and robustness against bad measurements."""
 
 from datetime import UTC, datetime
 from math import inf, nan
@@ -30,7 +30,7 @@ def times(known: Learned) -> dict[int, float]:
 
 
 class TestLearn:
-    def test_what_is_measured_is_known(self) -> None:
+    def test_measurements_are_stored(self) -> None:
         known = learn(Learned(), measured(8, 16, 32), link_latency_s=1e-4, link_bandwidth_Bps=1e9)
         assert times(known) == pytest.approx({b: line(b) for b in (8, 16, 32)})
         assert (known.link_latency_s, known.link_bandwidth_Bps) == (1e-4, 1e9)
@@ -38,7 +38,7 @@ class TestLearn:
     BAD = (0.0, -1.0, nan, inf, -inf, 1e-9, 1e9)
 
     @pytest.mark.parametrize("bad", BAD)
-    def test_nonsense_changes_nothing(self, bad: float) -> None:
+    def test_invalid_measurement_is_ignored(self, bad: float) -> None:
         before = learn(Learned(), measured(8, 16, 32), link_latency_s=1e-4, link_bandwidth_Bps=1e9)
         after = learn(before, [Measured(16, bad)], [Measured(8, bad)], bad, bad if bad != 1e9 else nan)
         assert after == before
@@ -48,18 +48,18 @@ class TestLearn:
         st.data(),
         st.sampled_from([1e3, 1e-3, 1e4, 1e-4]),
     )
-    def test_an_outlier_does_not_poison(self, batches: list[int], data: st.DataObject, factor: float) -> None:
-        """One measurement that is a thousand times off, among three good ones or more, leaves the truth within 5 %."""
+    def test_outlier_has_little_effect(self, batches: list[int], data: st.DataObject, factor: float) -> None:
+        """One measurement that is off by a factor of 1000 among three or more good ones changes points by at most 5 %."""
         bad = data.draw(st.sampled_from(batches))
         known = learn(Learned(), [*measured(*batches), Measured(bad, line(bad) * factor, 5)])
         for batch, seconds in times(known).items():
             assert seconds == pytest.approx(line(batch), rel=0.05)
 
-    def test_a_lone_outlier_is_caught_by_the_catalogue(self) -> None:
+    def test_single_outlier_is_detected_by_the_catalogue(self) -> None:
         assert learn(Learned(), [Measured(8, 1000 * line(8))], expected_s=line).points == ()
         assert times(learn(Learned(), [Measured(8, 5 * line(8))], expected_s=line)) == {8: 5 * line(8)}
 
-    def test_a_slower_device_is_followed_within_a_few_runs(self) -> None:
+    def test_profile_follows_a_slower_device_within_a_few_runs(self) -> None:
         known = Learned()
         for _ in range(20):
             known = learn(known, measured(16))
@@ -67,34 +67,34 @@ class TestLearn:
             known = learn(known, measured(16, factor=2.0))
         assert times(known)[16] == pytest.approx(2 * line(16), rel=0.1)
 
-    def test_one_bad_run_hardly_moves_a_well_known_point(self) -> None:
+    def test_one_bad_run_has_little_effect_on_a_well_measured_point(self) -> None:
         known = Learned((LearnedPoint(16, line(16), 200),))
         after = learn(known, measured(16, factor=2.5))
         assert times(after)[16] == pytest.approx(line(16), rel=0.05)
 
     @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=200, unique=True))
-    def test_a_profile_stays_bounded_and_keeps_its_ends(self, batches: list[int]) -> None:
+    def test_profile_is_bounded_and_keeps_the_extreme_batches(self, batches: list[int]) -> None:
         known = learn(Learned(), measured(*batches))
         assert len(known.points) <= MAX_POINTS
-        kept = [p.batch for p in known.points]
-        assert kept == sorted(kept)
-        assert (kept[0], kept[-1]) == (min(batches), max(batches))
+        stored = [p.batch for p in known.points]
+        assert stored == sorted(stored)
+        assert (stored[0], stored[-1]) == (min(batches), max(batches))
 
     @given(st.lists(st.tuples(st.integers(1, 500), st.floats(allow_nan=True)), max_size=20))
-    def test_whatever_comes_points_stay_possible(self, raw: list[tuple[int, float]]) -> None:
+    def test_points_are_valid_after_any_measurements(self, raw: list[tuple[int, float]]) -> None:
         known = learn(Learned(), [Measured(b, s) for b, s in raw])
         assert all(0 < p.compute_s < 1e6 for p in known.points)
 
     @given(st.lists(st.integers(1, 500), min_size=1, max_size=10, unique=True), st.floats(0.1, 10.0))
-    def test_does_not_depend_on_the_unit_of_time(self, batches: list[int], factor: float) -> None:
+    def test_profile_scales_with_the_unit_of_time(self, batches: list[int], factor: float) -> None:
         once, scaled = (times(learn(Learned(), measured(*batches, factor=f))) for f in (1.0, factor))
         assert {b: factor * s for b, s in once.items()} == pytest.approx(scaled)
 
-    def test_probes_are_brought_to_the_run_they_came_before(self) -> None:
+    def test_probes_are_scaled_to_the_run_that_follows(self) -> None:
         both = in_session([Measured(32, 0.010)], [Measured(16, 0.003), Measured(32, 0.005), Measured(64, 0.009)])
         assert {m.batch: m.compute_s for m in both} == pytest.approx({32: 0.010, 16: 0.006, 64: 0.018})
 
-    def test_ranks_that_disagree_little_are_all_kept(self) -> None:
+    def test_measurements_of_ranks_with_small_differences_are_all_used(self) -> None:
         near = [Measured(b, line(b) * f) for b in (8, 16, 32) for f in (0.8, 1.0, 1.3)]
         assert without_outliers(near) == near
 
@@ -125,7 +125,7 @@ class TestProfiles:
         link_bandwidth_Bps=5e8,
     )
 
-    def test_a_run_updates_the_profile_of_each_device(self) -> None:
+    def test_run_updates_the_profile_of_each_device(self) -> None:
         assert devices(self.RUN) == ("cpu", "cpu-slow")
         status = updated_profile(DLProfileStatus(), "digits-cnn", "cpu", self.RUN, NOW)
         assert [p.batch for p in status.compute] == [16, 32]
@@ -136,22 +136,22 @@ class TestProfiles:
         slow = updated_profile(DLProfileStatus(), "digits-cnn", "cpu-slow", self.RUN, NOW)
         assert {p.batch: p.seconds for p in slow.compute} == pytest.approx({8: 0.013})
 
-    def test_a_mismatched_run_changes_nothing(self) -> None:
+    def test_run_with_a_device_mismatch_is_ignored(self) -> None:
         wrong = self.RUN.model_copy(update={"mismatches": (Mismatch(rank=0, planned="t4", found="cpu"),)})
         assert devices(wrong) == ()
         before = DLProfileStatus(compute=(ComputePoint(batch=1, seconds=1.0),))
         assert updated_profile(before, "digits-cnn", "cpu", wrong, NOW) is before
 
-    def test_a_device_that_took_no_part_learns_nothing(self) -> None:
+    def test_profile_of_an_unused_device_is_unchanged(self) -> None:
         assert updated_profile(DLProfileStatus(), "digits-cnn", "t4", self.RUN, NOW) == DLProfileStatus()
 
-    def test_absurd_figures_for_a_known_model_are_left_out(self) -> None:
+    def test_implausible_measurements_of_a_known_model_are_ignored(self) -> None:
         odd = report(probes=(ProbePoint(device="cpu", batch=8, compute_s=5000.0),))
         assert updated_profile(DLProfileStatus(), "digits-cnn", "cpu", odd, NOW).compute == ()
         assert len(updated_profile(DLProfileStatus(), "program-1", "cpu", odd, NOW).compute) == 1
 
-    def test_a_run_measures_the_time_to_prepare_a_sample(self) -> None:
-        """By the median of the ranks that said so; half-way to what the next run says; and the plan is told."""
+    def test_run_measures_the_time_to_prepare_a_sample(self) -> None:
+        """The profile stores the median of the ranks and moves half-way to the next run. The plan uses it."""
 
         def after(before: DLProfileStatus, *fetch_s: float) -> DLProfileStatus:
             ranks = [
@@ -164,8 +164,8 @@ class TestProfiles:
         assert after(first, 0.16).fetch_seconds_per_sample == pytest.approx(0.01)
         assert after(first, 1e9).fetch_seconds_per_sample == after(first, 0.0).fetch_seconds_per_sample == 0.02
 
-    def test_a_run_on_several_devices_calibrates_scaling(self) -> None:
-        """Two ranks a node take 1.5 times as long: the profile learns contention, and planning with it is slower."""
+    def test_run_on_several_devices_calibrates_scaling(self) -> None:
+        """Two ranks per node take 1.5 times as long, so the profile contains contention and predictions are slower."""
         status = updated_profile(
             DLProfileStatus(), "mlp", "t4", on_t4(1, compute_s=0.010, step_s=0.010), NOW, Place(1, 1)
         )
@@ -180,8 +180,8 @@ class TestProfiles:
         assert known.link_spread is not None and known.link_spread > known.compute_spread
 
     @pytest.mark.parametrize("step_s", [None, 0.0, 1e-6, 10.0])
-    def test_a_bad_step_never_poisons_the_constants(self, step_s: float | None) -> None:
-        """One of no time at all, and ones a thousand times off what was measured before."""
+    def test_invalid_step_time_does_not_change_the_constants(self, step_s: float | None) -> None:
+        """The step time is missing, or differs from earlier ones by a factor of 1000."""
         before = updated_profile(
             DLProfileStatus(), "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.017), NOW, Place(2, 2)
         )
@@ -189,7 +189,7 @@ class TestProfiles:
         after = updated_profile(before, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=step_s), NOW, Place(2, 2))
         assert after.scaling == before.scaling
 
-    def test_equal_runs_are_averaged_and_later_ones_followed(self) -> None:
+    def test_equal_runs_are_averaged_and_later_ones_weigh_more(self) -> None:
         status = DLProfileStatus()
         for _ in range(60):
             status = updated_profile(status, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.020), NOW, Place(2, 2))
@@ -198,25 +198,25 @@ class TestProfiles:
             status = updated_profile(status, "mlp", "t4", on_t4(4, compute_s=0.010, step_s=0.030), NOW, Place(2, 2))
         assert status.scaling[0].seconds == pytest.approx(0.030, rel=0.05)
 
-    def test_survivors_of_a_larger_job_say_nothing_of_its_place(self) -> None:
+    def test_runs_with_lost_ranks_do_not_measure_a_placement(self) -> None:
         status = updated_profile(
             DLProfileStatus(), "mlp", "t4", on_t4(3, compute_s=0.010, step_s=0.017), NOW, Place(2, 2)
         )
         assert status.scaling == ()
 
-    def test_places_are_bounded(self) -> None:
+    def test_number_of_placements_is_bounded(self) -> None:
         status = DLProfileStatus()
         for nodes in range(2, 80):
             run = on_t4(nodes, compute_s=0.010, step_s=0.017)
             status = updated_profile(status, "mlp", "t4", run, NOW, Place(nodes, 1))
         assert len(status.scaling) == 64 and status.scaling[-1].nodes == 79
 
-    def test_round_trip(self) -> None:
+    def test_profile_round_trip(self) -> None:
         status = updated_profile(DLProfileStatus(), "mlp", "cpu", self.RUN, NOW)
         known = learned(DLProfileStatus.model_validate(status.manifest()))
         assert times(known) == {p.batch: p.seconds for p in status.compute}
 
-    def test_names_are_valid_and_different(self) -> None:
+    def test_profile_names_are_valid_and_unique(self) -> None:
         names = [
             profile_name(m, d)
             for m, d in [("a", "b-c"), ("a-b", "c"), ("digits-cnn", "NVIDIA-A100-SXM4-40GB"), ("x" * 80, "y" * 63)]

@@ -1,4 +1,4 @@
-"""The command line: its output; invalid input causes one line and exit code 2."""
+"""Tests of the command line: its output, and one line with exit code 2 for invalid input."""
 
 import json
 import os
@@ -36,7 +36,7 @@ spec: {model: {name: mlp}, dataset: {name: digits}, globalBatchSize: 64, epochs:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory with cluster.yaml and job.yaml; no API server can be reached."""
+    """Return a directory with cluster.yaml and job.yaml, without access to an API server."""
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     (tmp_path / "job.yaml").write_text(MINIMAL)
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class TestPlan:
-    def test_a_table_with_the_chosen_plan_marked(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plan_prints_a_table_with_the_chosen_plan_marked(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(["plan", DIGITS, "--cluster", "cluster.yaml"]) == 0
         text = capsys.readouterr().out
         chosen, in_trade_offs = [line for line in text.splitlines() if line.startswith("* ") and "Ring" in line]
@@ -58,7 +60,7 @@ class TestPlan:
         assert "Scaling: the best plan for each number of nodes" in text
         assert "\n* 3 " in text, "the chosen number of nodes is marked in the scaling curve"
 
-    def test_json(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plan_prints_json(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", DIGITS, "--cluster", "cluster.yaml", "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
         assert document["job"] == "digits"
@@ -69,7 +71,7 @@ class TestPlan:
         assert by_nodes[3]["stepSeconds"] == document["plan"]["predicted"]["stepSeconds"]
         assert 0 < by_nodes[2]["efficiency"] <= 1 and by_nodes[1]["samplesPerSecond"] > 0
 
-    def test_the_json_has_the_documented_keys(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_json_has_the_documented_keys(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         page = (ROOT / "docs/explanation/planning.md").read_text(encoding="utf-8")
         table = page[page.index("### As JSON") : page.index("## Steer")]
         documented = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
@@ -78,22 +80,22 @@ class TestPlan:
             assert main(["plan", DIGITS, "--cluster", cluster, "--json"]) == code
             assert list(json.loads(capsys.readouterr().out)) == documented
 
-    def test_a_plot(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plan_writes_a_plot(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--plot", "out.png"]) == 0
         assert (folder / "out.png").read_bytes().startswith(b"\x89PNG")
 
-    def test_a_plot_that_cannot_be_written(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_unwritable_plot_is_reported(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--plot", "none/out.png"]) == 2
         assert "none/out.png" in capsys.readouterr().err
 
-    def test_no_plan_is_exit_code_1(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_infeasible_job_gives_exit_code_1(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (folder / "small.yaml").write_text("nodes: [{cpu: 1}]")
         assert main(["plan", DIGITS, "--cluster", "small.yaml"]) == 1
         text = capsys.readouterr().out
         assert "No plan is possible: TooFewNodes" in text
         assert "spec.nodes.min: found 1 nodes" in text
 
-    def test_several_jobs_and_standard_input(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plan_reads_several_jobs_and_standard_input(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         text = f"{MINIMAL}---\n{MINIMAL.replace('minimal', 'second')}---\n{{kind: Namespace}}\n"
         ended = subprocess.run(
             [sys.executable, "-m", "dljob.cli", "plan", "-", "--cluster", "cluster.yaml"],
@@ -128,7 +130,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_one_line_and_exit_code_2(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_input_gives_one_line_and_exit_code_2(
+    case: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "bad.yaml").write_text("a: [1, 2")
     (folder / "binary").write_bytes(b"\xff\xfe\x00\x80")
     (folder / "empty.yaml").write_text("")
@@ -144,14 +148,14 @@ def test_wrong_input_is_one_line_and_exit_code_2(case: str, folder: Path, capsys
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["plan"], ["top", "--interval", "soon"], ["plan", "a", "b"]])
-def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_gives_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
     assert "usage: " in capsys.readouterr().err
 
 
-def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
@@ -164,7 +168,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("operator", "operator/contract"))}
 
 
-def test_a_closed_pipe_is_no_error(folder: Path) -> None:
+def test_closed_pipe_is_not_an_error(folder: Path) -> None:
     ended = subprocess.run(
         f"set -o pipefail; {sys.executable} -m dljob.cli plan job.yaml --cluster cluster.yaml | true",
         shell=True, executable="/bin/bash", capture_output=True, text=True, timeout=60, env=environment(),
@@ -172,7 +176,7 @@ def test_a_closed_pipe_is_no_error(folder: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_an_api_server_that_does_not_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_api_server_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -190,7 +194,7 @@ users: [{{name: a, user: {{token: t}}}}]
     assert "the API server does not answer" in capsys.readouterr().err
 
 
-def test_serve_answers_until_a_signal(folder: Path) -> None:
+def test_serve_runs_until_a_signal(folder: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "dljob.cli", "serve", "--port", "0", "--cluster", "cluster.yaml"],
         stderr=subprocess.PIPE, text=True, env=environment(),
@@ -212,10 +216,10 @@ class TestText:
     def test_numbers_are_right_aligned_and_text_left_aligned(self) -> None:
         assert table(["A", "N"], [["x", "1"], ["longer", "22"]]) == ["A        N", "x        1", "longer  22"]
 
-    def test_costs(self) -> None:
+    def test_costs_are_formatted(self) -> None:
         assert [cost(c) for c in (None, 0.0001, 1.234)] == ["-", "<$0.01", "$1.23"]
 
-    def test_one_number_of_nodes_is_no_curve(self) -> None:
+    def test_scaling_curve_needs_several_node_counts(self) -> None:
         assert scaling_curve([], None) == []  # type: ignore[arg-type]
 
 
@@ -237,7 +241,7 @@ PLAN = {
 
 
 class TestTop:
-    def test_a_line_for_each_job(self) -> None:
+    def test_top_prints_a_line_per_job(self) -> None:
         running = job(
             "Running", plan=PLAN, nodes=3, ready="3/3", remaining="1m", restarts=2,
             progress={"step": 50, "steps": 200, "percent": 25},
@@ -252,7 +256,7 @@ class TestTop:
             "n/j", "Running", "3", "3/3", "25", "%", "100", "10ms", "12ms", "+20", "%", "1m", "2",
         ]  # fmt: skip
 
-    def test_a_status_of_another_version_is_a_question_mark(self) -> None:
+    def test_status_of_another_version_is_shown_as_a_question_mark(self) -> None:
         odd = job("Sleeping")
         assert lines([odd], with_namespace=False)[1].split()[:2] == ["j", "?"]
 
@@ -282,14 +286,14 @@ class TestFollow:
         assert follower.look(done) == 0
         assert capsys.readouterr().out.splitlines()[-1] == "100 steps in 3.5s, accuracy 98.1 %"
 
-    def test_failure_is_exit_code_1(self) -> None:
+    def test_failed_job_gives_exit_code_1(self) -> None:
         assert Follower(1).look(job("Failed")) == 1
 
-    def test_the_status_of_an_earlier_generation_is_not_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_status_of_an_earlier_generation_is_not_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert Follower(2).look(job("Complete", generation=1)) is None
         assert capsys.readouterr().out == ""
 
-    def test_plan_only_ends_with_the_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plan_only_job_ends_with_the_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
         planned = job("Planned", plan=PLAN)
         planned["spec"] = {"planning": {"mode": "PlanOnly"}}
         assert Follower(1).look(planned) == 0

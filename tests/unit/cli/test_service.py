@@ -1,4 +1,4 @@
-"""The recommendation service over real sockets and HTTP."""
+"""Tests of the recommendation service over HTTP."""
 
 import http.client
 import json
@@ -47,7 +47,7 @@ def service() -> Iterator[Service]:
         thread.join()
 
 
-def ask(server: Service, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+def send(server: Service, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     try:
         connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body))
@@ -58,12 +58,12 @@ def ask(server: Service, method: str, path: str, body: Any = None) -> tuple[int,
         connection.close()
 
 
-def test_healthz(service: Service) -> None:
-    assert ask(service, "GET", "/healthz") == (200, {"status": "ok"})
+def test_health_endpoint_answers(service: Service) -> None:
+    assert send(service, "GET", "/healthz") == (200, {"status": "ok"})
 
 
-def test_a_plan(service: Service) -> None:
-    code, answer = ask(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES})
+def test_plan_is_returned(service: Service) -> None:
+    code, answer = send(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES})
     assert (code, answer["job"], answer["infeasible"]) == (200, "digits", None)
     assert answer["plan"]["groups"] == [
         {"name": "cpu", "device": "cpu", "nodes": 3, "ranks": 3, "batchPerRank": [32, 32, 32]}
@@ -72,15 +72,15 @@ def test_a_plan(service: Service) -> None:
     assert answer["plan"]["candidates"][0]["chosen"]
 
 
-def test_profiles_are_used(service: Service) -> None:
-    _, answer = ask(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES, "profiles": [PROFILE]})
+def test_plan_uses_the_given_profiles(service: Service) -> None:
+    _, answer = send(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES, "profiles": [PROFILE]})
     assert answer["plan"]["predicted"]["basis"] == "profile"
     assert answer["plan"]["predicted"]["computeSeconds"] == pytest.approx(0.5)
 
 
-def test_no_plan_is_an_answer(service: Service) -> None:
+def test_infeasible_job_is_a_valid_answer(service: Service) -> None:
     spec = {**JOB["spec"], "nodes": {"min": 9}}
-    code, answer = ask(service, "POST", "/v1/plan", {"job": {**JOB, "spec": spec}, "cluster": NODES})
+    code, answer = send(service, "POST", "/v1/plan", {"job": {**JOB, "spec": spec}, "cluster": NODES})
     assert (code, answer["plan"]) == (200, None)
     assert (answer["infeasible"]["reason"], answer["infeasible"]["field"]) == ("TooFewNodes", "spec.nodes.min")
     assert answer["infeasible"]["transient"]
@@ -138,8 +138,8 @@ def with_spec(**changes: Any) -> dict[str, Any]:
         (measured(constants=CONSTANTS | {"overlapGamma": 1e300}), "constants.overlapGamma: found 1e+300; expected"),
     ],
 )
-def test_an_invalid_request_is_explained(service: Service, body: Any, message: str) -> None:
-    code, answer = ask(service, "POST", "/v1/plan", body)
+def test_invalid_request_is_explained(service: Service, body: Any, message: str) -> None:
+    code, answer = send(service, "POST", "/v1/plan", body)
     assert code == 400
     assert message in answer["error"]
 
@@ -148,8 +148,8 @@ def test_an_invalid_request_is_explained(service: Service, body: Any, message: s
     ("method", "path", "code"),
     [("GET", "/", 404), ("POST", "/", 404), ("GET", "/v1/plan", 405), ("GET", "/healthz/../x", 404)],
 )
-def test_other_paths_and_methods(service: Service, method: str, path: str, code: int) -> None:
-    found, answer = ask(service, method, path)
+def test_other_paths_and_methods_are_rejected(service: Service, method: str, path: str, code: int) -> None:
+    found, answer = send(service, method, path)
     assert found == code
     assert "expected" in answer["error"]
 
@@ -158,7 +158,7 @@ def test_other_paths_and_methods(service: Service, method: str, path: str, code:
     ("header", "code"),
     [(f"Content-Length: {MAX_NBYTES + 1}\r\n", 413), ("", 411), ("Content-Length: many\r\n", 411)],
 )
-def test_a_body_without_length_or_too_large_is_not_read(service: Service, header: str, code: int) -> None:
+def test_body_without_length_or_too_large_is_not_read(service: Service, header: str, code: int) -> None:
     with socket.create_connection(("127.0.0.1", service.server_address[1]), timeout=10) as client:
         client.sendall(f"POST /v1/plan HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
         assert client.recv(4096).startswith(f"HTTP/1.1 {code} ".encode())
@@ -167,23 +167,23 @@ def test_a_body_without_length_or_too_large_is_not_read(service: Service, header
 
 
 def test_concurrent_requests_get_the_same_answer(service: Service) -> None:
-    def one(_: int) -> Any:
-        return ask(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES})
+    def request_plan(_: int) -> Any:
+        return send(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES})
 
     with ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(one, range(48)))
+        answers = list(pool.map(request_plan, range(48)))
     assert all(answer == answers[0] for answer in answers)
     assert answers[0][0] == 200
 
 
-def test_a_service_may_have_a_default_cluster() -> None:
+def test_service_may_have_a_default_cluster() -> None:
     with Service(("127.0.0.1", 0), cluster_view(NODES)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            assert ask(server, "POST", "/v1/plan", {"job": JOB})[1]["plan"]["nodes"] == 3
+            assert send(server, "POST", "/v1/plan", {"job": JOB})[1]["plan"]["nodes"] == 3
             other = {"job": JOB, "cluster": {"nodes": [{"count": 5, "cpu": 1}]}}
-            assert ask(server, "POST", "/v1/plan", other)[1]["plan"]["nodes"] >= 3
+            assert send(server, "POST", "/v1/plan", other)[1]["plan"]["nodes"] >= 3
         finally:
             server.shutdown()
             thread.join()

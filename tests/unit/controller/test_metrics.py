@@ -1,4 +1,4 @@
-"""The operator's metrics are served and bounded, and each has a help text that says what to do."""
+"""Tests of the operator's metrics: they are served, bounded and documented."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -23,19 +23,19 @@ def families(metrics: Metrics) -> dict[str, Any]:
     return {family.name: family for family in found if family.name.startswith(OURS)}
 
 
-def test_no_label_names_a_job() -> None:
+def test_no_label_contains_a_job_name() -> None:
     metrics = Metrics()
     metrics.requested("get", "pods", 200, 0.1)
     labels = {label for family in families(metrics).values() for sample in family.samples for label in sample.labels}
     assert labels and labels <= BOUNDED
 
 
-def test_every_help_is_a_sentence_or_more() -> None:
+def test_every_metric_has_a_help_sentence() -> None:
     for name, family in families(Metrics()).items():
         assert len(family.documentation) > 20 and family.documentation.rstrip().endswith("."), name
 
 
-def test_all_phases_are_there_from_the_start() -> None:
+def test_all_phases_are_exported_from_the_start() -> None:
     samples = families(Metrics())["dljob_operator_jobs"].samples
     assert {s.labels["phase"]: s.value for s in samples} == {phase.value: 0.0 for phase in Phase}
 
@@ -81,11 +81,13 @@ def test_requests_are_counted() -> None:
         (None, None, "/readyz", 200, "ok\n"),
     ],
 )
-def test_probes(ill: str | None, waiting: str | None, path: str, code: int, text: str) -> None:
+def test_probes_report_health_and_readiness(
+    ill: str | None, waiting: str | None, path: str, code: int, text: str
+) -> None:
     assert fetched(path, ill, waiting)[:2] == (code, text)
 
 
-def test_metrics_are_counted_when_they_are_asked_for() -> None:
+def test_job_metrics_are_computed_at_each_scrape() -> None:
     code, text, scrapes = fetched("/metrics", None, None)
     assert code == 200 and "dljob_operator_queue_depth" in text and "_created" not in text and scrapes == 1
 

@@ -1,4 +1,4 @@
-"""The queue of keys in virtual time: merged duplicates, one worker per key, delays, back-off."""
+"""Tests of the work queue in virtual time: merged duplicates, one worker per key, delays and back-off."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ async def take(queue: WorkQueue[str]) -> str:
 
 
 class TestOrder:
-    def test_first_in_first_out_and_each_once(self) -> None:
+    def test_keys_are_first_in_first_out_and_unique(self) -> None:
         async def body() -> list[str]:
             queue = WorkQueue[str]()
             for key in ("a", "b", "a", "c", "b"):
@@ -22,7 +22,7 @@ class TestOrder:
 
         assert run(body()) == ["a", "b", "c"]
 
-    def test_a_key_added_while_busy_is_queued_again_afterwards(self) -> None:
+    def test_key_added_while_busy_is_queued_again_afterwards(self) -> None:
         async def body() -> tuple[int, str, int]:
             queue = WorkQueue[str]()
             queue.add("a")
@@ -37,15 +37,15 @@ class TestOrder:
 
     def test_workers_never_share_a_key(self) -> None:
         async def body() -> int:
-            queue, busy, most = WorkQueue[str](), set[str](), 0
+            queue, busy, largest = WorkQueue[str](), set[str](), 0
 
             async def worker() -> None:
-                nonlocal most
+                nonlocal largest
                 while True:
                     key = await queue.get()
                     assert key not in busy
                     busy.add(key)
-                    most = max(most, len(busy))
+                    largest = max(largest, len(busy))
                     await asyncio.sleep(0.3)
                     busy.discard(key)
                     queue.done(key)
@@ -56,11 +56,11 @@ class TestOrder:
                 await asyncio.sleep(0.05)
             for task in workers:
                 task.cancel()
-            return most
+            return largest
 
         assert run(body()) == 4
 
-    def test_a_waiting_worker_wakes(self) -> None:
+    def test_waiting_worker_wakes_up(self) -> None:
         async def body() -> tuple[str, float]:
             queue = WorkQueue[str]()
             asyncio.get_running_loop().call_later(5, queue.add, "late")
@@ -77,13 +77,13 @@ class TestDelays:
                 queue.add_after("a", delay_s)
             await take(queue)
             first = now_s()
-            queue.add_after("b", 100)  # were 20 and 30 still pending, they would come before
+            queue.add_after("b", 100)  # pending additions at 20 and 30 would come before
             assert await take(queue) == "b"
             return first
 
         assert run(body()) == 10
 
-    def test_an_immediate_addition_cancels_the_delay(self) -> None:
+    def test_immediate_addition_cancels_the_delay(self) -> None:
         async def body() -> tuple[float, str]:
             queue = WorkQueue[str]()
             queue.add_after("a", 10)
@@ -95,7 +95,7 @@ class TestDelays:
 
         assert run(body()) == (0, "b")
 
-    def test_a_forgotten_key_is_not_queued(self) -> None:
+    def test_forgotten_key_is_not_queued(self) -> None:
         async def body() -> str:
             queue = WorkQueue[str]()
             queue.add_after("gone", 1)
@@ -117,10 +117,10 @@ class TestBackoff:
             queue.succeeded("a")
             return delays, queue.failed("a")
 
-        delays, anew = run(body())
+        delays, after_success = run(body())
         assert delays[:3] == [BACKOFF_FIRST_S, 2 * BACKOFF_FIRST_S, 4 * BACKOFF_FIRST_S]
         assert delays == sorted(delays) and delays[-1] == MAX_BACKOFF_S
-        assert anew == BACKOFF_FIRST_S
+        assert after_success == BACKOFF_FIRST_S
 
     def test_failures_of_one_key_do_not_delay_others(self) -> None:
         async def body() -> float:

@@ -1,4 +1,4 @@
-"""The three distributions: one version, and a requirement of dlcontract in that version."""
+"""Tests of the three Python distributions: equal versions, and a requirement of dlcontract in that version."""
 
 import tomllib
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_dlcontract_is_required_in_the_same_version(folder: str) -> None:
     assert f"dlcontract=={project(folder)['version']}" in project(folder)["dependencies"]
 
 
-def test_a_group_holds_no_distribution_of_the_workspace() -> None:
+def test_dependency_groups_contain_no_distribution_of_the_workspace() -> None:
     found = requirements.requirements("dev")
     assert {"kopf>=1.44", "torch>=2.4", "matplotlib>=3.8", "pytest>=8"} <= set(found)
     assert not [text for text in found if text.startswith(tuple(requirements.MEMBERS))]

@@ -1,4 +1,4 @@
-"""Every example and every manifest in the documentation is what an API server and the operator accept."""
+"""Tests that the API server and the operator accept every example and every manifest in the documentation."""
 
 import hashlib
 import re
@@ -25,7 +25,7 @@ JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.y
 
 
 def documented() -> list[Any]:
-    """Manifests in the documentation; fragments without a kind are left out."""
+    """Return the manifests in the documentation, without fragments that have no kind."""
     found = []
     for path in DOCUMENTS:
         for number, block in enumerate(_BLOCK.findall(path.read_text() if path.exists() else ""), 1):
@@ -46,9 +46,9 @@ def check(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
-def test_example(path: Path) -> None:
+def test_example_is_accepted(path: Path) -> None:
     assert [d["kind"] for d in check(path.read_text())].count("DLJob") == 1
-    assert path.read_text().startswith("# "), "an example begins with what it shows"
+    assert path.read_text().startswith("# "), "an example must start with a comment about its purpose"
 
 
 NODES = [
@@ -56,12 +56,12 @@ NODES = [
     {"device": "cpu-fast", "cpu": 2, "memory": "4Gi"},
     {"device": "cpu-slow", "cpu": 2, "memory": "4Gi"},
 ]
-"""What hack/cluster offers, and the unlike nodes that an example asks for."""
+"""The nodes of hack/cluster, and the heterogeneous nodes that an example needs."""
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
 def test_example_has_a_plan(path: Path) -> None:
-    """On a development cluster; the plan's shares sum to the batch."""
+    """The plan is for a development cluster, and its shares add up to the batch."""
     [job] = [d for d in yaml.safe_load_all(path.read_text()) if d["kind"] == "DLJob"]
     spec = DLJobSpec.model_validate(job["spec"])
     decision = plan(planner_request(job["metadata"]["name"], spec), cluster_view({"nodes": NODES}), {})
@@ -71,7 +71,7 @@ def test_example_has_a_plan(path: Path) -> None:
     assert (set(shares) == {spec.global_batch_size}) if whole else (sum(shares) == spec.global_batch_size)
 
 
-def test_the_example_of_a_strategy_left_open_is_a_pipeline_for_nothing_else_fits() -> None:
+def test_example_with_strategy_auto_is_a_pipeline_because_nothing_else_fits() -> None:
     job = yaml.safe_load((ROOT / "examples/auto-strategy.yaml").read_text())
 
     def planned(strategy: str) -> Decision | Infeasible:
@@ -81,24 +81,24 @@ def test_the_example_of_a_strategy_left_open_is_a_pipeline_for_nothing_else_fits
     chosen = planned("Auto")
     assert isinstance(chosen, Decision) and chosen.chosen.strategy == "Pipeline"
     for strategy in ("Data", "Optimizer"):
-        refused = planned(strategy)
-        assert isinstance(refused, Infeasible) and refused.reason == "DoesNotFit"
+        rejected = planned(strategy)
+        assert isinstance(rejected, Infeasible) and rejected.reason == "DoesNotFit"
 
 
 @pytest.mark.parametrize("text", documented())
-def test_manifest_in_the_documentation(text: str) -> None:
+def test_manifest_in_the_documentation_is_accepted(text: str) -> None:
     check(text)
 
 
-def test_examples_are_there_with_names_of_their_own() -> None:
+def test_examples_have_unique_names() -> None:
     assert {path.name for path in EXAMPLES} >= JOBS
     names = [d["metadata"]["name"] for p in EXAMPLES for d in yaml.safe_load_all(p.read_text()) if d["kind"] == "DLJob"]
-    assert len(set(names)) == len(names), "two examples of one name would overwrite each other"
+    assert len(set(names)) == len(names), "two examples with the same name would overwrite each other"
 
 
 @pytest.mark.parametrize("name", ["own-script.yaml", "torchrun.yaml"])
-def test_scripts_are_those_of_the_folder(name: str) -> None:
-    """What a manifest carries in a ConfigMap is the script that is tested as a file."""
+def test_scripts_in_manifests_match_the_script_files(name: str) -> None:
+    """The script in a ConfigMap equals the file that other tests run."""
     config_map, job = yaml.safe_load_all((ROOT / "examples" / name).read_text())
     [(script, text)] = config_map["data"].items()
     assert text == (ROOT / "examples/scripts" / script).read_text()
@@ -107,13 +107,13 @@ def test_scripts_are_those_of_the_folder(name: str) -> None:
     assert override["spec"]["volumes"][0]["configMap"]["name"] == config_map["metadata"]["name"]
 
 
-def test_the_checksum_of_the_example_is_that_of_the_file() -> None:
+def test_checksum_in_the_example_matches_the_file() -> None:
     job, *_ = yaml.safe_load_all((ROOT / "examples/dataset-uri.yaml").read_text())
     served = ROOT / "trainer-image/dltrain/data" / job["spec"]["dataset"]["uri"].rpartition("/")[2]
     assert hashlib.sha256(served.read_bytes()).hexdigest() == job["spec"]["dataset"]["sha256"]
 
 
-def test_the_smallest_is_ten_lines_at_most() -> None:
+def test_smallest_example_has_at_most_ten_lines() -> None:
     lines = [line for line in (ROOT / "examples/minimal.yaml").read_text().splitlines() if not line.startswith("#")]
     assert len(lines) <= 10
 

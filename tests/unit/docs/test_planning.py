@@ -1,6 +1,6 @@
-"""The output of `dljob plan` in README.md and docs/explanation/planning.md is real, and every reason is explained there.
+"""Tests that README.md and docs/explanation/planning.md show real output of `dljob plan` and explain every reason.
 
-After a change of the model or of its texts, rewrite the outputs and read the difference:
+After a change of the model or of its texts, update the outputs and review the difference:
 
     DLJOB_UPDATE_GOLDEN=1 python -m pytest tests/unit/docs/test_planning.py
 """
@@ -42,7 +42,7 @@ SHOWN: dict[str, tuple[Path, str, Any, Any, str, str]] = {
 
 
 @pytest.mark.parametrize("case", SHOWN)
-def test_the_page_shows_what_the_command_prints(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_shows_the_output_of_the_command(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, example, cluster, profile, start, end = SHOWN[case]
     files = []
     for name, content in (("cluster", cluster or cluster_on(page)), ("profiles", profile)):

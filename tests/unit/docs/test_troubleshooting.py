@@ -1,4 +1,4 @@
-"""Every reason that a condition can give has its remedy in docs/how-to/troubleshooting.md, and none there is invented."""
+"""Tests that docs/how-to/troubleshooting.md has a remedy for every reason of a condition, and no unknown reason."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ _CALLS = {"Verdict": 2, "_no": 0, "Infeasible": 0, "_of_rank": 2}
 
 
 def reasons_in(source: str) -> Iterator[str]:
-    """Reasons given in calls, by ``reason=``, and in the tables of exceptions (dltrain.protocol.errors)."""
+    """Yield the reasons in calls, in ``reason=`` and in the tables of exceptions (dltrain.protocol.errors)."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -34,7 +34,7 @@ def _texts(node: ast.AST) -> list[str]:
 
 
 def _of_contract(node: ast.AST) -> bool:
-    """Return True for ``reasons.NAME``, a reason that dlcontract states."""
+    """Return True for ``reasons.NAME``, a reason defined in dlcontract."""
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "reasons"
 
 

@@ -1,4 +1,4 @@
-"""Translation of a DLJob into a planner request, and of the decision into status and trainer plan."""
+"""Tests of the translation of a DLJob into a planner request, and of a decision into status and trainer plan."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ BASE: dict[str, Any] = {
     "globalBatchSize": 96,
     "epochs": 25,
 }
-APART = {"synchronization": "StaleSynchronous", "stalenessBound": 3}
+ASYNCHRONOUS = {"synchronization": "StaleSynchronous", "stalenessBound": 3}
 THREE = cluster_view({"nodes": [{"name": "n", "count": 3, "cpu": 2}]})
 UNLIKE = cluster_view(
     {
@@ -35,20 +35,20 @@ def spec(**changes: Any) -> DLJobSpec:
     return DLJobSpec.model_validate({k: v for k, v in (BASE | changes).items() if v is not None})
 
 
-def decided(wanted: DLJobSpec, view: ClusterView = THREE) -> Decision:
-    found = plan(planner_request("job", wanted), view, {})
+def decided(job_spec: DLJobSpec, view: ClusterView = THREE) -> Decision:
+    found = plan(planner_request("job", job_spec), view, {})
     assert isinstance(found, Decision), found
     return found
 
 
-def planned(wanted: DLJobSpec, view: ClusterView = THREE) -> dlcontract.Plan:
-    return trainer_plan("job", "team", "uid-1", wanted, decided(wanted, view), 3, 2, "job", "cluster.local")
+def planned(job_spec: DLJobSpec, view: ClusterView = THREE) -> dlcontract.Plan:
+    return trainer_plan("job", "team", "uid-1", job_spec, decided(job_spec, view), 3, 2, "job", "cluster.local")
 
 
 @pytest.mark.parametrize(
     ("changes", "steps"),
     [
-        ({}, 25 * 15),  # 1437 / 96 is 14.97: the last batch of an epoch is a partial one
+        ({}, 25 * 15),  # 1437 / 96 is 14.97, so the last batch of an epoch is partial
         ({"globalBatchSize": 1437}, 25),
         ({"globalBatchSize": 1438}, 25),
         ({"globalBatchSize": 1436}, 50),
@@ -57,12 +57,12 @@ def planned(wanted: DLJobSpec, view: ClusterView = THREE) -> dlcontract.Plan:
         ({"model": {"name": "mlp"}, "dataset": {"name": "iris"}, "globalBatchSize": 32, "epochs": 1}, 4),
     ],
 )
-def test_steps_of_a_training(changes: dict[str, Any], steps: int) -> None:
+def test_number_of_training_steps(changes: dict[str, Any], steps: int) -> None:
     assert total_steps(spec(**changes)) == steps
 
 
-def test_the_question() -> None:
-    asked = planner_request(
+def test_request_contains_the_fields_of_the_spec() -> None:
+    request = planner_request(
         "job",
         spec(
             optimizer={"name": "Adam"},
@@ -75,44 +75,51 @@ def test_the_question() -> None:
             resources={"cpu": "500m", "cpuLimit": "2", "memory": "2Gi"},
         ),
     )
-    assert (asked.job, asked.model, asked.dataset, asked.profile) == ("job", "digits-cnn", "digits", "digits-cnn")
-    assert (asked.global_batch, asked.total_steps, asked.optimizer) == (96, 375, "Adam")
-    assert (asked.nodes_min, asked.nodes_max, asked.devices) == (2, 4, ("t4",))
-    assert (asked.minimize, asked.deadline_s, asked.collective) == ("Energy", 5400.0, "Tree")
-    assert (asked.uneven, asked.candidates_kept) == (False, 7)
-    assert (asked.node_selector, asked.tolerations) == ({"a": "b"}, ({"operator": "Exists"},))
-    assert (asked.cpu_per_pod, asked.cpu_limit_per_pod, asked.memory_per_pod_nbytes) == (0.5, 2.0, 2**31)
+    assert (request.job, request.model, request.dataset, request.profile) == (
+        "job",
+        "digits-cnn",
+        "digits",
+        "digits-cnn",
+    )
+    assert (request.global_batch, request.total_steps, request.optimizer) == (96, 375, "Adam")
+    assert (request.nodes_min, request.nodes_max, request.devices) == (2, 4, ("t4",))
+    assert (request.minimize, request.deadline_s, request.collective) == ("Energy", 5400.0, "Tree")
+    assert (request.uneven, request.candidates_kept) == (False, 7)
+    assert (request.node_selector, request.tolerations) == ({"a": "b"}, ({"operator": "Exists"},))
+    assert (request.cpu_per_pod, request.cpu_limit_per_pod, request.memory_per_pod_nbytes) == (0.5, 2.0, 2**31)
 
 
-def test_fixed_groups_and_hints() -> None:
+def test_request_contains_fixed_groups_and_hints() -> None:
     group = {"device": "cpu", "nodes": 2, "ranksPerNode": 2, "batchPerRank": 24}
-    asked = planner_request("job", spec(planning={"mode": "Fixed", "groups": [group]}))
-    assert asked.fixed == (FixedChoice("cpu", 2, 2, 24),)
+    request = planner_request("job", spec(planning={"mode": "Fixed", "groups": [group]}))
+    assert request.fixed == (FixedChoice("cpu", 2, 2, 24),)
     hints = {"parameters": 10, "flopsPerSample": 1e6, "activationBytesPerSample": 5}
-    asked = planner_request("job", spec(model={"hints": hints}, trainer={"command": ["python", "t.py"]}))
-    assert (asked.model, asked.parameters, asked.flops_per_sample) == (None, 10, 1e6)
-    assert asked.activation_nbytes_per_sample == 5
-    asked = planner_request("job", spec(model={"hints": {"like": "GPT-2-XL"}}, trainer={"command": ["python", "t.py"]}))
-    assert (asked.model, asked.like, asked.parameters, asked.flops_per_sample) == (None, "GPT-2-XL", None, None)
+    request = planner_request("job", spec(model={"hints": hints}, trainer={"command": ["python", "t.py"]}))
+    assert (request.model, request.parameters, request.flops_per_sample) == (None, 10, 1e6)
+    assert request.activation_nbytes_per_sample == 5
+    request = planner_request(
+        "job", spec(model={"hints": {"like": "GPT-2-XL"}}, trainer={"command": ["python", "t.py"]})
+    )
+    assert (request.model, request.like, request.parameters, request.flops_per_sample) == (None, "GPT-2-XL", None, None)
 
 
-def test_a_torchrun_script_gets_equal_shares_and_its_own_collective() -> None:
-    wanted = spec(trainer={"command": ["python", "t.py"], "framework": "Torchrun"}, nodes={"min": 3})
-    asked = planner_request("job", wanted)
-    assert (asked.collective, asked.uneven) == ("Torch", False)
-    todo = planned(wanted)
-    assert not todo.rebalance
-    assert todo.model == dlcontract.ModelRef(name="digits-cnn", command=("python", "t.py"), framework="Torchrun")
+def test_torchrun_script_has_equal_shares_and_collective_torch() -> None:
+    job_spec = spec(trainer={"command": ["python", "t.py"], "framework": "Torchrun"}, nodes={"min": 3})
+    request = planner_request("job", job_spec)
+    assert (request.collective, request.uneven) == ("Torch", False)
+    output = planned(job_spec)
+    assert not output.rebalance
+    assert output.model == dlcontract.ModelRef(name="digits-cnn", command=("python", "t.py"), framework="Torchrun")
 
 
-def test_options_of_training_reach_the_plan() -> None:
+def test_training_options_are_in_the_plan() -> None:
     hints = {"parameters": 10, "flopsPerSample": 1e6}
-    todo = planned(spec(model={"hints": hints, "syncBatchNorm": True}, trainer={"command": ["python", "t.py"]}))
+    output = planned(spec(model={"hints": hints, "syncBatchNorm": True}, trainer={"command": ["python", "t.py"]}))
     assert planned(spec(parallelism={"strategy": "Optimizer"})).parallelism == "Optimizer"
     assert planned(spec(parallelism={"strategy": "Optimizer"})).collective == "Ring"
     assert planner_request("job", spec(parallelism={"strategy": "Auto"})).strategy == "Auto"
-    own = spec(parallelism={"strategy": "Auto"}, model={"hints": hints}, trainer={"command": ["python", "t.py"]})
-    assert planner_request("job", own).strategy == "Data", "whether its optimizer can be shared out is not known"
+    script = spec(parallelism={"strategy": "Auto"}, model={"hints": hints}, trainer={"command": ["python", "t.py"]})
+    assert planner_request("job", script).strategy == "Data", "it is unknown whether the optimizer can be sharded"
     staged = {"strategy": "Pipeline", "stages": 2}
     pipeline = planned(spec(parallelism=staged))
     assert (pipeline.parallelism, pipeline.micro_batches, pipeline.collective) == ("Pipeline", 8, "MPI")
@@ -136,25 +143,25 @@ def test_options_of_training_reach_the_plan() -> None:
         "job", spec(parallelism={"strategy": "Auto"}, optimizer={"findLearningRate": True})
     ).no_split_reason
     assert whole is not None and "findLearningRate" in whole
-    stale = planned(spec(parallelism=APART))
+    stale = planned(spec(parallelism=ASYNCHRONOUS))
     assert (stale.synchronization, stale.staleness_bound, stale.collective) == (
         "StaleSynchronous",
         3,
         "ParameterServer",
     )
     assert sum(rank.share == 0 for rank in stale.ranks) == 1 and not stale.rebalance
-    assert "ParameterServer within 3 steps" in decided(spec(parallelism=APART)).chosen.summary
-    alone = plan(planner_request("job", spec(parallelism=APART, nodes={"max": 1})), THREE, {})
-    assert not isinstance(alone, Decision), "a worker and a server are two"
+    assert "ParameterServer within 3 steps" in decided(spec(parallelism=ASYNCHRONOUS)).chosen.summary
+    single = plan(planner_request("job", spec(parallelism=ASYNCHRONOUS, nodes={"max": 1})), THREE, {})
+    assert not isinstance(single, Decision), "a worker and a server need two ranks"
     scaling = {"rule": "AdaScale", "baseBatchSize": 16}
     optimizer = planned(spec(optimizer={"learningRateScaling": scaling})).optimizer
     assert (optimizer.scaling, optimizer.base_batch) == ("AdaScale", 16)
     assert planned(spec(optimizer={"findLearningRate": True})).optimizer.find_rate
     assert planned(spec(runPolicy={"compareParametersSteps": 7})).compare_steps == 7
-    assert todo.model.sync_batch_norm and not planned(spec()).model.sync_batch_norm
+    assert output.model.sync_batch_norm and not planned(spec()).model.sync_batch_norm
 
 
-def test_what_is_learned_is_kept_apart() -> None:
+def test_scripts_and_models_have_separate_profiles() -> None:
     keys = [
         profile_key(s)
         for s in (
@@ -173,20 +180,31 @@ def test_what_is_learned_is_kept_apart() -> None:
     assert profile_key(spec(epochs=3, seed=1)) == keys[0]
 
 
-def test_the_plan_as_the_trainer_reads_it() -> None:
-    todo = planned(spec(nodes={"min": 3}, collective="Ring", checkpoint={"interval": "5s", "keep": 2}))
-    assert [(r.rank, r.pod, r.host, r.local_rank, r.share, r.gpu) for r in todo.ranks] == [
+def test_trainer_plan_contains_the_decision() -> None:
+    output = planned(spec(nodes={"min": 3}, collective="Ring", checkpoint={"interval": "5s", "keep": 2}))
+    assert [(r.rank, r.pod, r.host, r.local_rank, r.share, r.gpu) for r in output.ranks] == [
         (i, f"job-cpu-{i}", f"job-cpu-{i}.job.team.svc.cluster.local", 0, 32, False) for i in range(3)
     ]
-    assert (todo.job, todo.namespace, todo.uid, todo.number, todo.term) == ("job", "team", "uid-1", 3, 2)
-    assert (todo.collective, todo.min_ranks, todo.epochs, todo.steps) == ("Ring", 3, 25, None)
-    assert todo.dataset == dlcontract.DatasetRef(name="digits", samples=1437)
-    assert todo.checkpoint == dlcontract.CheckpointRef(enabled=True, interval_s=5.0, keep=2)
+    assert (output.job, output.namespace, output.uid, output.number, output.term) == (
+        "job",
+        "team",
+        "uid-1",
+        3,
+        2,
+    )
+    assert (output.collective, output.min_ranks, output.epochs, output.steps) == (
+        "Ring",
+        3,
+        25,
+        None,
+    )
+    assert output.dataset == dlcontract.DatasetRef(name="digits", samples=1437)
+    assert output.checkpoint == dlcontract.CheckpointRef(enabled=True, interval_s=5.0, keep=2)
     assert planned(spec(nodes={"min": 3})).checkpoint == dlcontract.CheckpointRef(choose_interval=True)
-    assert todo.expected.step_s > 0
-    assert todo.expected.total_s == pytest.approx(375 * todo.expected.step_s)
-    assert todo.rebalance and not todo.measure_collective
-    assert dlcontract.Plan.parse(todo.to_json()) == todo
+    assert output.expected.step_s > 0
+    assert output.expected.total_s == pytest.approx(375 * output.expected.step_s)
+    assert output.rebalance and not output.measure_collective
+    assert dlcontract.Plan.parse(output.to_json()) == output
 
 
 def test_ranks_are_contiguous_by_group_then_node_then_device() -> None:
@@ -194,8 +212,8 @@ def test_ranks_are_contiguous_by_group_then_node_then_device() -> None:
         {"device": "a100", "nodes": 2, "ranksPerNode": 2, "batchPerRank": 20},
         {"device": "t4", "nodes": 1, "ranksPerNode": 2, "batchPerRank": 8},
     ]
-    todo = planned(spec(planning={"mode": "Fixed", "groups": groups}), UNLIKE)
-    assert [(r.pod, r.local_rank, r.share, r.gpu) for r in todo.ranks] == [
+    output = planned(spec(planning={"mode": "Fixed", "groups": groups}), UNLIKE)
+    assert [(r.pod, r.local_rank, r.share, r.gpu) for r in output.ranks] == [
         ("job-a100-sxm4-40gb-0", 0, 20, True),
         ("job-a100-sxm4-40gb-0", 1, 20, True),
         ("job-a100-sxm4-40gb-1", 0, 20, True),
@@ -203,7 +221,7 @@ def test_ranks_are_contiguous_by_group_then_node_then_device() -> None:
         ("job-t4-0", 0, 8, True),
         ("job-t4-0", 1, 8, True),
     ]
-    assert not todo.rebalance, "the user said how many samples"
+    assert not output.rebalance, "the user fixed the shares"
 
 
 def test_compressed_gradients_are_faster() -> None:
@@ -223,13 +241,13 @@ def test_compressed_gradients_are_faster() -> None:
         ({"trainer": {"command": ["a"], "framework": "Torchrun"}}, False),
     ],
 )
-def test_ranks_measure_what_the_user_leaves_open(changes: dict[str, Any], measures: bool) -> None:
+def test_ranks_measure_options_without_a_fixed_value(changes: dict[str, Any], measures: bool) -> None:
     assert planned(spec(**{"nodes": {"min": 2}} | changes)).measure_collective == measures
 
 
-def test_a_parameter_server_is_a_separate_rank() -> None:
-    todo = planned(spec(nodes={"min": 3}, collective="ParameterServer"))
-    assert [(r.role, r.share) for r in todo.ranks] == [("worker", 48), ("worker", 48), ("server", 0)]
+def test_parameter_server_is_a_separate_rank() -> None:
+    output = planned(spec(nodes={"min": 3}, collective="ParameterServer"))
+    assert [(r.role, r.share) for r in output.ranks] == [("worker", 48), ("worker", 48), ("server", 0)]
 
 
 @pytest.mark.parametrize(
@@ -239,23 +257,23 @@ def test_a_parameter_server_is_a_separate_rank() -> None:
         ({"uri": "file:///data/x.npz", "samples": 9}, "/data/x.npz"),
     ],
 )
-def test_where_the_data_is_in_the_pod(dataset: dict[str, Any], path: str) -> None:
+def test_dataset_path_in_the_pod(dataset: dict[str, Any], path: str) -> None:
     assert planned(spec(dataset=dataset)).dataset == dlcontract.DatasetRef(path=path, samples=9)
 
 
-@pytest.mark.parametrize(("nodes", "least"), [({"min": 1, "max": 3}, 2), ({"min": 2, "max": 2}, 4), ({"min": 2}, 4)])
-def test_an_elastic_job_may_continue_with_the_ranks_of_its_minimum_nodes(nodes: dict[str, int], least: int) -> None:
+@pytest.mark.parametrize(("nodes", "minimum"), [({"min": 1, "max": 3}, 2), ({"min": 2, "max": 2}, 4), ({"min": 2}, 4)])
+def test_elastic_job_may_shrink_to_the_ranks_of_its_minimum_nodes(nodes: dict[str, int], minimum: int) -> None:
     group = {"device": "a100", "nodes": 2, "ranksPerNode": 2}
-    todo = planned(spec(nodes=nodes, planning={"mode": "Fixed", "groups": [group]}), UNLIKE)
-    assert todo.min_ranks == least
+    output = planned(spec(nodes=nodes, planning={"mode": "Fixed", "groups": [group]}), UNLIKE)
+    assert output.min_ranks == minimum
 
 
-def test_a_job_on_one_node_uses_large_segments_a_spread_one_small_ones() -> None:
-    alone, spread = (planned(spec(nodes={"min": n, "max": n})).segment_nbytes for n in (1, 3))
-    assert spread < 64 * 2**10 < alone
+def test_segments_are_larger_on_one_node() -> None:
+    one_node, three_nodes = (planned(spec(nodes={"min": n, "max": n})).segment_nbytes for n in (1, 3))
+    assert three_nodes < 64 * 2**10 < one_node
 
 
-def test_the_status_shows_the_plan_and_other_candidates() -> None:
+def test_status_contains_the_plan_and_other_candidates() -> None:
     decision = decided(spec(nodes={"min": 2}))
     status = plan_status(spec(), decision, 4, "abc")
     assert (status.number, status.digest, status.summary) == (4, "abc", decision.chosen.summary)
@@ -266,7 +284,7 @@ def test_the_status_shows_the_plan_and_other_candidates() -> None:
     assert status.predicted.step_seconds < status.predicted.step_seconds_p90
     assert status.predicted.bottleneck
     for figure in (status.predicted.step_seconds, status.predicted.total_seconds, status.predicted.samples_per_second):
-        assert figure == float(f"{figure:.4g}"), "people read it in a column"
+        assert figure == float(f"{figure:.4g}"), "the table has a column of limited width"
     assert PlanStatus.model_validate(status.manifest()) == status
 
 
@@ -279,6 +297,6 @@ def test_the_status_shows_the_plan_and_other_candidates() -> None:
         ([{"manager": "me", "spec": {"terminationGracePeriodSeconds": "soon"}}], 30.0),
     ],
 )
-def test_the_last_checkpoint_has_the_time_that_the_pod_has(overrides: list[dict[str, Any]], grace_s: float) -> None:
-    wanted = spec(runPolicy={"terminationGracePeriodSeconds": 30}, podTemplateOverrides=overrides)
-    assert planned(wanted).grace_s == grace_s
+def test_grace_period_of_the_plan_follows_the_pod_template(overrides: list[dict[str, Any]], grace_s: float) -> None:
+    job_spec = spec(runPolicy={"terminationGracePeriodSeconds": 30}, podTemplateOverrides=overrides)
+    assert planned(job_spec).grace_s == grace_s

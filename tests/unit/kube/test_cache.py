@@ -1,4 +1,4 @@
-"""The cache holds the newest version of each object, and no deleted object."""
+"""Tests of the cache, which holds the newest version of each object and no deleted object."""
 
 from typing import Any
 
@@ -52,69 +52,67 @@ def readiness(cache: Cache) -> list[bool]:
 
 
 class TestPut:
-    def test_tells_what_changed(self, cache: Cache) -> None:
+    def test_put_reports_relevant_changes(self, cache: Cache) -> None:
         assert cache.put(POD, pod(1, False))
-        assert not cache.put(POD, pod(2, False)), "nothing that matters"
+        assert not cache.put(POD, pod(2, False)), "the change is irrelevant"
         assert cache.put(POD, pod(3, True))
 
-    def test_an_older_version_changes_nothing(self, cache: Cache) -> None:
+    def test_older_version_is_ignored(self, cache: Cache) -> None:
         cache.put(POD, pod(5, True))
         assert not cache.put(POD, pod(4, False))
         assert readiness(cache) == [True]
 
-    def test_an_older_object_of_the_name_does_not_replace_its_successor(self, cache: Cache) -> None:
+    def test_older_object_of_the_same_name_does_not_replace_its_successor(self, cache: Cache) -> None:
         cache.put(POD, pod(9, True, uid="new"))
         assert not cache.put(POD, pod(7, False, uid="old"))
         assert not cache.drop(POD, "ns", "digits-cpu-0", "old")
         assert readiness(cache) == [True]
 
-    def test_a_late_answer_does_not_restore_a_deleted_object(self, cache: Cache) -> None:
+    def test_late_response_does_not_restore_a_deleted_object(self, cache: Cache) -> None:
         cache.put(POD, pod(1, True))
         assert cache.drop(POD, "ns", "digits-cpu-0", "p1")
         assert not cache.put(POD, pod(2, True))
         assert readiness(cache) == []
 
-    def test_a_removed_label(self, cache: Cache) -> None:
+    def test_object_whose_label_is_removed_is_dropped(self, cache: Cache) -> None:
         cache.put(POD, pod(1, True))
         stranger = body("digits-cpu-0", "p1", 2, job=None)
         cache.put(POD, stranger)
         assert readiness(cache) == []
 
     @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["a", "b"]), st.booleans()), max_size=12))
-    def test_the_cache_holds_the_newest_object_that_is_not_deleted(self, history: list[tuple[int, str, bool]]) -> None:
-        """The result does not depend on the order of events and answers."""
-        cache, gone, newest = Cache(), set[str](), None
+    def test_cache_holds_the_newest_object_that_is_not_deleted(self, history: list[tuple[int, str, bool]]) -> None:
+        """The result does not depend on the order of events and responses."""
+        cache, dropped, newest = Cache(), set[str](), None
         for version, uid, deleted in history:
             if deleted:
                 if cache.drop(POD, "ns", "digits-cpu-0", uid):
-                    gone.add(uid)
+                    dropped.add(uid)
                     newest = None
             else:
                 cache.put(POD, pod(version, True, uid))
-                if uid not in gone and (newest is None or version >= newest):
+                if uid not in dropped and (newest is None or version >= newest):
                     newest = version
         assert len(cache.pods_of(KEY)) == (newest is not None)
 
 
 class TestPrune:
-    def test_drops_what_a_list_does_not_have(self, cache: Cache) -> None:
+    def test_prune_drops_objects_missing_in_a_list(self, cache: Cache) -> None:
         cache.put(POD, pod(5, True))
         assert cache.prune(POD, [], before=9) == [KEY]
         assert readiness(cache) == []
 
     @pytest.mark.parametrize(("present", "before"), [(["p1"], 9), ([], 4), ([], None)])
-    def test_keeps_what_is_there_or_newer_than_the_list(
-        self, present: list[str], before: int | None, cache: Cache
-    ) -> None:
+    def test_prune_keeps_listed_and_newer_objects(self, present: list[str], before: int | None, cache: Cache) -> None:
         cache.put(POD, pod(5, True))
         assert cache.prune(POD, present, before) == []
         assert readiness(cache) == [True]
 
-    def test_of_one_namespace_touches_no_other(self, cache: Cache) -> None:
+    def test_prune_of_a_namespace_does_not_affect_others(self, cache: Cache) -> None:
         cache.put(POD, pod(5, True))
         assert cache.prune(POD, [], 9, namespace="elsewhere") == []
 
-    def test_a_deleted_job_is_reconciled_once_more(self, cache: Cache) -> None:
+    def test_deleted_job_is_reconciled_once_more(self, cache: Cache) -> None:
         assert cache.prune(DLJOB, [], 9) == [KEY]
         assert cache.observe(KEY) is None
 
@@ -127,7 +125,7 @@ class TestObserve:
         assert observed is not None and observed.pods == ()
 
     @pytest.mark.parametrize(
-        ("kind", "name", "told"),
+        ("kind", "name", "leftover"),
         [
             (STATEFUL_SET, "digits-cpu", "StatefulSet digits-cpu"),
             (CONFIG_MAP, "digits-plan", "ConfigMap digits-plan"),
@@ -135,18 +133,18 @@ class TestObserve:
             (CLAIM, "digits-checkpoints", "PersistentVolumeClaim digits-checkpoints"),
         ],
     )
-    def test_leftovers_of_a_predecessor(self, kind: Kind, name: str, told: str, cache: Cache) -> None:
+    def test_objects_of_a_predecessor_are_leftovers(self, kind: Kind, name: str, leftover: str, cache: Cache) -> None:
         cache.put(kind, body(name, "u9", owner="another-uid", data={"plan.json": "{}", "report.json": "{}"}))
         observed = cache.observe(KEY)
-        assert observed is not None and observed.leftovers == (told,)
+        assert observed is not None and observed.leftovers == (leftover,)
         assert observed.sets == () and observed.plan is None and observed.report is None
 
-    def test_a_claim_without_owner_is_no_leftover(self, cache: Cache) -> None:
+    def test_claim_without_owner_is_not_a_leftover(self, cache: Cache) -> None:
         cache.put(CLAIM, body("digits-checkpoints", "c", owner=None))
         observed = cache.observe(KEY)
         assert observed is not None and observed.leftovers == () and "digits-checkpoints" in observed.claims
 
-    def test_lost_nodes_are_those_of_its_pods(self, cache: Cache) -> None:
+    def test_only_lost_nodes_of_the_jobs_pods_are_observed(self, cache: Cache) -> None:
         for name, ready in (("n1", "True"), ("n2", "Unknown"), ("n3", "Unknown")):
             condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2026-01-02T00:00:00Z"}
             cache.put(NODE, {"metadata": {"name": name, "uid": name}, "status": {"conditions": [condition]}})
@@ -166,7 +164,7 @@ class TestObserve:
         ({"conditions": [{"type": "Planned", "status": "False"}], "phase": "Failed"}, False),
     ],
 )
-def test_jobs_that_wait_for_the_cluster(status: Json, affected: bool) -> None:
+def test_cluster_changes_affect_waiting_jobs(status: Json, affected: bool) -> None:
     cache = Cache()
     cache.put(DLJOB, dljob(status=status))
     assert cache.affected_by_cluster() == ([KEY] if affected else [])

@@ -1,4 +1,4 @@
-"""Leader election: never two leaders at once, and soon a new one after a loss. Lease in memory, virtual time."""
+"""Tests of leader election: never two leaders, and a new one soon after a loss, with a Lease in memory and virtual time."""
 
 import asyncio
 import copy
@@ -15,11 +15,11 @@ from dljob.kube.leader import DURATION_S, GIVE_UP_S, LEASE_NAME, RENEW_S, RETRY_
 from support.virtual_time import now_s, run
 
 HOUR_S = 3600.0
-Weather = Callable[[float], str]
+Faults = Callable[[float], str]
 
 
-def fair(_: float) -> str:
-    return "fair"
+def no_faults(_: float) -> str:
+    return "no_faults"
 
 
 class Server:
@@ -41,42 +41,42 @@ class Server:
         return str(self.lease["spec"]["holderIdentity"])
 
 
-class Line(Api):
-    """The connection of one operator to the server. Depending on the weather, calls fail or are never answered."""
+class Connection(Api):
+    """The connection of one operator to the server, on which calls can fail or never be answered."""
 
-    def __init__(self, server: Server, weather: Weather = fair) -> None:
-        self.far, self.weather = server, weather
+    def __init__(self, server: Server, faults: Faults = no_faults) -> None:
+        self.far, self.faults = server, faults
 
-    async def _weathered(self) -> None:
+    async def _maybe_fail(self) -> None:
         await asyncio.sleep(0.01)
-        match self.weather(now_s()):
+        match self.faults(now_s()):
             case "refusing":
                 raise ApiError(503, "ServiceUnavailable", "apiserver is shutting down")
             case "silent":
                 await asyncio.Event().wait()
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any]:
-        await self._weathered()
+        await self._maybe_fail()
         assert (kind.kind, namespace, name) == ("Lease", "dljob", LEASE_NAME)
         if self.far.lease is None:
             raise ApiError(404, "NotFound", "no such Lease")
         return copy.deepcopy(self.far.lease)
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
-        await self._weathered()
+        await self._maybe_fail()
         if self.far.lease is not None:
             raise ApiError(409, "AlreadyExists", "there is such a Lease")
         return self.far.write(body)
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
-        await self._weathered()
+        await self._maybe_fail()
         if self.far.lease is None or body["metadata"]["resourceVersion"] != str(self.far.version):
             raise ApiError(409, "Conflict", "the Lease has changed")
         return self.far.write(body)
 
 
-def leader(server: Server, identity: str, weather: Weather = fair) -> Leader:
-    return Leader(Line(server, weather), "dljob", identity, clock=now_s)
+def leader(server: Server, identity: str, faults: Faults = no_faults) -> Leader:
+    return Leader(Connection(server, faults), "dljob", identity, clock=now_s)
 
 
 async def within(seconds: float, awaited: Any) -> bool:
@@ -88,8 +88,8 @@ async def within(seconds: float, awaited: Any) -> bool:
     return True
 
 
-def test_the_first_leads_at_once() -> None:
-    async def story() -> None:
+def test_first_operator_leads_at_once() -> None:
+    async def scenario() -> None:
         server = Server()
         await leader(server, "a").acquire()
         assert now_s() < 1
@@ -98,11 +98,11 @@ def test_the_first_leads_at_once() -> None:
         assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("a", DURATION_S, 0)
         assert spec["acquireTime"] == spec["renewTime"]
 
-    run(story())
+    run(scenario())
 
 
 def test_one_of_two_operators_becomes_the_leader() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         server = Server()
         two = [asyncio.create_task(within(HOUR_S / 100, leader(server, name).acquire())) for name in "ab"]
         await asyncio.sleep(RETRY_S)
@@ -110,11 +110,11 @@ def test_one_of_two_operators_becomes_the_leader() -> None:
         for task in two:
             task.cancel()
 
-    run(story())
+    run(scenario())
 
 
-def test_a_renewed_lease_is_not_taken() -> None:
-    async def story() -> None:
+def test_renewed_lease_is_not_acquired_by_another() -> None:
+    async def scenario() -> None:
         server = Server()
         first = leader(server, "a")
         await first.acquire()
@@ -123,11 +123,11 @@ def test_a_renewed_lease_is_not_taken() -> None:
         assert server.holder == "a"
         holding.cancel()
 
-    run(story())
+    run(scenario())
 
 
-def test_the_lease_of_a_dead_leader_is_taken_when_it_has_run_out() -> None:
-    async def story() -> None:
+def test_lease_of_a_dead_leader_is_acquired_after_it_expires() -> None:
+    async def scenario() -> None:
         server = Server()
         await leader(server, "a").acquire()
         died_s = now_s()
@@ -136,22 +136,22 @@ def test_the_lease_of_a_dead_leader_is_taken_when_it_has_run_out() -> None:
         assert server.lease is not None
         assert (server.holder, server.lease["spec"]["leaseTransitions"]) == ("b", 1)
 
-    run(story())
+    run(scenario())
 
 
 def test_lease_expiry_uses_the_operators_own_clock() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         server = Server()
         await leader(server, "a").acquire()
         assert server.lease is not None
-        server.lease["spec"]["renewTime"] = "1970-01-01T00:00:00.000000Z"  # the other node's clock is off
+        server.lease["spec"]["renewTime"] = "1970-01-01T00:00:00.000000Z"  # the clock of the other node is wrong
         assert not await within(DURATION_S - 1, leader(server, "b").acquire())
 
-    run(story())
+    run(scenario())
 
 
-def test_a_leader_that_shuts_down_is_replaced_at_once() -> None:
-    async def story() -> None:
+def test_leader_that_shuts_down_is_replaced_at_once() -> None:
+    async def scenario() -> None:
         server = Server()
         first = leader(server, "a")
         await first.acquire()
@@ -161,11 +161,11 @@ def test_a_leader_that_shuts_down_is_replaced_at_once() -> None:
         assert await within(RETRY_S + 1, follower)
         assert server.holder == "b"
 
-    run(story())
+    run(scenario())
 
 
-def test_the_lease_of_another_is_not_released() -> None:
-    async def story() -> None:
+def test_lease_of_another_operator_is_not_released() -> None:
+    async def scenario() -> None:
         server = Server()
         first = leader(server, "a")
         await first.acquire()
@@ -173,11 +173,11 @@ def test_the_lease_of_another_is_not_released() -> None:
         await first.release()
         assert server.holder == "b"
 
-    run(story())
+    run(scenario())
 
 
-def test_a_restarted_operator_of_the_same_name_continues() -> None:
-    async def story() -> None:
+def test_restarted_operator_of_the_same_name_continues() -> None:
+    async def scenario() -> None:
         server = Server()
         await leader(server, "a").acquire()
         began_s = now_s()
@@ -186,11 +186,11 @@ def test_a_restarted_operator_of_the_same_name_continues() -> None:
         assert server.lease is not None
         assert server.lease["spec"]["leaseTransitions"] == 0
 
-    run(story())
+    run(scenario())
 
 
-def test_a_leader_whose_lease_was_taken_stops() -> None:
-    async def story() -> None:
+def test_leader_stops_if_another_acquired_its_lease() -> None:
+    async def scenario() -> None:
         server = Server()
         first = leader(server, "a")
         await first.acquire()
@@ -203,25 +203,25 @@ def test_a_leader_whose_lease_was_taken_stops() -> None:
             await holding
         assert now_s() < 2 * RENEW_S
 
-    run(story())
+    run(scenario())
 
 
-@pytest.mark.parametrize("weather", ["refusing", "silent"])
-def test_a_leader_that_cannot_renew_stops_before_another_may_start(weather: str) -> None:
-    async def story() -> None:
+@pytest.mark.parametrize("faults", ["refusing", "silent"])
+def test_leader_that_cannot_renew_stops_before_another_may_start(faults: str) -> None:
+    async def scenario() -> None:
         server = Server()
-        first = leader(server, "a", lambda at_s: "fair" if at_s < 1 else weather)
+        first = leader(server, "a", lambda at_s: "no_faults" if at_s < 1 else faults)
         await first.acquire()
         with pytest.raises(LeaseLostError):
             await first.hold()
         assert GIVE_UP_S - RENEW_S <= now_s() < DURATION_S
 
-    run(story())
+    run(scenario())
 
 
-def test_a_late_answer_does_not_prolong_the_lease() -> None:
-    class Late(Line):
-        """The server writes the first renewal at once and answers ten seconds later."""
+def test_late_response_does_not_extend_the_lease() -> None:
+    class Late(Connection):
+        """The server writes the first renewal at once and responds ten seconds later."""
 
         async def replace(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
             written = await super().replace(kind, body)
@@ -229,36 +229,40 @@ def test_a_late_answer_does_not_prolong_the_lease() -> None:
                 await asyncio.sleep(10)
             return written
 
-    async def story() -> None:
+    async def scenario() -> None:
         server = Server()
-        first = Leader(Late(server, lambda at_s: "fair" if at_s < RENEW_S + 1 else "refusing"), "dljob", "a", now_s)
+        first = Leader(
+            Late(server, lambda at_s: "no_faults" if at_s < RENEW_S + 1 else "refusing"), "dljob", "a", now_s
+        )
         await first.acquire()
         holding = asyncio.create_task(first.hold())
         await leader(server, "b").acquire()
-        assert holding.done(), "two lead"
+        assert holding.done(), "there are two leaders"
         assert isinstance(holding.exception(), LeaseLostError)
 
-    run(story())
+    run(scenario())
 
 
-def test_a_short_outage_is_survived() -> None:
-    async def story() -> None:
+def test_leader_survives_a_short_outage() -> None:
+    async def scenario() -> None:
         server = Server()
-        first = leader(server, "a", lambda at_s: "refusing" if 10 < at_s < 10 + GIVE_UP_S - 2 * RENEW_S else "fair")
+        first = leader(
+            server, "a", lambda at_s: "refusing" if 10 < at_s < 10 + GIVE_UP_S - 2 * RENEW_S else "no_faults"
+        )
         await first.acquire()
         assert not await within(10 * DURATION_S, first.hold())
         assert now_s() >= 10 * DURATION_S
 
-    run(story())
+    run(scenario())
 
 
-def test_a_waiting_operator_survives_an_outage() -> None:
-    async def story() -> None:
+def test_waiting_operator_survives_an_outage() -> None:
+    async def scenario() -> None:
         server = Server()
-        await leader(server, "a", lambda at_s: "refusing" if at_s < 100 else "fair").acquire()
+        await leader(server, "a", lambda at_s: "refusing" if at_s < 100 else "no_faults").acquire()
         assert 100 <= now_s() <= 100 + 2 * RETRY_S
 
-    run(story())
+    run(scenario())
 
 
 OUTAGES = st.lists(
@@ -266,18 +270,18 @@ OUTAGES = st.lists(
 )
 
 
-def _weather(outages: list[tuple[int, int, str]]) -> Weather:
-    return lambda at_s: next((kind for start, long, kind in outages if start <= at_s < start + long), "fair")
+def _faults(outages: list[tuple[int, int, str]]) -> Faults:
+    return lambda at_s: next((kind for start, long, kind in outages if start <= at_s < start + long), "no_faults")
 
 
 @settings(max_examples=60, deadline=None)
 @given(OUTAGES, OUTAGES)
-def test_never_two_at_once(ours: list[tuple[int, int, str]], theirs: list[tuple[int, int, str]]) -> None:
+def test_there_are_never_two_leaders(first: list[tuple[int, int, str]], second: list[tuple[int, int, str]]) -> None:
     leading: set[str] = set()
 
-    async def operate(server: Server, name: str, weather: Weather) -> None:
+    async def operate(server: Server, name: str, faults: Faults) -> None:
         while True:
-            one = leader(server, name, weather)
+            one = leader(server, name, faults)
             if not await within(2 * DURATION_S, one.acquire()):
                 continue  # a process that hangs is started again
             leading.add(name)
@@ -287,17 +291,17 @@ def test_never_two_at_once(ours: list[tuple[int, int, str]], theirs: list[tuple[
             except LeaseLostError:
                 leading.discard(name)
 
-    async def story() -> None:
+    async def scenario() -> None:
         server = Server()
         both = [
-            asyncio.create_task(operate(server, name, _weather(outages)))
-            for name, outages in (("a", ours), ("b", theirs))
+            asyncio.create_task(operate(server, name, _faults(outages)))
+            for name, outages in (("a", first), ("b", second))
         ]
         done, _ = await asyncio.wait(both, timeout=400)
         for task in both:
             task.cancel()
         for task in done:
             task.result()
-        assert len(leading) == 1, "when the weather is fair again, one leads"
+        assert len(leading) == 1, "one leads after the faults have ended"
 
-    run(story())
+    run(scenario())

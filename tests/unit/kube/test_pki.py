@@ -1,4 +1,4 @@
-"""The credentials of a job's agents in real TLS connections, with the names to which agents connect."""
+"""Tests of the credentials of a job's agents in real TLS handshakes, with the names to which agents connect."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -20,14 +20,14 @@ def credentials(now: datetime | None = None) -> Credentials:
 MINE, OTHERS = credentials(), credentials()
 
 
-def context(folder: Path, own: Credentials | None, trusted: Credentials, *, server: bool) -> ssl.SSLContext:
+def context(folder: Path, presented: Credentials | None, trusted: Credentials, *, server: bool) -> ssl.SSLContext:
     """Return a context like the agents': each side presents a certificate and requires one of the job's authority."""
     found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     found.verify_mode = ssl.CERT_REQUIRED
     found.load_verify_locations(cadata=trusted.ca_cert.decode())
-    if own is not None:
-        (folder / "cert").write_bytes(own.cert)
-        (folder / "key").write_bytes(own.key)
+    if presented is not None:
+        (folder / "cert").write_bytes(presented.cert)
+        (folder / "key").write_bytes(presented.key)
         found.load_cert_chain(folder / "cert", folder / "key")
     return found
 
@@ -47,7 +47,7 @@ def shake_hands(folder: Path, server: Credentials, client: Credentials | None, n
                 waiting.remove(end)
             except ssl.SSLWantReadError:
                 pass
-    assert not waiting, "the handshake did not end"
+    assert not waiting, "the handshake did not finish"
 
 
 @pytest.mark.parametrize(
@@ -58,31 +58,31 @@ def test_agents_of_one_job_authenticate_each_other(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", ["wine-cpu-0.wine.team-a.svc.cluster.local", "example.org", f"a.{POD}"])
-def test_a_pod_of_another_name_is_refused(tmp_path: Path, name: str) -> None:
+def test_pod_with_another_name_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(tmp_path, MINE, MINE, name)
 
 
-def test_a_server_of_another_authority_is_refused(tmp_path: Path) -> None:
+def test_server_of_another_ca_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(tmp_path, OTHERS, MINE, POD)
 
 
-def test_a_client_of_another_authority_is_refused(tmp_path: Path) -> None:
+def test_client_of_another_ca_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ssl.SSLError):
         shake_hands(tmp_path, MINE, OTHERS, POD)
 
 
-def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
+def test_client_without_a_certificate_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ssl.SSLError):
         shake_hands(tmp_path, MINE, None, POD)
 
 
-def test_nothing_is_issued_twice() -> None:
+def test_issued_keys_and_certificates_are_unique() -> None:
     assert len({MINE.ca_cert, OTHERS.ca_cert, MINE.cert, OTHERS.cert, MINE.key, OTHERS.key}) == 6
 
 
-def test_it_is_valid_on_nodes_whose_clocks_are_behind_and_longer_than_any_training() -> None:
+def test_certificate_is_valid_from_the_past_until_after_any_training() -> None:
     now = datetime(2026, 3, 1, tzinfo=UTC)
     for pem in (credentials(now).cert, credentials(now).ca_cert):
         cert = x509.load_pem_x509_certificate(pem)
@@ -90,19 +90,19 @@ def test_it_is_valid_on_nodes_whose_clocks_are_behind_and_longer_than_any_traini
         assert cert.not_valid_after_utc == now + VALID_FOR
 
 
-def test_the_certificate_signs_no_other() -> None:
+def test_certificate_cannot_sign_others() -> None:
     cert = x509.load_pem_x509_certificate(MINE.cert)
     assert cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
     assert cert.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign is False
 
 
-def test_the_key_is_the_certificates_and_not_the_authoritys() -> None:
+def test_key_belongs_to_the_certificate_and_not_to_the_ca() -> None:
     key = serialization.load_pem_private_key(MINE.key, None).public_key()
     assert x509.load_pem_x509_certificate(MINE.cert).public_key() == key
     assert x509.load_pem_x509_certificate(MINE.ca_cert).public_key() != key
 
 
-def test_a_long_name_fits() -> None:
+def test_long_names_are_supported() -> None:
     name = "d" * 40
     made = issue(name, "n" * 63, name, "cluster.local", datetime.now(UTC))
     names = x509.load_pem_x509_certificate(made.cert).extensions.get_extension_for_class(x509.SubjectAlternativeName)

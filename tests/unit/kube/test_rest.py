@@ -1,4 +1,4 @@
-"""REST calls against a server with faults: retries, time limits, rejections, counting."""
+"""Tests of REST calls against a faulty server: retries, time limits, rejections and metrics."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ def test_retries_are_limited() -> None:
 
 
 @pytest.mark.parametrize("code", [400, 403, 404, 409, 422])
-def test_a_rejection_is_not_retried(code: int) -> None:
+def test_rejection_is_not_retried(code: int) -> None:
     found, requests, _ = against(
         [(code, {"reason": "No", "message": "never"}, {})], lambda api: api.apply(CONFIG_MAP, MAP)
     )
@@ -70,7 +70,7 @@ def test_a_rejection_is_not_retried(code: int) -> None:
     assert found.refused == (code != 409) and found.conflict == (code == 409)
 
 
-def test_no_answer_at_all() -> None:
+def test_unreachable_server_is_an_error() -> None:
     async def main() -> ApiError:
         async with aiohttp.ClientSession() as session:
             with pytest.raises(ApiError) as error:
@@ -80,7 +80,7 @@ def test_no_answer_at_all() -> None:
     assert asyncio.run(main()).code == 0
 
 
-def test_a_request_to_a_hanging_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_to_a_hanging_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest, "CALL_LIMIT_S", 0.05)
 
     async def main() -> ApiError:
@@ -99,7 +99,7 @@ def test_a_request_to_a_hanging_server_times_out(monkeypatch: pytest.MonkeyPatch
     assert (error.code, error.reason) == (0, "TimeoutError")
 
 
-def test_an_answer_that_is_no_json() -> None:
+def test_response_without_json_is_an_error() -> None:
     async def main() -> ApiError:
         async def answer(request: web.Request) -> web.Response:
             return web.Response(status=404, text="<html>proxy</html>")
@@ -114,25 +114,25 @@ def test_an_answer_that_is_no_json() -> None:
     assert "proxy" in asyncio.run(main()).message
 
 
-def test_server_side_apply() -> None:
+def test_apply_is_a_server_side_patch() -> None:
     _, [request], _ = against([(200, {}, {})], lambda api: api.apply(CONFIG_MAP, MAP))
     assert (request.method, request.path) == ("PATCH", "/api/v1/namespaces/n/configmaps/a")
     assert request.query == {"fieldManager": "dljob-operator", "force": "true"}
     assert request.headers["Content-Type"] == "application/apply-patch+yaml"
 
 
-def test_status_is_a_subresource() -> None:
+def test_status_is_patched_as_a_subresource() -> None:
     call = against([(200, {}, {})], lambda api: api.merge(DLJOB, "n", "a", {"status": {}}, subresource="status"))
     assert call[1][0].path == "/apis/dljob.dev/v1alpha1/namespaces/n/dljobs/a/status"
 
 
 @pytest.mark.parametrize("code", [404, 409])
-def test_deleting_what_is_gone_is_no_error(code: int) -> None:
+def test_deleting_a_missing_object_is_not_an_error(code: int) -> None:
     found, requests, _ = against([(code, {}, {})], lambda api: api.delete(CONFIG_MAP, "n", "a", uid="u", grace_s=0))
     assert found is None and len(requests) == 1
 
 
-def test_lists() -> None:
+def test_list_returns_items_and_version() -> None:
     body = {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"uid": "u"}}]}
     found, [request], _ = against([(200, body, {})], lambda api: api.uids(NODE, None, "a=b"))
     assert found == (["u"], 7) and request.query == {"labelSelector": "a=b"}
@@ -140,6 +140,6 @@ def test_lists() -> None:
     assert against([(200, {"items": None}, {})], lambda api: api.find(NODE, None))[0] == []
 
 
-def test_the_version_of_managed_servers() -> None:
+def test_versions_of_managed_servers_are_parsed() -> None:
     answer = {"major": "1", "minor": "27+"}
     assert against([(200, json.loads(json.dumps(answer)), {})], lambda api: api.version())[0] == (1, 27)

@@ -1,4 +1,4 @@
-"""Objects of the API server are trimmed to what decisions need; free resources follow from nodes and pods."""
+"""Tests of the cluster view: objects are trimmed to the needed fields, and free resources are computed."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -41,16 +41,16 @@ def view(nodes: list[Json], pods: list[Json] | None = None, *reservations: Reser
 
 
 class TestView:
-    def test_a_cpu_node(self) -> None:
+    def test_cpu_node_is_a_device(self) -> None:
         [found] = view([node(annotations={"dljob.dev/network-bandwidth": "1.25G"})]).nodes
         assert (found.device, found.devices, found.is_gpu, found.cpu) == ("cpu", 1, False, 2.0)
         assert found.link_bandwidth_Bps == 1.25e9 and found.free_memory_nbytes == 4 * 2**30
 
-    def test_a_labelled_class(self) -> None:
+    def test_label_sets_the_device_class(self) -> None:
         [found] = view([node(labels={"dljob.dev/device": "cpu-slow"})]).nodes
         assert found.device == "cpu-slow"
 
-    def test_a_gpu_node(self) -> None:
+    def test_gpu_node_has_its_devices(self) -> None:
         [found] = view([gpu_node("g", 4)], [pod("g", {"nvidia.com/gpu": "3"})]).nodes
         assert (found.device, found.devices, found.free_devices, found.is_gpu) == (A100, 4, 1, True)
 
@@ -63,21 +63,21 @@ class TestView:
         ],
         ids=["AMD's", "named by hand", "both"],
     )
-    def test_gpus_of_other_labels(self, labels: Json, resource: str, device: str) -> None:
+    def test_gpus_are_recognized_by_other_labels(self, labels: Json, resource: str, device: str) -> None:
         [found] = view([node("g", labels=labels, allocatable={resource: "4"})], [pod("g", {resource: "1"})]).nodes
         assert (found.device, found.devices, found.free_devices, found.is_gpu) == (device, 4, 3, True)
 
-    def test_a_gpu_node_without_device_plugin_is_no_cpu_node(self) -> None:
+    def test_gpu_node_without_device_plugin_is_not_a_cpu_node(self) -> None:
         [found] = view([gpu_node("g", 0)]).nodes
         assert (found.device, found.free_devices, found.is_gpu) == (A100, 0, True)
         [chosen] = view([node(labels={"dljob.dev/device": "big", "nvidia.com/gpu.product": A100})]).nodes
-        assert (chosen.device, chosen.is_gpu) == ("big", False), "who labels it so wants its CPUs"
+        assert (chosen.device, chosen.is_gpu) == ("big", False), "this label requests its CPUs"
 
     @pytest.mark.parametrize("away", [node(ready="False"), node(ready="Unknown"), node(unschedulable=True)])
-    def test_unschedulable_nodes(self, away: Json) -> None:
+    def test_unschedulable_nodes_are_excluded(self, away: Json) -> None:
         assert view([away]).nodes == ()
 
-    def test_taints_that_keep_pods_away(self) -> None:
+    def test_only_taints_that_repel_pods_count(self) -> None:
         taints = [
             {"key": "gpu", "value": "yes", "effect": "NoSchedule"},
             {"key": "soft", "effect": "PreferNoSchedule"},
@@ -98,22 +98,22 @@ class TestView:
             ([pod("n1", {"cpu": "5"})], 0.0),
         ],
     )
-    def test_resources_used_by_pods(self, pods: list[Json], free: float) -> None:
+    def test_pods_reduce_free_resources(self, pods: list[Json], free: float) -> None:
         assert view([node()], pods).nodes[0].free_cpu == free
 
-    def test_reservations_use_the_freest_nodes(self) -> None:
-        taken = view([node("n1"), node("n2")], [pod("n1", {"cpu": "1"})], Reservation("cpu", 1, 1, 1.5, 2**30)).nodes
-        assert [n.free_cpu for n in taken] == [1.0, 0.5]
+    def test_reservations_use_the_nodes_with_most_free_resources(self) -> None:
+        found = view([node("n1"), node("n2")], [pod("n1", {"cpu": "1"})], Reservation("cpu", 1, 1, 1.5, 2**30)).nodes
+        assert [n.free_cpu for n in found] == [1.0, 0.5]
         gpus = view([gpu_node("a", 2), gpu_node("b", 4)], [], Reservation(A100, 1, 4, 1.0, 0)).nodes
         assert [n.free_devices for n in gpus] == [2, 0]
         assert view([node()], [], Reservation("other", 1, 1, 1.0, 0)).nodes[0].free_cpu == 2.0
 
     @given(st.lists(st.integers(0, 3000), max_size=6), st.lists(st.integers(0, 3000), max_size=3))
-    def test_free_resources_do_not_exceed_the_total(self, requests: list[int], promised: list[int]) -> None:
+    def test_free_resources_do_not_exceed_the_total(self, requests: list[int], reserved: list[int]) -> None:
         pods = [pod("n1", {"cpu": f"{cpu}m"}) for cpu in requests]
-        [found] = view([node()], pods, *(Reservation("cpu", 1, 1, cpu / 1000, 0) for cpu in promised)).nodes
+        [found] = view([node()], pods, *(Reservation("cpu", 1, 1, cpu / 1000, 0) for cpu in reserved)).nodes
         assert 0 <= found.free_cpu <= found.cpu
-        assert found.free_cpu == pytest.approx(max(0.0, 2 - sum(requests + promised) / 1000), abs=1e-9)
+        assert found.free_cpu == pytest.approx(max(0.0, 2 - sum(requests + reserved) / 1000), abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ class TestView:
         ("x", 0),
     ],
 )
-def test_amounts_as_servers_write_them(text: str, value: Decimal) -> None:
+def test_quantities_of_the_api_server_are_parsed(text: str, value: Decimal) -> None:
     assert amount(text) == value
 
 
@@ -153,7 +153,7 @@ class TestTrim:
             ),
         ],
     )  # fmt: skip
-    def test_why_a_container_is_stuck(self, container: Json, reason: str | None, words: str) -> None:
+    def test_reason_of_a_stuck_container_is_found(self, container: Json, reason: str | None, words: str) -> None:
         meta = {"name": "p", "uid": "u"}
         found = trim.pod({"metadata": meta, "spec": {}, "status": {"containerStatuses": [container]}}).stuck
         assert (found.reason if found else None) == reason
@@ -184,7 +184,7 @@ class TestTrim:
         assert found.fetching == expected
         assert (found.stuck.reason if found.stuck else None) == stuck
 
-    def test_an_unschedulable_pod(self) -> None:
+    def test_reason_of_an_unschedulable_pod_is_found(self) -> None:
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
         meta = {"name": "p", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}
         found = trim.pod({"metadata": meta, "spec": {}, "status": {"conditions": [condition]}})
@@ -193,11 +193,11 @@ class TestTrim:
     @pytest.mark.parametrize(
         "key", ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"]
     )
-    def test_the_default_class(self, key: str) -> None:
+    def test_default_storage_class_is_found(self, key: str) -> None:
         assert trim.storage_class({"metadata": {"name": "s", "annotations": {key: "true"}}}).default
         assert not trim.storage_class({"metadata": {"name": "s"}}).default
 
-    def test_a_job(self) -> None:
+    def test_job_is_trimmed(self) -> None:
         meta = {"name": "j", "namespace": "n", "uid": "u", "generation": 3, "creationTimestamp": "2026-01-01T00:00:00Z"}
         found = trim.job({"metadata": meta, "spec": {"a": 1}})
         assert found.created == datetime(2026, 1, 1, tzinfo=UTC) and (found.generation, found.status) == (3, {})

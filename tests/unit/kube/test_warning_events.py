@@ -1,4 +1,4 @@
-"""Warnings of other controllers are queried only for lasting problems, and not in every reconcile."""
+"""Tests that warning events are queried only for lasting problems, and not in every reconcile."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -32,39 +32,41 @@ def warning(message: str, reason: str = "FailedCreate", at: str = "2026-01-01T11
     return {"message": message, "reason": reason, "lastTimestamp": at}
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, told: RecordingApi, observed: Observed, *times_s: float) -> list[Observed]:
-    """Return the warning at each of these times."""
+def observe_at(
+    monkeypatch: pytest.MonkeyPatch, api: RecordingApi, observed: Observed, *times_s: float
+) -> list[Observed]:
+    """Return the observation with its warning at each of these times."""
 
     async def main() -> list[Observed]:
-        asking, found = WarningEvents(told), []
+        events, found = WarningEvents(api), []
         for time_s in times_s:
             monkeypatch.setattr(warning_events, "monotonic", lambda now=time_s: now)
-            found.append((await asking.added_to(observed, NOW))[0])
+            found.append((await events.added_to(observed, NOW))[0])
         return found
 
     return asyncio.run(main())
 
 
-def test_a_statefulset_without_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = RecordingApi(warning("exceeded quota"))
-    found = asked(monkeypatch, told, seen(sets=(SET,)), 0, 1, RECHECK_S, RECHECK_S + 1, 2 * RECHECK_S)
+def test_statefulset_without_pods_shows_its_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = RecordingApi(warning("exceeded quota"))
+    found = observe_at(monkeypatch, api, seen(sets=(SET,)), 0, 1, RECHECK_S, RECHECK_S + 1, 2 * RECHECK_S)
     assert [item.sets[0].problem for item in found] == [None, None, *["exceeded quota"] * 3]
-    assert len(told.selectors) == 2 and "involvedObject.name=digits-cpu" in told.selectors[0]
+    assert len(api.selectors) == 2 and "involvedObject.name=digits-cpu" in api.selectors[0]
 
 
-def test_a_claim_that_pods_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_that_pods_wait_for_shows_its_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     claim = ClaimSeen("digits-checkpoints", "Pending", ("ReadWriteMany",))
-    told = RecordingApi(warning("no such backend", "ProvisioningFailed"))
+    api = RecordingApi(warning("no such backend", "ProvisioningFailed"))
     waiting = seen(claims={claim.name: claim}, pods=(NOT_YET,))
-    assert asked(monkeypatch, told, waiting, 0, RECHECK_S)[-1].claims[claim.name].problem == "no such backend"
-    told = RecordingApi(warning("no such backend"))
-    asked(monkeypatch, told, seen(claims={claim.name: claim}), 0, RECHECK_S)
-    assert not told.selectors, "without pods it may wait for the first of them"
+    assert observe_at(monkeypatch, api, waiting, 0, RECHECK_S)[-1].claims[claim.name].problem == "no such backend"
+    api = RecordingApi(warning("no such backend"))
+    observe_at(monkeypatch, api, seen(claims={claim.name: claim}), 0, RECHECK_S)
+    assert not api.selectors, "without pods, the claim may wait for its first consumer"
 
 
-def test_a_container_that_starts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = RecordingApi(warning("secret not found", "FailedMount"))
-    found = asked(monkeypatch, told, seen(pods=(NOT_YET,)), 0, 6, 12, 18, 24)
+def test_slowly_starting_container_shows_its_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = RecordingApi(warning("secret not found", "FailedMount"))
+    found = observe_at(monkeypatch, api, seen(pods=(NOT_YET,)), 0, 6, 12, 18, 24)
     stuck = [item.pods[0].stuck for item in found]
     assert [item and item.reason for item in stuck] == [*["ContainerCreating"] * 4, "CannotStart"]
     assert stuck[-1] is not None and stuck[-1].message == "secret not found"
@@ -79,19 +81,19 @@ def test_a_container_that_starts_slowly(monkeypatch: pytest.MonkeyPatch) -> None
         {"message": "of no time", "reason": "FailedCreate"},
     ],
 )
-def test_known_or_old_warnings_are_left_out(event: Json, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = asked(monkeypatch, RecordingApi(event), seen(sets=(SET,)), 0, RECHECK_S)
+def test_known_or_old_warnings_are_ignored(event: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = observe_at(monkeypatch, RecordingApi(event), seen(sets=(SET,)), 0, RECHECK_S)
     assert found[-1].sets[0].problem is None
 
 
-def test_a_problem_that_returns_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = RecordingApi(warning("exceeded quota"))
-    found = asked(monkeypatch, told, seen(sets=(SET,)), 0, RECHECK_S, 1000, 1000 + RECHECK_S)
+def test_recurring_problem_is_queried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = RecordingApi(warning("exceeded quota"))
+    found = observe_at(monkeypatch, api, seen(sets=(SET,)), 0, RECHECK_S, 1000, 1000 + RECHECK_S)
     assert [item.sets[0].problem is None for item in found] == [True, False, True, False]
 
 
-def test_a_running_job_causes_no_event_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = RecordingApi(warning("exceeded quota"))
+def test_running_job_causes_no_event_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = RecordingApi(warning("exceeded quota"))
     pods = tuple(PodSeen(f"digits-cpu-{i}", f"u{i}", "cpu", ready=True) for i in range(2))
-    asked(monkeypatch, told, seen(sets=(SET,), pods=pods), 0, RECHECK_S, 60)
-    assert told.selectors == []
+    observe_at(monkeypatch, api, seen(sets=(SET,), pods=pods), 0, RECHECK_S, 60)
+    assert api.selectors == []

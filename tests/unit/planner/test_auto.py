@@ -1,4 +1,4 @@
-"""Strategy Auto: when a plan gets parts of the model, when it does not, and what it says of either."""
+"""Tests of strategy Auto: when a plan uses model parallelism, when it does not, and the reasons it gives."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -25,7 +25,7 @@ RESNET18 = Request(
 )
 GPT = replace(RESNET18, global_batch=64, model="gpt-mini", dataset="synthetic-tokens")
 SMALL_PODS = 2**30
-"""Three pods of this hold no batch of 256 images, however it is shared out."""
+"""Three pods with this memory cannot hold a batch of 256 images with any shares."""
 REQUESTS = (
     RESNET18,
     replace(RESNET18, model="resnet50", global_batch=64),
@@ -38,13 +38,13 @@ def cpus(count: int, bandwidth: str = "1.25G", memory: str = "4Gi") -> ClusterVi
     return view({"count": count, "cpu": 2, "memory": memory, "bandwidth": bandwidth})
 
 
-def lines(request: Request, cluster: ClusterView) -> dict[str, str]:
+def refusals(request: Request, cluster: ClusterView) -> dict[str, str]:
     return {r.summary: r.reason for r in decided(request, cluster).refusals}
 
 
 @given(st.integers(1, 10_000), st.integers(2, 64))
-def test_numbers_of_micro_batches(batch: int, stages: int) -> None:
-    """Rising, within the contract's bounds, down to a sample each, and none of which fewer would do as well."""
+def test_micro_batch_counts_are_increasing_and_bounded(batch: int, stages: int) -> None:
+    """The counts end at one sample each or the contract's limit. Each one makes the micro-batches smaller."""
     counts = list(micro_batch_counts(batch, stages))
     assert all(few < many for few, many in pairwise(counts))
     assert counts[0] >= 1 and counts[-1] <= min(batch, 4096)
@@ -52,7 +52,7 @@ def test_numbers_of_micro_batches(batch: int, stages: int) -> None:
     assert all(-(-batch // k) < -(-batch // (k - 1)) for k in counts if k > 1)
 
 
-class TestLaws:
+class TestProperties:
     @settings(deadline=None, max_examples=60)
     @given(
         st.sampled_from(REQUESTS),
@@ -63,33 +63,33 @@ class TestLaws:
         st.sampled_from(["Time", "Energy", "Cost"]),
         st.sampled_from([None, 120.0, 900.0]),
     )
-    def test_a_split_is_surely_better_or_there_is_no_other_plan(
-        self, asked: Request, nodes: int, bandwidth: str, memory: int | None, batch: int, minimize: Any, deadline: Any
+    def test_model_parallelism_is_chosen_only_if_surely_better_or_necessary(
+        self, base: Request, nodes: int, bandwidth: str, memory: int | None, batch: int, minimize: Any, deadline: Any
     ) -> None:
         request = replace(
-            asked, global_batch=batch, memory_per_pod_nbytes=memory, minimize=minimize, deadline_s=deadline
+            base, global_batch=batch, memory_per_pod_nbytes=memory, minimize=minimize, deadline_s=deadline
         )
         cluster = cpus(nodes, bandwidth)
-        auto, whole = (plan(r, cluster, {}) for r in (request, replace(request, no_split_reason="not wanted")))
+        auto, whole = (plan(r, cluster, {}) for r in (request, replace(request, no_split_reason="disabled")))
         if isinstance(auto, Infeasible):
             assert isinstance(whole, Infeasible) and whole.reason == auto.reason
             return
         for found in auto.candidates:
-            self.is_lawful(request, found)
+            self.assert_valid(request, found)
         if isinstance(whole, Infeasible):
             assert auto.chosen.splits_model and whole.reason == "DoesNotFit"
         elif auto.chosen.splits_model:
             p, q = auto.chosen.prediction, whole.chosen.prediction
-            meets_it, met = (objective.meets(request, each.total_p90_s) for each in (p, q))
-            assert meets_it >= met
-            assert meets_it > met or p.total_p90_s < q.total_s or minimize != "Time"
-            assert meets_it > met or objective.score(request, p) < objective.score(request, q)
+            meets, whole_meets = (objective.meets(request, each.total_p90_s) for each in (p, q))
+            assert meets >= whole_meets
+            assert meets > whole_meets or p.total_p90_s < q.total_s or minimize != "Time"
+            assert meets > whole_meets or objective.score(request, p) < objective.score(request, q)
         else:
-            assert auto.chosen == whole.chosen, "as it would have been without a look at parts"
+            assert auto.chosen == whole.chosen, "the plan is the same as without model parallelism"
 
     @staticmethod
-    def is_lawful(request: Request, found: Choice) -> None:
-        """What contract and trainer demand."""
+    def assert_valid(request: Request, found: Choice) -> None:
+        """Assert the requirements of the contract and the trainer."""
         if not found.splits_model:
             assert sum(share for g in found.groups for share in g.shares) == request.global_batch
             return
@@ -113,10 +113,10 @@ class TestLaws:
         st.sampled_from(["Time", "Energy"]),
         st.sampled_from([0, 1, 4]),
     )
-    def test_it_finds_what_exhaustive_search_finds(
-        self, asked: Request, nodes: int, bandwidth: str, memory: int | None, batch: int, minimize: Any, gpus: int
+    def test_search_is_as_good_as_exhaustive_search(
+        self, base: Request, nodes: int, bandwidth: str, memory: int | None, batch: int, minimize: Any, gpus: int
     ) -> None:
-        request = replace(asked, global_batch=batch, memory_per_pod_nbytes=memory, minimize=minimize)
+        request = replace(base, global_batch=batch, memory_per_pod_nbytes=memory, minimize=minimize)
         cluster, workload = cpus(nodes, bandwidth), workload_of(request)
         if gpus:
             entry = {"count": nodes, "device": T4, "devices": gpus, "cpu": 8, "memory": "6Gi", "bandwidth": bandwidth}
@@ -147,83 +147,83 @@ class TestLaws:
 
 
 class TestChoice:
-    def test_a_pipeline_is_chosen_if_nothing_else_fits(self) -> None:
+    def test_pipeline_is_chosen_if_nothing_else_fits(self) -> None:
         request = replace(RESNET18, memory_per_pod_nbytes=SMALL_PODS)
         assert refused(replace(request, strategy="Data"), cpus(3)).reason == "DoesNotFit"
         assert refused(replace(request, strategy="Optimizer"), cpus(3)).reason == "DoesNotFit"
         chosen = decided(request, cpus(3)).chosen
         assert chosen.strategy == "Pipeline" and chosen.summary.startswith("3 x cpu, Pipeline of 3 stages, ")
         assert chosen.prediction.host_memory_nbytes <= SMALL_PODS
-        reasons = lines(request, cpus(3))
-        assert "does not fit" in reasons["up to 3 x cpu"], "why it is none with whole models"
+        reasons = refusals(request, cpus(3))
+        assert "does not fit" in reasons["up to 3 x cpu"], "the reason why data parallelism is not chosen"
 
-    def test_if_nothing_fits_each_strategy_gets_a_reason(self) -> None:
+    def test_each_strategy_has_a_reason_if_nothing_fits(self) -> None:
         why = refused(replace(RESNET18, memory_per_pod_nbytes=500 * 2**20), cpus(3))
         assert why.reason == "DoesNotFit"
         assert "part of the model needs" in {r.summary: r.reason for r in why.refusals}["3 x cpu, Pipeline"]
 
-    def test_where_it_is_surely_faster_it_is_chosen(self) -> None:
-        """ResNet-50's gradients are 100 MB, what stages exchange is a tenth of that, and one node does not hold it."""
+    def test_pipeline_is_chosen_if_surely_faster(self) -> None:
+        """ResNet-50 has 100 MB of gradients, and its stages exchange a tenth of that. One node cannot hold the model."""
         request = replace(RESNET18, model="resnet50", global_batch=64)
         decision = decided(request, cpus(8, "12.5M"))
         assert decision.chosen.strategy == "Pipeline"
-        best = decided(replace(request, no_split_reason="not wanted"), cpus(8, "12.5M")).chosen.prediction
+        best = decided(replace(request, no_split_reason="disabled"), cpus(8, "12.5M")).chosen.prediction
         assert decision.chosen.prediction.total_p90_s < best.total_s
-        assert any(c.strategy != "Pipeline" for c in decision.candidates), "beside the others in the table"
+        assert any(c.strategy != "Pipeline" for c in decision.candidates), "the table also lists other strategies"
 
-    def test_a_split_better_within_its_uncertainty_is_listed_but_not_chosen(self) -> None:
+    def test_split_that_is_better_within_its_uncertainty_is_listed_but_not_chosen(self) -> None:
         request = replace(RESNET18, global_batch=64)
         cluster = cpus(8, "12.5M")
         decision = decided(request, cluster)
         best = min((c for c in decision.candidates if c.splits_model), key=lambda c: c.prediction.step_s)
         assert best.prediction.step_s < decision.chosen.prediction.step_s < best.prediction.step_p90_s
         assert decision.chosen == decided(replace(request, strategy="Data"), cluster).chosen
-        assert "% better, which is within the uncertainty" in lines(request, cluster)[best.summary]
+        assert "% better, which is within the uncertainty" in refusals(request, cluster)[best.summary]
 
-    def test_measured_compute_times_make_a_split_sure_sooner(self) -> None:
-        """Half of what is uncertain by data sheets is the device; a profile of it leaves the split's own part."""
+    def test_measured_compute_times_reduce_the_uncertainty_of_a_split(self) -> None:
+        """The device causes half of the uncertainty of data sheets. A profile leaves only that of the split."""
         points = tuple(LearnedPoint(b, 0.011 + 0.029 * b, 50) for b in (1, 8, 64))
         learned = {("resnet18", "cpu"): Learned(points)}
         request, cluster = replace(RESNET18, global_batch=64), cpus(8, "125M")
         assert not decided(request, cluster).chosen.splits_model
-        known = decided(request, cluster, learned).chosen
-        assert known.splits_model and known.prediction.basis == "profile"
-        bare = known.prediction.step_p90_s / known.prediction.step_s
-        assert bare > 1.3, "parts of a model were never measured"
+        profiled = decided(request, cluster, learned).chosen
+        assert profiled.splits_model and profiled.prediction.basis == "profile"
+        ratio = profiled.prediction.step_p90_s / profiled.prediction.step_s
+        assert ratio > 1.3, "the split itself has not been measured"
 
     @pytest.mark.parametrize("minimize", ["Time", "Energy", "Cost"])
-    def test_a_deadline_that_only_a_split_meets(self, minimize: Any) -> None:
+    def test_split_is_chosen_if_only_it_meets_the_deadline(self, minimize: Any) -> None:
         request = replace(RESNET18, model="resnet50", global_batch=64, minimize=minimize)
         cluster = cpus(8, "12.5M")
-        whole = decided(replace(request, minimize="Time", no_split_reason="not wanted"), cluster).chosen.prediction
+        whole = decided(replace(request, minimize="Time", no_split_reason="disabled"), cluster).chosen.prediction
         fastest = decided(replace(request, minimize="Time"), cluster).chosen.prediction
         between_s = objective.STARTUP_S + (whole.total_p90_s + fastest.total_p90_s) / 2
         decision = decided(replace(request, deadline_s=between_s), cluster)
         assert decision.chosen.splits_model and decision.warning is None
-        patient = decided(replace(request, deadline_s=between_s / 1000), cluster)
-        assert patient.warning is not None and "no plan meets the deadline" in patient.warning
+        hopeless = decided(replace(request, deadline_s=between_s / 1000), cluster)
+        assert hopeless.warning is not None and "no plan meets the deadline" in hopeless.warning
 
-    def test_pipelines_lose_by_their_idle_turns(self) -> None:
-        reasons = lines(replace(GPT, nodes_min=3, nodes_max=3, candidates_kept=1), cpus(3))
+    def test_reasons_name_pipeline_bubble_and_activation_all_reduce(self) -> None:
+        reasons = refusals(replace(GPT, nodes_min=3, nodes_max=3, candidates_kept=1), cpus(3))
         (pipeline,) = [reason for summary, reason in reasons.items() if "Pipeline of 3 stages" in summary]
         assert " % slower: " in pipeline and "pipeline bubble " in pipeline
         (tensor,) = [reason for summary, reason in reasons.items() if "x cpu, Tensor, " in summary]
         assert "all-reduce of activations" in tensor
 
-    def test_the_scaling_curve_has_them_too(self) -> None:
+    def test_scaling_curve_includes_pipelines(self) -> None:
         curve = scaling(replace(RESNET18, memory_per_pod_nbytes=SMALL_PODS), cpus(4), {})
         assert [(n, c.strategy) for n, c in curve][:2] == [(2, "Pipeline"), (3, "Pipeline")]
 
-    def test_fixed_groups(self) -> None:
+    def test_model_parallelism_needs_one_fixed_group(self) -> None:
         request = replace(RESNET18, memory_per_pod_nbytes=SMALL_PODS, fixed=(FixedChoice("cpu", 3),))
         chosen = decided(request, cpus(3)).chosen
         assert (chosen.strategy, chosen.groups[0].nodes) == ("Pipeline", 3)
         two = (FixedChoice("cpu", 2, 1, 32), FixedChoice("cpu", 1))
-        reasons = lines(replace(DIGITS, strategy="Auto", fixed=two), THREE)
+        reasons = refusals(replace(DIGITS, strategy="Auto", fixed=two), THREE)
         assert "the whole batch on every rank" in reasons["Pipeline"]
 
     def test_gpus_exchange_activations_through_main_memory(self) -> None:
-        """Of which a pod must hold the whole model first, and the batches."""
+        """Main memory must also hold the whole model at first, and the batches."""
         gpus = view({"count": 1, "device": A100, "devices": 4, "cpu": 32, "memory": "64Gi"})
         request = replace(RESNET18, model="resnet50", strategy="Pipeline", stages=2, micro_batches=8)
         near = decided(request, gpus).chosen.prediction
@@ -232,7 +232,7 @@ class TestChoice:
         few = view({"count": 1, "device": A100, "devices": 4, "cpu": 32, "memory": "1Gi"})
         assert "creates the whole model in main memory" in refused(request, few).message
 
-    def test_a_model_parallel_plan_never_mixes_devices(self) -> None:
+    def test_model_parallel_plan_never_mixes_devices(self) -> None:
         mixed = view(
             {"count": 2, "device": T4, "devices": 1, "cpu": 8, "memory": "32Gi"},
             {"count": 2, "device": A100, "devices": 1, "cpu": 8, "memory": "32Gi"},
@@ -241,7 +241,7 @@ class TestChoice:
         assert {len(c.groups) for c in decision.candidates if c.splits_model} == {1}
 
 
-class TestLeftOut:
+class TestExcluded:
     @pytest.mark.parametrize(
         ("request_", "kind", "words"),
         [
@@ -258,15 +258,15 @@ class TestLeftOut:
             (replace(GPT, compressed=True, collective="Ring"), "Pipeline", "compression"),
         ],
     )
-    def test_with_a_reason(self, request_: Request, kind: str, words: str) -> None:
+    def test_excluded_strategy_has_a_reason(self, request_: Request, kind: str, words: str) -> None:
         decision = decided(replace(request_, candidates_kept=100), THREE)
         reasons = {r.summary: r.reason for r in decision.refusals}
         assert reasons[kind].startswith("not considered: ") and words in reasons[kind]
         assert kind not in {c.strategy for c in decision.candidates}
 
     def test_one_rank_has_no_model_parallel_candidates(self) -> None:
-        assert not any(word in r for r in lines(replace(GPT, nodes_max=1), THREE) for word in ("Pipeline", "Tensor"))
+        assert not any(word in r for r in refusals(replace(GPT, nodes_max=1), THREE) for word in ("Pipeline", "Tensor"))
 
-    def test_a_collective_of_the_users_own_sums_activations(self) -> None:
+    def test_requested_collective_reduces_activations(self) -> None:
         decision = decided(replace(GPT, collective="Tree", candidates_kept=100), THREE)
         assert {c.collective for c in decision.candidates if c.strategy == "Tensor"} == {"Tree"}

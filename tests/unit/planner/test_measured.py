@@ -1,4 +1,4 @@
-"""Plans priced by steps that were measured on several devices: what they take over from formulas, and where."""
+"""Tests of predictions from steps measured on several devices, and of the next suggested measurement."""
 
 import re
 from dataclasses import replace
@@ -38,13 +38,13 @@ def one_s(batch: int) -> float:
 
 
 def truth(nodes: int, per_node: int, batch: int) -> float:
-    """Seconds of a step on a cluster that obeys the model, whose network no data sheet tells of."""
+    """Return the step time of a cluster that follows the model, with a network unknown to data sheets."""
     columns = [[float(x)] for x in (nodes, per_node, nodes * per_node, batch, one_s(batch))]
     return float(np.exp(steps(TRUE, Runs(*np.array(columns)), REFERENCE_S).log_s[0]))
 
 
 def profile(*places: tuple[int, int, int], collective: str = "Torch") -> Learned:
-    """One device measured at four batches, and steps at (nodes, devices a node, batch a device)."""
+    """Return a profile of one device at four batches, with steps at (nodes, devices per node, batch per device)."""
     points = tuple(LearnedPoint(b, one_s(b), 50) for b in (8, 16, 32, 64))
     return Learned(points, steps=tuple(StepPoint(Place(n, k, collective), b, truth(n, k, b)) for n, k, b in places))
 
@@ -57,36 +57,36 @@ def fixed(nodes: int, per_node: int, known: Learned, batch: int = 16) -> Choice:
     return decided(request, CLUSTER, {KEY: known}).chosen
 
 
-class TestPrices:
-    def test_a_few_steps_price_all_places_and_data_sheets_do_not(self) -> None:
+class TestPredictions:
+    def test_few_measured_steps_predict_all_placements(self) -> None:
         places = [(n, k) for n in (1, 2, 4, 8) for k in (1, 2, 4) if n * k > 1]
 
-        def off(known: Learned) -> float:
+        def error(known: Learned) -> float:
             errors = [fixed(n, k, known).prediction.step_s / truth(n, k, 16) - 1 for n, k in places]
             return float(np.mean(np.abs(errors)))
 
-        assert off(profile(*FEW)) < 0.06
-        assert off(profile()) > 0.3
+        assert error(profile(*FEW)) < 0.06
+        assert error(profile()) > 0.3
 
     @pytest.mark.parametrize("place", [(2, 4), (4, 2)])
-    def test_each_step_more_narrows_the_interval(self, place: tuple[int, int]) -> None:
+    def test_each_measured_step_narrows_the_interval(self, place: tuple[int, int]) -> None:
         widths = [(p := fixed(*place, profile(*FEW[:count])).prediction).step_p90_s / p.step_s for count in range(1, 6)]
         assert widths[-1] < widths[0]
         near = fixed(*place, profile((*place, 16))).prediction
-        assert near.step_p90_s / near.step_s < widths[0], "the place itself says most"
+        assert near.step_p90_s / near.step_s < widths[0], "the placement itself is the most informative"
 
-    def test_a_plan_says_what_it_stands_on(self) -> None:
+    def test_plan_names_the_basis_of_its_prediction(self) -> None:
         found = fixed(8, 1, profile(*FEW), batch=1).prediction
         assert found.basis == "profile"
         assert "communication" in found.bottleneck and "as measured on several devices" in found.bottleneck
         parts = found.compute_s + found.communication_s + found.data_s
         assert parts == pytest.approx(found.step_s)
 
-    def test_one_device_is_what_was_measured_on_one(self) -> None:
-        alone, with_steps = fixed(1, 1, profile()).prediction, fixed(1, 1, profile(*FEW)).prediction
-        assert alone == with_steps
+    def test_prediction_for_one_device_ignores_steps_on_several(self) -> None:
+        without_steps, with_steps = fixed(1, 1, profile()).prediction, fixed(1, 1, profile(*FEW)).prediction
+        assert without_steps == with_steps
 
-    def test_a_device_without_steps_is_priced_by_formulas(self) -> None:
+    def test_device_without_measured_steps_is_predicted_by_formulas(self) -> None:
         cluster = view({"device": T4, "devices": 4, "cpu": 16}, {"device": A100, "devices": 4, "cpu": 16})
         request = replace(DIGITS, global_batch=128, fixed=(FixedChoice("t4", 1, 4), FixedChoice("a100", 1, 4)))
         points = {KEY: profile(), ("digits-cnn", A100): profile()}
@@ -95,18 +95,20 @@ class TestPrices:
         both = {**points, KEY: profile(*FEW), ("digits-cnn", A100): profile(*FEW)}
         assert decided(request, cluster, both).chosen.prediction.step_s == pytest.approx(truth(2, 4, 16), rel=0.1)
 
-    def test_steps_of_shared_updates_price_those_alone(self) -> None:
+    def test_steps_with_a_sharded_optimizer_predict_only_such_plans(self) -> None:
         few = profile(*FEW)
         sharded = replace(few, steps=tuple(replace(s, place=replace(s.place, sharded=True)) for s in few.steps))
         assert fixed(4, 2, sharded).prediction == fixed(4, 2, profile()).prediction
         request = replace(DIGITS, global_batch=128, fixed=(FixedChoice("t4", 4, 2),), strategy="Optimizer")
-        priced = decided(request, CLUSTER, {KEY: sharded}).chosen.prediction
-        assert priced.step_s == pytest.approx(truth(4, 2, 16), rel=0.1)
-        assert decided(request, CLUSTER, {KEY: few}).chosen.prediction.step_s != pytest.approx(priced.step_s, rel=0.1)
+        predicted = decided(request, CLUSTER, {KEY: sharded}).chosen.prediction
+        assert predicted.step_s == pytest.approx(truth(4, 2, 16), rel=0.1)
+        assert decided(request, CLUSTER, {KEY: few}).chosen.prediction.step_s != pytest.approx(
+            predicted.step_s, rel=0.1
+        )
 
     @pytest.mark.parametrize("bad_s", [1e-9, 1e9])
-    def test_an_absurd_step_changes_nothing(self, bad_s: float) -> None:
-        """Those of no time or of none at all never reach a profile; a thousand times off is left out of the fit."""
+    def test_outlier_step_is_ignored(self, bad_s: float) -> None:
+        """The fit ignores steps that are off by orders of magnitude. Steps without a time never reach a profile."""
         good = profile(*FEW)
         bad = replace(good, steps=(*good.steps, StepPoint(Place(4, 1, "Torch"), 16, bad_s)))
         assert fixed(4, 2, bad).prediction == fixed(4, 2, good).prediction
@@ -117,20 +119,20 @@ sizes, links = st.integers(1, 10**9), st.builds(Link, st.floats(1e-7, 1e-2), st.
 
 class TestCollectives:
     @given(sizes, st.integers(2, 64), links)
-    def test_what_was_measured_with_one_tells_of_another(self, nbytes: int, n: int, link: Link) -> None:
+    def test_communication_ratio_of_two_collectives(self, nbytes: int, n: int, link: Link) -> None:
         assert talk("Ring", nbytes, n, n, link) == talk("Torch", nbytes, n, n, link) == 1
-        assert talk("MPI", nbytes, n, n, link) <= 1 + 1e-12, "the library takes the best, a ring among them"
+        assert talk("MPI", nbytes, n, n, link) <= 1 + 1e-12, "MPI uses the best algorithm, which may be a ring"
         assert talk("Tree", nbytes, n, n, link) >= talk("Butterfly", nbytes, n, n, link) * (1 - 1e-12)
 
     @given(st.floats(0.1, 10), st.integers(2, 16), st.integers(1, 8))
-    def test_the_ratio_scales_communication_alone(self, ratio: float, nodes: int, per_node: int) -> None:
+    def test_ratio_scales_only_communication(self, ratio: float, nodes: int, per_node: int) -> None:
         columns = [[float(x)] for x in (nodes, per_node, nodes * per_node, 8, 0.05)]
         scaled = steps(TRUE, Runs(*np.array(columns), np.array([ratio])), REFERENCE_S).log_s
         moved = replace(TRUE, log_inter=TRUE.log_inter + np.log(ratio))
         assert scaled == pytest.approx(steps(moved, Runs(*np.array(columns)), REFERENCE_S).log_s)
 
-    def test_on_cpus_the_cheapest_by_what_one_of_them_took(self) -> None:
-        """Steps under a ring on a network of small bandwidth: a tree, which sends more, is priced above it."""
+    def test_collective_is_predicted_from_steps_measured_with_another(self) -> None:
+        """Steps were measured with a ring at low bandwidth. A tree sends more and is predicted to be slower."""
         cluster, key = view({"count": 8, "cpu": 2}), ("digits-cnn", "cpu")
         known = {key: profile((2, 1, 16), (4, 1, 16), (8, 1, 16), collective="Ring")}
         known[key] = replace(known[key], link_latency_s=1e-5, link_bandwidth_Bps=1e7)
@@ -144,26 +146,26 @@ class TestCollectives:
 
 class TestScreen:
     @pytest.mark.parametrize("is_gpu", [True, False])
-    def test_the_screen_agrees_with_the_exact_prediction(self, *, is_gpu: bool) -> None:
+    def test_screening_agrees_with_the_exact_prediction(self, *, is_gpu: bool) -> None:
         device = {"device": T4, "devices": 4} if is_gpu else {"device": "cpu"}
         cluster = view({"count": 8, "cpu": 16, "memory": "64Gi", **device})
         label = T4 if is_gpu else "cpu"
         known = {("resnet50", label): profile(*((n, k if is_gpu else 1, b) for n, k, b in FEW))}
-        ways = ways_of(replace(RESNET, global_batch=256), cluster, known)
+        found_options = rank_options(replace(RESNET, global_batch=256), cluster, known)
         request, workload = replace(RESNET, global_batch=256), workload_of(RESNET)
-        screen = Screen(ways, request, workload)
-        for i in range(len(ways)):
+        screen = Screen(found_options, request, workload)
+        for i in range(len(found_options)):
             for count in (1, 2, 4, 8):
-                row = np.zeros((1, len(ways)), dtype=np.int64)
+                row = np.zeros((1, len(found_options)), dtype=np.int64)
                 row[0, i] = count
                 found = screen.screen(row)
-                exact = evaluate([Part(ways[i], count)], found.collective[0], request, workload)
+                exact = evaluate([Part(found_options[i], count)], found.collective[0], request, workload)
                 assert isinstance(exact, Choice)
                 assert found.step_s[0] == pytest.approx(exact.prediction.step_s, rel=0.03)
                 assert found.step_p90_s[0] == pytest.approx(exact.prediction.step_p90_s, rel=0.03)
 
 
-def ways_of(request: Request, cluster: ClusterView, known: dict[tuple[str, str], Learned]) -> list[Option]:
+def rank_options(request: Request, cluster: ClusterView, known: dict[tuple[str, str], Learned]) -> list[Option]:
     return [
         o
         for pool in eligible(request, cluster).pools
@@ -173,8 +175,8 @@ def ways_of(request: Request, cluster: ClusterView, known: dict[tuple[str, str],
 
 
 class TestChoice:
-    def test_p90_decides_between_predictions_of_different_certainty(self) -> None:
-        """Under a deadline, and once steps were measured, the least p90 counts; by data sheets alone the median."""
+    def test_p90_decides_between_predictions_of_different_uncertainty(self) -> None:
+        """With a deadline or measured steps, the p90 is minimized. With data sheets only, the median is minimized."""
         request = replace(DIGITS, global_batch=256)
         for known, deadline_s in (({}, None), ({KEY: profile(*FEW)}, None), ({}, 1e6)):
             decision = decided(replace(request, deadline_s=deadline_s, candidates_kept=10), CLUSTER, known)
@@ -192,59 +194,59 @@ class TestNextMeasurement:
     def suggestion(self, known: Learned, **changes: Any) -> str | None:
         return decided(replace(self.REQUEST, **changes), CLUSTER, {KEY: known}).next_measurement
 
-    def test_suggested_until_five_steps_are_measured(self) -> None:
+    def test_measurements_are_suggested_until_five_steps_are_measured(self) -> None:
         for count in range(5):
             found = self.suggestion(profile(*FEW[:count]))
             assert found is not None and "reduces the variance" in found
             for nodes, per_node, _ in FEW[:count]:
                 each = f" ({per_node} ranks each)" if per_node > 1 else ""
-                assert not found.startswith(f"{nodes} x {T4}{each},"), "never what was measured already"
+                assert not found.startswith(f"{nodes} x {T4}{each},"), "a measured placement is not suggested again"
         assert self.suggestion(profile(*FEW)) is None
 
-    def test_its_benefit_falls_with_the_measurements(self) -> None:
+    def test_benefit_of_a_suggestion_falls_with_more_measurements(self) -> None:
         texts = [self.suggestion(profile(*FEW[:count])) for count in (0, 4)]
         first, last = (float(re.search(r"by (\d+) %", text or "")[1]) for text in texts)  # type: ignore[index]
         assert first > last
 
-    def test_following_it_predicts_better_than_repeating_placements(self) -> None:
-        """The planner's own next places, measured one after the other, beat as many runs of one device a node."""
+    def test_suggested_measurements_predict_better_than_arbitrary_ones(self) -> None:
+        """The suggested placements give better predictions than as many runs with one device per node."""
 
-        def off(known: Learned) -> float:
+        def error(known: Learned) -> float:
             places = [(n, k) for n in (1, 2, 4, 8) for k in (1, 2, 4) if n * k > 1]
             return float(np.mean([abs(fixed(n, k, known).prediction.step_s / truth(n, k, 16) - 1) for n, k in places]))
 
-        taken: list[tuple[int, int, int]] = []
+        measured: list[tuple[int, int, int]] = []
         for _ in range(3):
-            text = self.suggestion(profile(*taken))
+            text = self.suggestion(profile(*measured))
             assert text is not None
             found = re.match(r"(\d+) x \S+?(?: \((\d+) ranks each\))?, (\d+) sample", text)
             assert found, text
-            taken.append((int(found[1]), int(found[2] or 1), int(found[3])))
-        assert off(profile(*taken)) < off(profile((2, 1, 128), (3, 1, 85), (4, 1, 64)))
+            measured.append((int(found[1]), int(found[2] or 1), int(found[3])))
+        assert error(profile(*measured)) < error(profile((2, 1, 128), (3, 1, 85), (4, 1, 64)))
 
-    def test_where_there_is_nothing_to_choose(self) -> None:
-        assert self.suggestion(profile(), nodes_max=1, fixed=()) is not None, "a node of four devices"
+    def test_nothing_is_suggested_without_alternatives(self) -> None:
+        assert self.suggestion(profile(), nodes_max=1, fixed=()) is not None, "a node has four devices"
         assert decided(replace(DIGITS, nodes_max=1), THREE).next_measurement is None
         assert self.suggestion(profile(), fixed=(FixedChoice("t4", 2, 1),)) is None
 
-    def test_a_profile_says_it_too(self) -> None:
+    def test_profile_status_contains_the_suggestion(self) -> None:
         status = DLProfileStatus()
         for i, nodes in enumerate((2, 3, 4, 5, 6)):
             ranks = tuple(RankMeasure(rank=r, device="t4", share=32, compute_s=0.010) for r in range(nodes))
-            told = Report(
+            reported = Report(
                 uid="u", plan_number=1, plan_digest="d", term=1, phase=RunPhase.SUCCEEDED, unix_s=1.0,
                 ranks=ranks, step_s=0.017,
             )  # fmt: skip
-            status = updated_profile(status, "mlp", "t4", told, NOW, Place(nodes, 1, "Torch"))
+            status = updated_profile(status, "mlp", "t4", reported, NOW, Place(nodes, 1, "Torch"))
             found = DLProfileStatus.model_validate(status.manifest()).next_measurement
             if i == 4:
-                assert found is None, "five are enough"
+                assert found is None, "five measurements are enough"
             else:
                 assert found is not None and found.node_devices == 1 and found.nodes <= 2 * nodes
                 assert (found.nodes, found.batch) not in {(p.nodes, p.batch) for p in status.scaling}
 
 
-def test_a_profile_keeps_what_summed_the_gradients() -> None:
+def test_profile_stores_the_collective() -> None:
     status = DLProfileStatus(
         compute=(ComputePoint(batch=8, seconds=0.05),),
         scaling=(
@@ -254,4 +256,4 @@ def test_a_profile_keeps_what_summed_the_gradients() -> None:
     (step,) = learned(DLProfileStatus.model_validate(status.manifest())).steps
     assert step == StepPoint(Place(2, 1, "Tree", sharded=True), 8, 0.06)
     old = {"nodes": 2, "nodeDevices": 1, "devices": 2, "batch": 8, "seconds": 0.06}
-    assert ScalingPoint.model_validate(old).collective == "Ring", "profiles of before say nothing"
+    assert ScalingPoint.model_validate(old).collective == "Ring", "older profiles do not contain the collective"

@@ -1,4 +1,4 @@
-"""Plans for parts of a model: as many ranks as parts, priced by what each holds, does and sends."""
+"""Tests of model-parallel plans: number of ranks, memory, computation and communication."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -20,9 +20,9 @@ TENSOR = replace(GPT, strategy="Tensor")
 
 
 @given(st.floats(1e-6, 1), st.floats(0, 1), st.integers(1, 16), st.integers(1, 64))
-def test_a_pipeline_is_a_pipeline(slot_s: float, transfer_s: float, stages: int, micro_batches: int) -> None:
-    """Work and bubble of the literature where transfers cost nothing; never less with them, and never more than all
-    turns one after the other."""
+def test_pipeline_time_is_within_its_bounds(slot_s: float, transfer_s: float, stages: int, micro_batches: int) -> None:
+    """Without transfers, the time is the published sum of work and bubble. With transfers, it is at least that and at
+    most the time of all slots and transfers in sequence."""
     bare = split.pipeline_s(slot_s, 0.0, stages, micro_batches)
     assert bare == pytest.approx((micro_batches + stages - 1) * slot_s)
     found = split.pipeline_s(slot_s, transfer_s, stages, micro_batches)
@@ -31,54 +31,54 @@ def test_a_pipeline_is_a_pipeline(slot_s: float, transfer_s: float, stages: int,
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(1, 4))
-def test_the_cut_is_the_best_of_all(operations: list[int], stages: int) -> None:
+def test_stage_cuts_are_the_exhaustive_optimum(operations: list[int], stages: int) -> None:
     from itertools import combinations
 
-    able = [n % 3 != 0 for n in operations]
-    assert len(split.cuts(operations, able, stages)) == min(stages, sum(able))
-    if sum(able) < stages:
+    trainable = [n % 3 != 0 for n in operations]
+    assert len(split.cuts(operations, trainable, stages)) == min(stages, sum(trainable))
+    if sum(trainable) < stages:
         return
-    cuts = [[0, *inner, len(able)] for inner in combinations(range(1, len(able)), stages - 1)]
-    lawful = [c for c in cuts if all(any(able[a:b]) for a, b in pairwise(c))]
-    found = [*split.cuts(operations, able, stages)[-1], len(able)]
-    assert found in lawful
+    cuts = [[0, *inner, len(trainable)] for inner in combinations(range(1, len(trainable)), stages - 1)]
+    valid = [c for c in cuts if all(any(trainable[a:b]) for a, b in pairwise(c))]
+    found = [*split.cuts(operations, trainable, stages)[-1], len(trainable)]
+    assert found in valid
 
     def longest(cut: list[int]) -> int:
         return max(sum(operations[a:b]) for a, b in pairwise(cut))
 
-    assert longest(found) == min(map(longest, lawful))
+    assert longest(found) == min(map(longest, valid))
 
 
-def test_as_many_ranks_as_stages() -> None:
+def test_pipeline_has_one_rank_per_stage() -> None:
     two, four = decided(PIPELINE, FOUR).chosen, decided(replace(PIPELINE, stages=4), FOUR).chosen
     assert two.summary == "2 x cpu, Pipeline of 2 stages, 8 micro-batches"
     assert [len(c.groups[0].shares) for c in (two, four)] == [2, 4]
-    assert set(four.groups[0].shares) == {64}, "every stage has its part of every sample"
-    alone = decided(replace(GPT, nodes_max=1), FOUR).chosen.prediction
-    assert alone.step_s > two.prediction.step_s > four.prediction.step_s > alone.step_s / 4
+    assert set(four.groups[0].shares) == {64}, "every stage processes every sample"
+    single = decided(replace(GPT, nodes_max=1), FOUR).chosen.prediction
+    assert single.step_s > two.prediction.step_s > four.prediction.step_s > single.step_s / 4
     steps = [decided(replace(PIPELINE, micro_batches=k), FOUR).chosen.prediction for k in (1, 2, 4, 8)]
-    assert all(few.step_s > many.step_s for few, many in pairwise(steps)), "the bubble shrinks"
+    assert all(few.step_s > many.step_s for few, many in pairwise(steps)), "the bubble shrinks with more micro-batches"
     assert all(0 < p.efficiency < 1 for p in steps)
 
 
-def test_a_part_needs_less_memory_than_the_whole() -> None:
+def test_model_parallel_rank_needs_less_memory() -> None:
     gpus = view({"count": 4, "device": A100, "devices": 1, "cpu": 32, "memory": "64Gi"})
     workload = builtin("gpt-mini", None)
     whole = memory.rank_nbytes(workload, 64, True)
     for request in (replace(PIPELINE, stages=4), TENSOR):
         part = decided(request, gpus).chosen.prediction
         assert memory.GPU_CONTEXT_NBYTES < part.memory_nbytes < whole
-        assert part.host_memory_nbytes > split.state_nbytes(workload), "a checkpoint is put together there"
+        assert part.host_memory_nbytes > split.state_nbytes(workload), "the checkpoint is assembled in main memory"
 
 
-def test_units_bound_tensor_parallel_ranks() -> None:
+def test_units_limit_tensor_parallel_ranks() -> None:
     many = view({"count": 8, "cpu": 2, "memory": "4Gi"})
     found = decided(TENSOR, many)
     assert {len(c.groups[0].shares) for c in found.candidates} <= {2, 3, 4}, "gpt-mini has four heads"
     pairs = split.cut_up(builtin("gpt-mini", None)).pairs
     assert pairs is not None and pairs.units == 4 and len(pairs.summed_elements) == 2 * 2 * 4
     mlp = split.cut_up(builtin("mlp", None)).pairs
-    assert mlp is not None and (mlp.units, mlp.summed_elements) == (256, (128.0,)), "no sum before the data itself"
+    assert mlp is not None and (mlp.units, mlp.summed_elements) == (256, (128.0,)), "the input needs no all-reduce"
     assert split.cut_up(builtin("resnet18", None)).pairs is None
 
 
@@ -102,6 +102,6 @@ def test_invalid_requests_are_rejected(request_: Request, field: str, words: str
     assert why.field == field and words in why.message, why
 
 
-def test_groups_of_the_users_own() -> None:
+def test_pipeline_uses_a_fixed_group() -> None:
     chosen = decided(replace(PIPELINE, fixed=(FixedChoice("cpu", 2),)), FOUR).chosen
     assert (chosen.groups[0].nodes, chosen.groups[0].shares) == (2, (64, 64))

@@ -1,4 +1,4 @@
-"""Laws of the trade-offs that a plan shows: nothing on the front is beaten, and what is left out is."""
+"""Tests of the trade-offs of a plan: no shown plan is dominated, and omitted plans are."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,27 +24,29 @@ def choice(name: str, time_s: float, energy_J: float | None, usd: float | None) 
     return Choice(name, (), "Ring", prediction)
 
 
-def beats(a: tuple[float, ...], b: tuple[float, ...], alike: float) -> bool:
-    return all(x <= y * (1 + alike) for x, y in zip(a, b, strict=True))
+def dominates(a: tuple[float, ...], b: tuple[float, ...], tolerance: float) -> bool:
+    return all(x <= y * (1 + tolerance) for x, y in zip(a, b, strict=True))
 
 
 @given(st.lists(figures, min_size=1, max_size=30), st.data(), st.sampled_from([0.0, 0.02, 0.5]))
-def test_what_is_left_out_is_beaten_and_what_is_shown_is_not(
-    rows: list[tuple[float, float, float]], data: st.DataObject, alike: float
+def test_shown_plans_are_not_dominated_and_omitted_plans_are(
+    rows: list[tuple[float, float, float]], data: st.DataObject, tolerance: float
 ) -> None:
     choices = [choice(str(i), *row) for i, row in enumerate(rows)]
     chosen = data.draw(st.sampled_from(choices))
-    shown = front(chosen, choices, alike)
-    kept = [int(c.summary) for c in shown]
-    assert chosen in shown and len(set(kept)) == len(kept) <= MAX_SHOWN
-    assert kept == sorted(kept, key=lambda i: rows[i])
-    for i in kept:
-        assert chosen is choices[i] or not any(beats(rows[j], rows[i], alike) for j in kept if rows[j] < rows[i])
-    if len(kept) < MAX_SHOWN:
-        assert all(any(beats(rows[j], row, alike) for j in kept) for row in rows)
+    shown = front(chosen, choices, tolerance)
+    indices = [int(c.summary) for c in shown]
+    assert chosen in shown and len(set(indices)) == len(indices) <= MAX_SHOWN
+    assert indices == sorted(indices, key=lambda i: rows[i])
+    for i in indices:
+        assert chosen is choices[i] or not any(
+            dominates(rows[j], rows[i], tolerance) for j in indices if rows[j] < rows[i]
+        )
+    if len(indices) < MAX_SHOWN:
+        assert all(any(dominates(rows[j], row, tolerance) for j in indices) for row in rows)
 
 
-def test_a_criterion_that_some_plans_lack_is_ignored() -> None:
+def test_criterion_missing_in_some_plans_is_ignored() -> None:
     fast, slow = choice("fast", 1.0, None, 2.0), choice("slow", 2.0, 1.0, 3.0)
     assert front(fast, [fast, slow], 0.0) == (fast,)
     assert (
@@ -53,21 +55,21 @@ def test_a_criterion_that_some_plans_lack_is_ignored() -> None:
 
 
 @given(st.lists(figures, min_size=1, max_size=40), st.integers(2, 8))
-def test_promising_rows_lead_from_the_fastest_to_the_most_frugal(
-    rows: list[tuple[float, float, float]], most: int
+def test_promising_rows_range_from_the_fastest_to_the_most_frugal(
+    rows: list[tuple[float, float, float]], limit: int
 ) -> None:
     time_s, energy_J, usd = np.array(rows).T
     infeasible = np.append(time_s, np.inf), np.append(energy_J, 0.0), np.append(usd, 0.0)
     found = promising(
-        Screened(infeasible[0], infeasible[0], infeasible[1], infeasible[2], ["Ring"] * len(infeasible[0])), most
+        Screened(infeasible[0], infeasible[0], infeasible[1], infeasible[2], ["Ring"] * len(infeasible[0])), limit
     )
-    assert 1 <= len(found) <= most and len(rows) not in found
+    assert 1 <= len(found) <= limit and len(rows) not in found
     assert time_s[found[0]] == time_s.min() and (energy_J[found[-1]] == energy_J.min() or usd[found[-1]] == usd.min())
     assert not any(all(np.array(row) < rows[i]) for i in found for row in rows)
 
 
 @pytest.mark.parametrize("minimize", ["Time", "Energy", "Cost"])
-def test_a_plan_shows_what_the_other_objectives_would_choose(minimize: Any) -> None:
+def test_trade_offs_include_the_plans_of_other_objectives(minimize: Any) -> None:
     cluster = view({"count": 4, "cpu": 8, "memory": "32Gi"})
     shown = decided(replace(RESNET, minimize=minimize), cluster).trade_offs
     assert len(shown) > 1

@@ -1,4 +1,4 @@
-"""Every no has a reason that names what was found and what to do; names and figures for people."""
+"""Tests of rejections, which name the reason and the remedy, and of names and figures in texts."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from dljob.planner.types.texts import duration, gibibytes, group_names, joules, 
 from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, refused, view
 
 
-class TestRefusals:
+class TestRejections:
     @pytest.mark.parametrize(
         ("change", "cluster", "reason", "field", "message", "transient"),
         [
@@ -70,14 +70,14 @@ class TestRefusals:
             ),
         ],
     )
-    def test_named(
+    def test_rejection_names_reason_and_field(
         self, change: dict[str, Any], cluster: ClusterView, reason: str, field: str, message: str, transient: bool
     ) -> None:
         found = refused(replace(DIGITS, **change), cluster)
         assert (found.reason, found.field, found.transient) == (reason, field, transient)
         assert message in found.message
 
-    def test_a_model_too_large(self) -> None:
+    def test_model_larger_than_memory_is_rejected(self) -> None:
         huge = Request(job="j", global_batch=8, total_steps=1, parameters=10**11, flops_per_sample=1e15)
         found = refused(huge, view({"device": T4, "devices": 2, "cpu": 8}, {"device": A100, "cpu": 8}))
         assert (found.reason, found.field) == ("DoesNotFit", "spec.globalBatchSize")
@@ -85,14 +85,14 @@ class TestRefusals:
         assert f"{A100}: does not fit" in found.message
         assert "available 16 GiB" in found.message
 
-    def test_too_few_to_hold_the_batch(self) -> None:
+    def test_sets_of_nodes_too_small_for_the_batch_are_listed(self) -> None:
         request = replace(RESNET, global_batch=4096)
         decision = decided(request, view({"count": 4, "device": T4, "devices": 4, "cpu": 16}))
         (line,) = [r for r in decision.refusals if "does not fit" in r.reason]
         assert line.summary == "up to 7 x Tesla-T4"
         assert sum(len(g.shares) for g in decision.chosen.groups) >= 8
 
-    def test_busy_and_tainted_nodes(self) -> None:
+    def test_busy_and_tainted_nodes_are_excluded(self) -> None:
         nodes = (
             Node("a", T4, free_devices=0, is_gpu=True),
             Node("b", "cpu", taints=(("dedicated", "x", "NoSchedule"),)),
@@ -117,7 +117,7 @@ class TestRefusals:
             ({"key": "dedicated", "operator": "Exists", "effect": "NoExecute"}, False),
         ],
     )
-    def test_tolerations(self, toleration: dict[str, str], tolerated: bool) -> None:
+    def test_tolerations_match_taints(self, toleration: dict[str, str], tolerated: bool) -> None:
         nodes = ClusterView((Node("b", "cpu", taints=(("dedicated", "x", "NoSchedule"),)),))
         found = plan(replace(DIGITS, tolerations=(toleration,)), nodes, {})
         assert isinstance(found, Decision) == tolerated
@@ -125,7 +125,7 @@ class TestRefusals:
 
 class TestNames:
     @pytest.mark.parametrize(
-        ("device", "name", "meant"),
+        ("device", "name", "matches"),
         [
             (A100, "a100", True),
             (A100, "A100-SXM4", True),
@@ -140,10 +140,10 @@ class TestNames:
             ("NVIDIA-A10", "nvidia", False),
         ],
     )
-    def test_which_devices_a_user_means(self, device: str, name: str, meant: bool) -> None:
-        assert wanted(device, [name]) == meant
+    def test_device_name_matches_label(self, device: str, name: str, matches: bool) -> None:
+        assert wanted(device, [name]) == matches
 
-    def test_groups(self) -> None:
+    def test_group_names_are_unique_and_valid(self) -> None:
         assert group_names([A100, A100, T4, "cpu", "CPU_Fast", "3090", "---", "x" * 40]) == [
             "a100-sxm4-40gb",
             "a100-sxm4-40gb-2",
@@ -155,7 +155,7 @@ class TestNames:
             "x" * 16,
         ]
 
-    def test_figures(self) -> None:
+    def test_figures_have_units(self) -> None:
         assert [duration(s) for s in (8.6e-5, 0.0042, 12.3, 200, 3900, 3 * 86400)] == [
             "86us",
             "4.2ms",

@@ -1,4 +1,4 @@
-"""The search finds what exhaustive search finds, and the screen agrees with the exact prediction."""
+"""Tests of the search against exhaustive search, and of its screening against the exact prediction."""
 
 from dataclasses import replace
 from itertools import product
@@ -22,17 +22,17 @@ from support.planner_questions import DIGITS, RESNET, decided
 
 
 def every_choice(request: Request, cluster: ClusterView) -> list[Choice]:
-    """All candidates: every count of every device, every collective the planner may choose."""
+    """Return all candidates with every count of every device and every collective."""
     workload = workload_of(request)
-    ways = [
+    rank_options = [
         o
         for pool in eligible(request, cluster).pools
         for g in ranks_per_node_choices(pool)
         for o in options(pool, g, workload, request, {})
     ]
     found: list[Choice] = []
-    for counts in product(*(range(o.nodes + 1) for o in ways)):
-        parts = ordered([Part(o, n) for o, n in zip(ways, counts, strict=True) if n])
+    for counts in product(*(range(o.nodes + 1) for o in rank_options)):
+        parts = ordered([Part(o, n) for o, n in zip(rank_options, counts, strict=True) if n])
         devices = [p.option.label for p in parts]
         nodes = sum(p.nodes for p in parts)
         if parts and len(set(devices)) == len(devices) and nodes >= request.nodes_min:
@@ -48,15 +48,15 @@ class TestSearch:
         st.sampled_from([DIGITS, replace(RESNET, global_batch=64), replace(DIGITS, model="mlp", minimize="Energy")]),
         st.integers(1, 2),
     )
-    def test_finds_what_exhaustive_search_finds(
-        self, groups: list[tuple[int, float]], request: Request, least: int
+    def test_search_is_as_good_as_exhaustive_search(
+        self, groups: list[tuple[int, float]], request: Request, minimum: int
     ) -> None:
         nodes = [
             Node(f"n{g}-{i}", f"cpu{g}", cpu=cores, free_cpu=cores)
             for g, (count, cores) in enumerate(groups)
             for i in range(count)
         ]
-        request = replace(request, nodes_min=min(least, len(nodes)))
+        request = replace(request, nodes_min=min(minimum, len(nodes)))
         cluster = ClusterView(tuple(nodes))
         best = min(objective.score(request, c.prediction) for c in every_choice(request, cluster))
         chosen = objective.score(request, decided(request, cluster).chosen.prediction)
@@ -66,21 +66,23 @@ class TestSearch:
     @given(st.lists(st.tuples(st.integers(20, 200), st.floats(0.05, 1.0)), min_size=3, max_size=6), st.integers(7, 15))
     @example([(98, 0.75), (99, 0.375), (155, 0.5)], 8)
     @example([(125, 0.75), (24, 1.0), (174, 0.662852869)], 7)
-    def test_a_large_cluster_is_searched_nearly_as_well(self, groups: list[tuple[int, float]], log2_batch: int) -> None:
-        """No single random combination that was not looked at is better by more than a twentieth."""
+    def test_search_of_a_large_cluster_is_nearly_optimal(
+        self, groups: list[tuple[int, float]], log2_batch: int
+    ) -> None:
+        """No random combination is better than the search by more than 5 %."""
         request = replace(RESNET, global_batch=2**log2_batch)
-        ways = self.ways(request, groups)
-        screen = Screen(ways, request, workload_of(request))
-        search = Search(ways, request, screen)
+        rank_options = self.rank_options(request, groups)
+        screen = Screen(rank_options, request, workload_of(request))
+        search = Search(rank_options, request, screen)
         search.run()
         rng = np.random.default_rng(0)
-        most = np.array([o.nodes for o in ways])
-        rows = (rng.random((3000, len(ways))) ** 3 * (most + 1)).astype(np.int64)
+        limits = np.array([o.nodes for o in rank_options])
+        rows = (rng.random((3000, len(rank_options))) ** 3 * (limits + 1)).astype(np.int64)
         rows = rows[rows.sum(axis=1) > 0]
         assert search.scores.min() <= objective.scores(request, screen.screen(rows)).min() * 1.05
 
     @staticmethod
-    def ways(request: Request, groups: list[tuple[int, float]]) -> list[Option]:
+    def rank_options(request: Request, groups: list[tuple[int, float]]) -> list[Option]:
         nodes = tuple(
             Node(f"n{g}-{i}", f"cpu{g}", cpu=c, free_cpu=c, free_memory_nbytes=2**36)
             for g, (count, c) in enumerate(groups)
@@ -89,13 +91,13 @@ class TestSearch:
         pools = eligible(request, ClusterView(nodes)).pools
         return [o for pool in pools for o in options(pool, 1, workload_of(request), request, {})]
 
-    def test_the_screen_agrees_with_the_exact_prediction(self) -> None:
+    def test_screening_agrees_with_the_exact_prediction(self) -> None:
         request = replace(RESNET, global_batch=512)
-        ways = self.ways(request, [(8, 0.1), (8, 0.3), (8, 1.0)])
-        screen, workload = Screen(ways, request, workload_of(request)), workload_of(request)
+        rank_options = self.rank_options(request, [(8, 0.1), (8, 0.3), (8, 1.0)])
+        screen, workload = Screen(rank_options, request, workload_of(request)), workload_of(request)
         for row in ([1, 0, 0], [0, 5, 0], [3, 2, 1], [8, 8, 8]):
             found = screen.screen(np.array([row]))
-            parts = [Part(o, n) for o, n in zip(ways, row, strict=True) if n]
+            parts = [Part(o, n) for o, n in zip(rank_options, row, strict=True) if n]
             exact = evaluate(parts, found.collective[0], request, workload)
             assert isinstance(exact, Choice)
             assert found.step_s[0] == pytest.approx(exact.prediction.step_s, rel=0.03)
@@ -103,7 +105,7 @@ class TestSearch:
             assert found.energy_J[0] * request.total_steps == pytest.approx(exact.prediction.energy_J, rel=0.05)
             assert found.usd[0] * request.total_steps == pytest.approx(exact.prediction.cost_usd, rel=0.03)
 
-    def test_a_thousand_nodes_of_eight_devices(self) -> None:
+    def test_plan_for_a_thousand_nodes_of_eight_devices(self) -> None:
         cluster = ClusterView(
             tuple(Node(f"n{i}", f"cpu{i % 8}", cpu=(1 + i % 8) / 8, free_cpu=1.0) for i in range(1000))
         )
@@ -111,6 +113,6 @@ class TestSearch:
         assert sum(sum(g.shares) for g in chosen.groups) == 4096
         assert len({g.name for g in chosen.groups}) == len(chosen.groups)
 
-    def test_the_grid(self) -> None:
+    def test_grid_has_few_node_counts(self) -> None:
         assert grid(1) == [1]
         assert grid(20) == [1, 2, 3, 4, 6, 8, 12, 16, 20]

@@ -1,4 +1,4 @@
-"""Ranks that share out the update with the optimizer's state: memory, time, and when the planner chooses them."""
+"""Tests of plans with a sharded optimizer and other strategies: memory, time, and when they are chosen."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ T4S = view({"count": 8, "device": T4, "devices": 2, "cpu": 16, "memory": "256Gi"
 
 
 def large(parameters: float) -> Request:
-    """A program trained by AdamW: 16 bytes a parameter on every rank, 8 and a part of 8 where ranks share."""
+    """Return a script with AdamW. A rank stores 16 bytes per parameter, or 8 and a part of 8 if sharded."""
     return Request(
         job="j",
         global_batch=64,
@@ -41,35 +41,37 @@ links = st.builds(Link, st.floats(0, 1e-2), st.floats(1e6, 1e12), st.floats(1e8,
 
 class TestTerms:
     @given(st.floats(1.0, 1e11), st.integers(1, 512), links, st.integers(1, 50))
-    def test_the_halves_are_a_ring(self, nbytes: float, n: int, link: Link, buckets: int) -> None:
+    def test_reduce_scatter_and_all_gather_add_up_to_a_ring(
+        self, nbytes: float, n: int, link: Link, buckets: int
+    ) -> None:
         to_owners, from_owners = scatter_gather_s(nbytes, n, link, buckets)
         whole = buckets * ring_s(nbytes / buckets, n, link) if n > 1 else 0.0
         assert to_owners + from_owners == pytest.approx(whole)
         assert 0 <= from_owners <= to_owners
 
     @given(st.sampled_from(["SGD", "AdamW"]), st.integers(1, 500), st.integers(1, 500), st.booleans())
-    def test_memory_falls_with_ranks_to_what_no_state_needs(self, name: Any, a: int, b: int, is_gpu: bool) -> None:
+    def test_memory_falls_with_ranks_towards_that_without_state(self, name: Any, a: int, b: int, is_gpu: bool) -> None:
         workload = builtin("resnet50", None, name)
         few, many = sorted((a, b))
-        held = [memory.rank_nbytes(memory.sharded(workload, n), 4, is_gpu) for n in (1, few, many)]
+        needed = [memory.rank_nbytes(memory.sharded(workload, n), 4, is_gpu) for n in (1, few, many)]
         without = memory.rank_nbytes(replace(workload, optimizer_slots=0), 4, is_gpu)
-        assert memory.rank_nbytes(workload, 4, is_gpu) == held[0] >= held[1] >= held[2] >= without
+        assert memory.rank_nbytes(workload, 4, is_gpu) == needed[0] >= needed[1] >= needed[2] >= without
 
 
 class TestChoice:
-    @pytest.mark.parametrize(("parameters", "least"), [(1e9, 2), (1.3e9, 4), (1.6e9, 8)])
-    def test_what_fits_only_in_parts_is_shared_out(self, parameters: float, least: int) -> None:
+    @pytest.mark.parametrize(("parameters", "minimum"), [(1e9, 2), (1.3e9, 4), (1.6e9, 8)])
+    def test_sharded_optimizer_is_chosen_if_nothing_else_fits(self, parameters: float, minimum: int) -> None:
         request = large(parameters)
         assert refused(request, T4S).reason == "DoesNotFit"
         chosen = decided(replace(request, strategy="Auto"), T4S).chosen
         assert (chosen.strategy, chosen.collective) == ("Optimizer", "Torch")
-        assert objective.size(chosen) >= least and "sharded optimizer" in chosen.summary
+        assert objective.size(chosen) >= minimum and "sharded optimizer" in chosen.summary
         assert chosen.prediction.memory_nbytes <= 16 * 2**30
-        few = view({"count": least // 2, "device": T4, "devices": 1, "cpu": 16, "memory": "256Gi"})
+        few = view({"count": minimum // 2, "device": T4, "devices": 1, "cpu": 16, "memory": "256Gi"})
         assert refused(replace(request, strategy="Auto"), few).reason == "DoesNotFit"
 
-    def test_what_fits_is_not(self) -> None:
-        """Values from owners come after the update, where nothing hides them."""
+    def test_sharded_optimizer_is_not_chosen_if_the_model_fits(self) -> None:
+        """The all-gather follows the update, and no computation hides it."""
         fixed = (FixedChoice("t4", 8, 2),)
         data, sharded = (decided(replace(RESNET, strategy=s, fixed=fixed), T4S).chosen for s in ("Data", "Optimizer"))
         assert decided(replace(RESNET, strategy="Auto", fixed=fixed), T4S).chosen == data
@@ -79,7 +81,7 @@ class TestChoice:
 
     @settings(deadline=None, max_examples=25)
     @given(st.floats(1e6, 2e9), st.integers(1, 8), st.integers(1, 512), st.sampled_from(["Time", "Energy", "Cost"]))
-    def test_auto_is_as_good_as_the_better_of_both(
+    def test_auto_is_as_good_as_the_better_strategy(
         self, parameters: float, nodes: int, batch: int, minimize: Any
     ) -> None:
         cluster = view({"count": nodes, "device": T4, "devices": 2, "cpu": 16, "memory": "256Gi"})
@@ -93,32 +95,32 @@ class TestChoice:
         assert objective.score(request, auto.chosen.prediction) <= min(scores) * (1 + objective.INDISTINCT) ** 2
 
     @pytest.mark.parametrize("collective", ["Tree", "ParameterServer"])
-    def test_collectives_without_halves_share_nothing(self, collective: Any) -> None:
+    def test_collectives_without_reduce_scatter_exclude_sharding(self, collective: Any) -> None:
         request = replace(DIGITS, nodes_min=3, collective=collective, strategy="Auto")
         decision = decided(request, THREE)
         assert {c.strategy for c in decision.candidates} == {"Data"}
 
-    def test_on_cpus_it_is_a_ring(self) -> None:
+    def test_sharded_optimizer_uses_a_ring_on_cpus(self) -> None:
         chosen = decided(replace(DIGITS, nodes_min=3, strategy="Optimizer"), THREE).chosen
         assert (chosen.collective, chosen.strategy) == ("Ring", "Optimizer")
         assert chosen.summary == "3 x cpu, Ring, sharded optimizer, 32+32+32"
 
-    def test_the_screen_agrees_with_the_exact_prediction(self) -> None:
+    def test_screening_agrees_with_the_exact_prediction(self) -> None:
         request = replace(large(5e8), strategy="Optimizer")
         workload = workload_of(request)
         (pool,) = eligible(request, T4S).pools
-        ways = [o for g in (1, 2) for o in sharing_options(pool, g, workload, request, {}, 16)]
-        screen = Screen(ways, request, workload)
-        for i in range(len(ways)):
+        rank_options = [o for g in (1, 2) for o in sharing_options(pool, g, workload, request, {}, 16)]
+        screen = Screen(rank_options, request, workload)
+        for i in range(len(rank_options)):
             for count in (1, 2, 8):
-                row = np.zeros((1, len(ways)), dtype=np.int64)
+                row = np.zeros((1, len(rank_options)), dtype=np.int64)
                 row[0, i] = count
-                found, exact = screen.screen(row), evaluate([Part(ways[i], count)], "Torch", request, workload)
+                found, exact = screen.screen(row), evaluate([Part(rank_options[i], count)], "Torch", request, workload)
                 if isinstance(exact, Choice):
                     assert found.step_s[0] == pytest.approx(exact.prediction.step_s, rel=0.03)
 
 
-class TestKinds:
+class TestOtherStrategies:
     def test_strategies_not_requested_are_listed_with_their_cost(self) -> None:
         decision = decided(replace(DIGITS, nodes_min=3), THREE)
         lines = {r.summary: r.reason for r in decision.refusals}
@@ -126,11 +128,11 @@ class TestKinds:
         assert sharded.startswith("not requested (parallelism.strategy Optimizer or Auto): ")
         assert "MiB per rank instead of" in sharded
         for name, how in (("StaleSynchronous", "Server within 3 steps"), ("Asynchronous", "Server, asynchronous")):
-            (apart,) = [reason for summary, reason in lines.items() if how in summary]
-            assert apart.startswith(f"not requested (parallelism.synchronization {name}): ")
-            assert apart.endswith("with gradients that are 1 update old")
+            (asynchronous,) = [reason for summary, reason in lines.items() if how in summary]
+            assert asynchronous.startswith(f"not requested (parallelism.synchronization {name}): ")
+            assert asynchronous.endswith("with gradients that are 1 update old")
 
-    def test_model_parallelism_is_evaluated_where_the_trainer_supports_it(self) -> None:
+    def test_model_parallelism_is_evaluated_if_the_trainer_supports_it(self) -> None:
         lines = {r.summary: r.reason for r in decided(replace(DIGITS, nodes_min=3), THREE).refusals}
         (pipeline,) = [reason for summary, reason in lines.items() if "Pipeline of 3 stages, 12 micro" in summary]
         assert pipeline.startswith("not requested (parallelism.strategy Pipeline or Auto): ")
@@ -138,8 +140,8 @@ class TestKinds:
         request = replace(DIGITS, model="mlp", nodes_min=3)
         (tensor,) = [r.reason for r in decided(request, THREE).refusals if "x cpu, Tensor, " in r.summary]
         assert tensor.startswith("not requested (parallelism.strategy Tensor or Auto): ")
-        own = replace(large(1e6), optimizer="SGD", fixed=(FixedChoice("t4", 2, 2),))
-        assert not any("Pipeline" in r.summary for r in decided(own, T4S).refusals), "programs are not cut"
+        script = replace(large(1e6), optimizer="SGD", fixed=(FixedChoice("t4", 2, 2),))
+        assert not any("Pipeline" in r.summary for r in decided(script, T4S).refusals), "scripts cannot be split"
         many = view({"count": 17, "cpu": 2})
         assert not any("Pipeline" in r.summary for r in decided(replace(DIGITS, nodes_min=17), many).refusals)
 
@@ -147,16 +149,16 @@ class TestKinds:
         "request_",
         [
             pytest.param(replace(DIGITS, nodes_max=1), id="one rank"),
-            pytest.param(replace(DIGITS, momentum=0.0, nodes_min=3), id="no state to share out"),
-            pytest.param(replace(DIGITS, nodes_min=3, collective="Tree"), id="a collective without halves"),
-            pytest.param(replace(DIGITS, nodes_min=3, strategy="Auto"), id="asked for"),
+            pytest.param(replace(DIGITS, momentum=0.0, nodes_min=3), id="no optimizer state"),
+            pytest.param(replace(DIGITS, nodes_min=3, collective="Tree"), id="a collective without reduce-scatter"),
+            pytest.param(replace(DIGITS, nodes_min=3, strategy="Auto"), id="requested"),
         ],
     )
-    def test_no_line_about_what_makes_no_difference(self, request_: Request) -> None:
+    def test_sharding_without_an_effect_is_not_listed(self, request_: Request) -> None:
         lines = decided(request_, THREE).refusals
         assert not any("sharded" in r.summary and r.reason.startswith("not requested") for r in lines)
 
-    def test_too_large_says_of_what(self) -> None:
+    def test_rejection_says_whether_state_or_activations_are_too_large(self) -> None:
         few = view({"device": T4, "devices": 1, "cpu": 16, "memory": "256Gi"})
         assert "of it independent of the batch size" in refused(large(2e9), few).message
         images = replace(large(1e6), activation_nbytes_per_sample=10**9)

@@ -1,4 +1,4 @@
-"""What was measured on one device tells of another, where nothing was."""
+"""Tests of the transfer of measurements from one device to another."""
 
 import pytest
 
@@ -15,7 +15,7 @@ WORKLOAD = builtin("resnet50", "synthetic-images")
 
 
 def measured(label: str, times_catalogue: float, batches: tuple[int, ...] = (8, 16, 32, 64)) -> Learned:
-    """Points that took so many times as long as the catalogue says."""
+    """Return points that take ``times_catalogue`` times as long as the catalogue predicts."""
     curve = catalogue_curve(WORKLOAD, gpu_or_assumed(label))
     return Learned(tuple(LearnedPoint(b, times_catalogue * curve.seconds(b), 10) for b in batches))
 
@@ -25,7 +25,7 @@ def slowness(label: str, points: list[tuple[int, float]]) -> float:
     return points[-1][1] / curve.seconds(points[-1][0])
 
 
-def test_slow_kernels_are_slow_on_the_other_device_too() -> None:
+def test_slowdown_transfers_to_the_other_device() -> None:
     fast, slow = (
         carried("resnet50", V100, WORKLOAD, {("resnet50", T4): measured(T4, factor)})[0] for factor in (1.0, 2.5)
     )
@@ -47,15 +47,15 @@ def test_only_the_same_model_on_catalogue_gpus_is_used() -> None:
     assert carried("resnet50", V100, WORKLOAD, {("resnet50", T4): Learned()}) == ([], 0.0)
 
 
-def test_of_many_batches_some_are_enough() -> None:
+def test_number_of_transferred_batches_is_limited() -> None:
     many = {("resnet50", T4): measured(T4, 1.0, tuple(range(1, 65)))}
     points, _ = carried("resnet50", V100, WORKLOAD, many)
     assert len(points) == MAX_BATCHES
     assert (points[0][0], points[-1][0]) == (1, 64)
 
 
-def test_the_plan_believes_what_the_model_did_elsewhere() -> None:
-    """A job ran on T4s 2.5 times as slow as the catalogue says; the A100's plan is slower for it, and surer."""
+def test_plan_uses_measurements_of_another_device() -> None:
+    """A job ran 2.5 times slower on T4s than predicted. The plan for the A100 is slower and less uncertain."""
     cluster = view({"device": A100, "devices": 2, "cpu": 16, "memory": "128Gi"})
     before = decided(RESNET, cluster).chosen.prediction
     after = decided(RESNET, cluster, {("resnet50", T4): measured(T4, 2.5)}).chosen.prediction

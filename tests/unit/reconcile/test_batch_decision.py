@@ -1,4 +1,4 @@
-"""Jobs with batchSizeRange: request, trainer plan, status, command line, and the batch size that stays."""
+"""Tests of jobs with batchSizeRange: plan, status, command line, and the batch size kept after the first checkpoint."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from dljob.cli import main
 from dljob.job.observed import Observed
 from dljob.job.profiles import learned, updated_profile
 from support.builders import DIGITS, Json, after, changed, plan_of, report, seen, settled
-from support.job_lifecycle import done, status, step, told, verdict
+from support.job_lifecycle import condition_of, done, status, step, verdict
 
 OPEN: Json = {**DIGITS, "globalBatchSize": 48, "batchSizeRange": {"max": 768}, "epochs": 10}
 NOISY = {("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", 1e4 + 1 / 3, 1000))}
@@ -26,10 +26,10 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 SAVED = {"step": 7, "unix_s": 1.0}
 
 
-def running(spec: Json = OPEN, known: Mapping[tuple[str, str], Learned] = NOISY, **news: Any) -> Observed:
+def running(spec: Json = OPEN, known: Mapping[tuple[str, str], Learned] = NOISY, **changes: Any) -> Observed:
     first = seen(spec, learned=known)
     observed = settled(after(first, step(first)))
-    observed = replace(observed, report=report(observed, **news))
+    observed = replace(observed, report=report(observed, **changes))
     return after(observed, step(observed))
 
 
@@ -42,7 +42,7 @@ def trained(observed: Observed) -> Plan:
     return plan_of(observed).plan
 
 
-class TestThePlan:
+class TestPlan:
     def test_another_batch_size_changes_steps_and_learning_rate_rule(self) -> None:
         observed = running()
         plan, shown = trained(observed), choice(observed)
@@ -55,7 +55,7 @@ class TestThePlan:
         assert [b for b, row in rows.items() if row["chosen"]] == [plan.global_batch]
         assert rows[48]["steps"] == 300 and rows[48]["efficiency"] == 1
         assert rows[plan.global_batch]["totalSeconds"] < rows[48]["totalSeconds"]
-        message = told(step(observed), "Planned").message
+        message = condition_of(step(observed), "Planned").message
         assert f"global batch {plan.global_batch}: noise scale 10000 samples, measured in one run" in message
 
     @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ class TestThePlan:
             ({"findLearningRate": True}, None, None),
         ],
     )
-    def test_the_rule_is_the_users_or_fits_the_optimizer(self, optimizer: Json, scaling: str, base: int) -> None:
+    def test_scaling_rule_is_the_users_or_fits_the_optimizer(self, optimizer: Json, scaling: str, base: int) -> None:
         plan = trained(running({**OPEN, "optimizer": optimizer}))
         assert plan.global_batch > 48
         assert (plan.optimizer.scaling, plan.optimizer.base_batch) == (scaling, base)
@@ -74,7 +74,7 @@ class TestThePlan:
     @pytest.mark.parametrize(
         ("known", "text"), [({}, "no noise scale was measured"), (QUIET, "no other batch is better by 5 %")]
     )
-    def test_otherwise_nothing_changes_and_the_plan_says_why(
+    def test_plan_gives_the_reason_if_the_batch_size_is_unchanged(
         self, known: Mapping[tuple[str, str], Learned], text: str
     ) -> None:
         observed = running(OPEN, known)
@@ -83,7 +83,7 @@ class TestThePlan:
         assert choice(observed)["message"].startswith("stays 48") and text in choice(observed)["message"]
         assert "batchChoice" not in without.job.status["plan"]
 
-    def test_never_more_than_the_data_has(self) -> None:
+    def test_batch_size_does_not_exceed_the_dataset(self) -> None:
         wide = {**OPEN, "dataset": {"name": "wine"}, "model": {"name": "mlp"}, "batchSizeRange": {"max": 10**6}}
         noise = {("mlp.wine", "cpu"): Learned(noise=NoiseOf("wine", 1e9, 1000))}
         rows = choice(running(wide, noise))["candidates"]
@@ -96,10 +96,10 @@ class TestThePlan:
         assert after(first, step(first)).plan is None
 
 
-class TestWhatStays:
-    """A checkpoint has one batch size. The job continues with it, whatever is measured or edited later."""
+class TestKeptBatchSize:
+    """A checkpoint has one batch size. The job keeps it in spite of later measurements or edits."""
 
-    def test_a_new_plan_has_the_batch_and_the_steps_of_the_checkpoint(self) -> None:
+    def test_new_plan_has_the_batch_size_and_steps_of_the_checkpoint(self) -> None:
         observed = running(last_checkpoint=SAVED)
         was = trained(observed)
         edited = replace(changed(observed, seed=0, nodes={"min": 2, "max": 2}), learned=QUIET)
@@ -110,15 +110,17 @@ class TestWhatStays:
         assert trained(new).optimizer == was.optimizer
         assert "which the job began with" in choice(new)["message"]
 
-    def test_a_job_whose_plan_was_deleted_keeps_its_batch_size(self) -> None:
+    def test_job_whose_plan_was_deleted_keeps_its_batch_size(self) -> None:
         observed = running(last_checkpoint=SAVED)
         lost = replace(observed, plan=None, learned=QUIET)
         away = after(lost, step(lost))
-        assert status(step(away)) == status(step(lost)), "a status that changes by being read is written for ever"
+        assert status(step(away)) == status(step(lost)), (
+            "a status that changes when it is read would be written endlessly"
+        )
         empty = settled(away)
         assert trained(after(empty, step(empty))) == trained(observed)
 
-    def test_a_new_range_starts_with_the_current_batch_size(self) -> None:
+    def test_new_range_starts_with_the_current_batch_size(self) -> None:
         observed = running({k: v for k, v in OPEN.items() if k != "batchSizeRange"}, last_checkpoint=SAVED)
         edited = replace(changed(observed, batchSizeRange={"max": 768}), learned=NOISY)
         assert verdict(step(edited), "Planned") == ("True", "Planned")
@@ -126,18 +128,18 @@ class TestWhatStays:
         assert trained(after(empty, step(empty))).global_batch == 48
 
     @pytest.mark.parametrize("bounds", [{"max": 49}, None])
-    def test_a_range_without_the_batch_size_is_rejected(self, bounds: Json | None) -> None:
+    def test_range_without_the_current_batch_size_is_rejected(self, bounds: Json | None) -> None:
         observed = running(last_checkpoint=SAVED)
         spec = {k: v for k, v in {**observed.job.spec, "batchSizeRange": bounds}.items() if v is not None}
         edited = replace(changed(observed), job=replace(observed.job, spec=spec, generation=2))
         desired = step(edited)
         assert verdict(desired, "Planned") == ("False", "CheckpointContradicted")
         batch = trained(observed).global_batch
-        assert told(desired, "Planned").message.startswith("spec.batchSizeRange: found 4")
-        assert f"expected {batch}, as in the job's checkpoint of step 7" in told(desired, "Planned").message
+        assert condition_of(desired, "Planned").message.startswith("spec.batchSizeRange: found 4")
+        assert f"expected {batch}, as in the job's checkpoint of step 7" in condition_of(desired, "Planned").message
         assert desired.scales == ()
 
-    def test_an_edit_before_the_first_checkpoint_chooses_again(self) -> None:
+    def test_edit_before_the_first_checkpoint_chooses_again(self) -> None:
         observed = running()
         edited = replace(changed(observed, nodes={"min": 2, "max": 3}), learned=QUIET)
         empty = settled(after(edited, step(edited)))
@@ -159,7 +161,7 @@ class TestLearning:
             noise=noise,
         )
 
-    def test_a_run_updates_the_profile_which_the_next_plan_uses(self) -> None:
+    def test_run_updates_the_profile_for_the_next_plan(self) -> None:
         profile = updated_profile(DLProfileStatus(), "digits-cnn", "cpu", self.ended(900.0, 500), NOW, data="digits")
         again = DLProfileStatus.model_validate(json.loads(json.dumps(profile.manifest())))
         assert learned(again).noise == NoiseOf("digits", 900.0, 500)
@@ -168,13 +170,13 @@ class TestLearning:
         assert (more.noise_scale.samples, more.noise_scale.runs) == (pytest.approx(1800), 2)
         same_samples_on_all_ranks = updated_profile(more, "digits-cnn", "cpu", self.ended(0.0, 500), NOW, data="digits")
         assert same_samples_on_all_ranks.noise_scale is not None
-        assert same_samples_on_all_ranks.noise_scale.samples == pytest.approx(1800 ** (2 / 3)), "as if it were 1"
+        assert same_samples_on_all_ranks.noise_scale.samples == pytest.approx(1800 ** (2 / 3)), "counted as one run"
         unmeasured = self.ended(1.0, 500).model_copy(update={"noise": None})
         assert (
             updated_profile(more, "digits-cnn", "cpu", unmeasured, NOW, data="digits").noise_scale == more.noise_scale
         )
 
-    def test_the_operator_writes_measurements_with_the_key_of_the_data(self) -> None:
+    def test_measurements_are_stored_under_the_dataset(self) -> None:
         desired = step(done(noise={"samples": 900.0, "steps": 500}, step_s=0.5))
         assert desired.measurements is not None and desired.measurements.data == "digits"
         assert desired.measurements.report.noise is not None
@@ -182,13 +184,13 @@ class TestLearning:
         assert measured is not None and measured.noise_scale == 900
 
     @pytest.mark.parametrize("samples", ["-1", "NaN", "1e400", '"many"'])
-    def test_an_invalid_report_is_ignored(self, samples: str) -> None:
+    def test_invalid_report_is_ignored(self, samples: str) -> None:
         text = self.ended(1.0, 500).to_json().replace('"samples":1.0', f'"samples":{samples}')
         with pytest.raises(ValueError, match=r"noise\.samples"):
             Report.parse(text)
 
 
-class TestTheCommandLine:
+class TestCommandLine:
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         job = {"apiVersion": API_VERSION, "kind": "DLJob", "metadata": {"name": "open"}, "spec": OPEN}
@@ -203,7 +205,7 @@ class TestTheCommandLine:
         monkeypatch.chdir(tmp_path)
         return tmp_path
 
-    def test_a_table_of_batches(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_plan_prints_a_table_of_batch_sizes(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--profiles", "profiles.yaml", "--json"]) == 0
         shown = json.loads(capsys.readouterr().out)["plan"]["batchChoice"]
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--profiles", "profiles.yaml"]) == 0
@@ -227,7 +229,7 @@ class TestTheCommandLine:
         (marked,) = [line for line in table if line.startswith("* ") and " % " in line and "#" not in line]
         assert marked.split()[1] == str(chosen)
 
-    def test_a_job_without_profiles_prints_one_line(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_job_without_profiles_prints_one_line(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 0
         text = capsys.readouterr().out
         assert "\nGlobal batch: stays 48: no noise scale was measured of this model on this data" in text
@@ -241,7 +243,7 @@ class TestTheCommandLine:
             (["--cluster", "cluster.yaml", "--profiles", "wrong.yaml"], "wrong.yaml: profiles[0].status.noiseScale"),
         ],
     )
-    def test_wrong_profiles(
+    def test_invalid_profiles_are_rejected(
         self, folder: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         text = (folder / "profiles.yaml").read_text().replace("samples: 10000.0", "samples: .inf")
@@ -249,7 +251,7 @@ class TestTheCommandLine:
         assert main(["plan", "job.yaml", *arguments]) == 2
         assert words in capsys.readouterr().err
 
-    def test_a_warning_about_profiles_of_another_model(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_profiles_of_another_model_give_a_warning(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         text = (folder / "profiles.yaml").read_text().replace("model: digits-cnn", "model: mlp")
         (folder / "other.yaml").write_text(text)
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--profiles", "other.yaml"]) == 0

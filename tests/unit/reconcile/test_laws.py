@@ -1,4 +1,4 @@
-"""Invariants of reconcile in every situation, checked along paths of everything that may happen to a job."""
+"""Tests of invariants of reconcile along random paths of events in a job's life."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ FAILURE = Failure(reason="ProgramFailed", message="the program ended", rank=1, e
 
 
 @dataclass(frozen=True)
-class World:
+class Situation:
     observed: Observed
     seconds: float = 0.0
 
@@ -45,11 +45,11 @@ class World:
         return reconcile(replace(self.observed, view=view), CONFIG, self.now)
 
 
-def _reported(run_phase: RunPhase, **news: object) -> Callable[[Observed], Observed]:
-    def told(o: Observed) -> Observed:
-        return o if o.plan is None else replace(o, report=report(o, run_phase, **news))
+def _reported(run_phase: RunPhase, **changes: object) -> Callable[[Observed], Observed]:
+    def reported(o: Observed) -> Observed:
+        return o if o.plan is None else replace(o, report=report(o, run_phase, **changes))
 
-    return told
+    return reported
 
 
 def _lost(o: Observed) -> Observed:
@@ -57,7 +57,7 @@ def _lost(o: Observed) -> Observed:
     return replace(o, lost_nodes=away)
 
 
-HAPPENINGS: dict[str, Callable[[Observed], Observed]] = {
+EVENTS: dict[str, Callable[[Observed], Observed]] = {
     "pods ready": settled,
     "pods not ready": lambda o: settled(o, ready=False),
     "pods leave": lambda o: replace(o, pods=tuple(replace(pod, deleting=True, ready=False) for pod in o.pods)),
@@ -95,12 +95,12 @@ HAPPENINGS: dict[str, Callable[[Observed], Observed]] = {
     "status wiped": lambda o: replace(o, job=replace(o.job, status={})),
 }
 NOISY = {("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", 1e4, 1000))}
-STEPS = st.lists(st.tuples(st.sampled_from(sorted(HAPPENINGS)), st.sampled_from([0.0, 1.0, 20.0, 400.0])), max_size=14)
+STEPS = st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.sampled_from([0.0, 1.0, 20.0, 400.0])), max_size=14)
 
 
-def lives(world: World, desired: Desired) -> World | None:
-    """Return the observed state after that was applied; None if the job was deleted."""
-    return None if desired.delete_job else replace(world, observed=after(world.observed, desired))
+def following_situation(situation: Situation, desired: Desired) -> Situation | None:
+    """Return the situation after the desired state was applied, or None if the job was deleted."""
+    return None if desired.delete_job else replace(situation, observed=after(situation.observed, desired))
 
 
 def written(desired: Desired) -> Plan | None:
@@ -112,80 +112,82 @@ def in_force(observed: Observed) -> Plan | None:
     return None if observed.plan is None else StoredPlan.parse(observed.plan).plan
 
 
-def walk(steps: list[tuple[str, float]]) -> list[tuple[World, Desired]]:
+def walk(steps: list[tuple[str, float]]) -> list[tuple[Situation, Desired]]:
     """Yield every situation on the path, with its desired state."""
-    world: World | None = World(seen({**DIGITS, "runPolicy": LIMITS}))
-    way: list[tuple[World, Desired]] = []
-    for happening, seconds in [("pods ready", 0.0), *steps]:
-        assert world is not None
-        desired = world.reconciled()
-        way.append((world, desired))
-        world = lives(world, desired)
-        if world is None:
+    situation: Situation | None = Situation(seen({**DIGITS, "runPolicy": LIMITS}))
+    path: list[tuple[Situation, Desired]] = []
+    for event, seconds in [("pods ready", 0.0), *steps]:
+        assert situation is not None
+        desired = situation.reconciled()
+        path.append((situation, desired))
+        situation = following_situation(situation, desired)
+        if situation is None:
             break
-        world = World(HAPPENINGS[happening](world.observed), world.seconds + seconds)
-    return way
+        situation = Situation(EVENTS[event](situation.observed), situation.seconds + seconds)
+    return path
 
 
-def status_is_well_formed(world: World, desired: Desired) -> None:
+def status_is_well_formed(situation: Situation, desired: Desired) -> None:
     if desired.status is None:
         return
     conditions = desired.status.conditions
     types = [condition.type for condition in conditions]
-    assert len(types) == len(set(types)), "one condition a type"
-    assert desired.status.phase is phase(conditions), "phase derives from the conditions alone"
-    assert DLJobStatus.model_validate(desired.status.manifest()) == desired.status, "read back as it was written"
-    before = {c.type: c for c in world.before.conditions}
-    assert set(before) <= set(types), "conditions are not forgotten"
+    assert len(types) == len(set(types)), "there is one condition per type"
+    assert desired.status.phase is phase(conditions), "the phase follows from the conditions"
+    assert DLJobStatus.model_validate(desired.status.manifest()) == desired.status, (
+        "the status must survive a round trip"
+    )
+    before = {c.type: c for c in situation.before.conditions}
+    assert set(before) <= set(types), "conditions are not dropped"
     for new in conditions:
-        assert new.last_transition_time <= world.now
+        assert new.last_transition_time <= situation.now
         if (old := before.get(new.type)) is not None:
-            moved, turned = old.last_transition_time != new.last_transition_time, old.status is not new.status
-            assert turned or not moved, f"{new.type} moved without a change"
+            moved, changed = old.last_transition_time != new.last_transition_time, old.status is not new.status
+            assert changed or not moved, f"the time of {new.type} changed without its status"
 
 
-def pods_of_two_plans_never_mix(world: World, desired: Desired) -> None:
-    observed = world.observed
+def pods_of_two_plans_never_mix(situation: Situation, desired: Desired) -> None:
+    observed = situation.observed
     with_pods = {item.name for item in observed.sets if item.replicas > 0}
     made = {manifest["metadata"]["name"] for manifest in desired.objects if manifest["kind"] == "StatefulSet"}
-    assert not made & with_pods, "a template was written while it had pods"
+    assert not made & with_pods, "a template was changed while it had pods"
     new, old = written(desired), in_force(observed)
     if new is not None and old is not None and (observed.pods or with_pods):
-        assert new.digest() == old.digest(), "another plan was written under running pods"
+        assert new.digest() == old.digest(), "the plan was replaced while pods were running"
 
 
-def plans_and_terms_only_go_up(world: World, desired: Desired) -> None:
-    new, old = written(desired), in_force(world.observed)
+def plan_numbers_and_terms_never_decrease(situation: Situation, desired: Desired) -> None:
+    new, old = written(desired), in_force(situation.observed)
     if new is not None and old is not None:
         assert new.number >= old.number
         assert new.term >= old.term
-        assert (new.number == old.number) == (new.digest() == old.digest()), "a number names one plan"
+        assert (new.number == old.number) == (new.digest() == old.digest()), "a number belongs to one plan"
 
 
-def no_pods_where_none_shall_be(world: World, desired: Desired) -> None:
-    spec = world.observed.job.spec
-    if spec.get("suspend") or world.over or spec.get("planning", {}).get("mode") == "PlanOnly":
+def jobs_that_must_not_run_have_no_pods(situation: Situation, desired: Desired) -> None:
+    spec = situation.observed.job.spec
+    if spec.get("suspend") or situation.over or spec.get("planning", {}).get("mode") == "PlanOnly":
         assert all(scale.replicas == 0 for scale in desired.scales)
         assert desired.objects == ()
 
 
-def finished_stays_finished(world: World, desired: Desired) -> None:
-    if world.over and desired.status is not None:
-        assert desired.status.phase is world.before.phase
-        assert desired.status.completion_time == world.before.completion_time
-        assert desired.measurements is None, "a run teaches once"
+def finished_jobs_stay_finished(situation: Situation, desired: Desired) -> None:
+    if situation.over and desired.status is not None:
+        assert desired.status.phase is situation.before.phase
+        assert desired.status.completion_time == situation.before.completion_time
+        assert desired.measurements is None, "a run updates profiles once"
 
 
-def only_finished_jobs_are_deleted(world: World, desired: Desired) -> None:
-    assert world.over or not desired.delete_job
+def only_finished_jobs_are_deleted(situation: Situation, desired: Desired) -> None:
+    assert situation.over or not desired.delete_job
 
 
-LAWS = (
+INVARIANTS = (
     status_is_well_formed,
     pods_of_two_plans_never_mix,
-    plans_and_terms_only_go_up,
-    no_pods_where_none_shall_be,
-    finished_stays_finished,
+    plan_numbers_and_terms_never_decrease,
+    jobs_that_must_not_run_have_no_pods,
+    finished_jobs_stay_finished,
     only_finished_jobs_are_deleted,
 )
 
@@ -193,31 +195,31 @@ LAWS = (
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_every_invariant_holds_on_every_path(steps: list[tuple[str, float]]) -> None:
-    for world, desired in walk(steps):
-        for law in LAWS:
-            law(world, desired)
+    for situation, desired in walk(steps):
+        for invariant in INVARIANTS:
+            invariant(situation, desired)
 
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_applied_objects_are_not_applied_again(steps: list[tuple[str, float]]) -> None:
-    """After the desired state is applied, another reconcile changes nothing. Otherwise an operator would never rest."""
-    world, _ = walk(steps)[-1]
-    desired = world.reconciled()
-    assert desired == world.reconciled(), "an unchanged observation"
+    """After the desired state is applied, another reconcile changes nothing. Otherwise, the operator would never stop."""
+    situation, _ = walk(steps)[-1]
+    desired = situation.reconciled()
+    assert desired == situation.reconciled(), "reconcile must be deterministic"
     for _ in range(3):
-        following = lives(world, desired)
+        following = following_situation(situation, desired)
         if following is None:
             return
-        world, before = following, desired
-        desired = world.reconciled()
+        situation, before = following, desired
+        desired = situation.reconciled()
     assert replace(desired, events=()) == replace(before, events=())
     assert desired.events == ()
-    assert desired.delete_job or status(desired).manifest() == world.observed.job.status
+    assert desired.delete_job or status(desired).manifest() == situation.observed.job.status
 
 
 @pytest.mark.parametrize("make", [seen, started, training, done])
-def test_nothing_is_done_for_a_job_that_is_being_deleted(make: Callable[[], Observed]) -> None:
+def test_job_that_is_being_deleted_is_left_alone(make: Callable[[], Observed]) -> None:
     observed = make()
     leaving = replace(observed, job=replace(observed.job, deleting=True))
     assert not needs_view(leaving)
@@ -225,7 +227,7 @@ def test_nothing_is_done_for_a_job_that_is_being_deleted(make: Callable[[], Obse
 
 
 @pytest.mark.parametrize("text", [{"phase": "Happy"}, {"conditions": "none"}, {"nodes": -1, "stray": 1}])
-def test_an_invalid_status_is_replaced(text: dict[str, object]) -> None:
+def test_invalid_status_is_replaced(text: dict[str, object]) -> None:
     observed = started()
     spoilt = replace(observed, job=replace(observed.job, status=text))
     assert status(reconcile(spoilt, CONFIG, NOW)).ready == "3/3"

@@ -1,4 +1,4 @@
-"""The desired state from spec to pods, in situations that follow from each other."""
+"""Tests of the desired state from spec to pods, in consecutive situations."""
 
 from dataclasses import replace
 
@@ -12,19 +12,19 @@ from support.builders import CPUS, DIGITS, NOW, Json, after, changed, nodes, pla
 from support.job_lifecycle import (
     DOWN,
     OUTCOME,
+    condition_of,
     gone,
     kinds,
     nothing_done,
     started,
     status,
     step,
-    told,
     training,
     verdict,
 )
 
 
-class TestFirstSight:
+class TestNewJob:
     def test_objects_are_applied_in_order(self) -> None:
         desired = step(seen())
         assert kinds(desired) == [
@@ -48,7 +48,7 @@ class TestFirstSight:
         assert verdict(desired, "Running") == ("False", "Starting")
         assert [event.reason for event in desired.events] == ["Planned"]
 
-    def test_the_plan_outlives_the_operator(self) -> None:
+    def test_plan_survives_a_restart_of_the_operator(self) -> None:
         first = seen()
         assert needs_view(first)
         second = after(first, step(first))
@@ -56,30 +56,30 @@ class TestFirstSight:
         without = replace(second, view=None)
         assert plan_of(after(without, step(without))) == plan_of(second)
 
-    def test_pods_get_ready(self) -> None:
+    def test_job_waits_for_ready_pods(self) -> None:
         desired = step(started())
         assert (status(desired).phase, status(desired).ready) == (Phase.STARTING, "3/3")
         assert verdict(desired, "PodsReady") == ("True", "AllReady")
         assert (desired.scales, desired.deletes) == ((), ())
-        assert "StatefulSet" not in kinds(desired), "a template in force is left alone"
-        assert "PersistentVolumeClaim" not in kinds(desired), "a claim's spec does not change"
+        assert "StatefulSet" not in kinds(desired), "the current template is not applied again"
+        assert "PersistentVolumeClaim" not in kinds(desired), "the spec of a claim is immutable"
 
-    def test_a_statefulset_scaled_by_hand_is_scaled_back(self) -> None:
+    def test_statefulset_scaled_by_hand_is_scaled_back(self) -> None:
         observed = started()
         fewer = replace(observed, sets=(replace(observed.sets[0], replicas=2),))
         assert step(fewer).scales == (Scale("digits-cpu", 3),)
 
-    def test_a_deleted_plan_config_map_is_restored(self) -> None:
+    def test_deleted_plan_config_map_is_restored(self) -> None:
         observed = replace(started(), plan=None)
         assert needs_view(observed)
         leaving = step(observed)
-        assert leaving.scales == DOWN, "what runs may run by another plan"
+        assert leaving.scales == DOWN, "the running pods may use another plan"
         away = after(observed, leaving)
-        assert status(step(away)) == status(leaving), "a status that changes by being read would be written for ever"
+        assert status(step(away)) == status(leaving), "a status that changes when it is read would be written endlessly"
         empty = settled(away)
         assert plan_of(after(empty, step(empty))).plan == plan_of(started()).plan
 
-    def test_a_deleted_plan_that_cannot_be_restored_gets_the_next_number(self) -> None:
+    def test_deleted_plan_that_cannot_be_restored_gets_the_next_number(self) -> None:
         two = nodes({"name": "n", "count": 2, "cpu": 2, "memory": "4Gi"})
         observed = replace(started({**DIGITS, "nodes": {"min": 2}}), plan=None, view=two)
         away = after(observed, step(observed))
@@ -91,7 +91,7 @@ class TestFirstSight:
 class TestPlanOnly:
     SPEC: Json = {**DIGITS, "planning": {"mode": "PlanOnly"}}
 
-    def test_the_plan_is_shown_and_nothing_is_created(self) -> None:
+    def test_plan_is_shown_and_nothing_is_created(self) -> None:
         desired = step(seen(self.SPEC))
         assert nothing_done(desired)
         assert status(desired).phase is Phase.PLANNED
@@ -99,13 +99,13 @@ class TestPlanOnly:
         assert status(desired).plan is not None
         assert status(desired).ready == "0/0"
 
-    def test_it_is_planned_once(self) -> None:
+    def test_job_is_planned_once(self) -> None:
         first = seen(self.SPEC)
         second = after(first, step(first))
         assert not needs_view(second)
         assert needs_view(changed(second, epochs=6))
 
-    def test_auto_then_runs_it(self) -> None:
+    def test_mode_auto_runs_the_plan(self) -> None:
         first = seen(self.SPEC)
         run = changed(after(first, step(first)), planning={"mode": "Auto"})
         assert kinds(step(run))[-1] == "StatefulSet"
@@ -124,44 +124,44 @@ class TestBadSpecs:
             ({"batchSize": 3}, "spec.batchSize: found an unknown field"),
         ],
     )
-    def test_an_invalid_spec_creates_nothing(self, changes: Json, words: str) -> None:
+    def test_invalid_spec_creates_nothing(self, changes: Json, words: str) -> None:
         observed = seen({**DIGITS, **changes})
         assert not needs_view(observed)
         desired = step(observed)
         assert nothing_done(desired)
         assert status(desired).phase is Phase.PENDING
         assert verdict(desired, "Accepted") == ("False", "InvalidSpec")
-        assert words in told(desired, "Accepted").message
+        assert words in condition_of(desired, "Accepted").message
         assert [(event.type, event.reason) for event in desired.events] == [("Warning", "InvalidSpec")]
 
-    def test_an_invalid_change_does_not_affect_the_run(self) -> None:
+    def test_invalid_change_does_not_affect_the_run(self) -> None:
         desired = step(changed(training(), globalBatchSize=0))
         assert nothing_done(desired)
         assert verdict(desired, "Accepted") == ("False", "InvalidSpec")
         assert (status(desired).phase, status(desired).ready) == (Phase.RUNNING, "3/3")
 
-    def test_a_name_too_long_for_its_pods(self) -> None:
+    def test_name_too_long_for_pods_is_rejected(self) -> None:
         desired = step(seen(name="d" * 41))
         assert nothing_done(desired)
-        assert "at most 40" in told(desired, "Accepted").message
+        assert "at most 40" in condition_of(desired, "Accepted").message
 
-    def test_an_infeasible_plan_names_field_and_remedy_and_is_retried(self) -> None:
+    def test_infeasible_plan_names_field_and_remedy_and_is_retried(self) -> None:
         desired = step(seen({**DIGITS, "devices": ["H100"]}))
         assert nothing_done(desired)
         assert (status(desired).phase, status(desired).plan) == (Phase.PENDING, None)
         assert verdict(desired, "Planned") == ("False", "NoSuchDevice")
-        assert told(desired, "Planned").message.startswith("spec.devices")
+        assert condition_of(desired, "Planned").message.startswith("spec.devices")
         assert desired.requeue_after_s is not None and desired.requeue_after_s > 0
 
-    def test_an_infeasible_change_does_not_affect_the_run(self) -> None:
+    def test_infeasible_change_does_not_affect_the_run(self) -> None:
         observed = changed(training(), nodes={"min": 9})
         assert needs_view(observed)
         desired = step(observed)
         assert (desired.scales, desired.deletes) == ((), ())
         assert verdict(desired, "Planned")[0] == "False"
-        assert "plan 1 stays in force" in told(desired, "Planned").message
+        assert "plan 1 stays in force" in condition_of(desired, "Planned").message
 
-    def test_too_few_nodes_now_may_be_enough_later(self) -> None:
+    def test_job_with_too_few_nodes_is_planned_when_nodes_appear(self) -> None:
         few = seen(view=nodes({"name": "n", "count": 1, "cpu": 2, "memory": "4Gi"}))
         waiting = after(few, step(few))
         assert kinds(step(replace(waiting, view=CPUS)))[-1] == "StatefulSet"
@@ -196,7 +196,7 @@ class TestVolumes:
             ),
         ],
     )  # fmt: skip
-    def test_pods_wait_for_a_volume_only_when_it_can_come(
+    def test_pods_wait_for_a_volume_only_if_it_can_be_bound(
         self, checkpoint: Json, observed: Json, expected: tuple[str, str], blocked: bool
     ) -> None:
         desired = step(seen({**DIGITS, "checkpoint": checkpoint}, **observed))
@@ -204,10 +204,10 @@ class TestVolumes:
         assert ("StatefulSet" in kinds(desired)) is not blocked
         assert status(desired).phase is (Phase.PENDING if expected[0] == "False" and blocked else Phase.STARTING)
 
-    def test_a_dataset_that_is_not_there(self) -> None:
+    def test_missing_dataset_claim_is_reported(self) -> None:
         desired = step(seen({**DIGITS, "dataset": {"uri": "pvc://corpus/a.npz", "samples": 100}}))
         assert verdict(desired, "VolumeReady") == ("False", "DatasetClaimNotFound")
-        assert "'corpus'" in told(desired, "VolumeReady").message
+        assert "'corpus'" in condition_of(desired, "VolumeReady").message
         assert nothing_done(desired)
 
     @pytest.mark.parametrize(
@@ -219,42 +219,44 @@ class TestVolumes:
         ],
         ids=["missing", "read-only", "shared"],
     )
-    def test_a_cache_for_the_dataset(self, claims: dict[str, ClaimSeen], expected: tuple[str, str]) -> None:
+    def test_state_of_the_dataset_cache_is_reported(
+        self, claims: dict[str, ClaimSeen], expected: tuple[str, str]
+    ) -> None:
         data = {"uri": "http://a/b.npz", "samples": 100, "cacheClaimName": "cache"}
         spec = {**DIGITS, "dataset": data, "checkpoint": {"enabled": False}}
         desired = step(seen(spec, claims=claims))
         assert verdict(desired, "VolumeReady") == expected
-        assert expected[0] == "True" or "spec.dataset.cacheClaimName" in told(desired, "VolumeReady").message
+        assert expected[0] == "True" or "spec.dataset.cacheClaimName" in condition_of(desired, "VolumeReady").message
 
-    def test_a_storage_class_created_later_is_used(self) -> None:
+    def test_storage_class_created_later_is_used(self) -> None:
         first = seen(classes=())
         waiting = after(first, step(first))
         assert kinds(step(replace(waiting, classes=(ClassSeen("shared", default=True),))))[-1] == "StatefulSet"
 
 
 class TestSuspend:
-    def test_down_then_suspended_then_up(self) -> None:
+    def test_job_is_suspended_and_resumed(self) -> None:
         observed = changed(training(), suspend=True)
         leaving = step(observed)
         assert leaving.scales == DOWN
         assert verdict(leaving, "Suspended") == ("False", "Suspending")
-        assert status(leaving).phase is not Phase.SUSPENDED, "pods still run"
+        assert status(leaving).phase is not Phase.SUSPENDED, "pods are still running"
 
-        empty = gone(observed)
-        suspended = step(empty)
+        without_pods = gone(observed)
+        suspended = step(without_pods)
         assert (suspended.scales, suspended.objects) == ((), ())
         assert verdict(suspended, "Suspended") == ("True", "Suspended")
         assert (status(suspended).phase, status(suspended).ready) == (Phase.SUSPENDED, "0/0")
 
-        resumed = changed(after(empty, suspended), suspend=False)
-        assert not needs_view(resumed), "the plan in force is good"
+        resumed = changed(after(without_pods, suspended), suspend=False)
+        assert not needs_view(resumed), "the current plan is still valid"
         back = step(resumed)
         assert verdict(back, "Suspended") == ("False", "NotSuspended")
         assert [s.replicas for s in after(resumed, back).sets] == [3]
         assert plan_of(after(resumed, back)) == plan_of(observed)
         assert status(back).phase is Phase.STARTING
 
-    def test_a_job_created_suspended_is_not_planned(self) -> None:
+    def test_job_created_suspended_is_not_planned(self) -> None:
         observed = seen({**DIGITS, "suspend": True})
         assert not needs_view(observed)
         desired = step(observed)
@@ -269,11 +271,11 @@ class TestChanges:
         leaving = step(observed)
         assert (leaving.scales, leaving.objects) == (DOWN, ())
         assert verdict(leaving, "Running") == ("False", "Restarting")
-        assert plan_of(after(observed, leaving)).plan.number == 1, "a plan is not swapped under running pods"
+        assert plan_of(after(observed, leaving)).plan.number == 1, "the plan is not replaced while pods are running"
 
         zero = after(observed, leaving)
         still = step(zero)
-        assert (still.scales, still.objects) == ((), ()), "pods are leaving yet"
+        assert (still.scales, still.objects) == ((), ()), "pods are still terminating"
 
         empty = settled(zero)
         back = step(empty)
@@ -298,19 +300,19 @@ class TestChanges:
             ({"model": {"name": "mlp"}}, "spec.model.name: found mlp; expected digits-cnn"),
         ],
     )
-    def test_a_change_that_contradicts_the_checkpoint_is_rejected(self, changes: Json, field: str) -> None:
+    def test_change_that_contradicts_the_checkpoint_is_rejected(self, changes: Json, field: str) -> None:
         running = training(last_checkpoint={"step": 7, "unix_s": 1.0})
         observed = changed(running, **changes)
         desired = step(observed)
         assert verdict(desired, "Planned") == ("False", "CheckpointContradicted")
-        assert told(desired, "Planned").message.startswith(field)
-        assert "plan 1 stays in force" in told(desired, "Planned").message
+        assert condition_of(desired, "Planned").message.startswith(field)
+        assert "plan 1 stays in force" in condition_of(desired, "Planned").message
         assert status(desired).phase is Phase.RUNNING
         assert (desired.scales, desired.deletes) == ((), ())
         back = changed(after(observed, desired), **{key: running.job.spec.get(key, 0) for key in changes})
         assert verdict(step(back), "Planned") == ("True", "Planned")
 
-    def test_an_old_report_does_not_end_the_new_plan(self) -> None:
+    def test_old_report_does_not_end_the_new_plan(self) -> None:
         observed = changed(training(), globalBatchSize=192)
         empty = settled(after(observed, step(observed)))
         new = settled(after(empty, step(empty)))
@@ -337,24 +339,24 @@ class TestChanges:
         assert not needs_view(observed)
         assert step(observed).scales == ()
 
-    def test_a_new_template_first_scales_to_zero(self) -> None:
+    def test_new_template_first_scales_to_zero(self) -> None:
         observed = changed(training(), trainer={"env": [{"name": "A", "value": "b"}]})
         assert step(observed).scales == DOWN
 
 
 class TestPredecessors:
-    def test_a_job_waits_until_its_names_are_free(self) -> None:
+    def test_job_waits_until_its_names_are_free(self) -> None:
         desired = step(seen(leftovers=("StatefulSet digits-cpu",)))
         assert nothing_done(desired)
         assert verdict(desired, "PodsReady") == ("False", "NamesTaken")
-        assert "StatefulSet digits-cpu" in told(desired, "PodsReady").message
+        assert "StatefulSet digits-cpu" in condition_of(desired, "PodsReady").message
         assert desired.requeue_after_s == 1
 
-    def test_then_the_job_starts(self) -> None:
+    def test_job_starts_when_its_names_are_free(self) -> None:
         first = seen(leftovers=("StatefulSet digits-cpu",))
         assert kinds(step(replace(after(first, step(first)), leftovers=())))[-1] == "StatefulSet"
 
-    def test_the_plan_of_a_job_of_the_same_name_is_not_taken_over(self) -> None:
+    def test_plan_of_a_former_job_of_the_same_name_is_not_used(self) -> None:
         old = training()
         new = replace(seen(), job=replace(old.job, uid="another", status={}), plan=old.plan, report=old.report)
         assert needs_view(new)

@@ -1,4 +1,4 @@
-"""Plans that measurements contradict: updates of profiles, and when another plan replaces them or not."""
+"""Tests of plans that measurements contradict: profile updates, and conditions of replanning."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,37 +13,37 @@ from dljob.planner import Learned, LearnedPoint
 from dljob.reconcile import needs_view
 from dljob.reconcile.parsed import parse_observed
 from support.builders import DIGITS, Json, after, changed, plan_of, report, seen, settled
-from support.job_lifecycle import DOWN, kinds, status, step, told, training, verdict
+from support.job_lifecycle import DOWN, condition_of, kinds, status, step, training, verdict
 
 LONG: Json = {**DIGITS, "epochs": None, "steps": 100_000, "nodes": {"min": 1, "max": 3}}
 WARM_S = 20.0
-"""Long enough for MIN_STEPS steps as predicted."""
+"""Long enough for MIN_STEPS steps of the predicted time."""
 LONG = {key: value for key, value in LONG.items() if value is not None}
-ALONE_IS_BETTER = Learned(
+ONE_NODE_IS_BETTER = Learned(
     (LearnedPoint(32, 0.01, 50), LearnedPoint(96, 0.03, 50)), link_latency_s=0.05, link_bandwidth_Bps=1e6
 )
 
 
-def slow(spec: Json = LONG, **news: Any) -> Observed:
-    """Steps take far longer than the plan's p90."""
-    fields: Json = {"step": 500, "steps": 100_000, "step_s": 2.0, **news}
+def slow(spec: Json = LONG, **changes: Any) -> Observed:
+    """Return a job whose steps take far longer than the plan's p90."""
+    fields: Json = {"step": 500, "steps": 100_000, "step_s": 2.0, **changes}
     found = training(spec, **fields)
-    assert plan_of(found).nodes == 3, "the case wants a plan of three nodes"
+    assert plan_of(found).nodes == 3, "the case needs a plan with three nodes"
     return after(found, step(found, WARM_S))
 
 
-def understood(observed: Observed) -> DLJobSpec:
+def parsed_spec(observed: Observed) -> DLJobSpec:
     spec = parse_observed(observed).spec
     assert spec is not None
     return spec
 
 
-def learned(observed: Observed) -> Observed:
-    """Return the state after the profile was updated, according to which one node is better."""
-    return replace(observed, learned={(profile_key(understood(observed)), "cpu"): ALONE_IS_BETTER})
+def with_updated_profile(observed: Observed) -> Observed:
+    """Return the state with an updated profile, by which one node is better."""
+    return replace(observed, learned={(profile_key(parsed_spec(observed)), "cpu"): ONE_NODE_IS_BETTER})
 
 
-def test_within_the_interval_nothing_is_said() -> None:
+def test_step_time_within_the_interval_is_not_reported() -> None:
     observed = training(LONG, step=500, steps=100_000, step_s=1e-6)
     desired = step(observed, WARM_S)
     assert "PlanContradicted" not in {c.type for c in status(desired).conditions}
@@ -55,32 +55,30 @@ def test_profiles_are_updated_first_and_only_once() -> None:
     noise = {"samples": 40.0, "steps": 500}
     observed = replace(observed, report=report(observed, step=500, steps=100_000, step_s=2.0, noise=noise))
     first = step(observed, WARM_S)
-    assert first.measurements is not None and first.measurements.data is None, (
-        "a noise scale is that of a whole training"
-    )
+    assert first.measurements is not None and first.measurements.data is None, "a noise scale needs a whole training"
     assert verdict(first, "PlanContradicted") == ("True", "SlowerThanPredicted")
-    assert "found a step time of 2 s; expected 0.013 s (p90)" in told(first, "PlanContradicted").message
+    assert "found a step time of 2 s; expected 0.013 s (p90)" in condition_of(first, "PlanContradicted").message
     assert any(event.reason == "SlowerThanPredicted" and event.type == "Warning" for event in first.events)
     again = step(after(observed, first), WARM_S + 1)
     assert again.measurements is None and again.scales == ()
 
 
-def test_a_better_plan_replaces_the_plan_after_all_pods_stopped() -> None:
-    observed = learned(slow())
+def test_better_plan_replaces_the_plan_after_all_pods_stopped() -> None:
+    observed = with_updated_profile(slow())
     assert needs_view(observed)
     judged = step(observed, 30)
     assert verdict(judged, "PlanContradicted") == ("True", "Replanning")
-    assert judged.scales == (), "decided first, done next"
+    assert judged.scales == (), "the decision comes first, its execution in the next reconcile"
     moving = after(observed, judged)
     assert needs_view(moving)
     leaving = step(moving, 31)
     assert leaving.scales == DOWN
     assert verdict(leaving, "Running") == ("False", "Restarting")
-    gone = after(moving, leaving)
-    gone = replace(gone, pods=(), report=report(gone, RunPhase.STOPPED, step=510, steps=100_000))
-    new = step(gone, 60)
+    stopped = after(moving, leaving)
+    stopped = replace(stopped, pods=(), report=report(stopped, RunPhase.STOPPED, step=510, steps=100_000))
+    new = step(stopped, 60)
     assert verdict(new, "PlanContradicted") == ("False", "Replanned")
-    running = settled(after(gone, new))
+    running = settled(after(stopped, new))
     found = plan_of(running)
     assert (found.nodes, found.plan.number, found.replans) == (1, 2, 1)
     assert not needs_view(running)
@@ -88,8 +86,8 @@ def test_a_better_plan_replaces_the_plan_after_all_pods_stopped() -> None:
     assert calm.scales == () and "StatefulSet" not in kinds(calm)
 
 
-def test_a_better_plan_is_searched_once_for_each_plan() -> None:
-    observed = slow()  # nothing learned: the plan is as good as before
+def test_better_plan_is_searched_once_per_plan() -> None:
+    observed = slow()  # the profile is unchanged, and so is the best plan
     judged = step(observed, 30)
     assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
     later = after(observed, judged)
@@ -97,7 +95,7 @@ def test_a_better_plan_is_searched_once_for_each_plan() -> None:
     assert (step(later, 600).scales, step(later, 600).measurements) == ((), None)
 
 
-def test_other_cpu_requests_alone_are_no_other_plan() -> None:
+def test_change_of_cpu_requests_alone_is_not_a_better_plan() -> None:
     """Slower steps change the CPU requests, but a restart improves nothing. The same holds for measured collectives."""
     slower = Learned(
         (LearnedPoint(32, 1.0, 50), LearnedPoint(96, 1.5, 50)), link_latency_s=1e-5, link_bandwidth_Bps=1e9
@@ -108,14 +106,14 @@ def test_other_cpu_requests_alone_are_no_other_plan() -> None:
     observed = replace(observed, learned={(profile_key(spec), "cpu"): slower})
     judged = step(observed, 30)
     assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
-    assert "still the best plan" in told(judged, "PlanContradicted").message
+    assert "still the best plan" in condition_of(judged, "PlanContradicted").message
 
 
 def test_no_restart_if_it_costs_more_than_it_gains() -> None:
-    observed = learned(slow(step=99_999))
+    observed = with_updated_profile(slow(step=99_999))
     judged = step(observed, 30)
     assert verdict(judged, "PlanContradicted") == ("True", "NoBetterPlan")
-    assert "including the restart" in told(judged, "PlanContradicted").message
+    assert "including the restart" in condition_of(judged, "PlanContradicted").message
 
 
 def test_steps_within_the_prediction_again_are_reported() -> None:
@@ -125,7 +123,7 @@ def test_steps_within_the_prediction_again_are_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "news"),
+    ("spec", "measured"),
     [
         ({**LONG, "objective": {"minimize": "Energy"}}, {}),
         ({**LONG, "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 3}]}}, {}),
@@ -135,15 +133,15 @@ def test_steps_within_the_prediction_again_are_reported() -> None:
     ],
     ids=["for energy", "fixed", "first steps", "other devices", "another plan's report"],
 )
-def test_situations_in_which_a_plan_is_not_judged(spec: Json, news: Json) -> None:
-    observed = training(spec, **{"step": 500, "steps": 100_000, "step_s": 2.0, **news})
+def test_situations_in_which_the_prediction_is_not_checked(spec: Json, measured: Json) -> None:
+    observed = training(spec, **{"step": 500, "steps": 100_000, "step_s": 2.0, **measured})
     desired = step(observed, WARM_S)
     assert "PlanContradicted" not in {c.type for c in status(desired).conditions}
     assert desired.measurements is None
 
 
-def test_restarted_ranks_are_not_judged_at_once() -> None:
-    """A job that resumes from a checkpoint is beyond its first steps, but the caches of its processes are cold."""
+def test_restarted_ranks_are_not_compared_with_the_prediction_at_once() -> None:
+    """A job that resumes from a checkpoint is past its first steps, but the caches of its processes are cold."""
     suspended = changed(training(LONG, step=500, steps=100_000, step_s=1e-3), suspend=True)
     empty = settled(after(suspended, step(suspended, 100)))
     resumed = changed(after(empty, step(empty, 110)), suspend=False)
@@ -155,22 +153,22 @@ def test_restarted_ranks_are_not_judged_at_once() -> None:
     assert verdict(step(cold, 130 + WARM_S), "PlanContradicted") == ("True", "SlowerThanPredicted")
 
 
-def test_a_plan_that_the_volume_does_not_support_is_not_better() -> None:
+def test_plan_that_the_volume_does_not_support_is_not_better() -> None:
     """The claim of a job on one node is ReadWriteOnce, so the pods of a plan with three nodes would never start."""
-    alone = Learned(
+    one_node = Learned(
         (LearnedPoint(32, 0.02, 50), LearnedPoint(96, 0.02, 50)), link_latency_s=1.0, link_bandwidth_Bps=1e5
     )
     spec = {**LONG, "nodes": {"min": 1, "max": 3}}
     first = seen(spec)
-    first = replace(first, learned={(profile_key(understood(first)), "cpu"): alone})
+    first = replace(first, learned={(profile_key(parsed_spec(first)), "cpu"): one_node})
     observed = settled(after(first, step(first)))
     assert plan_of(observed).nodes == 1
     [(name, claim)] = observed.claims.items()
     assert claim.access_modes == ("ReadWriteOnce",)
-    apart = Learned(
+    three_nodes = Learned(
         (LearnedPoint(32, 0.01, 50), LearnedPoint(96, 2.0, 50)), link_latency_s=1e-4, link_bandwidth_Bps=1e9
     )
-    observed = replace(observed, learned={(profile_key(understood(first)), "cpu"): apart})
+    observed = replace(observed, learned={(profile_key(parsed_spec(first)), "cpu"): three_nodes})
     for modes, expected in ((("ReadWriteOnce",), "NoBetterPlan"), (("ReadWriteMany",), "Replanning")):
         running = replace(observed, claims={name: replace(claim, access_modes=modes)})
         running = replace(running, report=report(running, step=500, steps=100_000, step_s=2.0))
@@ -179,20 +177,20 @@ def test_a_plan_that_the_volume_does_not_support_is_not_better() -> None:
         judged = step(running, WARM_S + 10)
         assert verdict(judged, "PlanContradicted") == ("True", expected)
         assert judged.scales == ()
-    # Decided while the claim could serve; when the pods are to leave it no longer can.
+    # The claim supported the plan at the decision, but no longer when the pods should stop.
     moving = replace(after(running, judged), claims=observed.claims)
     stays = step(moving, WARM_S + 11)
     assert verdict(stays, "PlanContradicted") == ("True", "NoBetterPlan")
-    assert "ReadWriteMany" in told(stays, "PlanContradicted").message
+    assert "ReadWriteMany" in condition_of(stays, "PlanContradicted").message
     assert stays.scales == ()
 
 
 def test_replanning_stops_after_three_times() -> None:
     observed = slow()
     accepted = plan_of(observed).model_copy(update={"replans": 3})
-    worn = learned(replace(observed, plan=accepted.data()))
-    assert not needs_view(worn)
-    desired = step(worn, 30)
+    exhausted = with_updated_profile(replace(observed, plan=accepted.data()))
+    assert not needs_view(exhausted)
+    desired = step(exhausted, 30)
     assert verdict(desired, "PlanContradicted") == ("True", "SlowerThanPredicted")
 
 
@@ -201,7 +199,7 @@ def test_plan_contradicted_is_reset_for_a_new_spec(reason: str) -> None:
     """The plan of a new spec has no verdict: it is neither replaced at once nor exempt from replanning."""
     observed = slow()
     if reason == "Replanning":
-        observed = learned(observed)
+        observed = with_updated_profile(observed)
     if reason != "SlowerThanPredicted":
         judged = step(observed, 30)
         assert verdict(judged, "PlanContradicted") == ("True", reason)

@@ -1,4 +1,4 @@
-"""Running jobs: the desired state for reports, pods, times and lost nodes."""
+"""Tests of the desired state of running jobs for reports, pods, times and lost nodes."""
 
 import copy
 import json
@@ -15,13 +15,13 @@ from dljob.job.observed import Fetching, Observed, Refused
 from dljob.reconcile import Target, needs_view
 from dljob.status import find
 from support.builders import DIGITS, NOW, Json, after, changed, plan_of, report, seen, settled
-from support.job_lifecycle import DOWN, OUTCOME, done, started, status, step, told, training, verdict
+from support.job_lifecycle import DOWN, OUTCOME, condition_of, done, started, status, step, training, verdict
 
 FETCHED: Json = {**DIGITS, "dataset": {"uri": "http://a/b.npz", "samples": 1437}}
 
 
 def fetching(code: int, **more: Any) -> Observed:
-    """The second pod's init container has failed; no agent is up, and no report was written."""
+    """Return a job whose second pod has a failed init container, without agents or a report."""
     first = seen(FETCHED)
     found = settled(after(first, step(first)), ready=False)
     pods = list(found.pods)
@@ -30,39 +30,41 @@ def fetching(code: int, **more: Any) -> Observed:
 
 
 class TestData:
-    def test_data_that_cannot_be_fetched_fails_the_job(self) -> None:
+    def test_permanent_fetch_error_fails_the_job(self) -> None:
         desired = step(fetching(64))
         assert verdict(desired, "Failed") == ("True", "BadInput")
-        assert told(desired, "Failed").message == (
+        assert condition_of(desired, "Failed").message == (
             "pod digits-cpu-1: spec.dataset.uri: nothing at http://a/b.npz (exit code 64)"
         )
         assert desired.scales == DOWN
         assert [event.reason for event in desired.events if event.type == "Warning"] == ["BadInput"]
 
-    def test_data_that_may_be_fetched_later_does_not_fail_the_job(self) -> None:
+    def test_temporary_fetch_error_does_not_fail_the_job(self) -> None:
         desired = step(fetching(74))
         assert verdict(desired, "PodsReady") == ("False", "DatasetNotFetched")
         assert status(desired).phase is Phase.STARTING
         assert desired.scales == ()
         assert "DatasetNotFetched" in [event.reason for event in desired.events if event.type == "Warning"]
 
-    def test_a_deleting_pod_is_ignored(self) -> None:
+    def test_terminating_pod_is_ignored(self) -> None:
         assert status(step(fetching(64, deleting=True))).phase is Phase.STARTING
 
-    @pytest.mark.parametrize(("fewest", "expected"), [(2, Phase.RUNNING), (3, Phase.FAILED)], ids=["elastic", "fixed"])
-    def test_a_replaced_pod_that_finds_no_data(self, fewest: int, expected: Phase) -> None:
-        found = training({**FETCHED, "nodes": {"min": fewest, "max": 3}})
+    @pytest.mark.parametrize(
+        ("min_nodes", "expected"), [(2, Phase.RUNNING), (3, Phase.FAILED)], ids=["elastic", "fixed"]
+    )
+    def test_fetch_error_of_a_replaced_pod(self, min_nodes: int, expected: Phase) -> None:
+        found = training({**FETCHED, "nodes": {"min": min_nodes, "max": 3}})
         first, *others = found.pods
         replaced = replace(first, ready=False, fetching=Fetching(64, "nothing there"))
         assert status(step(replace(found, pods=(replaced, *others)))).phase is expected
 
-    def test_a_corrected_uri_is_tried(self) -> None:
+    def test_corrected_uri_is_fetched(self) -> None:
         corrected = changed(fetching(64), dataset={"uri": "http://a/c.npz", "samples": 1437})
         assert status(step(corrected)).phase is not Phase.FAILED
 
 
 class TestRunning:
-    def test_progress_and_measure(self) -> None:
+    def test_status_shows_progress_and_measurements(self) -> None:
         found = training(step_s=0.5, loss=0.25)
         running = status(step(found))
         assert running.phase is Phase.RUNNING
@@ -86,14 +88,14 @@ class TestRunning:
         observed = started()
         desired = step(replace(observed, report=report(observed, phase)))
         assert status(desired).phase is expected
-        assert told(desired, "Running").reason == reason
+        assert condition_of(desired, "Running").reason == reason
 
-    def test_no_pod_ready_is_recovering_whatever_the_report_says(self) -> None:
+    def test_job_without_ready_pods_is_recovering(self) -> None:
         assert status(step(settled(training(), ready=False))).phase is Phase.RECOVERING
 
     @pytest.mark.parametrize("phase", [RunPhase.WAITING, RunPhase.RELAUNCHING])
     def test_pods_that_are_not_ready_yet_are_not_lost(self, phase: RunPhase) -> None:
-        """Ranks run up to a second before a probe shows it, and a script that fails at once may never be ready."""
+        """Ranks run up to a second before a probe succeeds, and a script that fails at once may never be ready."""
         observed = settled(started(), ready=False)
         observed = replace(observed, report=report(observed, phase, failure=FAILURE))
         first = step(observed)
@@ -102,12 +104,12 @@ class TestRunning:
         assert verdict(second, "Running") == verdict(first, "Running")
         assert "PodsLost" not in [event.reason for event in second.events]
 
-    def test_a_rejected_object_is_shown_in_the_status(self) -> None:
+    def test_rejected_object_is_shown_in_the_status(self) -> None:
         desired = step(replace(seen(), refused=Refused("StatefulSet", "digits-cpu", "exceeded quota: pods")))
         assert verdict(desired, "PodsReady") == ("False", "ObjectRefused")
-        assert "exceeded quota: pods" in told(desired, "PodsReady").message
+        assert "exceeded quota: pods" in condition_of(desired, "PodsReady").message
 
-    def test_a_device_mismatch_lasts_until_it_is_fixed(self) -> None:
+    def test_device_mismatch_lasts_until_it_is_fixed(self) -> None:
         mismatch = Mismatch(rank=1, planned="cpu", found="cpu-slow")
         wrong = training(mismatches=[mismatch])
         assert verdict(step(wrong), "DeviceMismatch") == ("True", "DeviceMismatch")
@@ -145,19 +147,19 @@ class TestReports:
             (lambda text: " " * (2**20 + 1), "1048576"),
         ],
     )
-    def test_an_invalid_report_is_ignored_and_shown(self, broken: Callable[[str], str], words: str) -> None:
+    def test_invalid_report_is_ignored_and_shown(self, broken: Callable[[str], str], words: str) -> None:
         observed = training()
         assert observed.report is not None
         desired = step(replace(observed, report=broken(observed.report)))
         assert verdict(desired, "ReportValid") == ("False", "InvalidReport")
-        assert words in told(desired, "ReportValid").message
+        assert words in condition_of(desired, "ReportValid").message
         before = observed.job.status
         assert status(desired).manifest()["progress"] == before["progress"]
         assert (desired.scales, desired.deletes) == ((), ())
 
     @pytest.mark.parametrize("huge", [10**400, 2**53, 2**53 - 1, 10**12, 250_000_000_000, 10**9, 1e308, 1e15, 5e-324])
-    def test_no_number_stops_a_reconcile(self, huge: float) -> None:
-        """Whatever value replaces a number, the job's status is still written, and its end is still noticed."""
+    def test_huge_numbers_in_reports_do_not_stop_a_reconcile(self, huge: float) -> None:
+        """With any value in place of a number, the status is still written and the end of the job is still detected."""
         observed = training()
         checkpoint: dict[str, object] = {"step": 1, "unix_s": 1.0}
         measures: list[dict[str, object]] = [{"rank": 0, "share": 1, "compute_s": 1.0}]
@@ -186,34 +188,34 @@ class TestReports:
         assert find(status(desired).conditions, "ReportValid") is None
 
     @pytest.mark.parametrize("samples", ["-1.0", "NaN", "1e400", "1e15", '"many"', "null"])
-    def test_an_invalid_noise_scale_is_ignored_and_updates_no_profile(self, samples: str) -> None:
+    def test_invalid_noise_scale_is_ignored_and_updates_no_profile(self, samples: str) -> None:
         observed = training()
         noise = {"samples": 77.0, "steps": 500}
         text = report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME, noise=noise, step_s=0.5)
         desired = step(replace(observed, report=text.replace('"samples":77.0', f'"samples":{samples}')))
         assert verdict(desired, "Complete") == ("True", "Complete")
         assert verdict(desired, "ReportValid") == ("False", "InvalidNoiseScale")
-        message = told(desired, "ReportValid").message
+        message = condition_of(desired, "ReportValid").message
         assert message.startswith("the noise scale of this run is ignored: noise.samples: ") and "\n" not in message
         assert desired.measurements is not None and desired.measurements.report.noise is None
         measured = status(desired).measured
         assert measured is not None and measured.noise_scale is None
 
-    def test_valid_again(self) -> None:
+    def test_valid_report_resets_the_condition(self) -> None:
         observed = training()
         broken = replace(observed, report="{}")
         again = replace(after(broken, step(broken)), report=observed.report)
         assert verdict(step(again), "ReportValid") == ("True", "Valid")
 
     @pytest.mark.parametrize("phase", [RunPhase.SUCCEEDED, RunPhase.FAILED])
-    def test_a_report_of_another_job_ends_nothing(self, phase: RunPhase) -> None:
+    def test_report_of_another_job_does_not_end_the_job(self, phase: RunPhase) -> None:
         observed = training()
         desired = step(replace(observed, report=_other_uid(report(observed, phase))))
         assert status(desired).completion_time is None
         assert desired.scales == ()
 
     @pytest.mark.parametrize("phase", [RunPhase.SUCCEEDED, RunPhase.FAILED])
-    def test_a_report_for_another_plan_ends_nothing(self, phase: RunPhase) -> None:
+    def test_report_for_another_plan_does_not_end_the_job(self, phase: RunPhase) -> None:
         observed = training()
         desired = step(replace(observed, report=report(observed, phase, plan_number=7)))
         assert status(desired).completion_time is None
@@ -228,13 +230,13 @@ class TestEnds:
         assert (found.phase, found.completion_time) == (Phase.COMPLETE, NOW)
         assert found.result is not None
         assert (found.result.accuracy, found.result.checkpoint) == (0.9733, "step-75")
-        assert found.result.report == "report.html" and "report.html" in told(desired, "Complete").message
+        assert found.result.report == "report.html" and "report.html" in condition_of(desired, "Complete").message
         assert (found.eta, found.remaining) == (None, None)
-        assert "accuracy 97.33 %" in told(desired, "Complete").message
+        assert "accuracy 97.33 %" in condition_of(desired, "Complete").message
         assert desired.measurements is not None and desired.measurements.model == "digits-cnn"
         assert ("Normal", "Complete") in [(event.type, event.reason) for event in desired.events]
 
-    def test_finished_stays_finished(self) -> None:
+    def test_finished_job_stays_finished(self) -> None:
         observed = done(outcome=OUTCOME)
         ended = after(observed, step(observed))
         for again in (ended, changed(ended, epochs=9), changed(ended, suspend=True), replace(ended, report=None)):
@@ -244,7 +246,7 @@ class TestEnds:
             assert (status(desired).phase, status(desired).completion_time) == (Phase.COMPLETE, NOW)
             assert status(desired).result == status(step(observed)).result
 
-    def test_a_failure_names_the_rank_and_its_log(self) -> None:
+    def test_failure_names_the_rank_and_its_log(self) -> None:
         failure = Failure(
             reason="ProgramFailed", message="the program ended", rank=2, host="digits-cpu-2", exit_code=1,
             log_tail="KeyError: 'x'\n",
@@ -253,13 +255,13 @@ class TestEnds:
         assert desired.scales == DOWN
         assert (status(desired).phase, status(desired).completion_time) == (Phase.FAILED, NOW)
         assert verdict(desired, "Failed") == ("True", "ProgramFailed")
-        message = told(desired, "Failed").message
+        message = condition_of(desired, "Failed").message
         assert message == "rank 2 on digits-cpu-2: the program ended (exit code 1); log: KeyError: 'x'"
         assert ("Warning", "ProgramFailed") in [(event.type, event.reason) for event in desired.events]
         assert desired.measurements is None
 
     @pytest.mark.parametrize(
-        ("command", "reason", "said", "log", "expected"),
+        ("command", "reason", "text", "log", "expected"),
         [
             (
                 ["python", "a.py"], "RankFailed", "rank 0 in pod digits-cpu-0 ended with exit code 1", "bye",
@@ -279,16 +281,16 @@ class TestEnds:
         ],
         ids=["a program of the user's", "the log says no more", "a traceback"],
     )  # fmt: skip
-    def test_a_failure_message_repeats_nothing(
-        self, command: list[str] | None, reason: str, said: str, log: str, expected: str
+    def test_failure_message_repeats_nothing(
+        self, command: list[str] | None, reason: str, text: str, log: str, expected: str
     ) -> None:
         spec = {**DIGITS, "trainer": {"command": command}} if command else DIGITS
-        failure = Failure(reason=reason, message=said, rank=0, host="digits-cpu-0", exit_code=1, log_tail=log)
+        failure = Failure(reason=reason, message=text, rank=0, host="digits-cpu-0", exit_code=1, log_tail=log)
         desired = step(done(RunPhase.FAILED, spec, failure=failure, failures=4))
-        assert told(desired, "Failed").message == expected
+        assert condition_of(desired, "Failed").message == expected
 
     @pytest.mark.parametrize(("failures", "failed"), [(0, False), (2, False), (3, True)])
-    def test_backoff_limit(self, failures: int, failed: bool) -> None:
+    def test_job_fails_at_the_backoff_limit(self, failures: int, failed: bool) -> None:
         spec = {**DIGITS, "runPolicy": {"backoffLimit": 2}}
         desired = step(done(RunPhase.RELAUNCHING, spec, failures=failures))
         assert (status(desired).phase is Phase.FAILED) is failed
@@ -297,7 +299,7 @@ class TestEnds:
             assert verdict(desired, "Failed") == ("True", "BackoffLimitExceeded")
 
     @pytest.mark.parametrize(("seconds", "failed"), [(0, False), (99, False), (100, True), (500, True)])
-    def test_active_deadline(self, seconds: float, failed: bool) -> None:
+    def test_job_fails_after_its_active_deadline(self, seconds: float, failed: bool) -> None:
         observed = training({**DIGITS, "runPolicy": {"activeDeadlineSeconds": 100}})
         desired = step(observed, seconds)
         assert (status(desired).phase is Phase.FAILED) is failed
@@ -307,7 +309,7 @@ class TestEnds:
         else:
             assert desired.requeue_after_s == 100 - seconds
 
-    def test_time_suspended_is_not_time_active(self) -> None:
+    def test_suspended_time_does_not_count_as_active(self) -> None:
         observed = changed(training({**DIGITS, "runPolicy": {"activeDeadlineSeconds": 100}}), suspend=True)
         empty = settled(after(observed, step(observed, 50)))
         suspended = after(empty, step(empty, 60))
@@ -317,7 +319,7 @@ class TestEnds:
         assert status(step(running, 1099)).phase is not Phase.FAILED
         assert status(step(running, 1100)).phase is Phase.FAILED
 
-    def test_time_to_live(self) -> None:
+    def test_job_is_deleted_after_its_time_to_live(self) -> None:
         observed = done(spec={**DIGITS, "runPolicy": {"ttlSecondsAfterFinished": 60}}, outcome=OUTCOME)
         desired = step(observed)
         assert (desired.delete_job, desired.requeue_after_s) == (False, 60)
@@ -331,7 +333,7 @@ class TestEnds:
         assert (desired.delete_job, desired.requeue_after_s, status(desired).phase) == (False, 0, Phase.COMPLETE)
         assert step(after(observed, desired)).delete_job
 
-    def test_without_time_to_live_a_job_stays(self) -> None:
+    def test_job_without_time_to_live_is_not_deleted(self) -> None:
         observed = done(outcome=OUTCOME)
         ended = after(observed, step(observed))
         assert (step(ended, 1e8).delete_job, step(ended, 1e8).requeue_after_s) == (False, None)
@@ -342,13 +344,13 @@ class TestLostNodes:
         observed = training({**DIGITS, "runPolicy": {"nodeLostSeconds": 40}})
         return replace(observed, lost_nodes={"digits-cpu-node-1": NOW - timedelta(seconds=seconds_ago)})
 
-    def test_a_node_may_come_back(self) -> None:
+    def test_job_waits_for_a_lost_node_to_return(self) -> None:
         desired = step(self.lost(39))
         assert desired.deletes == ()
         assert desired.requeue_after_s == 1
         assert plan_of(after(self.lost(39), desired)).plan.term == 1
 
-    def test_a_restored_plan_keeps_the_term_of_its_coordinator(self) -> None:
+    def test_restored_plan_keeps_the_term_of_its_coordinator(self) -> None:
         """If the plan's ConfigMap is deleted by hand after a fence, fenced pods are still rejected."""
         observed = self.lost(40)
         fenced = after(observed, step(observed))
@@ -356,7 +358,7 @@ class TestLostNodes:
         again = after(fenced, step(replace(fenced, plan=None)))
         assert plan_of(again).plan.term >= 2
 
-    def test_the_term_is_raised_and_the_pod_removed(self) -> None:
+    def test_fencing_raises_the_term_and_deletes_the_pod(self) -> None:
         observed = self.lost(40)
         desired = step(observed)
         assert desired.deletes == (Target("Pod", "digits-cpu-1", "uid-digits-cpu-1", force=True),)
@@ -371,7 +373,7 @@ class TestLostNodes:
         assert status(step(fenced)).completion_time is None
         assert status(step(replace(fenced, report=report(fenced, RunPhase.SUCCEEDED)))).phase is Phase.COMPLETE
 
-    def test_once_is_enough(self) -> None:
+    def test_pod_is_fenced_once(self) -> None:
         observed = self.lost(40)
         fenced = after(observed, step(observed))
         desired = step(fenced)

@@ -1,4 +1,4 @@
-"""Status: transition times of conditions, the phase, events, and the smallest patch."""
+"""Tests of the status: transition times of conditions, the phase, events, and minimal patches."""
 
 import copy
 from dataclasses import replace
@@ -26,93 +26,107 @@ def conditions(*verdicts: Verdict, before: tuple[Condition, ...] = (), seconds: 
     return merge(before, verdicts, 1, NOW + timedelta(seconds=seconds))
 
 
-def says(kind: str, value: ConditionStatus, reason: str = "Because", message: str = "") -> Verdict:
+def make_verdict(kind: str, value: ConditionStatus, reason: str = "Because", message: str = "") -> Verdict:
     return Verdict(kind, value, reason, message)
 
 
 class TestConditions:
-    def test_the_time_moves_only_with_the_status(self) -> None:
-        first = conditions(says("Running", FALSE, "Starting"))
-        other_reason = conditions(says("Running", FALSE, "Relaunching"), before=first, seconds=5)
+    def test_transition_time_changes_only_with_the_status(self) -> None:
+        first = conditions(make_verdict("Running", FALSE, "Starting"))
+        other_reason = conditions(make_verdict("Running", FALSE, "Relaunching"), before=first, seconds=5)
         assert (other_reason[0].last_transition_time, other_reason[0].reason) == (NOW, "Relaunching")
-        turned = conditions(says("Running", TRUE), before=other_reason, seconds=9)
-        assert turned[0].last_transition_time == NOW + timedelta(seconds=9)
+        changed = conditions(make_verdict("Running", TRUE), before=other_reason, seconds=9)
+        assert changed[0].last_transition_time == NOW + timedelta(seconds=9)
 
-    def test_conditions_without_verdict_stay(self) -> None:
-        first = conditions(says("Accepted", TRUE), says("Planned", TRUE))
-        assert conditions(says("Planned", TRUE), before=first, seconds=5) == first
+    def test_conditions_without_verdict_are_unchanged(self) -> None:
+        first = conditions(make_verdict("Accepted", TRUE), make_verdict("Planned", TRUE))
+        assert conditions(make_verdict("Planned", TRUE), before=first, seconds=5) == first
 
-    def test_a_long_message_is_shortened_in_the_middle(self) -> None:
-        [found] = conditions(says("Failed", TRUE, message="A" + "x" * 10_000 + "Z"))
+    def test_long_message_is_shortened_in_the_middle(self) -> None:
+        [found] = conditions(make_verdict("Failed", TRUE, message="A" + "x" * 10_000 + "Z"))
         assert len(found.message) <= MAX_MESSAGE
         assert (found.message[0], found.message[-1]) == ("A", "Z")
 
 
 PHASES: dict[str, tuple[list[Verdict], Phase]] = {
     "nothing known": ([], Phase.PENDING),
-    "refused": ([says("Accepted", FALSE)], Phase.PENDING),
-    "no plan": ([says("Planned", FALSE)], Phase.PENDING),
-    "only planned": ([says("Planned", TRUE, "PlanOnly")], Phase.PLANNED),
-    "planned": ([says("Planned", TRUE)], Phase.STARTING),
-    "volume hopeless": ([says("Planned", TRUE), says("VolumeReady", FALSE)], Phase.PENDING),
-    "volume comes": ([says("Planned", TRUE), says("VolumeReady", UNKNOWN)], Phase.STARTING),
-    "starting": ([says("Planned", TRUE), says("Running", FALSE, "Starting")], Phase.STARTING),
-    "not started": ([says("Planned", TRUE), says("Running", FALSE, "NotStarted")], Phase.STARTING),
-    "running": ([says("Planned", TRUE), says("Running", TRUE)], Phase.RUNNING),
-    "running, another plan impossible": ([says("Planned", FALSE), says("Running", TRUE)], Phase.RUNNING),
-    "relaunching": ([says("Running", FALSE, "Relaunching")], Phase.RECOVERING),
-    "pods lost": ([says("Running", FALSE, "PodsLost")], Phase.RECOVERING),
-    "suspended": ([says("Running", FALSE, "NotStarted"), says("Suspended", TRUE)], Phase.SUSPENDED),
-    "suspending": ([says("Running", TRUE), says("Suspended", FALSE, "Suspending")], Phase.RUNNING),
-    "complete": ([says("Suspended", TRUE), says("Complete", TRUE)], Phase.COMPLETE),
-    "failed": ([says("Running", TRUE), says("Failed", TRUE)], Phase.FAILED),
+    "rejected": ([make_verdict("Accepted", FALSE)], Phase.PENDING),
+    "no plan": ([make_verdict("Planned", FALSE)], Phase.PENDING),
+    "only planned": ([make_verdict("Planned", TRUE, "PlanOnly")], Phase.PLANNED),
+    "planned": ([make_verdict("Planned", TRUE)], Phase.STARTING),
+    "volume cannot be bound": ([make_verdict("Planned", TRUE), make_verdict("VolumeReady", FALSE)], Phase.PENDING),
+    "volume pending": ([make_verdict("Planned", TRUE), make_verdict("VolumeReady", UNKNOWN)], Phase.STARTING),
+    "starting": ([make_verdict("Planned", TRUE), make_verdict("Running", FALSE, "Starting")], Phase.STARTING),
+    "not started": ([make_verdict("Planned", TRUE), make_verdict("Running", FALSE, "NotStarted")], Phase.STARTING),
+    "running": ([make_verdict("Planned", TRUE), make_verdict("Running", TRUE)], Phase.RUNNING),
+    "running, new plan infeasible": ([make_verdict("Planned", FALSE), make_verdict("Running", TRUE)], Phase.RUNNING),
+    "relaunching": ([make_verdict("Running", FALSE, "Relaunching")], Phase.RECOVERING),
+    "pods lost": ([make_verdict("Running", FALSE, "PodsLost")], Phase.RECOVERING),
+    "suspended": ([make_verdict("Running", FALSE, "NotStarted"), make_verdict("Suspended", TRUE)], Phase.SUSPENDED),
+    "suspending": ([make_verdict("Running", TRUE), make_verdict("Suspended", FALSE, "Suspending")], Phase.RUNNING),
+    "complete": ([make_verdict("Suspended", TRUE), make_verdict("Complete", TRUE)], Phase.COMPLETE),
+    "failed": ([make_verdict("Running", TRUE), make_verdict("Failed", TRUE)], Phase.FAILED),
 }
 
 
 @pytest.mark.parametrize("case", PHASES)
-def test_phase(case: str) -> None:
+def test_phase_follows_from_conditions(case: str) -> None:
     verdicts, expected = PHASES[case]
     assert phase(conditions(*verdicts)) is expected
 
 
 class TestEvents:
-    def news(self, before: list[Verdict], now: list[Verdict]) -> list[tuple[str, str]]:
+    def events_between(self, before: list[Verdict], now: list[Verdict]) -> list[tuple[str, str]]:
         old = conditions(*before)
         return [(event.type, event.reason) for event in events(old, conditions(*now, before=old))]
 
     @pytest.mark.parametrize(
         ("before", "now", "expected"),
         [
-            ([], [says("Accepted", TRUE, "Accepted")], []),
-            ([], [says("Accepted", FALSE, "InvalidSpec")], [("Warning", "InvalidSpec")]),
-            ([], [says("Running", FALSE, "Starting")], []),
-            ([says("Running", FALSE, "Starting")], [says("Running", TRUE, "Running")], [("Normal", "Running")]),
-            ([says("Running", TRUE, "Running")], [says("Running", TRUE, "Running", "step 9")], []),
-            ([says("Running", TRUE)], [says("Running", FALSE, "Relaunching")], [("Warning", "Relaunching")]),
-            ([], [says("Failed", TRUE, "ProgramFailed")], [("Warning", "ProgramFailed")]),
-            ([], [says("Complete", TRUE, "Complete")], [("Normal", "Complete")]),
-            ([says("Planned", TRUE, "Planned", "plan 1")], [says("Planned", TRUE, "Planned", "plan 1")], []),
+            ([], [make_verdict("Accepted", TRUE, "Accepted")], []),
+            ([], [make_verdict("Accepted", FALSE, "InvalidSpec")], [("Warning", "InvalidSpec")]),
+            ([], [make_verdict("Running", FALSE, "Starting")], []),
             (
-                [says("Planned", TRUE, "Planned", "plan 1")],
-                [says("Planned", TRUE, "Planned", "plan 2")],
+                [make_verdict("Running", FALSE, "Starting")],
+                [make_verdict("Running", TRUE, "Running")],
+                [("Normal", "Running")],
+            ),
+            ([make_verdict("Running", TRUE, "Running")], [make_verdict("Running", TRUE, "Running", "step 9")], []),
+            (
+                [make_verdict("Running", TRUE)],
+                [make_verdict("Running", FALSE, "Relaunching")],
+                [("Warning", "Relaunching")],
+            ),
+            ([], [make_verdict("Failed", TRUE, "ProgramFailed")], [("Warning", "ProgramFailed")]),
+            ([], [make_verdict("Complete", TRUE, "Complete")], [("Normal", "Complete")]),
+            (
+                [make_verdict("Planned", TRUE, "Planned", "plan 1")],
+                [make_verdict("Planned", TRUE, "Planned", "plan 1")],
+                [],
+            ),
+            (
+                [make_verdict("Planned", TRUE, "Planned", "plan 1")],
+                [make_verdict("Planned", TRUE, "Planned", "plan 2")],
                 [("Normal", "Planned")],
             ),
-            ([], [says("DeviceMismatch", FALSE)], []),
-            ([says("DeviceMismatch", TRUE)], [says("DeviceMismatch", FALSE)], [("Normal", "Because")]),
+            ([], [make_verdict("DeviceMismatch", FALSE)], []),
+            ([make_verdict("DeviceMismatch", TRUE)], [make_verdict("DeviceMismatch", FALSE)], [("Normal", "Because")]),
         ],
     )
-    def test_events_by_change(self, before: list[Verdict], now: list[Verdict], expected: list[tuple[str, str]]) -> None:
-        assert self.news(before, now) == expected
+    def test_events_are_created_for_changes(
+        self, before: list[Verdict], now: list[Verdict], expected: list[tuple[str, str]]
+    ) -> None:
+        assert self.events_between(before, now) == expected
 
     def test_equal_events_have_equal_names(self) -> None:
         [one], [again], [other] = (
-            events((), conditions(says("Failed", TRUE, message=text))) for text in ("a", "a", "b")
+            events((), conditions(make_verdict("Failed", TRUE, message=text))) for text in ("a", "a", "b")
         )
         assert one.name("digits", "u") == again.name("digits", "u") != other.name("digits", "u")
         assert one.name("digits", "u") != one.name("digits", "another job of that name")
 
-    def test_no_longer_than_the_server_takes(self) -> None:
-        [event] = events((), conditions(says("Failed", TRUE, message="x" * 5000)))
+    def test_event_message_is_limited_to_the_servers_maximum(self) -> None:
+        [event] = events((), conditions(make_verdict("Failed", TRUE, message="x" * 5000)))
         assert len(event.message) <= MAX_EVENT
 
 
@@ -138,11 +152,11 @@ def patched(target: Any, patch: Any) -> Any:
 
 class TestPatch:
     @given(DOCUMENTS, DOCUMENTS)
-    def test_the_patch_leads_from_old_to_new(self, old: Json, new: Json) -> None:
+    def test_patch_transforms_old_to_new(self, old: Json, new: Json) -> None:
         assert patched(old, merge_patch(old, new)) == new
 
     @given(DOCUMENTS)
-    def test_an_unchanged_status_is_not_written(self, document: Json) -> None:
+    def test_unchanged_status_is_not_written(self, document: Json) -> None:
         assert merge_patch(document, copy.deepcopy(document)) == {}
 
     def test_only_what_changed_is_written(self) -> None:
@@ -188,7 +202,7 @@ PODS: dict[str, tuple[Json, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", PODS)
-def test_pods(case: str) -> None:
+def test_reason_of_pods_that_are_not_ready(case: str) -> None:
     fields, reason, words = PODS[case]
     observed = replace(started(), pods=(PodSeen("digits-cpu-0", "u", "cpu", **fields),))
     found = pods_ready(observed, 1)
@@ -200,16 +214,16 @@ def test_pods(case: str) -> None:
     ("seconds", "expected"),
     [(0, "0s"), (0.4, "0s"), (40, "40s"), (60, "1m"), (61, "1m1s"), (7500, "2h5m"), (7200, "2h"), (90061, "1d1h")],
 )
-def test_times_for_people(seconds: float, expected: str) -> None:
+def test_durations_are_formatted(seconds: float, expected: str) -> None:
     assert people(seconds) == expected
 
 
 class TestReported:
-    def reported(self, **news: Any) -> Observed:
+    def reported(self, **changes: Any) -> Observed:
         observed = started()
-        return replace(observed, report=report(observed, RunPhase.RUNNING, **news))
+        return replace(observed, report=report(observed, RunPhase.RUNNING, **changes))
 
-    def test_measured_beside_predicted(self) -> None:
+    def test_status_shows_measured_and_predicted_times(self) -> None:
         observed = self.reported(step_s=0.01, samples_per_s=9600.04)
         found = status(step(observed)).measured
         assert found is not None
@@ -217,21 +231,21 @@ class TestReported:
         assert found.samples_per_second == 9600
         assert found.step_error == pytest.approx((predicted_s - 0.01) / 0.01, abs=1e-4)
 
-    def test_startup_by_parts(self) -> None:
+    def test_startup_time_is_divided_into_parts(self) -> None:
         began = NOW.timestamp()
         marks = StartupMarks(
             agents_up_unix_s=began + 3, rendezvous_unix_s=began + 4, imported_unix_s=began + 6, first_step_unix_s=began + 7
         )  # fmt: skip
         found = status(step(self.reported(startup=marks))).startup
         assert found is not None
-        parts = [
+        seconds = [
             found.admission_seconds, found.pods_seconds, found.rendezvous_seconds, found.import_seconds,
             found.first_step_seconds,
         ]  # fmt: skip
-        assert parts == [2, 3, 1, 2, 1]
+        assert seconds == [2, 3, 1, 2, 1]
         assert found.total_seconds == 9
 
-    def test_a_clock_that_is_behind_makes_no_negative_times(self) -> None:
+    def test_clock_that_is_behind_gives_no_negative_times(self) -> None:
         early = CREATED.timestamp() - 50
         found = status(
             step(self.reported(startup=StartupMarks(agents_up_unix_s=early, first_step_unix_s=early)))
@@ -239,21 +253,21 @@ class TestReported:
         assert found is not None
         assert (found.pods_seconds, found.total_seconds) == (0, 0)
 
-    def test_the_first_start_is_kept(self) -> None:
+    def test_startup_of_the_first_launch_is_kept(self) -> None:
         marks = StartupMarks(rendezvous_unix_s=NOW.timestamp() + 3, first_step_unix_s=NOW.timestamp() + 5)
         observed = self.reported(startup=marks)
-        told = after(observed, step(observed))
-        later = replace(told, report=report(told, startup=StartupMarks(first_step_unix_s=NOW.timestamp() + 500)))
+        updated = after(observed, step(observed))
+        later = replace(updated, report=report(updated, startup=StartupMarks(first_step_unix_s=NOW.timestamp() + 500)))
         assert status(step(later)).startup == status(step(observed)).startup
 
-    def test_the_latest_time_that_a_report_may_claim(self) -> None:
+    def test_latest_valid_time_of_a_report(self) -> None:
         latest_s = 2.5e11
         found = status(step(self.reported(unix_s=latest_s, last_checkpoint=CheckpointMark(step=1, unix_s=latest_s))))
         assert found.last_checkpoint is not None
         assert found.last_checkpoint.time == datetime.fromtimestamp(latest_s, UTC)
 
     @pytest.mark.parametrize("step_s", [1e8, 1e9])
-    def test_a_huge_step_time_does_not_break_the_status(self, step_s: float) -> None:
+    def test_huge_step_time_does_not_break_the_status(self, step_s: float) -> None:
         assert status(step(self.reported(step_s=step_s))).progress is not None
 
     def test_progress_is_at_most_all_steps(self) -> None:
@@ -270,8 +284,8 @@ class TestReported:
         resumed = replace(after(saved, step(saved)), report=report(saved, RunPhase.RUNNING, step=53, steps=75))
         found = status(step(resumed)).progress
         assert found is not None
-        assert found.step == 57, "also when the next launch has not saved yet"
+        assert found.step == 57, "this also holds before the next checkpoint"
 
-    def test_restarts_by_cause(self) -> None:
+    def test_restarts_are_counted_by_cause(self) -> None:
         found = status(step(self.reported(restarts={"RankDied": 2, "NodeLost": 1})))
         assert (found.restarts, found.restarts_by_cause) == (3, {"NodeLost": 1, "RankDied": 2})

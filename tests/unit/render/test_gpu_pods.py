@@ -1,4 +1,4 @@
-"""Rendered pods on GPUs: requests, affinity and tolerations, and the memory that NCCL needs."""
+"""Tests of rendered GPU pods: requests, affinity, tolerations, and the shared memory that NCCL needs."""
 
 import pytest
 
@@ -16,7 +16,9 @@ MI300X = "AMD_Instinct_MI300X_OAM"
     ],
     ids=["NVIDIA", "AMD"],
 )
-def test_a_pod_requests_its_vendors_resource_and_tolerates_its_taint(device: str, resource: str, label: str) -> None:
+def test_pod_requests_the_resource_of_its_vendor_and_tolerates_its_taint(
+    device: str, resource: str, label: str
+) -> None:
     taint = {"key": resource, "value": "present", "effect": "NoSchedule"}
     view = nodes({"count": 2, "device": device, "devices": 4, "cpu": 48, "memory": "180Gi", "taints": [taint]})
     collective: Json = {**DIGITS, "nodes": {"min": 2, "max": 2}, "collective": "Ring"}
@@ -35,4 +37,4 @@ def test_a_pod_requests_its_vendors_resource_and_tolerates_its_taint(device: str
     assert shm == {"medium": "Memory", "sizeLimit": f"{ranks * SHM_PER_GPU_NBYTES // 2**20}Mi"}
     (policy,) = (item for item in objects if item["kind"] == "NetworkPolicy")
     among = policy["spec"]["ingress"][0]["ports"]
-    assert among == [{"protocol": "TCP"}], "NCCL listens on any port, whatever the plan's collective"
+    assert among == [{"protocol": "TCP"}], "NCCL listens on any port with every collective"

@@ -1,4 +1,4 @@
-"""The rendered NetworkPolicy allows exactly the flows of a table, according to an evaluator of policies."""
+"""Tests that the rendered NetworkPolicy allows exactly the intended connections, with an evaluator of policies."""
 
 from dataclasses import replace
 from functools import cache
@@ -75,22 +75,22 @@ class TestPorts:
         return replace(CONFIG, port_ranges=port_ranges, metrics_peers=(PROMETHEUS,))
 
     @pytest.mark.parametrize("port", INNER)
-    def test_only_the_jobs_pods_reach_agent_and_mpi_ports(self, port: int, port_ranges: bool) -> None:
+    def test_only_pods_of_the_job_reach_agent_and_mpi_ports(self, port: int, port_ranges: bool) -> None:
         assert reaching(port, self.config(port_ranges)) == {"the same job"}
 
-    def test_only_the_configured_sources_read_metrics(self, port_ranges: bool) -> None:
+    def test_only_configured_sources_reach_the_metrics_port(self, port_ranges: bool) -> None:
         assert reaching(METRICS_PORT, self.config(port_ranges)) == {"prometheus"}
 
     @pytest.mark.parametrize("port", OTHER)
-    def test_nobody_reaches_anything_else(self, port: int, port_ranges: bool) -> None:
+    def test_other_ports_are_unreachable(self, port: int, port_ranges: bool) -> None:
         assert reaching(port, self.config(port_ranges)) == set()
 
     @pytest.mark.parametrize("port", [AGENT_PORT, FIRST_MPI, METRICS_PORT])
-    def test_nobody_reaches_anything_by_udp(self, port: int, port_ranges: bool) -> None:
+    def test_udp_is_blocked(self, port: int, port_ranges: bool) -> None:
         assert reaching(port, self.config(port_ranges), protocol="UDP") == set()
 
 
-def test_both_spellings_of_the_range_allow_the_same_ports() -> None:
+def test_port_range_and_single_ports_allow_the_same_ports() -> None:
     ranged, listed = policies(CONFIG), policies(replace(CONFIG, port_ranges=False))
     for port in range(FIRST_MPI - 9, LAST_MPI + 10):
         sources = (SOURCES["the same job"], SOURCES["another job"])
@@ -106,19 +106,19 @@ def test_every_kubernetes_version_accepts_the_crd(torch: Literal["", "torchrun"]
         assert_valid(policy)
 
 
-def test_a_server_without_port_ranges_gets_single_ports() -> None:
+def test_server_without_port_ranges_gets_single_ports() -> None:
     for policy in policies(replace(CONFIG, port_ranges=False)):
         assert all("endPort" not in port for rule in policy["spec"]["ingress"] for port in rule["ports"])
 
 
-def test_without_configured_sources_all_may_read_metrics_only() -> None:
+def test_without_configured_sources_all_may_reach_only_the_metrics_port() -> None:
     assert reaching(METRICS_PORT) == set(SOURCES)
     assert reaching(AGENT_PORT) == {"the same job"}
 
 
 @pytest.mark.parametrize("torch", ["torchrun", "collective"])
 @pytest.mark.parametrize("port", [29500, 45678, AGENT_PORT])
-def test_torch_listens_anywhere_but_for_the_job_alone(torch: Literal["torchrun", "collective"], port: int) -> None:
+def test_torch_ports_are_open_only_within_the_job(torch: Literal["torchrun", "collective"], port: int) -> None:
     assert reaching(port, torch=torch) == {"the same job"}
 
 
@@ -132,11 +132,11 @@ def test_torch_listens_anywhere_but_for_the_job_alone(torch: Literal["torchrun",
     ],
     ids=["DNS", "DNS over TCP", "API server", "a data set"],
 )
-def test_pods_reach_names_the_api_and_their_data(target: Peer, port: int, protocol: str) -> None:
+def test_pods_reach_dns_the_api_server_and_datasets(target: Peer, port: int, protocol: str) -> None:
     assert flows(policies(), DIGITS_POD, target, port, protocol)
 
 
-def test_pods_of_nobody_are_not_isolated() -> None:
+def test_other_pods_are_not_isolated() -> None:
     assert flows(policies(), SOURCES["outside"], SOURCES["a pod of no job"], 22)
 
 
@@ -152,19 +152,19 @@ class TestEvaluator:
         assert_valid(manifest, ALL[-1:])
         return manifest
 
-    def test_no_rule_lets_nothing_in(self) -> None:
+    def test_policy_without_rules_blocks_ingress(self) -> None:
         assert not flows([self.policy()], self.POD, self.POD, 80)
 
-    def test_an_empty_rule_lets_everything_in(self) -> None:
+    def test_empty_rule_allows_all_ingress(self) -> None:
         assert flows([self.policy(ingress=[{}])], Peer(), self.POD, 80, "SCTP")
 
-    def test_policies_add_up(self) -> None:
+    def test_policies_are_additive(self) -> None:
         assert flows([self.policy(), self.policy(ingress=[{"ports": [{"port": 80}]}])], Peer(), self.POD, 80)
 
-    def test_a_policy_of_another_namespace_has_no_effect(self) -> None:
+    def test_policy_of_another_namespace_has_no_effect(self) -> None:
         assert flows([self.policy()], Peer(), replace(self.POD, namespace="other"), 80)
 
-    def test_egress_is_judged_at_the_source(self) -> None:
+    def test_egress_is_checked_at_the_source(self) -> None:
         closed = self.policy(("Egress",), egress=[{"to": [{"podSelector": {}}], "ports": [{"port": 80}]}])
         assert flows([closed], self.POD, Peer("ns"), 80)
         assert not flows([closed], self.POD, Peer("ns"), 81)
@@ -172,7 +172,7 @@ class TestEvaluator:
         assert flows([closed], Peer("other"), self.POD, 81)
 
     @pytest.mark.parametrize(("address", "expected"), [("10.1.0.1", True), ("10.1.2.3", False), ("10.2.0.1", False)])
-    def test_blocks_of_addresses(self, address: str, expected: bool) -> None:
+    def test_ip_blocks_match_addresses(self, address: str, expected: bool) -> None:
         block = {"cidr": "10.1.0.0/16", "except": ["10.1.2.0/24"]}
         rules = [self.policy(ingress=[{"from": [{"ipBlock": block}]}])]
         assert flows(rules, Peer(address=address), self.POD, 80) is expected
@@ -188,6 +188,6 @@ class TestEvaluator:
             ("DoesNotExist", [], False),
         ],
     )
-    def test_expressions(self, operator: str, values: list[str], expected: bool) -> None:
+    def test_label_expressions_match(self, operator: str, values: list[str], expected: bool) -> None:
         expression = {"key": "app", "operator": operator, "values": values}
         assert selects({"matchExpressions": [expression]}, {"app": "a"}) is expected

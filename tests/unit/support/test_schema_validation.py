@@ -1,4 +1,4 @@
-"""The strict validator must find mistakes. Otherwise the tests that use it are meaningless."""
+"""Tests of the strict schema validator, on which other tests rely."""
 
 import pytest
 
@@ -9,12 +9,12 @@ def config_map(**more: object) -> dict[str, object]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, **more}
 
 
-def test_covers_1_25_and_more() -> None:
+def test_validator_covers_kubernetes_1_25_and_later() -> None:
     assert ALL[0].startswith("1.30.")
     assert len(ALL) >= 6
 
 
-def test_accepts_a_valid_object() -> None:
+def test_validator_accepts_a_valid_object() -> None:
     assert_valid(config_map(data={"k": "v"}))
 
 
@@ -27,6 +27,6 @@ def test_accepts_a_valid_object() -> None:
         pytest.param({**config_map(), "apiVersion": "v2"}, "v2", id="unknown version"),
     ],
 )
-def test_finds_a_mistake(manifest: dict[str, object], expected: str) -> None:
+def test_validator_rejects_an_invalid_object(manifest: dict[str, object], expected: str) -> None:
     with pytest.raises(AssertionError, match=expected):
         assert_valid(manifest)

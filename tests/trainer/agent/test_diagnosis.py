@@ -1,7 +1,5 @@
-"""Tests of the functions and the ledger of the agent, without processes."""
+"""Tests of the coordinator's decisions: diagnosis of failures, restarts, succession, and the ledger and report."""
 
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +20,12 @@ from dlcontract import (
 )
 from dltrain.agent.coordinator import finished_marker
 from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained
-from dltrain.agent.job.settings import Settings, complete_environment
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.main import succession
-from dltrain.host import cgroup
-from dltrain.host.network_interfaces import interface_of
 from dltrain.host.processes import Exit
-from dltrain.launch import commands
-from dltrain.launch.shim import parse_request, request
-from dltrain.launch.spawn import is_this_python
-from dltrain.launch.zygote import can_run
 from dltrain.protocol.agent_messages import RankEnded
-from dltrain.protocol.rank_messages import EXIT_STOPPED, Busy, Finished, Hello, Mark, Probed, Shrunk, Step
+from dltrain.protocol.rank_messages import Busy, Finished, Hello, Mark, Probed, Shrunk, Step
 from dltrain.record.ledger import START_DEADLINE_S, Ledger
-from support.trainer.ranks import BODIES, run
 
 
 def plan(ranks: int = 3, **fields: Any) -> Plan:
@@ -281,41 +271,6 @@ def test_outcome_reaches_the_report() -> None:
     assert ledger.report(0.0).accuracy == 0.9
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "count"),
-    [
-        ("memory.events", "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\noom_group_kill 0\n", 2),
-        ("memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n", 7),
-        ("unrelated", "", None),
-    ],
-    ids=["v2", "v1", "neither"],
-)
-def test_oom_kills_are_read_from_the_cgroup(tmp_path: Path, name: str, text: str, count: int | None) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text(text)
-    assert cgroup.oom_kills(tmp_path) == count
-
-
-@pytest.mark.parametrize(("files", "free"), [
-    ({}, 4096),
-    ({"memory.max": "max", "memory.current": "900", "memory.stat": "inactive_file 1"}, 4096),
-    ({"memory.max": "1000", "memory.current": "900", "memory.stat": "anon 5\ninactive_file 50"}, 150),
-    ({
-        "memory/memory.limit_in_bytes": "1000",
-        "memory/memory.usage_in_bytes": "600",
-        "memory/memory.stat": "total_inactive_file 7",
-    }, 407),
-])  # fmt: skip
-def test_free_memory_is_the_minimum_of_machine_and_container(files: dict[str, str], free: int, tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4 kB\n")
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert cgroup.free_nbytes(tmp_path, meminfo) == free
-    assert cgroup.free_nbytes(tmp_path, tmp_path / "none") == (None if free == 4096 else free)
-
-
 def test_finished_marker_belongs_to_one_job(tmp_path: Path) -> None:
     checkpoint = {"directory": str(tmp_path / "new")}
     outcome = Outcome(steps=10, seconds=5)
@@ -325,98 +280,3 @@ def test_finished_marker_belongs_to_one_job(tmp_path: Path) -> None:
     assert finished_marker.read(plan(checkpoint=checkpoint, uid="other")) is None
     finished_marker.marker_path(plan(checkpoint=checkpoint)).write_text("{")
     assert finished_marker.read(plan(checkpoint=checkpoint)) is None
-
-
-DAEMON = (
-    "PRTE_PREFIX=/usr;export PRTE_PREFIX;LD_LIBRARY_PATH=/usr/lib:$LD_LIBRARY_PATH;export LD_LIBRARY_PATH;"
-    '/usr/bin/prted --prtemca ess "env" --prtemca prte_hnp_uri "prterun-p-0-7@0.0;tcp://10.0.0.1:7500:24"'
-)
-
-
-def test_daemon_arguments_are_extracted_from_the_command_of_mpirun() -> None:
-    uri = "prterun-p-0-7@0.0;tcp://10.0.0.1:7500:24"
-    assert commands.daemon_arguments(DAEMON) == ("--prtemca", "ess", "env", "--prtemca", "prte_hnp_uri", uri)
-    with pytest.raises(ValueError, match="expected a command that starts prted"):
-        commands.daemon_arguments("rm -rf /; prted-not")
-
-
-def test_daemon_uses_the_settings_of_its_own_pod() -> None:
-    env = commands.mpi_environment({}, "net1", "1.1", Path("/run/own"))
-    received = ("--leave-session-attached", "--prtemca", "prte_if_include", "eth0", "--prtemca", "ess", "env")
-    assert commands.without_others_settings(received, env) == ("--leave-session-attached", "--prtemca", "ess", "env")
-
-
-def test_mpirun_command_has_pod_names_and_one_slot_per_rank() -> None:
-    pods = ("p-0", "p-0", "p-1")
-    ranks = [
-        {"rank": i, "pod": pod, "host": "h", "group": "g", "device": "cpu", "share": 1} for i, pod in enumerate(pods)
-    ]
-    made = Plan(**(plan().model_dump(by_alias=True) | {"ranks": ranks}))
-    command = commands.mpirun_command(made, "p-0", "own-name", as_root=False)
-    assert command[command.index("--host") + 1] == "own-name:2,p-1:1"
-    assert command[command.index("-n") + 1] == "3" and "--allow-run-as-root" not in command
-
-
-def test_ranks_of_a_pod_must_be_consecutive() -> None:
-    ranks = [{"rank": i, "pod": f"p-{i % 2}", "host": "h", "group": "g", "device": "cpu", "share": 1} for i in range(3)]
-    with pytest.raises(ValueError, match="in a row"):
-        commands.mpirun_command(
-            Plan(**(plan().model_dump(by_alias=True) | {"ranks": ranks})), "p-0", "p-0", as_root=False
-        )
-
-
-def test_ports_match_the_contract_and_are_disjoint() -> None:
-    from dlcontract import MPI_PORTS
-
-    assert MPI_PORTS[0] == commands.DAEMON_PORTS[0] <= commands.DAEMON_PORTS[1] < commands.RANK_PORTS[0]
-    assert commands.RANK_PORTS[1] < commands.MASTER_PORT == MPI_PORTS[1]
-
-
-def test_last_message_of_an_ended_rank_survives_a_stop_request(tmp_path: Path) -> None:
-    ended = run([sys.executable, str(BODIES / "last_words.py"), str(tmp_path)])
-    assert ended.output == f"['checkpointed'] {EXIT_STOPPED}\n" and ended.code == 0, ended.output
-
-
-def test_shim_forwards_only_variables_of_mpi() -> None:
-    environ = {"PMIX_RANK": "1", "OMPI_X": "a=b\nc", "OPAL_PREFIX": "/usr", "SECRET": "no", "PATH": "/bin"}
-    data = request(["rank", ""], environ)
-    assert int(data[:8]) == len(data) - 8
-    assert parse_request(data[8:]) == (["rank", ""], {"PMIX_RANK": "1", "OMPI_X": "a=b\nc", "OPAL_PREFIX": "/usr"})
-
-
-def test_zygote_runs_commands_of_this_python(tmp_path: Path) -> None:
-    beside = {"PATH": str(Path(sys.executable).parent)}
-    assert is_this_python("python", beside) and is_this_python(sys.executable, {})
-    assert not is_this_python("python", {"PATH": str(tmp_path)}) and not is_this_python("sh", beside)
-    (tmp_path / "python").symlink_to(sys.executable)
-    assert not is_this_python("python", {"PATH": str(tmp_path)}), "the same binary, but other packages"
-    assert can_run(("train.py", "--lr", "1")) and can_run(("-u", "train.py")) and not can_run(("-u",))
-    assert can_run(("-m", "x")) and can_run(("-c", "x"))
-    assert not can_run(()) and not can_run(("-m",)) and not can_run(("-O", "train.py")) and not can_run(("-",))
-
-
-def test_settings_errors_name_the_variable() -> None:
-    good = {
-        "DLJOB_NAME": "j", "DLJOB_UID": "u", "DLJOB_POD": "p-0", "DLJOB_POD_IP": "10.0.0.1", "DLTRAIN_RUN_DIR": "/tmp/r"
-    }  # fmt: skip
-    assert Settings.of(good).use_api
-    for change, message in (
-        ({"DLJOB_POD_IP": ""}, "DLJOB_POD_IP: found nothing"),
-        ({"DLJOB_API": "off"}, "DLTRAIN_PLAN_FILE: found nothing"),
-        ({"DLTRAIN_AGENT_PORT": "x"}, "DLTRAIN_AGENT_PORT: found 'x'; expected a TCP port"),
-        ({"DLTRAIN_RUN_DIR": "/tmp/" + 100 * "x"}, "too long"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Settings.of(good | change)
-
-
-def test_environment_is_completed_for_a_user_without_home(tmp_path: Path) -> None:
-    assert complete_environment({"HOME": str(tmp_path / "none")})["HOME"] == tempfile.gettempdir()
-    assert complete_environment({"HOME": str(tmp_path)})["HOME"] == str(tmp_path)
-    assert complete_environment({"OPENBLAS_NUM_THREADS": "4"})["OPENBLAS_NUM_THREADS"] == "4"
-
-
-def test_network_interface_is_found_by_address() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-    with pytest.raises(ValueError, match="expected an address of one of"):
-        interface_of("192.0.2.250")
