@@ -3,7 +3,7 @@
     python -m benchmarks.perfmodel.published --format pollux --dir D --gpus-per-node 4 [--only cifar10,bert] [--json]
 
 D (or the environment variable DLJOB_PERFDATA) is a directory of that format. Workload names have no special meaning.
-Formats and protocols: benchmarks/proof, docs/design/0006-performance-model.md.
+Formats and protocols: benchmarks/perfmodel/formats, docs/design/0006-performance-model.md.
 """
 
 import argparse

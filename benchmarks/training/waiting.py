@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("operator", "operator/contract
 
 from benchmarks.lib.local_ranks import local_plan, mpirun, run_with_messages  # noqa: E402
 
-from devcluster.embedded import cgroups  # noqa: E402 (the development cluster throttles its nodes in the same way)
+from devcluster.embedded.nodes import cgroups  # noqa: E402 (the development cluster throttles its nodes in the same way)
 from dlcontract import ModelRef, Plan  # noqa: E402
 from dltrain.batch.shares import apportion  # noqa: E402
 
