@@ -23,7 +23,7 @@ from dljob.perf.workload.workload import builtin
 from dltrain.batch.sampling import Sampler
 from dltrain.data.synthetic import SyntheticImages
 from dltrain.device.energy import meter
-from dltrain.device.rank_device import MEMORY_PART, finish
+from dltrain.device.rank_device import MEMORY_FRACTION, finish
 from dltrain.elastic.parameter_agreement import fingerprint
 from dltrain.models import build
 from dltrain.protocol.errors import failure
@@ -193,7 +193,7 @@ def out_of_memory(first: Trainer) -> tuple[str, str, bool]:
     peak = torch.cuda.max_memory_allocated(first.device)
     predicted = memory.rank_nbytes(builtin("resnet18", "synthetic-images"), share, True) - memory.GPU_CONTEXT_NBYTES
     text = f"reported as {report.reason}; ResNet-18 peak {peak / 2**20:.0f} MiB, predicted {predicted / 2**20:.0f} MiB"
-    return "memory", text, alive and report.reason == "OutOfMemory" and MEMORY_PART * peak <= predicted
+    return "memory", text, alive and report.reason == "OutOfMemory" and MEMORY_FRACTION * peak <= predicted
 
 
 def reading(first: Trainer) -> tuple[str, str, bool]:

@@ -35,7 +35,7 @@ BAD: dict[str, tuple[Json, str, str, tuple[str, ...]]] = {
     ),
     "bad override": (
         {"podTemplateOverrides": [{"manager": "me", "spec": {"restartPolicy": "Sometimes"}}]},
-        "PodsReady", "ObjectRefused", ("StatefulSet", "Sometimes"),
+        "PodsReady", "ObjectRejected", ("StatefulSet", "Sometimes"),
     ),
 }  # fmt: skip
 
@@ -53,7 +53,7 @@ def test_broken_jobs_do_not_block_others(play: Play, operator: OperatorProcess) 
     play.submit("crooked", podTemplateOverrides=[{"manager": "me", "spec": {"dnsPolicy": "Whatever"}}])
     play.run("straight")
     play.finish("straight")
-    play.until_reported("crooked", "PodsReady", "ObjectRefused", f"crooked-{play.device}", "Whatever")
+    play.until_reported("crooked", "PodsReady", "ObjectRejected", f"crooked-{play.device}", "Whatever")
     play.patch("crooked", podTemplateOverrides=[])
     play.until_ready("crooked")
 
@@ -197,7 +197,7 @@ def test_restarted_operator_writes_nothing(play: Play, operator: OperatorProcess
     operator.stop(signal.SIGKILL)
     operator.start()
     jobs = play.kubectl.list("dljobs.dljob.dev")
-    takes = sum((condition(job, "PodsReady") or {}).get("reason") != "ObjectRefused" for job in jobs)
+    takes = sum((condition(job, "PodsReady") or {}).get("reason") != "ObjectRejected" for job in jobs)
     wait_for(
         "a look at every job", lambda: operator.metric('dljob_operator_reconciles_total{result="ok"}') >= takes, 40
     )

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from dljob.api import DLProfileStatus
 from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.work_queue import WorkQueue
-from dljob.job.observed import Observed, Refused
+from dljob.job.observed import Observed, Rejected
 from dljob.job.profiles import learned
 from dljob.kube import ApiError, Cache, JobKey, Kube, RefusedError, WarningEvents
 from dljob.kube.client import complete_all
@@ -72,7 +72,7 @@ class Controller:
             requeue_s = await self._reconcile(key)
         except RefusedError as refusal:
             delay_s = self._queue.failed(key)
-            self._metrics.reconciles.labels("refused").inc()
+            self._metrics.reconciles.labels("rejected").inc()
             log.warning("%s/%s: the API server rejected %s; retry in %.1f s", *key, refusal, delay_s)
         except ApiError as error:
             delay_s = self._queue.failed(key)
@@ -116,8 +116,8 @@ class Controller:
         try:
             await self._do(observed, desired)
         except RefusedError as refusal:
-            refused = replace(observed, refused=Refused(refusal.kind, refusal.name, refusal.message))
-            await self._publish(refused, reconcile(refused, self._config, self._now(), parsed))
+            rejected = replace(observed, rejected=Rejected(refusal.kind, refusal.name, refusal.message))
+            await self._publish(rejected, reconcile(rejected, self._config, self._now(), parsed))
             raise
         self._settle(key)
         return desired.requeue_after_s
@@ -147,7 +147,7 @@ class Controller:
         """Write events, then the status. After a crash in between, events are counted twice, but never lost."""
         for event in desired.events:
             log.info("%s/%s: %s: %s", *observed.job.key, event.reason, event.message)
-            await self._kube.tell(observed.job, event, self._now())
+            await self._kube.record_event(observed.job, event, self._now())
         if desired.status is not None:
             await self._kube.write_status(observed.job, desired.status.manifest())
 

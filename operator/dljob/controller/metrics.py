@@ -12,7 +12,7 @@ from dljob.status import find, is_true
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PHASES = tuple(phase.value for phase in Phase)
-_RESULTS = ("ok", "refused", "error")
+_RESULTS = ("ok", "rejected", "error")
 
 
 def _diverged(status: DLJobStatus) -> int:
@@ -39,7 +39,7 @@ class Metrics:
         )
         self.reconciles = Counter(
             f"{prefix}_reconciles",
-            "Reconciles by result: ok; refused (the API server rejected an object: see the job's events); error "
+            "Reconciles by result: ok; rejected (the API server rejected an object: see the job's events); error "
             "(see the operator's log).",
             ["result"],
             registry=registry,

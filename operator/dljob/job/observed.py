@@ -101,7 +101,7 @@ class ClassSeen:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Rejected:
     """An object of the job that the API server rejected."""
 
     kind: str
@@ -129,4 +129,4 @@ class Observed:
     view: ClusterView | None = None
     """The cluster; set if ``reconcile.needs_view`` returned True."""
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)
-    refused: Refused | None = None
+    rejected: Rejected | None = None

@@ -79,7 +79,7 @@ class Kube:
         try:
             answer = await self.api.apply(kind, body)
         except ApiError as error:
-            if error.refused or (error.code == 500 and "typed" in error.message):
+            if error.rejected or (error.code == 500 and "typed" in error.message):
                 raise RefusedError(kind.kind, meta["name"], error.message) from error
             raise
         self._applied[kind.kind, meta["namespace"], meta["name"]] = (digest, monotonic())
@@ -111,7 +111,7 @@ class Kube:
         try:
             await self.api.create(kinds.SECRET, body)
         except ApiError as error:
-            if error.refused:
+            if error.rejected:
                 raise RefusedError("Secret", name, error.message) from error
             if not error.conflict:
                 raise
@@ -153,7 +153,7 @@ class Kube:
         self._cache.put(kinds.DLJOB, answer)
         return True
 
-    async def tell(self, job: JobSeen, event: Event, now: datetime) -> None:
+    async def record_event(self, job: JobSeen, event: Event, now: datetime) -> None:
         """Post an event about the job. A repeated event raises the count of the existing one."""
         stamp, name = now.strftime("%Y-%m-%dT%H:%M:%SZ"), event.name(job.name, job.uid)
         body = {

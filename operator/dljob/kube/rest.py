@@ -37,7 +37,7 @@ class ApiError(Exception):
         return self.code == 409
 
     @property
-    def refused(self) -> bool:
+    def rejected(self) -> bool:
         """Return True if a retry of the same request is useless for now: invalid object, quota or policy."""
         return self.code in (400, 403, 404, 405, 413, 415, 422)
 

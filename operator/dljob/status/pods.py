@@ -18,10 +18,10 @@ def pods_ready(observed: Observed, wanted: int) -> Verdict:
     """Return the PodsReady condition of a job that needs ``wanted`` pods."""
     pods = [pod for pod in observed.pods if not pod.deleting]
     ready = sum(pod.ready for pod in pods)
-    if observed.refused is not None:
-        refused = observed.refused
-        text = f"the API server rejected {refused.kind} {refused.name}: {refused.message}"
-        return Verdict("PodsReady", FALSE, "ObjectRefused", text)
+    if observed.rejected is not None:
+        rejected = observed.rejected
+        text = f"the API server rejected {rejected.kind} {rejected.name}: {rejected.message}"
+        return Verdict("PodsReady", FALSE, "ObjectRejected", text)
     if wanted == 0:
         reason = "Stopping" if observed.pods else "Stopped"
         return Verdict("PodsReady", FALSE, reason, f"{len(observed.pods)} pods are left; expected 0")

@@ -87,7 +87,7 @@ def test_progress_is_rate_limited_except_at_the_end_of_an_epoch(tmp_path: Path) 
         reporter = RankReporter(listener.path)
         progress = Progress(reporter, 0, "cpu", NoiseScale(8), LossScale())
         assert progress.due(last=False), "the first step"
-        progress.tell(1, 9, 0, 0.1, 1.0, 8, 1)
+        progress.report_step(1, 9, 0, 0.1, 1.0, 8, 1)
         assert not progress.due(last=False) and progress.due(last=True)
         progress.end_epoch()
         assert progress.due(last=False), "the first step after a pause"
@@ -100,5 +100,5 @@ def test_losses_between_progress_updates_are_averaged() -> None:
     progress = Progress(RankReporter(None), 1, "cpu", NoiseScale(8), LossScale())
     for loss in (1.0, 2.0, 6.0):
         progress.add_loss(loss)
-    progress.tell(3, 9, 0, 0.1, 1.0, 8, 2)
+    progress.report_step(3, 9, 0, 0.1, 1.0, 8, 2)
     assert progress.loss == 3.0

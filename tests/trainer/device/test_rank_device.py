@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dltrain.builtin.probe import compute_points
 from dltrain.checkpoint import memory_copy, state
 from dltrain.checkpoint.store import Snapshot
-from dltrain.comm.algorithms.single_rank import Alone
+from dltrain.comm.algorithms.single_rank import SingleRank
 from dltrain.comm.algorithms.torch_distributed import backend_for, raise_lost
-from dltrain.device.rank_device import MEMORY_PART, product_label, same_product, samples_within
+from dltrain.device.rank_device import MEMORY_FRACTION, product_label, same_product, samples_within
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.protocol.errors import DeviceMissingError, PeerLostError, failure
 from support.trainer.ranks import BODIES, environment, run_ranks
@@ -98,7 +98,7 @@ def test_missing_gpu_on_one_rank_is_an_error_on_all_and_excepthook_is_unchanged(
 def test_shares_grow_only_within_available_memory(fixed: int, each: int, share: int, batch: int) -> None:
     usable = 2**36
     most = samples_within(usable, fixed, fixed + each * share, share, batch)
-    assert most == share or (most <= batch and fixed + most * each <= MEMORY_PART * usable + each)
+    assert most == share or (most <= batch and fixed + most * each <= MEMORY_FRACTION * usable + each)
 
 
 def test_probe_skips_batch_sizes_that_do_not_fit_into_memory() -> None:
@@ -132,7 +132,7 @@ class Reads(TorchDispatchMode):
 
 def test_step_reads_no_scalar_from_the_device() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 1))
-    parallel = DataParallel(model.parameters(), Alone, 16, 3)
+    parallel = DataParallel(model.parameters(), SingleRank, 16, 3)
     parallel.weight_at = 2
     with Reads() as reads:
         parallel.begin(0.5, [0.0, 1.0, 0.0])

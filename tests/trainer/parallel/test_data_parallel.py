@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dltrain.comm.algorithms.single_rank import Alone
+from dltrain.comm.algorithms.single_rank import SingleRank
 from dltrain.parallel.batch_norm import Ranks, synchronized
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.gradient_buffer import ALIGNED_NBYTES, GradientBuffer, plan_buckets
@@ -100,7 +100,7 @@ def test_buckets_contain_every_parameter_once_in_order(sizes: list[int], longest
 
 
 def wrapped(model: nn.Module, bucket_nbytes: int = 64) -> DataParallel:
-    return DataParallel(model.parameters(), Alone, bucket_nbytes, 2)
+    return DataParallel(model.parameters(), SingleRank, bucket_nbytes, 2)
 
 
 def test_gradients_are_views_of_the_buffer_in_reverse_order() -> None:

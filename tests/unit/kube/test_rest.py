@@ -57,7 +57,7 @@ def test_temporary_errors_are_retried(code: int) -> None:
 
 def test_retries_are_limited() -> None:
     found, requests, _ = against([(503, {"message": "overloaded"}, {})], lambda api: api.get(NODE, None, "n1"))
-    assert isinstance(found, ApiError) and found.code == 503 and not found.refused
+    assert isinstance(found, ApiError) and found.code == 503 and not found.rejected
     assert len(requests) == rest.ATTEMPTS
 
 
@@ -67,7 +67,7 @@ def test_rejection_is_not_retried(code: int) -> None:
         [(code, {"reason": "No", "message": "never"}, {})], lambda api: api.apply(CONFIG_MAP, MAP)
     )
     assert isinstance(found, ApiError) and (found.code, found.message) == (code, "never") and len(requests) == 1
-    assert found.refused == (code != 409) and found.conflict == (code == 409)
+    assert found.rejected == (code != 409) and found.conflict == (code == 409)
 
 
 def test_unreachable_server_is_an_error() -> None:

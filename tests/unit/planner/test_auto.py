@@ -18,7 +18,7 @@ from dljob.planner.candidates.pools import eligible
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import grid
 from dljob.planner.search.model_split import evaluate
-from support.planner_questions import A100, DIGITS, T4, THREE, decided, refused, view
+from support.planner_questions import A100, DIGITS, T4, THREE, decided, rejected, view
 
 RESNET18 = Request(
     job="j", global_batch=256, total_steps=100, model="resnet18", dataset="synthetic-images", strategy="Auto"
@@ -149,8 +149,8 @@ class TestProperties:
 class TestChoice:
     def test_pipeline_is_chosen_if_nothing_else_fits(self) -> None:
         request = replace(RESNET18, memory_per_pod_nbytes=SMALL_PODS)
-        assert refused(replace(request, strategy="Data"), cpus(3)).reason == "DoesNotFit"
-        assert refused(replace(request, strategy="Optimizer"), cpus(3)).reason == "DoesNotFit"
+        assert rejected(replace(request, strategy="Data"), cpus(3)).reason == "DoesNotFit"
+        assert rejected(replace(request, strategy="Optimizer"), cpus(3)).reason == "DoesNotFit"
         chosen = decided(request, cpus(3)).chosen
         assert chosen.strategy == "Pipeline" and chosen.summary.startswith("3 x cpu, Pipeline of 3 stages, ")
         assert chosen.prediction.host_memory_nbytes <= SMALL_PODS
@@ -158,7 +158,7 @@ class TestChoice:
         assert "does not fit" in reasons["up to 3 x cpu"], "the reason why data parallelism is not chosen"
 
     def test_each_strategy_has_a_reason_if_nothing_fits(self) -> None:
-        why = refused(replace(RESNET18, memory_per_pod_nbytes=500 * 2**20), cpus(3))
+        why = rejected(replace(RESNET18, memory_per_pod_nbytes=500 * 2**20), cpus(3))
         assert why.reason == "DoesNotFit"
         assert "part of the model needs" in {r.summary: r.reason for r in why.refusals}["3 x cpu, Pipeline"]
 
@@ -230,7 +230,7 @@ class TestChoice:
         far = view({"count": 2, "device": A100, "devices": 1, "cpu": 32, "memory": "64Gi", "bandwidth": "1000G"})
         assert near.communication_s == pytest.approx(decided(request, far).chosen.prediction.communication_s, rel=0.5)
         few = view({"count": 1, "device": A100, "devices": 4, "cpu": 32, "memory": "1Gi"})
-        assert "creates the whole model in main memory" in refused(request, few).message
+        assert "creates the whole model in main memory" in rejected(request, few).message
 
     def test_model_parallel_plan_never_mixes_devices(self) -> None:
         mixed = view(

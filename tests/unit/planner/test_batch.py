@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dljob.calibrate import Learned, NoiseOf
 from dljob.planner import BatchDecision, Batches, Request, RunningBatch, batch, plan
 from dljob.planner.batch import MAX_RUNGS, MIN_GAIN, ladder
-from support.planner_questions import A100, DIGITS, RESNET, THREE, decided, refused, view
+from support.planner_questions import A100, DIGITS, RESNET, THREE, decided, rejected, view
 
 SIXTEEN = view({"count": 16, "device": A100, "devices": 1, "cpu": 16, "memory": "64Gi", "bandwidth": "0.5G"})
 """A cluster whose slow network dominates the step time of a small batch."""
@@ -151,5 +151,5 @@ def test_running_job_keeps_its_batch() -> None:
 def test_rejection_is_that_of_the_requested_batch() -> None:
     request = replace(DIGITS, nodes_min=4, batches=Batches(96, 960, "digits"))
     learned = {("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", 1e4, 1000))}
-    assert refused(request, THREE) == refused(replace(request, batches=None), THREE)
-    assert plan(request, THREE, learned) == refused(replace(request, batches=None), THREE)
+    assert rejected(request, THREE) == rejected(replace(request, batches=None), THREE)
+    assert plan(request, THREE, learned) == rejected(replace(request, batches=None), THREE)

@@ -11,7 +11,7 @@ from dljob.perf.resources import memory
 from dljob.perf.step import model_split as split
 from dljob.perf.workload.workload import builtin
 from dljob.planner import FixedChoice, Request
-from support.planner_questions import A100, decided, refused, view
+from support.planner_questions import A100, decided, rejected, view
 
 FOUR = view({"count": 4, "cpu": 2, "memory": "4Gi"})
 GPT = Request(job="j", global_batch=64, total_steps=10, model="gpt-mini", dataset="synthetic-tokens")
@@ -98,7 +98,7 @@ def test_units_limit_tensor_parallel_ranks() -> None:
     ],
 )
 def test_invalid_requests_are_rejected(request_: Request, field: str, words: str) -> None:
-    why = refused(request_, FOUR)
+    why = rejected(request_, FOUR)
     assert why.field == field and words in why.message, why
 
 

@@ -13,7 +13,7 @@ from dljob.perf.resources import memory
 from dljob.planner import FixedChoice, Infeasible, Learned, LearnedPoint, Request, plan, scaling
 from dljob.planner.candidates.pools import cores_of_rank
 from dljob.planner.search import objective
-from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, refused, view
+from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, rejected, view
 
 
 class TestDecisions:
@@ -293,7 +293,7 @@ class TestFixed:
     def test_invalid_requests_are_rejected(
         self, fixed: tuple[FixedChoice, ...], reason: str, field: str, message: str
     ) -> None:
-        found = refused(replace(DIGITS, fixed=fixed), self.cluster)
+        found = rejected(replace(DIGITS, fixed=fixed), self.cluster)
         assert (found.reason, found.field) == (reason, field)
         assert message in found.message
 

@@ -9,7 +9,7 @@ from dljob.cluster import ClusterView, Node
 from dljob.planner import Decision, Request, plan
 from dljob.planner.candidates.pools import wanted
 from dljob.planner.types.texts import duration, gibibytes, group_names, joules, rate
-from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, refused, view
+from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, rejected, view
 
 
 class TestRejections:
@@ -73,13 +73,13 @@ class TestRejections:
     def test_rejection_names_reason_and_field(
         self, change: dict[str, Any], cluster: ClusterView, reason: str, field: str, message: str, transient: bool
     ) -> None:
-        found = refused(replace(DIGITS, **change), cluster)
+        found = rejected(replace(DIGITS, **change), cluster)
         assert (found.reason, found.field, found.transient) == (reason, field, transient)
         assert message in found.message
 
     def test_model_larger_than_memory_is_rejected(self) -> None:
         huge = Request(job="j", global_batch=8, total_steps=1, parameters=10**11, flops_per_sample=1e15)
-        found = refused(huge, view({"device": T4, "devices": 2, "cpu": 8}, {"device": A100, "cpu": 8}))
+        found = rejected(huge, view({"device": T4, "devices": 2, "cpu": 8}, {"device": A100, "cpu": 8}))
         assert (found.reason, found.field) == ("DoesNotFit", "spec.globalBatchSize")
         assert "Tesla-T4: does not fit" in found.message
         assert f"{A100}: does not fit" in found.message
@@ -102,7 +102,7 @@ class TestRejections:
         lines = {r.summary: r.reason for r in decision.refusals}
         assert lines["1 x Tesla-T4"] == "no free device"
         assert lines["1 x cpu"] == "taint dedicated=x:NoSchedule is not tolerated"
-        found = refused(replace(DIGITS, devices=("t4",)), ClusterView(nodes))
+        found = rejected(replace(DIGITS, devices=("t4",)), ClusterView(nodes))
         assert (found.reason, found.transient) == ("DeviceBusy", True)
 
     @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from dljob.planner.candidates.options import sharing_options, workload_of
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.search import objective
 from dljob.planner.search.screen import Screen
-from support.planner_questions import DIGITS, RESNET, T4, THREE, decided, refused, view
+from support.planner_questions import DIGITS, RESNET, T4, THREE, decided, rejected, view
 
 T4S = view({"count": 8, "device": T4, "devices": 2, "cpu": 16, "memory": "256Gi", "bandwidth": "3G"})
 
@@ -62,13 +62,13 @@ class TestChoice:
     @pytest.mark.parametrize(("parameters", "minimum"), [(1e9, 2), (1.3e9, 4), (1.6e9, 8)])
     def test_sharded_optimizer_is_chosen_if_nothing_else_fits(self, parameters: float, minimum: int) -> None:
         request = large(parameters)
-        assert refused(request, T4S).reason == "DoesNotFit"
+        assert rejected(request, T4S).reason == "DoesNotFit"
         chosen = decided(replace(request, strategy="Auto"), T4S).chosen
         assert (chosen.strategy, chosen.collective) == ("Optimizer", "Torch")
         assert objective.size(chosen) >= minimum and "sharded optimizer" in chosen.summary
         assert chosen.prediction.memory_nbytes <= 16 * 2**30
         few = view({"count": minimum // 2, "device": T4, "devices": 1, "cpu": 16, "memory": "256Gi"})
-        assert refused(replace(request, strategy="Auto"), few).reason == "DoesNotFit"
+        assert rejected(replace(request, strategy="Auto"), few).reason == "DoesNotFit"
 
     def test_sharded_optimizer_is_not_chosen_if_the_model_fits(self) -> None:
         """The all-gather follows the update, and no computation hides it."""
@@ -160,6 +160,6 @@ class TestOtherStrategies:
 
     def test_rejection_says_whether_state_or_activations_are_too_large(self) -> None:
         few = view({"device": T4, "devices": 1, "cpu": 16, "memory": "256Gi"})
-        assert "of it independent of the batch size" in refused(large(2e9), few).message
+        assert "of it independent of the batch size" in rejected(large(2e9), few).message
         images = replace(large(1e6), activation_nbytes_per_sample=10**9)
-        assert "of it activations" in refused(images, few).message
+        assert "of it activations" in rejected(images, few).message

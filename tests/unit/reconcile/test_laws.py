@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dlcontract import Failure, Plan, RunPhase
 from dljob.api import DLJobStatus, Phase
 from dljob.calibrate import Learned, NoiseOf
-from dljob.job.observed import Observed, Refused
+from dljob.job.observed import Observed, Rejected
 from dljob.job.stored_plan import StoredPlan
 from dljob.reconcile import Desired, needs_view, reconcile
 from dljob.status.conditions import phase
@@ -90,8 +90,8 @@ EVENTS: dict[str, Callable[[Observed], Observed]] = {
     "a set is scaled": lambda o: replace(o, sets=tuple(replace(s, replicas=1) for s in o.sets)),
     "names taken": lambda o: replace(o, leftovers=("Service digits",)),
     "names free": lambda o: replace(o, leftovers=()),
-    "refused": lambda o: replace(o, refused=Refused("StatefulSet", "digits-cpu", "no")),
-    "taken": lambda o: replace(o, refused=None),
+    "refused": lambda o: replace(o, rejected=Rejected("StatefulSet", "digits-cpu", "no")),
+    "taken": lambda o: replace(o, rejected=None),
     "status wiped": lambda o: replace(o, job=replace(o.job, status={})),
 }
 NOISY = {("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", 1e4, 1000))}

@@ -11,7 +11,7 @@ import pytest
 
 from dlcontract import Failure, Mismatch, RunPhase
 from dljob.api import Phase
-from dljob.job.observed import Fetching, Observed, Refused
+from dljob.job.observed import Fetching, Observed, Rejected
 from dljob.reconcile import Target, needs_view
 from dljob.status import find
 from support.builders import DIGITS, NOW, Json, after, changed, plan_of, report, seen, settled
@@ -105,8 +105,8 @@ class TestRunning:
         assert "PodsLost" not in [event.reason for event in second.events]
 
     def test_rejected_object_is_shown_in_the_status(self) -> None:
-        desired = step(replace(seen(), refused=Refused("StatefulSet", "digits-cpu", "exceeded quota: pods")))
-        assert verdict(desired, "PodsReady") == ("False", "ObjectRefused")
+        desired = step(replace(seen(), rejected=Rejected("StatefulSet", "digits-cpu", "exceeded quota: pods")))
+        assert verdict(desired, "PodsReady") == ("False", "ObjectRejected")
         assert "exceeded quota: pods" in condition_of(desired, "PodsReady").message
 
     def test_device_mismatch_lasts_until_it_is_fixed(self) -> None:

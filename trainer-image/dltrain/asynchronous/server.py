@@ -86,4 +86,4 @@ class Server:
         self._round_began = now
         if trainer.progress.due(last=slowest == trainer.total_steps):
             lr = float(self._run.optimizer.param_groups[0]["lr"])
-            trainer.progress.tell(slowest, trainer.total_steps, trainer.epoch, lr, 0.0, 0, trainer.size)
+            trainer.progress.report_step(slowest, trainer.total_steps, trainer.epoch, lr, 0.0, 0, trainer.size)

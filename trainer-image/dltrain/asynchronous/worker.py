@@ -108,4 +108,4 @@ class Worker:
             norm = float(torch.linalg.vector_norm(self._flat.buffer.flat))
             share = trainer.shares[trainer.rank]
             measured = (trainer.step, trainer.total_steps, trainer.epoch, self._rate, norm, share, trainer.size)
-            trainer.progress.tell(*measured)
+            trainer.progress.report_step(*measured)

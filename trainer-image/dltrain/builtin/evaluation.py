@@ -18,7 +18,7 @@ def mean_loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def count_right(
+def count_correct(
     predict: Callable[[torch.Tensor], torch.Tensor | None],
     data: Dataset,
     chosen: NDArray[np.int64],

@@ -36,7 +36,7 @@ TrainStep = Callable[[nn.Module, Optimizer, int], None]
 """Runs forward, backward and update of a model on this number of samples."""
 
 
-def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], step: TrainStep) -> None:
+def probe_and_rebalance(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], step: TrainStep) -> None:
     """Probe this rank and its links, report to the agent, and rebalance if worthwhile. All ranks must call it."""
     share = trainer.shares[trainer.rank]
     as_planned = trainer.device_name == trainer.plan.ranks[trainer.rank].device
@@ -48,7 +48,7 @@ def settle(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], s
     on_cpu = trainer.device.type == "cpu"
     if not on_cpu:
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(trainer.device)  # ``most_samples`` needs that of training
+        torch.cuda.reset_peak_memory_stats(trainer.device)  # ``max_samples`` needs that of training
     link = link_speed(trainer.process_group) if trainer.size > 1 and on_cpu else None
     trainer.reporter.send(
         Probed(

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from dltrain.asynchronous import training
 from dltrain.batch.shares import apportion
-from dltrain.builtin.evaluation import count_right, mean_loss
-from dltrain.builtin.probe import settle
+from dltrain.builtin.evaluation import count_correct, mean_loss
+from dltrain.builtin.probe import probe_and_rebalance
 from dltrain.builtin.range_test import find_rate
 from dltrain.data.datasets import Dataset, load
 from dltrain.models import build
@@ -83,14 +83,14 @@ def _settle(trainer: Trainer, data: Dataset) -> None:
         mean_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    settle(trainer, lambda model: make_optimizer(trainer.plan.optimizer, model), step)
+    probe_and_rebalance(trainer, lambda model: make_optimizer(trainer.plan.optimizer, model), step)
 
 
 def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
     """Return the accuracy on the held-out samples (positions, for tokens), computed by all workers together."""
     chosen = np.arange(data.test_samples) if trainer.plan.splits_model else _mine(trainer, data)
     model.eval()
-    right, seen = trainer.sum(count_right(partial(trainer.parallel.predict, model), data, chosen, trainer.device))
+    right, seen = trainer.sum(count_correct(partial(trainer.parallel.predict, model), data, chosen, trainer.device))
     model.train()
     return right / seen
 
@@ -109,7 +109,7 @@ def _train_asynchronously(trainer: Trainer, network: nn.Module, optimizer: Optim
 
     def right(chosen: NDArray[np.int64]) -> tuple[int, int]:
         network.eval()
-        found = count_right(network, data, chosen, trainer.device)
+        found = count_correct(network, data, chosen, trainer.device)
         network.train()
         return found
 

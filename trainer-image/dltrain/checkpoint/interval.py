@@ -15,7 +15,7 @@ PRIOR_S = 3.6e6
 PRIOR_FAULTS = 0.1
 """Weight of the prior, in faults. The first fault of a run outweighs it."""
 SHORTEST_S, LONGEST_S = 5.0, 1800.0
-COST_PART = 0.02
+MAX_COST_FRACTION = 0.02
 """Maximum fraction of the training time for checkpoints, however frequent faults are."""
 _RECENT = 5
 """Number of recent checkpoints whose median cost is used."""
@@ -28,7 +28,7 @@ def between_faults_s(pods: int, faults: int, trained_s: float) -> float:
 
 def best_s(cost_s: float, between_s: float) -> float:
     """Return √(2·C·M) within the bounds. The bound on the cost takes precedence over the others."""
-    return max(SHORTEST_S, min(sqrt(2 * cost_s * between_s), LONGEST_S), cost_s / COST_PART)
+    return max(SHORTEST_S, min(sqrt(2 * cost_s * between_s), LONGEST_S), cost_s / MAX_COST_FRACTION)
 
 
 class Interval:

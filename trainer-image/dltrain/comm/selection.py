@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dlcontract import COLLECTIVES
-from dltrain.comm.algorithms.single_rank import Alone
+from dltrain.comm.algorithms.single_rank import SingleRank
 from dltrain.comm.autotuning import Auto, Pick, Picks
 from dltrain.comm.core.collective import Collective
 from dltrain.comm.core.fault_tolerance import duplicate
@@ -50,7 +50,7 @@ def choose(
     PeerLostError.
     """
     if comm is None or comm.Get_size() == 1:
-        return Alone(buffers)
+        return SingleRank(buffers)
     if name not in (*COLLECTIVES, AUTO):
         raise ValueError(f"collective: found '{name}'; expected one of {', '.join((AUTO, *COLLECTIVES))}")
     own = duplicate(comm)

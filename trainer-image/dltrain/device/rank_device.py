@@ -14,7 +14,7 @@ from dltrain.protocol.errors import DeviceMissingError
 
 MISMATCH = "cpu"
 """Device name of a rank that was planned on a GPU but found none."""
-MEMORY_PART = 0.9
+MEMORY_FRACTION = 0.9
 """Fraction of a GPU's memory that shares may use. Allocators need a margin for rounding and fragmentation."""
 
 
@@ -98,7 +98,7 @@ def peak_nbytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def most_samples(device: torch.device, share: int, batch: int) -> int:
+def max_samples(device: torch.device, share: int, batch: int) -> int:
     """Return how many samples per step fit into the device, from the peak of steps with ``share`` samples.
 
     Call it between two steps, when only persistent memory is allocated. On a CPU it returns ``batch``.
@@ -113,4 +113,4 @@ def most_samples(device: torch.device, share: int, batch: int) -> int:
 def samples_within(usable_nbytes: int, persistent_nbytes: int, peak_nbytes: int, share: int, batch: int) -> int:
     """Return the samples that fit: a step's peak is persistent memory plus a part in proportion to its ``share``."""
     each = max(1, peak_nbytes - persistent_nbytes) / max(1, share)
-    return max(share, min(batch, int((MEMORY_PART * usable_nbytes - persistent_nbytes) / each)))
+    return max(share, min(batch, int((MEMORY_FRACTION * usable_nbytes - persistent_nbytes) / each)))

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from dlcontract import Plan, Role
 from dltrain.comm.process_group import ProcessGroup
-from dltrain.device.rank_device import most_samples
+from dltrain.device.rank_device import max_samples
 from dltrain.elastic.balance import Balance
 from dltrain.elastic.parameter_agreement import compare
 from dltrain.elastic.shrinking import Elastic, inherit
@@ -148,7 +148,7 @@ class Team:
         limits = [self.plan.global_batch] * len(self.plan.ranks)
         if any(rank.gpu for rank in self.plan.ranks):
             device = next(self.model.parameters()).device
-            mine = most_samples(device, self.shares[self.rank], self.plan.global_batch)
+            mine = max_samples(device, self.shares[self.rank], self.plan.global_batch)
             workers = [rank.rank for rank in self.plan.ranks if rank.role is Role.WORKER]
             for rank, (most,) in zip(workers, self.worker_group.gather([mine]), strict=True):
                 limits[rank] = int(most)

@@ -148,9 +148,9 @@ class DataParallel(Placement):
         self._left = left
         self._seen()
 
-    def carry(self, factor: float) -> None:
+    def rescale_residuals(self, factor: float) -> None:
         """Scale the residuals of gradient compression; see ``Collective``."""
-        self.collective.carry(factor)
+        self.collective.rescale_residuals(factor)
 
     def gradient_norm(self) -> float:
         """Return the Euclidean norm of the gradient that this rank holds, before clipping."""

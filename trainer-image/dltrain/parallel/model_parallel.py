@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dltrain.batch.sampling import Part, Sampler
-from dltrain.comm.algorithms.single_rank import Alone
+from dltrain.comm.algorithms.single_rank import SingleRank
 from dltrain.comm.core.fault_tolerance import translate
 from dltrain.comm.core.waiting import wait_until
 from dltrain.comm.process_group import SLICE_NBYTES, ProcessGroup
@@ -81,7 +81,7 @@ class ModelParallel(DataParallel):
         self._members = [name for group in self._groups for name in group]
         for group, members in zip(optimizer.param_groups, self._groups, strict=True):
             group["params"] = [self._own[name] for name in members if name in self._own]
-        super().__init__(self._own.values(), Alone, 2**62, tail)
+        super().__init__(self._own.values(), SingleRank, 2**62, tail)
         self.retire()  # hooks are not needed: each micro-batch has a backward pass, without a reduction after it
 
     # Methods of a step

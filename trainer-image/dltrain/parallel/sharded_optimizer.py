@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from dlcontract import Plan
-from dltrain.comm.algorithms.reduce_scatter import Scattered, gatherer, owned
+from dltrain.comm.algorithms.reduce_scatter import Scattered, make_all_gather, owned
 from dltrain.comm.core.collective import Collective
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.parallel.data_parallel import DataParallel, square_of
@@ -210,7 +210,7 @@ def optimizer_parallel(
 
     def gather(buffers: list[Tensor]) -> Collective:
         name = "Torch" if buffers[0].is_cuda else plan.collective
-        return gatherer(process_group.comm.Dup(), buffers, name, plan.segment_nbytes, host)
+        return make_all_gather(process_group.comm.Dup(), buffers, name, plan.segment_nbytes, host)
 
     return OptimizerParallel(model.parameters(), optimizer, process_group, collective, gather, plan.bucket_nbytes, tail)
 

@@ -134,10 +134,10 @@ class RankUp(Record):
     pid: int
 
 
-class RankNews(Record):
-    type: Literal["rank_news"] = "rank_news"
+class RankUpdate(Record):
+    type: Literal["rank_update"] = "rank_update"
     attempt: str
-    news: RankMessage
+    message: RankMessage
 
 
 class RankStopped(Record):
@@ -189,7 +189,7 @@ class Beat(Record):
 
 Line = Annotated[
     Welcome | Assign | Assigned | Refused | Prepare | Prepared | StartDaemon | DaemonEnded | StartRanks | StopRanks
-    | EndAttempt | AttemptEnded | PhaseNow | RankUp | RankNews | RankStopped | Explain | RankLog | RankEnded
+    | EndAttempt | AttemptEnded | PhaseNow | RankUp | RankUpdate | RankStopped | Explain | RankLog | RankEnded
     | Leaving | Beat,
     Field(discriminator="type"),
 ]  # fmt: skip

@@ -89,7 +89,7 @@ class Progress:
         if self._last is not None:
             self.reporter.send(self._last)
 
-    def tell(
+    def report_step(
         self, step: int, steps: int, epoch: int, rate: float, norm: float | None, share: int, world_size: int
     ) -> None:
         """Send a progress update: ``step`` of ``steps`` done, learning rate, gradient norm, this rank's share."""
@@ -124,7 +124,7 @@ class Progress:
         self._stale = []
         self.reporter.send(self._last)
 
-    def tell_accuracy(self, step: int, accuracy: float) -> None:
+    def report_accuracy(self, step: int, accuracy: float) -> None:
         self.accuracy = accuracy
         self.reporter.send(Evaluated(rank=self.rank, step=step, accuracy=accuracy, loss=self.loss))
 

@@ -160,13 +160,13 @@ class Step:
             for part in found.values():
                 part.fill_(1.0)
             if self._team.plan.compression:
-                parallel.carry(0.0)
+                parallel.rescale_residuals(0.0)
         return found
 
     def _carry(self) -> None:
         """Convert the residuals of gradient compression to the current loss scale."""
         if self._team.plan.compression and (scale := self._loss_scale.scale) is not None:
-            self._team.parallel.carry(scale / self._carried_scale)
+            self._team.parallel.rescale_residuals(scale / self._carried_scale)
             self._carried_scale = scale
 
     def _receive(self) -> bool:

@@ -166,7 +166,7 @@ class Trainer(Together):
         if loss is not None:
             self._step.log(loss)
         if accuracy is not None:
-            self.progress.tell_accuracy(self.step, accuracy)
+            self.progress.report_accuracy(self.step, accuracy)
 
     def weigh(self, tokens: float) -> None:
         """Weight this rank's loss, a mean over ``tokens`` tokens, by their number instead of by samples.
@@ -378,7 +378,9 @@ class Trainer(Together):
         step.count(fetch_s, first=self.step == self._first + 1)
         if step.update_due:
             rate, norm = float(self.optimizer.param_groups[0]["lr"]), step.gradient_norm
-            self.progress.tell(self.step, self.total_steps, self.epoch, rate, norm, self.shares[self.rank], self.alive)
+            self.progress.report_step(
+                self.step, self.total_steps, self.epoch, rate, norm, self.shares[self.rank], self.alive
+            )
         self._schedules.step(end_of_epoch=self.end_of_epoch)
         saving, every = agreed.save or agreed.stop, self.plan.compare_steps
         if saving or agreed.keep or self.complete or (every and self.step % every == 0):

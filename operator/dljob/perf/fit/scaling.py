@@ -25,12 +25,12 @@ class Runs:
     """Samples on each device."""
     one_s: Floats
     """Seconds of a step of that batch on one device alone."""
-    talk: Floats = field(default_factory=lambda: np.ones(1))
+    communication_ratio: Floats = field(default_factory=lambda: np.ones(1))
     """Communication time of the run's collective divided by that of a ring at the same placement; 1 by default."""
 
     def __post_init__(self) -> None:
-        if len(self.talk) == 1 != len(self.nodes):
-            object.__setattr__(self, "talk", np.broadcast_to(self.talk, self.nodes.shape))
+        if len(self.communication_ratio) == 1 != len(self.nodes):
+            object.__setattr__(self, "talk", np.broadcast_to(self.communication_ratio, self.nodes.shape))
         assert len({len(getattr(self, f.name)) for f in fields(self)}) == 1, "an element of each for every run"
         possible = (self.nodes >= 1) & (self.busiest >= 1) & (self.devices >= self.busiest + self.nodes - 1)
         if not np.all(possible & (self.devices <= self.nodes * self.busiest) & (self.one_s > 0) & (self.batch > 0)):
@@ -115,7 +115,9 @@ def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
     log_further = np.log(np.maximum(runs.busiest - 1, 1))
     scale = np.log(reference_s)
     log_inter = scale + c.log_inter + np.log(np.where(far, volume + latency, 1.0))
-    log_communication = np.where(far, log_inter, scale + c.log_intra + c.intra_power * log_further) + np.log(runs.talk)
+    log_communication = np.where(far, log_inter, scale + c.log_intra + c.intra_power * log_further) + np.log(
+        runs.communication_ratio
+    )
     gamma = 1 + np.exp(c.log_gamma)
     # One device does not communicate, so its share is 0 and its time is exactly the computing time.
     log_communication = np.where(far | near, log_communication, -np.inf)

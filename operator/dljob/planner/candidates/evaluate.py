@@ -14,7 +14,7 @@ from dljob.perf.step.communication import Link
 from dljob.perf.step.step import P90, Step, step
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.batch_split import Kind, even, even_split, split
-from dljob.planner.candidates.measured import predicted, talk
+from dljob.planner.candidates.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, overlap_of, priced
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
 from dljob.planner.types.texts import gibibytes, group_names, rate, samples
@@ -133,7 +133,7 @@ def evaluate(
     if measured:
         busiest = max(o.ranks_per_node for o in chosen)
         one_s = (busy_s - data_s) / slowest.option.slowdown
-        ratio = float(talk(collective, workload.gradient_nbytes, ranks, nodes, link))
+        ratio = float(communication_ratio(collective, workload.gradient_nbytes, ranks, nodes, link))
         at = (np.array([float(x)]) for x in (nodes, busiest, ranks, share, one_s, ratio))
         timing = _as_measured(timing, known, Runs(*at))
     sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"

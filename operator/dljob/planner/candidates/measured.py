@@ -24,7 +24,7 @@ LEVEL = 0.8
 """Level of the central interval whose upper end is the p90."""
 
 
-def talk(collective: CollectiveName, nbytes: int, ranks: Number, nodes: Number, link: Link) -> Floats:
+def communication_ratio(collective: CollectiveName, nbytes: int, ranks: Number, nodes: Number, link: Link) -> Floats:
     """Return the communication time of a collective divided by that of a ring at the same placement, by the formulas.
 
     1 for Ring, and for Torch, whose steps are measured directly.
@@ -51,7 +51,11 @@ def posterior(
     if not steps or not points:
         return None
     talks = [
-        float(talk(_known(s.place.collective), nbytes, s.place.devices, s.place.nodes, link_over(s.place.nodes)))
+        float(
+            communication_ratio(
+                _known(s.place.collective), nbytes, s.place.devices, s.place.nodes, link_over(s.place.nodes)
+            )
+        )
         for s in steps
     ]
     one_s = tuple(alone.seconds(s.batch) for s in steps)

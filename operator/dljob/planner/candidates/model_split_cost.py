@@ -24,8 +24,8 @@ UNMEASURED_SPREAD = 0.25
 """Additional standard deviation of log(measured / predicted) of a model-parallel step.
 
 Profiles do not learn from model-parallel runs. The formulas below model neither how ranks on CPUs progress their
-messages nor how evenly stages compute (docs/design/0016-models-in-parts.md: the logarithms of the measured ratios have
-a root mean square of 0.14)."""
+messages nor how evenly stages compute. The logarithms of the measured ratios have a root mean square of 0.14
+(docs/design/0016-model-parallelism.md)."""
 
 
 @dataclass(frozen=True)

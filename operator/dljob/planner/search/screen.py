@@ -15,7 +15,7 @@ from dljob.perf.step.communication import Link, allreduce_s, scatter_gather_s
 from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import straggler_factor
 from dljob.perf.workload.workload import Workload
-from dljob.planner.candidates.measured import predicted, talk
+from dljob.planner.candidates.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, near_latency_s, overlap_of, priced, summing
 from dljob.planner.types import CollectiveName, Request
 
@@ -184,7 +184,7 @@ class Screen:
         for c, collective in enumerate(self._collectives):
             ratio = np.ones(len(rows_measured))
             for link, rows in links:
-                ratio[rows] = talk(collective, self.workload.gradient_nbytes, n[rows], nodes[rows], link)
+                ratio[rows] = communication_ratio(collective, self.workload.gradient_nbytes, n[rows], nodes[rows], link)
             found_s, of_it = self._slowest(used[rows_measured], n, nodes, compute_s[rows_measured], ratio)
             better = found_s < best_s
             best_s, best_spread = np.where(better, found_s, best_s), np.where(better, of_it, best_spread)

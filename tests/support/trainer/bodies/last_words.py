@@ -12,7 +12,7 @@ from pathlib import Path
 from dlcontract import CheckpointMark, ModelRef, RankMeasure
 from dltrain.agent.member.local_ranks import Event, LocalRanks
 from dltrain.host.processes import Reaper
-from dltrain.protocol.agent_messages import RankEnded, RankNews, RankUp
+from dltrain.protocol.agent_messages import RankEnded, RankUp, RankUpdate
 from dltrain.protocol.rank_messages import EXIT_STOPPED, Checkpointed, Hello, Step
 from dltrain.protocol.reporter import RankReporter
 from support.trainer.plans import make_plan
@@ -46,7 +46,7 @@ async def agent() -> None:
         event = await events.get()
         if isinstance(event, RankUp):
             pid = event.pid
-        if isinstance(event, RankNews) and isinstance(event.news, Step):
+        if isinstance(event, RankUpdate) and isinstance(event.message, Step):
             break
     (FOLDER / "end").touch()
     while Path(f"/proc/{pid}").exists():
@@ -54,7 +54,7 @@ async def agent() -> None:
     local.stop(10.0, progressed=True)
     received = []
     while not isinstance(event := await events.get(), RankEnded):
-        received.append(event.news.type if isinstance(event, RankNews) else event.type)
+        received.append(event.message.type if isinstance(event, RankUpdate) else event.type)
     print(received, event.exit_code, flush=True)
     os._exit(0)
 

@@ -126,8 +126,8 @@ class ObservedJob:
                 attempt.up.add(line.rank)
                 if self.plan.model.command and len(attempt.up) == len(attempt.plan.ranks):
                     self._running()
-            case proto.RankNews():
-                self._news(line, attempt)
+            case proto.RankUpdate():
+                self._record_update(line, attempt)
             case proto.RankStopped():
                 if attempt.hung is None and attempt.outcome is None and not attempt.stopping:
                     attempt.hung = (line.rank, line.stopped_s)
@@ -139,8 +139,8 @@ class ObservedJob:
             case proto.DaemonEnded():
                 self.launcher.daemon_ended(pod, line.exit_code, line.tail)
 
-    def _news(self, line: proto.RankNews, attempt: Attempt) -> None:
-        message = line.news
+    def _record_update(self, line: proto.RankUpdate, attempt: Attempt) -> None:
+        message = line.message
         if message.rank in attempt.ended:
             return
         transition = self.ledger.record(message, time.monotonic())

@@ -26,12 +26,12 @@ from dltrain.launch import commands
 from dltrain.launch.shim import ATTEMPT_ENV, parse_request
 from dltrain.launch.spawn import Spawner
 from dltrain.protocol import rank_messages
-from dltrain.protocol.agent_messages import DaemonEnded, RankEnded, RankLog, RankNews, RankStopped, RankUp
+from dltrain.protocol.agent_messages import DaemonEnded, RankEnded, RankLog, RankStopped, RankUp, RankUpdate
 from dltrain.protocol.rank_messages import Hello, rank_message_adapter
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Event = RankUp | RankNews | RankStopped | RankLog | RankEnded | DaemonEnded
+Event = RankUp | RankUpdate | RankStopped | RankLog | RankEnded | DaemonEnded
 DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
 """(host, shell command) → exit code and last output of the MPI daemon. It replaces ssh."""
 
@@ -272,7 +272,7 @@ class LocalRanks:
                     continue
                 run.latest[type(message)] = message
                 run.last_message_unix_s = time.time()
-                self._emit(RankNews(attempt=self.attempt, news=message))
+                self._emit(RankUpdate(attempt=self.attempt, message=message))
         except ConnectionError:
             pass  # The rank died; the end of its process is reported separately.
         finally:

@@ -5,7 +5,7 @@ rounded to 16 bits, and sends the total back, rounded again. The traffic is half
 twice for any number of ranks. The rounding errors of both directions are added to the next step's numbers before they
 are rounded (Karimireddy et al. 2019; both directions: Tang et al. 2019). So over the steps, the mean of the received
 values is the mean of the sent ones. Every rank ends with the same bits. If the scale of the numbers changes (a loss
-scale), the residuals must be rescaled or cleared (``carry``).
+scale), the residuals must be rescaled or cleared (``rescale_residuals``).
 """
 
 from typing import Any
@@ -49,9 +49,9 @@ class Compressed(Polled):
             return work
         return AllOf([work, self._tail.start(0)])
 
-    def carry(self, factor: float) -> None:
+    def rescale_residuals(self, factor: float) -> None:
         for run in self._rounded:
-            run.carry(factor)
+            run.rescale_residuals(factor)
 
     def abandon(self) -> None:
         super().abandon()
@@ -103,7 +103,7 @@ class _Run(Run):
         self._begin(self._up)
         self.test()
 
-    def carry(self, factor: float) -> None:
+    def rescale_residuals(self, factor: float) -> None:
         """Rescale the residuals (see ``Collective``). Call it between reductions."""
         if factor:
             self._residual.mul_(factor)

@@ -91,7 +91,7 @@ class Scattered(Collective):
         self._tail.close()
 
 
-def gatherer(comm: Any, buffers: list[torch.Tensor], name: str, segment_nbytes: int, host: str) -> Collective:
+def make_all_gather(comm: Any, buffers: list[torch.Tensor], name: str, segment_nbytes: int, host: str) -> Collective:
     """Return the all-gather for ``buffers``. It takes over ``comm``."""
     if name == "Torch":
         return TorchAllGather(comm, buffers, host)

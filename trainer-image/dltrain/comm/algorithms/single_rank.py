@@ -13,8 +13,8 @@ class _Done:
         return None
 
 
-class Alone(Collective):
-    name = "Alone"
+class SingleRank(Collective):
+    name = "SingleRank"
 
     def __init__(self, buffers: list[torch.Tensor]) -> None:
         self.rank, self.size, self.buffers = 0, 1, buffers

@@ -80,7 +80,7 @@ class Collective(ABC):
         """Sum ``buffers[index]`` over all ranks, in place. Raises PeerLostError."""
         self.start(index).wait()
 
-    def carry(self, factor: float) -> None:  # noqa: B027 - most collectives carry nothing over
+    def rescale_residuals(self, factor: float) -> None:  # noqa: B027 - most collectives carry nothing over
         """Multiply residuals that are carried over to the next reductions by ``factor``. 0 clears them."""
 
     def abandon(self) -> None:
