@@ -30,7 +30,7 @@ class Runs:
 
     def __post_init__(self) -> None:
         if len(self.communication_ratio) == 1 != len(self.nodes):
-            object.__setattr__(self, "talk", np.broadcast_to(self.communication_ratio, self.nodes.shape))
+            object.__setattr__(self, "communication_ratio", np.broadcast_to(self.communication_ratio, self.nodes.shape))
         assert len({len(getattr(self, f.name)) for f in fields(self)}) == 1, "an element of each for every run"
         possible = (self.nodes >= 1) & (self.busiest >= 1) & (self.devices >= self.busiest + self.nodes - 1)
         if not np.all(possible & (self.devices <= self.nodes * self.busiest) & (self.one_s > 0) & (self.batch > 0)):
