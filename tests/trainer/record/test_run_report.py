@@ -71,7 +71,9 @@ def test_report_of_a_run_with_faults_and_restart() -> None:
     history.hear(step(16, 1), 0, 112.0)
     document = history.document(RunPhase.SUCCEEDED, 1, 120.0, Outcome(steps=16, seconds=5, accuracy=0.95))
 
-    assert [(p.step, p.steps) for p in document.points] == [(1, 1), (10, 9), (16, 1)], "redone steps replace the first"
+    assert [(p.step, p.steps) for p in document.points] == [(1, 1), (10, 9), (16, 1)], (
+        "repeated steps replace the first ones"
+    )
     assert document.totals.steps_repeated == 21 - 15 and document.evaluations == ()
     assert [(world.size, world.unix_s) for world in document.worlds] == [(2, 101.0), (1, 104.6), (0, 110.0), (2, 112.0)]
     assert [list(split.shares.values()) for split in document.splits] == [[60, 60], [70, 50], [120, 0], [60, 60]]
