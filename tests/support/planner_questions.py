@@ -20,7 +20,7 @@ def decided(request: Request, cluster: ClusterView, learned: dict[tuple[str, str
     return found
 
 
-def refused(request: Request, cluster: ClusterView) -> Infeasible:
+def rejected(request: Request, cluster: ClusterView) -> Infeasible:
     found = plan(request, cluster, {})
     assert isinstance(found, Infeasible), found
     return found

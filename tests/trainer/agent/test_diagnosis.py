@@ -78,7 +78,7 @@ CASES: dict[str, tuple[Attempt, str, int | None, bool, bool]] = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_diagnosis(case: tuple[Attempt, str, int | None, bool, bool]) -> None:
+def test_diagnosis_names_reason_and_rank(case: tuple[Attempt, str, int | None, bool, bool]) -> None:
     facts, reason, rank, counts, retry = case
     assert facts.troubled and not facts.succeeded
     failure = diagnose(facts)

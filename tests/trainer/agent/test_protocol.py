@@ -117,10 +117,10 @@ def test_member_obeys_the_highest_term(member: Job) -> None:
             other.send(assign(plan, term, boot))
             answer = await other.receive()
             assert isinstance(answer, proto.Refused) and why in answer.why
-            assert await other.receive() is None, "the member closes the connection of a refused coordinator"
+            assert await other.receive() is None, "the member closes the connection of a rejected coordinator"
 
         first.send(proto.Prepare(attempt="5.1"))
-        assert await first.receive() == proto.Prepared(attempt="5.1"), "refused coordinators change nothing"
+        assert await first.receive() == proto.Prepared(attempt="5.1"), "rejected coordinators change nothing"
 
         successor, _ = await dialogue.connect_and_receive_welcome()
         successor.send(assign(plan, 6, "b"))
@@ -151,7 +151,7 @@ def test_superseded_coordinator_ends() -> None:
     [({"uid": "another"}, "found a plan of job another"), ({}, "found a plan with digest")],
     ids=["another job", "wrong digest"],
 )
-def test_member_refuses_invalid_plans(member: Job, fields: dict[str, str], why: str) -> None:
+def test_member_rejects_invalid_plans(member: Job, fields: dict[str, str], why: str) -> None:
     plan = member.plan(["true"], **fields)
     line = assign(plan, 50, "c")
     if not fields:

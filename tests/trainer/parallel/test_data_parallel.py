@@ -163,7 +163,7 @@ def test_parameter_unused_by_the_loss_is_not_updated() -> None:
         parallel.begin(1.0, [0, 0])
         used(torch.ones(1, 2)).sum().backward()
         parallel.finish()
-    assert unused.weight.grad is None, "weight decay and momentum would move it"
+    assert unused.weight.grad is None, "weight decay and momentum would change it"
     assert used.weight.grad is not None and used.weight.grad.any()
 
 

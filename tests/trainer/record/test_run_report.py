@@ -71,7 +71,9 @@ def test_report_of_a_run_with_faults_and_restart() -> None:
     history.record(step(16, 1), 0, 112.0)
     document = history.document(RunPhase.SUCCEEDED, 1, 120.0, Outcome(steps=16, seconds=5, accuracy=0.95))
 
-    assert [(p.step, p.steps) for p in document.points] == [(1, 1), (10, 9), (16, 1)], "redone steps replace the first"
+    assert [(p.step, p.steps) for p in document.points] == [(1, 1), (10, 9), (16, 1)], (
+        "repeated steps replace the first ones"
+    )
     assert document.totals.steps_repeated == 21 - 15 and document.evaluations == ()
     assert [(attempt.size, attempt.unix_s) for attempt in document.attempts] == [
         (2, 101.0),

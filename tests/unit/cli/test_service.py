@@ -117,7 +117,7 @@ def with_spec(**changes: Any) -> dict[str, Any]:
         ({"job": JOB, "nodes": []}, "question: found ['job', 'nodes']"),
         ({"job": JOB}, "cluster: found none"),
         ({"job": 3, "cluster": NODES}, "manifest: found int; expected a mapping"),
-        ({"job": {"kind": "Job"}, "cluster": NODES}, "kind 'Job', expected apiVersion dljob.dev/v1alpha1, kind DLJob"),
+        ({"job": {"kind": "Job"}, "cluster": NODES}, "kind 'Job'; expected apiVersion dljob.dev/v1alpha1, kind DLJob"),
         ({"job": {**JOB, "metadata": {}}, "cluster": NODES}, "metadata.name: found None"),
         ({"job": {**JOB, "metadata": {"name": "A_b"}}, "cluster": NODES}, "metadata.name: found 'A_b'"),
         ({"job": {**JOB, "spec": None}, "cluster": NODES}, "spec: found None"),
