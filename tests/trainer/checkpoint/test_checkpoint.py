@@ -168,7 +168,7 @@ def test_newer_format_is_rejected(checkpoints: Checkpoints) -> None:
     manifest = json.loads((path / MANIFEST).read_text())
     del manifest["sha256"]
     (path / MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
-    with pytest.raises(BadInputError, match="format 2, expected format 1"):
+    with pytest.raises(BadInputError, match="format 2; expected format 1"):
         checkpoints.load()
 
 

@@ -20,9 +20,9 @@ def event_queue() -> Iterator[tuple[select.epoll, socket.socket]]:
     near, far = socket.socketpair()
     with near, far, select.epoll() as queue:
         queue.register(near, select.EPOLLIN)
-        listen([queue.fileno()], all_ring=True)
+        listen([queue.fileno()], all_wake=True)
         yield queue, far
-        listen([], all_ring=False)
+        listen([], all_wake=False)
 
 
 def test_open_epoll_queues_are_found(event_queue: tuple[select.epoll, socket.socket]) -> None:

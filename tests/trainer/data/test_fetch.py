@@ -134,13 +134,13 @@ def test_damaged_partial_download_is_fetched_again(server: FileServer, target: P
 
 # State of the server, more arguments, exit code, and words of the last line.
 FAILURES: dict[str, tuple[dict[str, object], tuple[str, ...], int, tuple[str, ...]]] = {
-    "missing": ({"files": {}}, (), EXIT_BAD_INPUT, ("spec.dataset.uri", "/data/train.npz", "404", "correct the URI")),
+    "missing": ({"files": {}}, (), EXIT_BAD_INPUT, ("spec.dataset.uri", "/data/train.npz", "404", "Correct the URI")),
     "forbidden": ({"answers": [-403]}, (), EXIT_BAD_INPUT, ("no permission", "403", "spec.dataset.secretName")),
     "no login": ({"authorization": "Bearer x"}, (), EXIT_BAD_INPUT, ("no permission", "401", "spec.dataset.secretName")),
     "bad request": ({"answers": [-400]}, (), EXIT_BAD_INPUT, ("spec.dataset.uri", "refused", "400")),
     "always busy": ({"answers": [-503]}, (), EXIT_NOT_FETCHED, ("spec.dataset.uri", "/data/train.npz", "503")),
     "wrong checksum": ({}, ("--sha256", "0" * 64), EXIT_BAD_INPUT, ("spec.dataset.sha256", SUM, "0" * 64)),
-    "no room": ({}, ("--room", "100000"), EXIT_BAD_INPUT, ("spec.dataset.size", "97.7 KiB", "580.2 KiB", "raise it")),
+    "no room": ({}, ("--room", "100000"), EXIT_BAD_INPUT, ("spec.dataset.size", "97.7 KiB", "580.2 KiB", "Raise it")),
     "no room, detected during the download": (
         {"ranges": False, "files": {"/data/train.npz": DATA}}, ("--room", "500000"), EXIT_BAD_INPUT, ("spec.dataset.size",),
     ),

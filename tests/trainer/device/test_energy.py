@@ -100,5 +100,5 @@ def test_gpu_is_identified_by_its_uuid(prefix: str, monkeypatch: pytest.MonkeyPa
     made = Meter("NVML", energy._gpu(f"{prefix}6f1c2f36-0a4e-4b0a-9d5c-1f2e3d4c5b6a"))
     assert made.used() == Energy(joules=2.5, source="NVML")
     assert made.used() is None, "a lost GPU is not an error here"
-    with pytest.raises(OSError, match="nvmlDeviceGetHandleByUUID: NVML says 6"):
+    with pytest.raises(OSError, match="nvmlDeviceGetHandleByUUID: NVML error 6"):
         energy._gpu("MIG-1")

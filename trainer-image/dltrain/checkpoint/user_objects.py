@@ -92,8 +92,8 @@ class UserObjects:
             raise MisuseError(f"t.keep: {name}: found a call after t.steps has begun; expected a call before it")
         if self._resumed is not None and name not in self._stored:
             raise MisuseError(
-                f"t.keep: {name}: found a checkpoint of step {self._resumed} that holds {self._names(self._stored)}, "
-                f"expected {name} in it: do not keep {name}, or use another volume"
+                f"t.keep: {name}: found a checkpoint of step {self._resumed} that holds {self._names(self._stored)}; "
+                f"expected {name} in it. Do not keep {name}, or use another volume"
             )
         encode(_state(given), (name,), {})  # Raise now if the state cannot be saved.
         self._objects[name] = given
