@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from devcluster.embedded import packages
+from devcluster.embedded.nodes import image_seed
 from devcluster.embedded.provider import Embedded, kubernetes_of
 from devcluster.images.builders import choose
 from devcluster.images.cli import build, chosen_arguments
@@ -25,9 +26,13 @@ def prepare(spec: ClusterSpec, provider: Provider, progress: Progress) -> str:
     """
     arguments = chosen_arguments({}, provider.name)
     references = {name: reference(image, arguments, None) for name, image in IMAGES.items()}
-    tasks: list[Callable[[], object]] = [
-        lambda: build(choose(progress), list(IMAGES.values()), references, arguments, progress)
-    ]
+
+    def make_images() -> None:
+        build(choose(progress), list(IMAGES.values()), references, arguments, progress)
+        if isinstance(provider, Embedded):
+            image_seed.prepare(progress)  # beside the build of Kubernetes instead of after it
+
+    tasks: list[Callable[[], object]] = [make_images]
     if isinstance(provider, Embedded):
         packages.install({**packages.RUNTIME, **packages.IMAGE_BUILD}, progress)
         tasks.insert(0, lambda: provide(kubernetes_of(spec), progress))
