@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dljob.job.question import learning_rate_rule
+from dljob.job.planner_request import learning_rate_rule
 from dljob.job.recommendation import Recommendation
 from dljob.planner import BatchDecision, Choice, Decision, Infeasible, Prediction
 from dljob.planner.types.texts import duration, gibibytes, joules

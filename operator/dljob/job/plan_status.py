@@ -10,7 +10,7 @@ from dljob.api import (
     Predicted,
     Rejected,
 )
-from dljob.job.question import learning_rate_rule
+from dljob.job.planner_request import learning_rate_rule
 from dljob.job.trainer_plan import parallelism
 from dljob.planner import BatchDecision, Choice, Decision, Prediction
 

@@ -11,8 +11,8 @@ from dljob.api import API_VERSION, DLJobSpec, DLProfile, Rejected
 from dljob.api.crd import JOB_NAME_RULE
 from dljob.cluster import ClusterView, cluster_view
 from dljob.job.plan_status import plan_status
+from dljob.job.planner_request import planner_request
 from dljob.job.profiles import learned
-from dljob.job.question import planner_request
 from dljob.job.spec_errors import in_words
 from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Infeasible, Learned, Request, plan

@@ -3,7 +3,7 @@
 import dlcontract
 from dljob.api import Collective, DLJobSpec, Framework, ParallelismStrategy, duration_s
 from dljob.api.base import AUTO_INTERVAL
-from dljob.job.question import learning_rate_rule, train_samples
+from dljob.job.planner_request import learning_rate_rule, train_samples
 from dljob.planner import Choice, Decision, Group
 
 TCP_SEGMENT_NBYTES = 56 * 2**10

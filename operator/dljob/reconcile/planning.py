@@ -7,7 +7,7 @@ from dlcontract import Plan
 from dljob.api import ParallelismStrategy, PlanningMode
 from dljob.cluster import ClusterView
 from dljob.job.plan_status import plan_status
-from dljob.job.question import planner_request
+from dljob.job.planner_request import planner_request
 from dljob.job.stored_plan import StoredPlan
 from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Group, Infeasible, RunningBatch

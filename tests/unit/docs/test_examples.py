@@ -10,7 +10,7 @@ import yaml
 
 from dljob.api import DLJobSpec
 from dljob.cluster import cluster_view
-from dljob.job.question import planner_request
+from dljob.job.planner_request import planner_request
 from dljob.planner import Decision, Infeasible, plan
 from support.admission import refusals
 from support.schema_validation import assert_valid

@@ -10,7 +10,7 @@ import pytest
 
 from support.cluster.kubectl import Kubectl, condition, example
 
-pytestmark = pytest.mark.unlike
+pytestmark = pytest.mark.heterogeneous
 SLOW = ("digits-cnn", "cpu-slow")
 A100 = "NVIDIA-A100-SXM4-40GB"
 
