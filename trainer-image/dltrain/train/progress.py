@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from dlcontract import Noise
+from dlcontract import Noise, Outcome
 from dltrain.device.energy import Meter
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
@@ -127,6 +127,10 @@ class Progress:
     def report_accuracy(self, step: int, accuracy: float) -> None:
         self.accuracy = accuracy
         self.reporter.send(Evaluated(rank=self.rank, step=step, accuracy=accuracy, loss=self.loss))
+
+    def outcome(self, steps: int, seconds: float, checkpoint: str | None) -> Outcome:
+        """Return the result of a run of ``steps`` steps, with the last loss and accuracy."""
+        return Outcome(steps=steps, seconds=seconds, loss=self.loss, accuracy=self.accuracy, checkpoint=checkpoint)
 
     def end_epoch(self) -> None:
         """Announce a pause for the script's work between epochs. It ends with the next progress update."""

@@ -1,11 +1,9 @@
 """The public training API: the loop over the remaining steps, and the work after each step."""
 
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from dlcontract import DATASET_VARIABLE, Outcome, Plan
+from dlcontract import Outcome, Plan
 from dltrain.batch.sampling import Part, Sampler
 from dltrain.checkpoint.state import replicate
 from dltrain.checkpoint.user_objects import UserObjects
@@ -33,24 +31,25 @@ from dltrain.optim.lr_scaling import Scaling
 from dltrain.optim.lr_schedulers import Schedules
 from dltrain.optim.noise_scale import NoiseScale
 from dltrain.parallel import gradient_summing
-from dltrain.parallel.batch_norm import Ranks, local_layers, synchronized, unsynchronized
 from dltrain.parallel.data_parallel import DataParallel
-from dltrain.protocol.errors import BadInputError, MisuseError
+from dltrain.protocol.errors import MisuseError
 from dltrain.protocol.rank_messages import EXIT_STOPPED
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, usage_checks
+from dltrain.train.gathering import Participants, averaged, gathered, participants, unlike_buffers
+from dltrain.train.held_out import held_out_batches
+from dltrain.train.normalization import with_batch_norm
 from dltrain.train.progress import Progress
 from dltrain.train.saving import Saved, Saving
 from dltrain.train.step import Step, StepRequests
-from dltrain.train.together import Together
 from dltrain.train.update_hooks import UpdateHooks
 
 Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
 
 
-class Trainer(Together):
+class Trainer:
     """Train one model together with the other ranks. ``dltrain.init`` shows how a script uses it."""
 
     def __init__(
@@ -106,7 +105,8 @@ class Trainer(Together):
         cost on it. Raises MisuseError, and BadInputError if the checkpoint belongs to another job.
         """
         usage_checks.check_wrapped(model, optimizer, again=self._team.taken)
-        model = self._normalized(model, self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm)
+        synchronize = self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm
+        model = with_batch_norm(model, self._team, self._step, synchronize=synchronize)
         self.model: nn.Module = model.to(self.device)
         self.optimizer: Optimizer = optimizer
         replicate(self.model, self.process_group.broadcast)
@@ -153,10 +153,7 @@ class Trainer(Together):
     @property
     def dataset_path(self) -> Path:
         """Return the local path of spec.dataset.uri or, without a manifest, of $DLJOB_DATASET. Raises BadInputError."""
-        if self.plan.dataset.path is None:
-            found = f"nothing, and ${DATASET_VARIABLE} unset"
-            raise BadInputError("spec.dataset.uri", found, "where the data is", "set one of them")
-        return Path(self.plan.dataset.path)
+        return usage_checks.dataset_path(self.plan)
 
     def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None) -> None:
         """Report the mean loss of this rank's batch, or an accuracy on held-out data.
@@ -182,8 +179,7 @@ class Trainer(Together):
 
         Works with every parallelism strategy. Call it on every rank, between ``backward()`` and ``opt.step()``.
         """
-        if not 0 < max_norm < inf:
-            raise MisuseError(f"t.clip_gradients: max_norm: found {max_norm}; expected a finite number above 0")
+        usage_checks.check_max_norm(max_norm)
         return self.parallel.clip(max_norm)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -240,8 +236,7 @@ class Trainer(Together):
         Raises SystemExit after a request to stop, when the checkpoint is durable.
         """
         check_loader("t.steps", loader)
-        team = self._team.worker_group
-        counts = self._team.together(self.step, lambda: team.gather([loader.samples]))
+        counts = self._team.together(self.step, lambda: self._team.worker_group.gather([loader.samples]))
         usage_checks.check_samples([int(count) for (count,) in counts])
         if self._passed:
             usage_checks.warn_of_a_second_pass(self.step)
@@ -254,16 +249,16 @@ class Trainer(Together):
         self._user_objects.close()
         with Feed(loader, part_of, self.plan.seed, self.total_steps) as feed:
             while self.step < self.total_steps:
-                self._replay_shares()
+                if self._replay is not None and (shares := self._replay.shares(self.step)) not in (None, self.shares):
+                    self.reshard(shares, "replayed")
                 part = part_of(self.step)
                 self.epoch, self.end_of_epoch = part.epoch, part.last
                 step.watch.begin()
                 batch = feed.take(self.step, part)
                 step.watch.fetched()
                 randomness.seed(randomness.of_step(self.plan.seed, self.step, self.rank), self.device)
-                requests = StepRequests(
-                    self.reporter.stop.is_set(), self.checkpoint_manager.due, self.checkpoint_manager.memory_due
-                )
+                manager = self.checkpoint_manager
+                requests = StepRequests(self.reporter.stop.is_set(), manager.due, manager.memory_due)
                 step.begin(part, self.step, self.total_steps, requests)
                 self._user_objects.begin(undoable=self._team.elastic.active)
                 if batch is None:
@@ -271,10 +266,7 @@ class Trainer(Together):
                 else:
                     yield batch
                 if step.open:
-                    raise MisuseError(
-                        "t.steps: found no opt.step() (or scaler.step(opt)) in the loop's body; expected one for each "
-                        "batch. " + usage_checks.ACCUMULATION_REMEDY
-                    )
+                    raise MisuseError(usage_checks.NO_UPDATE)
                 if step.given_up:
                     self._loss_scale.restore()
                     self._user_objects.restore()
@@ -283,6 +275,43 @@ class Trainer(Together):
         self._passed = True
         self._saving.save(self.step, self.epoch)
         self._saving.wait()
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Return the local batch size of each rank, in the plan's order."""
+        return self._team.shares
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return the element-wise sum over the workers, for example of correct predictions.
+
+        If ranks are lost meanwhile, the sum covers the remaining ones.
+        """
+        given = usage_checks.numbers(values)
+        return self._team.together(self.step, lambda: self._team.worker_group.sum(given))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Gather the rows of all ranks in the order of the global batch, for a loss that compares all samples.
+
+        The shape is (n, …) on a rank with n samples, and (N, …) in the result. Autograd supports it: compute the loss
+        of the global batch from the result on every rank. All ranks must call it equally often.
+        """
+        return gathered(rows, self._participants())
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Return the mean over the global batch of ``value``, a mean over this rank's samples. It has no gradient.
+
+        Use it for statistics that ``forward`` stores in a buffer. ``value`` has any shape. Ranks are weighted by their
+        samples, or by ``weigh``; between steps equally. All ranks must call it equally often.
+        """
+        return averaged(value, self._participants())
+
+    def held_out(self, loader: Loader) -> Iterator[Any]:
+        """Yield this rank's part of held-out data once, in batches of its local batch size.
+
+        Each sample is on exactly one rank. Ranks may get different numbers of batches, or no batch, so call ``sum``
+        only after the loop.
+        """
+        return held_out_batches(loader, self.shares, self.rank, self.plan.seed)
 
     @property
     def complete(self) -> bool:
@@ -316,13 +345,7 @@ class Trainer(Together):
     def outcome(self) -> Outcome:
         """Return the result of the run."""
         last = self.checkpoint_manager.last
-        return Outcome(
-            steps=self.step,
-            seconds=time.monotonic() - self._began,
-            loss=self.progress.loss,
-            accuracy=self.progress.accuracy,
-            checkpoint=last.path if last else None,
-        )
+        return self.progress.outcome(self.step, time.monotonic() - self._began, last.path if last else None)
 
     def close(self) -> None:
         """Wait for a pending checkpoint and free the collective. Raises OSError if the checkpoint cannot be written."""
@@ -333,25 +356,8 @@ class Trainer(Together):
         """Leave the process group without waiting for other ranks, which learn of it. The process must exit next."""
         self._team.abandon()
 
-    def _normalized(self, model: Model, synchronize: bool) -> Model:
-        """Synchronize the model's BatchNorm layers over the ranks, or warn that they are not synchronized."""
-        if self.workers == 1 or not (layers := local_layers(model)):
-            return model
-        if not synchronize:
-            if self.rank == 0:
-                warnings.warn(unsynchronized(layers), stacklevel=3)
-            return model
-        team, step = self._team, self._step  # looked up at each call, because ranks and weights change
-        # A rank lost within forward would leave the others in the middle of it, where a step cannot be repeated.
-        team.elastic.active = False
-        counts, weight = lambda: step.weight_by_samples > 0, lambda: step.weight
-        return synchronized(model, Ranks(lambda of: team.worker_group.sum(of), counts, weight))
-
-    def _replay_shares(self) -> None:
-        """Apply the recorded run's local batch sizes for the next step, if a run is replayed."""
-        shares = self._replay.shares(self.step) if self._replay is not None else None
-        if shares is not None and shares != self.shares:
-            self.reshard(shares, "replayed")
+    def _participants(self) -> Participants:
+        return participants(self._team, self._step, self.step)
 
     def _after_update(self) -> None:
         """Count the step after ``optimizer.step()``."""
@@ -374,7 +380,7 @@ class Trainer(Together):
         """Send a progress update after a step, then save or stop if the ranks agreed to."""
         step, agreed = self._step, self._step.agreed_step.shared
         if self.step == self._first + 1 and self.workers > 1:
-            usage_checks.warn_of_unlike_buffers(self._unlike_buffers(), self.rank)
+            usage_checks.warn_of_unlike_buffers(unlike_buffers(self.model, self._participants()), self.rank)
         step.count(fetch_s, first=self.step == self._first + 1)
         if step.update_due:
             rate, norm = float(self.optimizer.param_groups[0]["lr"]), step.gradient_norm

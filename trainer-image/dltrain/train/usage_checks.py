@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Sequence
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,9 +11,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, SparseAdam
 
-from dltrain.protocol.errors import MisuseError
+from dlcontract import DATASET_VARIABLE, Plan
+from dltrain.protocol.errors import BadInputError, MisuseError
 
-ACCUMULATION_REMEDY = "To accumulate gradients, split one batch into micro-batches and use t.no_sync()"
+NO_UPDATE = (
+    "t.steps: found no opt.step() (or scaler.step(opt)) in the loop's body; expected one for each batch. "
+    "To accumulate gradients, split one batch into micro-batches and use t.no_sync()"
+)
 
 
 def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
@@ -93,3 +99,17 @@ def warn_of_a_second_pass(step: int) -> None:
         "the loop over epochs around it, and use t.epoch and t.end_of_epoch inside",
         stacklevel=3,
     )
+
+
+def check_max_norm(max_norm: float) -> None:
+    """Raise MisuseError if ``max_norm`` is no limit for a gradient's norm."""
+    if not 0 < max_norm < inf:
+        raise MisuseError(f"t.clip_gradients: max_norm: found {max_norm}; expected a finite number above 0")
+
+
+def dataset_path(plan: Plan) -> Path:
+    """Return the local path of the job's dataset. Raise BadInputError if it has none."""
+    if plan.dataset.path is None:
+        found = f"nothing, and ${DATASET_VARIABLE} unset"
+        raise BadInputError("spec.dataset.uri", found, "where the data is", "set one of them")
+    return Path(plan.dataset.path)

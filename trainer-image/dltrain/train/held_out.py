@@ -1,0 +1,19 @@
+"""Splitting held-out data over the ranks."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dltrain.batch.sampling import once
+from dltrain.data.feeding.feed import Feed
+from dltrain.data.feeding.loader import Loader, check_loader
+
+
+def held_out_batches(loader: Loader, shares: Sequence[int], rank: int, seed: int) -> Iterator[Any]:
+    """Yield the rank's part of held-out data once, in batches of its local batch size ``shares[rank]``."""
+    check_loader("t.held_out", loader)
+    parts = once(loader.samples, shares, rank)
+    if not parts:
+        return
+    with Feed(loader, lambda number: parts[number], seed, len(parts)) as feed:
+        for number, part in enumerate(parts):
+            yield feed.take(number, part)
