@@ -21,7 +21,7 @@ class RunPhase(StrEnum):
     WAITING = "Waiting"
     LAUNCHING = "Launching"
     RUNNING = "Running"
-    RELAUNCHING = "Relaunching"
+    RESTARTING = "Restarting"
     STOPPED = "Stopped"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -107,7 +107,7 @@ class Outcome(UntrustedRecord):
 
 
 class Mismatch(UntrustedRecord):
-    """A rank that found another device than the planned one."""
+    """A rank that found a different device than planned."""
 
     rank: Count
     planned: Annotated[str, Field(max_length=63)]

@@ -13,13 +13,13 @@ MAX_EXPONENT = 100.0
 MAX_GAMMA = 1e6
 
 
-class ParsedJob(ApiModel):
+class FiniteModel(ApiModel):
     """Base of the parts of a profile: numbers must be finite, also if a file says ``.inf``."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
 
-class ComputePoint(ParsedJob):
+class ComputePoint(FiniteModel):
     """Measured compute time of one step at one batch size."""
 
     batch: Annotated[int, Field(ge=1, description="Samples on the device.")]
@@ -27,7 +27,7 @@ class ComputePoint(ParsedJob):
     observations: Annotated[int, Field(ge=1, description="Number of measured steps.")] = 1
 
 
-class ScalingPoint(ParsedJob):
+class ScalingPoint(FiniteModel):
     """Measured time of one step on several devices, without waiting for input data."""
 
     nodes: Annotated[int, Field(ge=1)]
@@ -40,7 +40,7 @@ class ScalingPoint(ParsedJob):
     observations: Annotated[int, Field(ge=1, description="Number of measured runs.")] = 1
 
 
-class ScalingConstants(ParsedJob):
+class ScalingConstants(FiniteModel):
     """Constants of steps on several devices, fitted to measured steps; docs/design/0006 has the formulas."""
 
     sharing: Annotated[
@@ -79,7 +79,7 @@ class ScalingConstants(ParsedJob):
     ]
 
 
-class NextMeasurement(ParsedJob):
+class NextMeasurement(FiniteModel):
     """The most informative next run: its measurement would reduce the uncertainty about all placements most."""
 
     nodes: Annotated[int, Field(ge=1)]
@@ -87,7 +87,7 @@ class NextMeasurement(ParsedJob):
     batch: Annotated[int, Field(ge=1, description="Samples on each device.")]
 
 
-class NoiseScale(ParsedJob):
+class NoiseScale(FiniteModel):
     """The gradient noise scale: the global batch size whose noise is half of the gradient. batchSizeRange needs it."""
 
     data: Annotated[
@@ -100,12 +100,12 @@ class NoiseScale(ParsedJob):
     runs: Annotated[int, Field(ge=1, description="Number of measured runs.")] = 1
 
 
-class DLProfileSpec(ParsedJob):
+class DLProfileSpec(FiniteModel):
     model: Annotated[str, Field(description="Model: spec.model.name, or a digest of the training script.")]
     device: Annotated[str, Field(description="Device type.")]
 
 
-class DLProfileStatus(ParsedJob):
+class DLProfileStatus(FiniteModel):
     compute: Annotated[tuple[ComputePoint, ...], Field(max_length=64, description="Measured compute times.")] = ()
     scaling: Annotated[
         tuple[ScalingPoint, ...], Field(max_length=64, description="Measured steps on several devices.")
@@ -144,6 +144,6 @@ class DLProfileStatus(ParsedJob):
     updated: datetime | None = None
 
 
-class DLProfile(ParsedJob):
+class DLProfile(FiniteModel):
     spec: DLProfileSpec
     status: DLProfileStatus = DLProfileStatus()

@@ -56,7 +56,7 @@ class Predicted(ApiModel):
     cost: Annotated[float | None, Field(ge=0, description="Cost of the whole training, in US dollars.")] = None
     memory_bytes: Annotated[int, Field(ge=0, description="Memory of the largest rank.")] = 0
     bottleneck: Annotated[str, Field(description="The dominant part of the step time.")] = ""
-    basis: Annotated[str, Field(description="Where the constants come from: catalogue, probe or profile.")] = ""
+    basis: Annotated[str, Field(description="Where the constants come from: catalogue or profile.")] = ""
 
 
 class PlanGroup(ApiModel):
@@ -235,7 +235,9 @@ class DLJobStatus(ApiModel):
     ready: Annotated[str, Field(description="Ready pods of desired pods, such as 3/4.")] = "0/0"
     groups: tuple[GroupStatus, ...] = ()
     restarts: Annotated[int, Field(ge=0, description="Restarts of the ranks.")] = 0
-    restarts_by_cause: Annotated[dict[str, int], Field(description="Restarts of the ranks by cause.")] = {}
+    restarts_by_cause: Annotated[
+        dict[str, int], Field(description="Faults by cause, whether the ranks restarted or the others continued.")
+    ] = {}
     failures: Annotated[int, Field(ge=0, description="Failures that count towards runPolicy.backoffLimit.")] = 0
     last_checkpoint: LastCheckpoint | None = None
     start_time: Annotated[datetime | None, Field(description="When the operator first accepted a plan.")] = None

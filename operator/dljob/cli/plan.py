@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dljob.cli import files, remote, text
+from dljob.cli import files, remote, tables
 from dljob.cli.errors import BadInputError
 from dljob.job.identity import profile_key
 from dljob.job.plan_status import figures
@@ -64,8 +64,8 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _lines(found: Recommendation, points: list[tuple[int, Choice]]) -> list[str]:
-    lines = text.recommendation(found)
-    return lines + text.scaling_curve(points, found.answer.chosen) if isinstance(found.answer, Decision) else lines
+    lines = tables.recommendation(found)
+    return lines + tables.scaling_curve(points, found.answer.chosen) if isinstance(found.answer, Decision) else lines
 
 
 def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:

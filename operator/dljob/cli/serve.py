@@ -33,7 +33,7 @@ def run(given: argparse.Namespace) -> int:
     with service:
         host, port = service.server_address[:2]
         print(f"dljob serve: http://{host!s}:{port}/v1/plan", file=sys.stderr, flush=True)
-        # shutdown() waits for serve_forever() to return, so another thread than the serving one must call it.
+        # shutdown() waits for serve_forever() to return, so a different thread than the serving one must call it.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: threading.Thread(target=service.shutdown).start())
         service.serve_forever()

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from dljob.api import DLJobStatus
 from dljob.cli import remote
 from dljob.cli.errors import BadInputError
-from dljob.cli.text import table
+from dljob.cli.tables import table
 from dljob.planner.types.texts import duration
 
 HEADER = ["NAME", "PHASE", "NODES", "READY", "PROGRESS", "STEP/S", "MEASURED", "PREDICTED", "ERROR", "LEFT", "RESTARTS"]

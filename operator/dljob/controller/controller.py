@@ -18,7 +18,7 @@ from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import Observed, Rejected
 from dljob.job.profiles import learned
-from dljob.kube import ApiError, Cache, JobKey, Kube, RefusedError, WarningEvents
+from dljob.kube import ApiError, Cache, JobKey, Kube, RejectedError, WarningEvents
 from dljob.kube.client import complete_all
 from dljob.kube.view import Reservation
 from dljob.kube.warning_events import RECHECK_S
@@ -70,18 +70,18 @@ class Controller:
         began = monotonic()
         try:
             requeue_s = await self._reconcile(key)
-        except RefusedError as refusal:
+        except RejectedError as refusal:
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("rejected").inc()
-            log.warning("%s/%s: the API server rejected %s; retry in %.1f s", *key, refusal, delay_s)
+            log.warning("%s/%s: the API server rejected %s; retrying in %.1f s", *key, refusal, delay_s)
         except ApiError as error:
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("error").inc()
-            log.warning("%s/%s: %s; retry in %.1f s", *key, error, delay_s)
+            log.warning("%s/%s: %s; retrying in %.1f s", *key, error, delay_s)
         except Exception:  # An error in one job must not stop the others.
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("error").inc()
-            log.exception("%s/%s: reconcile failed; retry in %.1f s", *key, delay_s)
+            log.exception("%s/%s: reconcile failed; retrying in %.1f s", *key, delay_s)
         else:
             self._queue.succeeded(key)
             self._metrics.reconciles.labels("ok").inc()
@@ -115,7 +115,7 @@ class Controller:
             desired = reconcile(observed, self._config, self._now(), parsed)
         try:
             await self._do(observed, desired)
-        except RefusedError as refusal:
+        except RejectedError as refusal:
             rejected = replace(observed, rejected=Rejected(refusal.kind, refusal.name, refusal.message))
             await self._publish(rejected, reconcile(rejected, self._config, self._now(), parsed))
             raise

@@ -73,7 +73,7 @@ def _contention(status: DLProfileStatus) -> Contention:
 
 
 def devices(report: Report) -> tuple[str, ...]:
-    """Return the devices that a report measured; none if a rank ran on another device than planned."""
+    """Return the devices that a report measured; none if a rank ran on a different device than planned."""
     if report.mismatches:
         return ()
     return tuple(sorted({p.device for p in report.probes} | {r.device for r in report.ranks if r.device and r.share}))

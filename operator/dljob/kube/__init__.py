@@ -5,9 +5,9 @@ operator.
 """
 
 from dljob.kube.cache import Cache, JobKey
-from dljob.kube.client import Kube, RefusedError
+from dljob.kube.client import Kube, RejectedError
 from dljob.kube.rest import Api, ApiError
 from dljob.kube.view import cluster_view
 from dljob.kube.warning_events import WarningEvents
 
-__all__ = ["Api", "ApiError", "Cache", "JobKey", "Kube", "RefusedError", "WarningEvents", "cluster_view"]
+__all__ = ["Api", "ApiError", "Cache", "JobKey", "Kube", "RejectedError", "WarningEvents", "cluster_view"]

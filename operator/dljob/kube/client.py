@@ -34,7 +34,7 @@ _LAST = ("RoleBinding", "StatefulSet")
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
-class RefusedError(Exception):
+class RejectedError(Exception):
     """The API server rejected an object of a job, and will do so until something else changes."""
 
     def __init__(self, kind: str, name: str, message: str) -> None:
@@ -55,7 +55,7 @@ class Kube:
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
         """Apply the manifests that differ, those that need other objects last. Return the number of applied ones.
 
-        Raise RefusedError if the API server rejects one, and ApiError if a request fails otherwise.
+        Raise RejectedError if the API server rejects one, and ApiError if a request fails otherwise.
         """
         due = [(manifest, _digest(manifest)) for manifest in manifests]
         due = [(manifest, digest) for manifest, digest in due if not self._stands(manifest, digest)]
@@ -80,7 +80,7 @@ class Kube:
             answer = await self.api.apply(kind, body)
         except ApiError as error:
             if error.rejected or (error.code == 500 and "typed" in error.message):
-                raise RefusedError(kind.kind, meta["name"], error.message) from error
+                raise RejectedError(kind.kind, meta["name"], error.message) from error
             raise
         self._applied[kind.kind, meta["namespace"], meta["name"]] = (digest, monotonic())
         if kind in (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM):
@@ -112,7 +112,7 @@ class Kube:
             await self.api.create(kinds.SECRET, body)
         except ApiError as error:
             if error.rejected:
-                raise RefusedError("Secret", name, error.message) from error
+                raise RejectedError("Secret", name, error.message) from error
             if not error.conflict:
                 raise
         self._applied[key] = ("", monotonic())

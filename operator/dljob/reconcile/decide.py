@@ -75,7 +75,7 @@ def _plan(
         draft.requeue_in(planning.RETRY_S if decision.transient else 4 * planning.RETRY_S)
         return parsed.accepted, None
     plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY
-    replan.unjudged(parsed, draft, decision)
+    replan.reset_contradiction(parsed, draft, decision)
     draft.verdicts.append(planning.planned(decision, plan_only=plan_only))
     return (None, decision.status) if plan_only else (decision, None)
 
@@ -106,7 +106,7 @@ def _roll(
         bring_down(draft, observed)
         why = "the spec has changed" if current is None or target.replans == 0 else "another plan is better"
         text = f"{why}: {len(observed.pods)} pods write a checkpoint and stop before the new pods start"
-        draft.verdicts.append(Verdict("Running", FALSE, "Restarting", text))
+        draft.verdicts.append(Verdict("Running", FALSE, "Replacing", text))
         return
     volume = volume_ready(observed, spec, target)
     draft.verdicts.append(volume)
@@ -171,7 +171,7 @@ def _finish(
 ) -> Desired:
     if accepted is not None and not any(verdict.type == "PodsReady" for verdict in draft.verdicts):
         draft.verdicts.append(pods_ready(parsed.observed, draft.wanted))
-    draft.verdicts.extend(run.mentions(parsed))
+    draft.verdicts.extend(run.problem_conditions(parsed))
     status = build(
         parsed.observed, parsed.before, draft.verdicts, accepted, parsed.report, now,
         wanted=draft.wanted, plan_only=plan_only,

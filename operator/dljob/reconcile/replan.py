@@ -75,7 +75,7 @@ def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
     return accepted
 
 
-def unjudged(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
+def reset_contradiction(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
     """Reset PlanContradicted for a plan of a changed spec, because it was about the plan before."""
     found = find(parsed.before.conditions, CONDITION)
     if found is not None and found.status is TRUE:

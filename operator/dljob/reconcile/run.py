@@ -146,8 +146,8 @@ def running(parsed: ParsedJob, accepted: StoredPlan) -> Verdict:
         steps = f" of {report.steps}" if report.steps else ""
         on = f" on {report.world_size} ranks" if report.world_size else ""
         return Verdict("Running", TRUE, "Running", f"step {report.step}{steps}{on}")
-    if report.phase is RunPhase.RELAUNCHING:
-        return Verdict("Running", FALSE, "Relaunching", f"the ranks are restarting{_last_failure(report.failure)}")
+    if report.phase is RunPhase.RESTARTING:
+        return Verdict("Running", FALSE, "Restarting", f"the ranks are restarting{_last_failure(report.failure)}")
     words = {RunPhase.WAITING: "waiting for the agents of all pods", RunPhase.LAUNCHING: "ranks are starting"}
     return Verdict("Running", FALSE, "Starting", words.get(report.phase, "pods are starting"))
 
@@ -159,12 +159,12 @@ def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
     """
     if was is None or (was.status is FALSE and was.reason not in RECOVERING):
         return Verdict("Running", FALSE, "Starting", f"0 of {accepted.nodes} pods are ready")
-    if was.reason == "Relaunching":
+    if was.reason == "Restarting":
         return Verdict("Running", FALSE, was.reason, was.message)
     return Verdict("Running", FALSE, "PodsLost", "no pod is ready; training continues when lost pods are replaced")
 
 
-def mentions(parsed: ParsedJob) -> Iterator[Verdict]:
+def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
     """Yield the conditions that exist only after a problem: ReportValid and DeviceMismatch."""
     report, before = parsed.report, parsed.before.conditions
     if parsed.report_problem is not None:
@@ -176,7 +176,7 @@ def mentions(parsed: ParsedJob) -> Iterator[Verdict]:
     if report.mismatches:
         listed = ", ".join(f"rank {m.rank}: {m.planned} planned, {m.found} found" for m in report.mismatches[:8])
         text = (
-            f"{len(report.mismatches)} ranks run on another device than planned ({listed}); "
+            f"{len(report.mismatches)} ranks run on a different device than planned ({listed}); "
             "correct the node labels. This run does not update profiles"
         )
         yield Verdict("DeviceMismatch", TRUE, "DeviceMismatch", text)

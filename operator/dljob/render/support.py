@@ -85,7 +85,7 @@ def _service(job: JobSeen) -> Manifest:
 def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Manifest | None:
     """Return the claim that dljob creates; None if the user names one or disables checkpoints.
 
-    One node needs no shared volume, which most default classes do not offer.
+    One node uses ReadWriteOnce: most default classes lack ReadWriteMany.
     """
     volume = spec.checkpoint.volume
     if not spec.checkpoint.enabled or volume.claim_name:

@@ -122,7 +122,7 @@ def _from_report(
         changes["startup"] = _startup(job, status, report) or status.startup
     if report.phase is RunPhase.RUNNING and report.step_s and report.steps > report.step and not done:
         left_s = (report.steps - report.step) * report.step_s
-        changes |= {"eta": _time(report.unix_s + left_s), "remaining": people(left_s)}
+        changes |= {"eta": _time(report.unix_s + left_s), "remaining": human_duration(left_s)}
     if report.outcome is not None and is_true(status.conditions, "Complete"):
         out = report.outcome
         changes["result"] = Result(
@@ -172,7 +172,7 @@ def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | Non
     )
 
 
-def people(seconds: float) -> str:
+def human_duration(seconds: float) -> str:
     """Format a time with its two largest units, such as 2h5m or 40s; at most 999999 days."""
     left = timedelta(seconds=round(min(seconds, 86400.0 * 999_999)))
     hours, rest = divmod(left.seconds, 3600)

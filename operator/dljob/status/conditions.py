@@ -10,7 +10,7 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 MAX_MESSAGE = 2048
 """Longer messages are shortened, because people read a status and every change stores it."""
 
-RECOVERING = ("Relaunching", "PodsLost")
+RECOVERING = ("Restarting", "PodsLost")
 """Reasons of Running=False for a job that ran before and recovers."""
 
 

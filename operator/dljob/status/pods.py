@@ -101,5 +101,5 @@ def _not_made(observed: Observed) -> Verdict | None:
                 f"StatefulSet {item.name} cannot create its pods: {item.problem}; raise the quota, relax the policy, "
                 "or correct spec.podTemplateOverrides and spec.resources"
             )
-            return Verdict("PodsReady", FALSE, "PodsRefused", text)
+            return Verdict("PodsReady", FALSE, "PodsRejected", text)
     return None

@@ -169,7 +169,7 @@ def test_command_that_fails_at_once_fails_the_job(two: Job) -> None:
     plan = two.plan(["sh", "-c", "echo no such luck >&2; exit 1"], backoff_limit=1)
     two.start(plan, **NO_TORCH)
     first = two.until(lambda r: r.failure is not None)
-    assert first.phase is RunPhase.RELAUNCHING and first.failures == 1
+    assert first.phase is RunPhase.RESTARTING and first.failures == 1
     report = two.until(lambda r: r.phase is RunPhase.FAILED)
     assert report.failures == 2 and report.restarts == {"RankFailed": 1}
     assert report.failure is not None and report.failure.log_tail.endswith("no such luck\n")

@@ -181,7 +181,7 @@ def test_shrink_plan_keeps_the_global_batch_on_remaining_pods() -> None:
     ("fields", "phase", "pod", "place"),
     [
         ({}, RunPhase.RUNNING, "p-1", 1),
-        ({}, RunPhase.RELAUNCHING, "p-2", 2),
+        ({}, RunPhase.RESTARTING, "p-2", 2),
         ({}, RunPhase.RUNNING, "p-0", 0),
         ({}, RunPhase.RUNNING, "stranger", 0),
         ({}, RunPhase.WAITING, "p-1", 0),

@@ -40,7 +40,7 @@ def test_job_continues_without_a_killed_rank_and_adds_it_again(victim: int, thre
     assert report.failure is not None and report.failure.rank == victim and report.failure.exit_code == 137
     # While local batch sizes change, ranks may report a mix of old and new ones.
     later = three.until(lambda r: r.step > report.step and sum(m.share for m in r.ranks) == 60)
-    assert "phase Relaunching" not in three.pods[0].text()
+    assert "phase Restarting" not in three.pods[0].text()
     assert [m.rank for m in later.ranks] == [n for n in range(3) if n != victim]
 
     back = three.until(lambda r: r.world_size == 3 and r.step > later.step)

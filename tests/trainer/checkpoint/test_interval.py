@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from dlcontract import CheckpointRef
 from dltrain.builtin import rank
-from dltrain.checkpoint.interval import LONGEST_S, MAX_COST_FRACTION, SHORTEST_S, Interval, best_s, between_faults_s
+from dltrain.checkpoint.interval import (
+    LONGEST_S,
+    MAX_COST_FRACTION,
+    SHORTEST_S,
+    Interval,
+    best_interval_s,
+    between_faults_s,
+)
 from dltrain.protocol import rank_messages
 from dltrain.protocol.rank_messages import EXIT_OK, AttemptPlan
 from support.trainer.listener import Listener
@@ -19,7 +26,7 @@ HOUR_S = 3600.0
 
 @given(cost_s=st.floats(1e-3, 10), between_s=st.floats(60, 1e7), other=st.floats(0.1, 10))
 def test_chosen_interval_minimizes_lost_time(cost_s: float, between_s: float, other: float) -> None:
-    chosen_s = best_s(cost_s, between_s)
+    chosen_s = best_interval_s(cost_s, between_s)
     assert max(SHORTEST_S, cost_s / MAX_COST_FRACTION) <= chosen_s <= max(LONGEST_S, cost_s / MAX_COST_FRACTION)
 
     def lost(interval_s: float) -> float:

@@ -15,7 +15,7 @@ import pytest
 
 from dljob.cli import main
 from dljob.cli.follow import Follower
-from dljob.cli.text import cost, scaling_curve, table
+from dljob.cli.tables import cost, scaling_curve, table
 from dljob.cli.top import lines
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -43,9 +43,9 @@ def test_all_phases_are_exported_from_the_start() -> None:
 def test_each_divergence_of_parameters_is_counted_once() -> None:
     """The job returns to its checkpoint or, if no failure is allowed, fails."""
 
-    def status(relaunches: int, reason: str = "") -> DLJobStatus:
+    def status(restarts: int, reason: str = "") -> DLJobStatus:
         failed = Condition(type="Failed", status="True", reason=reason or "None", message="", last_transition_time=NOW)
-        causes = {"ParametersDiverged": relaunches, "RankKilled": 5}
+        causes = {"ParametersDiverged": restarts, "RankKilled": 5}
         return DLJobStatus(restarts_by_cause=causes, conditions=(failed,) if reason else ())
 
     metrics = Metrics()

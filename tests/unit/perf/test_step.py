@@ -278,10 +278,10 @@ class TestStep:
         batches between steps."""
         images, gpu = builtin("resnet18", None), catalogue.gpu_or_assumed("t4")
         single = input_data.fetching(images, catalogue.cpu("cpu", 1.0))
-        assert single.felt_s(10.0, 100) == pytest.approx(100 * single.total_s)
-        assert input_data.fetching(images, gpu).felt_s(10.0, 100) == 0
+        assert single.exposed_input_s(10.0, 100) == pytest.approx(100 * single.total_s)
+        assert input_data.fetching(images, gpu).exposed_input_s(10.0, 100) == 0
         four = input_data.fetching(images, catalogue.cpu("cpu", 4.0), 4.0)
-        assert four.felt_s(10.0, 100) == pytest.approx(100 * four.host_s / 4)
+        assert four.exposed_input_s(10.0, 100) == pytest.approx(100 * four.host_s / 4)
         assert [input_data.fetching(images, gpu, c, by_program=True).workers for c in (0.5, 1.0, 1.9, 2.0, 8.0)] == [
             0,
             0,
@@ -294,10 +294,10 @@ class TestStep:
         """Decoding takes 10 ms per sample, a step of 64 samples computes for 0.2 s, and there are 0, 1, 3 or 7 workers."""
         images, gpu = builtin("resnet18", None), catalogue.gpu_or_assumed("t4")
         computing = Curve((32, 64), (0.1, 0.2), 0.2 / 64)
-        for cores, felt_s in ((1.0, 0.64), (2.0, 0.64 - 0.2), (4.0, 0.64 / 3 - 0.2), (8.0, 0.0)):
+        for cores, exposed_input_s in ((1.0, 0.64), (2.0, 0.64 - 0.2), (4.0, 0.64 / 3 - 0.2), (8.0, 0.0)):
             found = input_data.fetching(images, gpu, cores, by_program=True, measured_s=10e-3)
-            assert found.felt_s(0.2, 64) == pytest.approx(felt_s, abs=1e-4)
-            assert found.over(computing).seconds(64) == pytest.approx(0.2 + felt_s, abs=1e-4)
+            assert found.exposed_input_s(0.2, 64) == pytest.approx(exposed_input_s, abs=1e-4)
+            assert found.over(computing).seconds(64) == pytest.approx(0.2 + exposed_input_s, abs=1e-4)
             assert found.first_s(64) == (0.0 if cores == 1 else pytest.approx(0.64, abs=1e-4))
 
     @given(curves(), st.floats(0, 1), st.floats(0, 300))
@@ -315,7 +315,7 @@ class TestStep:
             at = input_data.Fetching(disk_s, making_s, 0.0, device_s, workers)
             step_s = at.over(computing).seconds(batch)
             compute_s = computing.seconds(batch)
-            assert step_s == pytest.approx(compute_s + at.felt_s(compute_s, batch), rel=1e-9)
+            assert step_s == pytest.approx(compute_s + at.exposed_input_s(compute_s, batch), rel=1e-9)
             return step_s
 
         stages_s = [batch * s for s in (disk_s, (disk_s + making_s) / workers, device_s)]

@@ -270,7 +270,7 @@ class TestChanges:
         assert needs_view(observed)
         leaving = step(observed)
         assert (leaving.scales, leaving.objects) == (DOWN, ())
-        assert verdict(leaving, "Running") == ("False", "Restarting")
+        assert verdict(leaving, "Running") == ("False", "Replacing")
         assert plan_of(after(observed, leaving)).plan.number == 1, "the plan is not replaced while pods are running"
 
         zero = after(observed, leaving)

@@ -73,7 +73,7 @@ def test_better_plan_replaces_the_plan_after_all_pods_stopped() -> None:
     assert needs_view(moving)
     leaving = step(moving, 31)
     assert leaving.scales == DOWN
-    assert verdict(leaving, "Running") == ("False", "Restarting")
+    assert verdict(leaving, "Running") == ("False", "Replacing")
     stopped = after(moving, leaving)
     stopped = replace(stopped, pods=(), report=report(stopped, RunPhase.STOPPED, step=510, steps=100_000))
     new = step(stopped, 60)

@@ -80,7 +80,7 @@ class TestRunning:
             (RunPhase.WAITING, Phase.STARTING, "Starting"),
             (RunPhase.LAUNCHING, Phase.STARTING, "Starting"),
             (RunPhase.RUNNING, Phase.RUNNING, "Running"),
-            (RunPhase.RELAUNCHING, Phase.RECOVERING, "Relaunching"),
+            (RunPhase.RESTARTING, Phase.RECOVERING, "Restarting"),
             (RunPhase.STOPPED, Phase.STARTING, "Starting"),
         ],
     )
@@ -93,7 +93,7 @@ class TestRunning:
     def test_job_without_ready_pods_is_recovering(self) -> None:
         assert status(step(settled(training(), ready=False))).phase is Phase.RECOVERING
 
-    @pytest.mark.parametrize("phase", [RunPhase.WAITING, RunPhase.RELAUNCHING])
+    @pytest.mark.parametrize("phase", [RunPhase.WAITING, RunPhase.RESTARTING])
     def test_pods_that_are_not_ready_yet_are_not_lost(self, phase: RunPhase) -> None:
         """Ranks run up to a second before a probe succeeds, and a script that fails at once may never be ready."""
         observed = settled(started(), ready=False)
@@ -292,7 +292,7 @@ class TestEnds:
     @pytest.mark.parametrize(("failures", "failed"), [(0, False), (2, False), (3, True)])
     def test_job_fails_at_the_backoff_limit(self, failures: int, failed: bool) -> None:
         spec = {**DIGITS, "runPolicy": {"backoffLimit": 2}}
-        desired = step(done(RunPhase.RELAUNCHING, spec, failures=failures))
+        desired = step(done(RunPhase.RESTARTING, spec, failures=failures))
         assert (status(desired).phase is Phase.FAILED) is failed
         assert desired.scales == (DOWN if failed else ())
         if failed:

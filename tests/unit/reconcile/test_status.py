@@ -13,7 +13,7 @@ from dlcontract import CheckpointMark, RunPhase, StartupMarks
 from dljob.api import Condition, ConditionStatus, Phase
 from dljob.job.observed import Fetching, Observed, PodSeen, Stuck
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict, events, merge_patch, pods_ready
-from dljob.status.build import people
+from dljob.status.build import human_duration
 from dljob.status.conditions import MAX_MESSAGE, merge, phase
 from dljob.status.events import MAX_MESSAGE as MAX_EVENT
 from support.builders import CREATED, NOW, after, plan_of, report
@@ -33,8 +33,8 @@ def make_verdict(kind: str, value: ConditionStatus, reason: str = "Because", mes
 class TestConditions:
     def test_transition_time_changes_only_with_the_status(self) -> None:
         first = conditions(make_verdict("Running", FALSE, "Starting"))
-        other_reason = conditions(make_verdict("Running", FALSE, "Relaunching"), before=first, seconds=5)
-        assert (other_reason[0].last_transition_time, other_reason[0].reason) == (NOW, "Relaunching")
+        other_reason = conditions(make_verdict("Running", FALSE, "Restarting"), before=first, seconds=5)
+        assert (other_reason[0].last_transition_time, other_reason[0].reason) == (NOW, "Restarting")
         changed = conditions(make_verdict("Running", TRUE), before=other_reason, seconds=9)
         assert changed[0].last_transition_time == NOW + timedelta(seconds=9)
 
@@ -60,7 +60,7 @@ PHASES: dict[str, tuple[list[Verdict], Phase]] = {
     "not started": ([make_verdict("Planned", TRUE), make_verdict("Running", FALSE, "NotStarted")], Phase.STARTING),
     "running": ([make_verdict("Planned", TRUE), make_verdict("Running", TRUE)], Phase.RUNNING),
     "running, new plan infeasible": ([make_verdict("Planned", FALSE), make_verdict("Running", TRUE)], Phase.RUNNING),
-    "relaunching": ([make_verdict("Running", FALSE, "Relaunching")], Phase.RECOVERING),
+    "restarting": ([make_verdict("Running", FALSE, "Restarting")], Phase.RECOVERING),
     "pods lost": ([make_verdict("Running", FALSE, "PodsLost")], Phase.RECOVERING),
     "suspended": ([make_verdict("Running", FALSE, "NotStarted"), make_verdict("Suspended", TRUE)], Phase.SUSPENDED),
     "suspending": ([make_verdict("Running", TRUE), make_verdict("Suspended", FALSE, "Suspending")], Phase.RUNNING),
@@ -94,8 +94,8 @@ class TestEvents:
             ([make_verdict("Running", TRUE, "Running")], [make_verdict("Running", TRUE, "Running", "step 9")], []),
             (
                 [make_verdict("Running", TRUE)],
-                [make_verdict("Running", FALSE, "Relaunching")],
-                [("Warning", "Relaunching")],
+                [make_verdict("Running", FALSE, "Restarting")],
+                [("Warning", "Restarting")],
             ),
             ([], [make_verdict("Failed", TRUE, "ProgramFailed")], [("Warning", "ProgramFailed")]),
             ([], [make_verdict("Complete", TRUE, "Complete")], [("Normal", "Complete")]),
@@ -215,7 +215,7 @@ def test_reason_of_pods_that_are_not_ready(case: str) -> None:
     [(0, "0s"), (0.4, "0s"), (40, "40s"), (60, "1m"), (61, "1m1s"), (7500, "2h5m"), (7200, "2h"), (90061, "1d1h")],
 )
 def test_durations_are_formatted(seconds: float, expected: str) -> None:
-    assert people(seconds) == expected
+    assert human_duration(seconds) == expected
 
 
 class TestReported:

@@ -176,7 +176,7 @@ class Agent:
                 log.warning("the ranks of other pods did not end within the grace period")
             await self.reporter.last(LAST_REPORT_S)
         else:
-            self.local.stop(grace_s, progressed=None if self.member.led else False)
+            self.local.stop(grace_s, progressed=None if self.member.has_coordinator else False)
             while self.local.busy and time.monotonic() < deadline_s:
                 await asyncio.sleep(0.02)
         await self.local.end()
@@ -205,7 +205,7 @@ def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
         plan is None
         or len(plan.pods) < 3
         or pod not in plan.pods[1:]
-        or phase not in (RunPhase.RUNNING, RunPhase.RELAUNCHING)
+        or phase not in (RunPhase.RUNNING, RunPhase.RESTARTING)
     ):
         return 0
     return plan.pods.index(pod) if shrink_plan(plan, plan.pods[1:]) is not None else 0

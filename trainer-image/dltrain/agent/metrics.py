@@ -262,7 +262,7 @@ def _job_metrics(ledger: Ledger) -> Iterator[Metric]:
     mismatches = len(ledger.mismatches())
     yield _single(
         "device_mismatches",
-        "Ranks on another device than planned. Their measurements are not used in profiles.",
+        "Ranks on a different device than planned. Their measurements are not used in profiles.",
         mismatches,
     )
 

@@ -26,7 +26,7 @@ def between_faults_s(pods: int, faults: int, trained_s: float) -> float:
     return (PRIOR_FAULTS * PRIOR_S / pods + trained_s) / (PRIOR_FAULTS + faults)
 
 
-def best_s(cost_s: float, between_s: float) -> float:
+def best_interval_s(cost_s: float, between_s: float) -> float:
     """Return √(2·C·M) within the bounds. The bound on the cost takes precedence over the others."""
     return max(SHORTEST_S, min(sqrt(2 * cost_s * between_s), LONGEST_S), cost_s / MAX_COST_FRACTION)
 
@@ -48,4 +48,4 @@ class Interval:
         if not plan.checkpoint.choose_interval or not self._costs:
             return plan.checkpoint.interval_s
         between_s = between_faults_s(len(plan.pods), plan.prior_faults, plan.prior_trained_s + trained_s)
-        return best_s(median(self._costs), between_s)
+        return best_interval_s(median(self._costs), between_s)

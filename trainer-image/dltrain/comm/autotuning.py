@@ -141,8 +141,8 @@ class Auto(Collective):
         longer = buffer[: int(len(part) * _FINAL_S / ranking[0][1])]
         if len(longer) > len(part):
             part, ranking = longer, self._race(longer, [pick for pick, _ in ranking[:_FINALISTS]])
-        best, best_s = ranking[0]
-        return Pick(best.strategy, best.segment_nbytes, part.nbytes / best_s)
+        best, best_interval_s = ranking[0]
+        return Pick(best.strategy, best.segment_nbytes, part.nbytes / best_interval_s)
 
     def _race(self, buffer: torch.Tensor, candidates: Sequence[Pick]) -> list[tuple[Pick, float]]:
         """Return the measured candidates with their typical times in seconds, fastest first."""

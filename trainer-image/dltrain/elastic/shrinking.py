@@ -39,7 +39,7 @@ class Elastic:
         )
         """True if the process group may shrink. Otherwise a loss raises PeerLostError, which leads to a restart."""
 
-    def attempt(self, operation: Callable[[], T], wake: Callable[[], None]) -> T | None:
+    def run_or_abort(self, operation: Callable[[], T], wake: Callable[[], None]) -> T | None:
         """Run a collective operation. Return None on all ranks if one was lost before all had completed it.
 
         ``wake``: aborts the operation on ranks that wait in it for a lost one. If not ``active``, a loss raises
@@ -68,7 +68,9 @@ class Elastic:
             self._process_group.shrink()
             if self._process_group.size < self._min_ranks:
                 raise PeerLostError(f"found {self._process_group.size} ranks left; expected at least {self._min_ranks}")
-            rows = self.attempt(lambda: self._process_group.gather([self._number, step]), self._process_group.abandon)
+            rows = self.run_or_abort(
+                lambda: self._process_group.gather([self._number, step]), self._process_group.abandon
+            )
         if any(row[1] != step for row in rows):
             raise PeerLostError(f"found survivors at steps {[int(row[1]) for row in rows]}; expected all at {step}")
         self.alive = tuple(int(row[0]) for row in rows)

@@ -87,7 +87,7 @@ class Team:
         self.parallel.square_at = WITHIN if measures_square else None
         return measures_square
 
-    def go_on(self, step: int) -> None:
+    def continue_after_loss(self, step: int) -> None:
         """Shrink the process group after a loss, and prepare the rest to continue from ``step``.
 
         Raises PeerLostError if that is impossible.
@@ -98,7 +98,7 @@ class Team:
         rebuilt = None
         while rebuilt is None:  # repeat if another rank is lost meanwhile
             self.elastic.regroup(step)
-            rebuilt = self.elastic.attempt(self._rebuild, self.process_group.abandon)
+            rebuilt = self.elastic.run_or_abort(self._rebuild, self.process_group.abandon)
         self.worker, self.workers = self.process_group.rank, self.process_group.size
         alive = self.elastic.alive
         spent_s = time.perf_counter() - began
@@ -115,9 +115,9 @@ class Team:
         """
         result = None
         while result is None:
-            result = self.elastic.attempt(operation, self.worker_group.abandon)
+            result = self.elastic.run_or_abort(operation, self.worker_group.abandon)
             if result is None:
-                self.go_on(step)
+                self.continue_after_loss(step)
         return result
 
     def reshard(self, step: int, shares: Sequence[int], reason: str) -> None:

@@ -25,7 +25,7 @@ def check_late(strange: Sequence[nn.Parameter]) -> None:
     if strange:
         raise MisuseError(
             f"optimizer: found parameters {[tuple(p.shape) for p in strange]} that the model did not have in t.wrap; "
-            "expected only the model's, whose gradients ranks reduce. Create the whole model before t.wrap, and freeze "
+            "expected only the model's: no others are all-reduced. Create the whole model before t.wrap, and freeze "
             "the parts that you train later"
         )
 

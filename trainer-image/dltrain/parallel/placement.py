@@ -60,8 +60,8 @@ class Placement:
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                     state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
-    def on_any(self, found: bool) -> bool:
-        """Return True if ``found`` is true for any part of the gradient. Here every rank has checked the whole."""
+    def any_rank(self, found: bool) -> bool:
+        """Return True if any rank found it in its part of the gradient. Here every rank checks all of it."""
         return found
 
     def spread(self) -> None:

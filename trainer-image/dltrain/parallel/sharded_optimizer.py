@@ -122,7 +122,7 @@ class OptimizerParallel(DataParallel):
         super().unscaled(scale, left)
         self.square = self.square / scale**2 if self.square < inf else 0.0
 
-    def on_any(self, found: bool) -> bool:
+    def any_rank(self, found: bool) -> bool:
         return self._process_group.sum([float(found)])[0] > 0
 
     def spread(self) -> None:

@@ -25,7 +25,7 @@ from dltrain.parallel.model_parallel import Cut, Held, ModelParallel
 from dltrain.protocol.errors import BadInputError
 
 
-class Summing:
+class ActivationAllReduce:
     """All-reduce of activations with the plan's collective, with a buffer per size."""
 
     def __init__(self, plan: Plan, process_group: ProcessGroup, on_time: Callable[[float], None]) -> None:
@@ -68,7 +68,7 @@ class _Enter(torch.autograd.Function):
     """The entry of a pair: identity in the forward pass, all-reduce of gradients in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, summing: Summing) -> Tensor:
+    def forward(ctx: Any, x: Tensor, summing: ActivationAllReduce) -> Tensor:
         ctx.summing = summing
         return x.view_as(x)
 
@@ -81,7 +81,7 @@ class _Leave(torch.autograd.Function):
     """The exit of a pair: all-reduce of outputs in the forward pass, identity in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, summing: Summing) -> Tensor:
+    def forward(ctx: Any, x: Tensor, summing: ActivationAllReduce) -> Tensor:
         return summing(x)
 
     @staticmethod
@@ -96,7 +96,7 @@ def units_of(pair: Pair, rank: int, ranks: int) -> range:
 
 
 def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> Held:
-    """Return the parts of ``model`` that ``rank`` holds: its units of each pair, and all other parameters."""
+    """Return what ``rank`` holds: its units of each pair of layers, and every unpaired parameter."""
     held: dict[str, Cut | None] = {name: None for name, _ in model.named_parameters()}
     for pair in pairs:
         units, width = units_of(pair, rank, ranks), _linear(model, pair.second).in_features // pair.units
@@ -129,7 +129,7 @@ class TensorParallel(ModelParallel):
             )
         whole = {rank: cuts_of(model, pairs, rank, process_group.size) for rank in range(process_group.size)}
         super().__init__(model, optimizer, process_group, lambda rank: whole[rank], tail)
-        self._summing = Summing(plan, process_group, self._wait)
+        self._summing = ActivationAllReduce(plan, process_group, self._wait)
         for pair in pairs:
             _summed(_linear(model, pair.first), _linear(model, pair.second), self._summing)
 
@@ -150,13 +150,13 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
     return found
 
 
-def _summed(first: nn.Linear, second: nn.Linear, summing: Summing) -> None:
+def _summed(first: nn.Linear, second: nn.Linear, summing: ActivationAllReduce) -> None:
     """Add the communication of tensor parallelism to a pair of layers."""
     first.register_forward_pre_hook(lambda _, args: (_Enter.apply(args[0], summing),))  # type: ignore[no-untyped-call]
     second.forward = _row(second, summing)  # type: ignore[method-assign, assignment]
 
 
-def _row(layer: nn.Linear, summing: Summing) -> Callable[[Tensor], Tensor]:
+def _row(layer: nn.Linear, summing: ActivationAllReduce) -> Callable[[Tensor], Tensor]:
     """Return the forward function of a row-split layer, which adds the bias once, after the all-reduce."""
 
     def forward(x: Tensor) -> Tensor:

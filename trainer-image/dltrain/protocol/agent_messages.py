@@ -25,14 +25,14 @@ class Welcome(Record):
     """The first message of a member.
 
     ``term``: the highest term it has seen (0: none). ``obeys``: the ``boot`` of the coordinator with that term.
-    ``led``: True if that coordinator is connected to the member.
+    ``has_coordinator``: True if that coordinator is connected to the member.
     """
 
     type: Literal["welcome"] = "welcome"
     pod: str
     term: int
     obeys: str
-    led: bool = False
+    has_coordinator: bool = False
 
 
 class Assign(Record):

@@ -146,7 +146,7 @@ class Ledger:
         return (step.steps - step.step) * step.step_s * missing / ranks if step is not None else 0.0
 
     def mismatches(self) -> tuple[Mismatch, ...]:
-        """Return the ranks that found another device than planned. Ranks that reported no device do not count."""
+        """Return the ranks that found a different device than planned. Ranks that reported no device do not count."""
         return tuple(
             Mismatch(rank=n, planned=self._placed.ranks[n].device[:63], found=found[:63])
             for n, found in sorted(self._found.items())

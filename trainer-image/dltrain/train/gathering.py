@@ -115,7 +115,7 @@ class _Gather(torch.autograd.Function):
         return (total.reshape(gradient.shape)[ctx.own] / weight).to(gradient), None
 
 
-def unlike_buffers(model: nn.Module, participants: Participants) -> list[str]:
+def differing_buffers(model: nn.Module, participants: Participants) -> list[str]:
     """Return the names of buffers that differ between ranks, except in BatchNorm layers, of which ``wrap`` warns."""
     known = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)}
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}

@@ -49,7 +49,7 @@ def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
     standing: list[tuple[int, tuple[int, ...]]] = []
     for split in document.splits:
         if strange := set(split.shares) - set(places):
-            raise ValueError(f"found ranks {sorted(strange)} beside {places}; expected the same pods in the whole run")
+            raise ValueError(f"found ranks {sorted(strange)} besides {places}; expected the same pods throughout")
         while standing and standing[-1][0] >= split.step:
             standing.pop()
         standing.append((split.step, tuple(split.shares.get(place, 0) for place in places)))

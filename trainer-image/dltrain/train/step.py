@@ -80,7 +80,7 @@ class Step:
         self._buffers_before: list[Tensor] = []
 
     def begin(self, part: Part, number: int, steps: int, requests: StepRequests) -> None:
-        """Begin step ``number``, from 0, of ``steps``, when its batch is ready."""
+        """Begin step ``number`` (from 0) of ``steps``. Its batch must be ready."""
         team = self._team
         self.weight = self.weight_by_samples = part.weight
         self._number, self._last, self.samples = number, number == steps - 1, part.batch
@@ -152,7 +152,7 @@ class Step:
         found = divide() or nothing
         parallel.unscaled(scale, scale * inverse)
         self._scale = self._carried_scale = scale
-        self.left_out = parallel.on_any(any(bool(part) for part in found.values()))
+        self.left_out = parallel.any_rank(any(bool(part) for part in found.values()))
         if self.left_out:
             if scale < LEAST:
                 what = f"at a loss scale of {scale:.2g}: lower the learning rate, or check the loss for inf and NaN"
@@ -180,9 +180,9 @@ class Step:
         if self.given_up:  # ranks were lost in a reduction that the script called
             self.give_up()
             return False
-        total = team.elastic.attempt(parallel.finish, parallel.abandon)
+        total = team.elastic.run_or_abort(parallel.finish, parallel.abandon)
         if total is None:
-            team.go_on(self._number)
+            team.continue_after_loss(self._number)
             return False
         self.watch.waited()
         self.agreed_step = unpack(total, team.size)

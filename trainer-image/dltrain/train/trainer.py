@@ -37,7 +37,7 @@ from dltrain.protocol.rank_messages import EXIT_STOPPED
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, usage_checks
-from dltrain.train.gathering import Participants, averaged, gathered, participants, unlike_buffers
+from dltrain.train.gathering import Participants, averaged, differing_buffers, gathered, participants
 from dltrain.train.held_out import held_out_batches
 from dltrain.train.normalization import with_batch_norm
 from dltrain.train.progress import Progress
@@ -380,7 +380,7 @@ class Trainer:
         """Send a progress update after a step, then save or stop if the ranks agreed to."""
         step, agreed = self._step, self._step.agreed_step.shared
         if self.step == self._first + 1 and self.workers > 1:
-            usage_checks.warn_of_unlike_buffers(unlike_buffers(self.model, self._participants()), self.rank)
+            usage_checks.warn_of_differing_buffers(differing_buffers(self.model, self._participants()), self.rank)
         step.count(fetch_s, first=self.step == self._first + 1)
         if step.update_due:
             rate, norm = float(self.optimizer.param_groups[0]["lr"]), step.gradient_norm

@@ -33,8 +33,8 @@ def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
         )
     if odd := [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]:
         raise MisuseError(
-            f"t.wrap: model: found state that is not a tensor in {', '.join(odd)}; expected tensors, which ranks can "
-            "exchange and checkpoints can hold. Use a buffer, or an attribute that your script sets"
+            f"t.wrap: model: found extra state in {', '.join(odd)} that is not a tensor; expected tensors only. "
+            "Register a buffer, or drop get_extra_state and set the attribute in your script"
         )
     if odd := [name for name, parameter in model.named_parameters() if parameter.is_complex()]:
         raise MisuseError(
@@ -80,7 +80,7 @@ def check_samples(counts: Sequence[int]) -> None:
         )
 
 
-def warn_of_unlike_buffers(names: Sequence[str], rank: int) -> None:
+def warn_of_differing_buffers(names: Sequence[str], rank: int) -> None:
     """Warn on rank 0 of model buffers that differ between ranks after a step."""
     if names and rank == 0:
         some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -126,7 +126,7 @@ def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequen
             )
     strangers = {p.workload for p in asked} - {p.workload for p in known}
     if strangers:
-        raise ValueError(f"workload {min(strangers)}: measured on no device; measure one batch on any")
+        raise ValueError(f"workload {min(strangers)}: never measured; measure a batch on any device")
     return points
 
 

@@ -87,7 +87,7 @@ class Fetching:
             return computing.plus(self.total_s)
         return computing.plus(self.busy_s).at_least(self.pace_s)
 
-    def felt_s(self, compute_s: float, samples: float) -> float:
+    def exposed_input_s(self, compute_s: float, samples: float) -> float:
         """Return the exposed input time of a step that computes for ``compute_s`` on ``samples`` samples."""
         if not self.workers:
             return samples * self.total_s

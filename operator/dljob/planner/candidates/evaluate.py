@@ -25,7 +25,7 @@ LEAST_BUSY = 0.25
 
 @dataclass(frozen=True)
 class Part:
-    """A number of nodes of an option. ``batch_per_rank`` is set if the user fixed it."""
+    """An option on some of its nodes. ``batch_per_rank`` is set if the user fixed it."""
 
     option: Option
     nodes: int

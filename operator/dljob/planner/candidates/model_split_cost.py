@@ -79,7 +79,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         why = f"does not fit: a pod creates the whole model in main memory and needs {gibibytes(host)}, available"
         return Refusal(f"{describe([part])}, {candidate.strategy}", f"{why} {gibibytes(room)}")
     step = (_pipeline if candidate.strategy == "Pipeline" else _tensor)(candidate, batch, model)
-    data_s = option.fetching.felt_s(step.busy_s, batch)
+    data_s = option.fetching.exposed_input_s(step.busy_s, batch)
     link, _ = link_of([option], part.nodes)
     waiting_s = step.busy_s * (straggler_factor(ranks) - 1) + agreement_s(ranks, link.latency_s)
     known, rest = step.busy_s + data_s, step.moving_s + waiting_s

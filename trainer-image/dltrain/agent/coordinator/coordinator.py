@@ -29,7 +29,7 @@ GATHER_S = 1.0
 """Before an elastic job continues without a pod: time for a pod whose agent only restarted to reconnect."""
 SHRINK_S = 3.0
 """After the death of a rank: time for the others to report that they continue without it."""
-RELAUNCH_COST_S = 5.0
+RESTART_COST_S = 5.0
 """The minimum time that a restart to re-add lost ranks must save."""
 LEAVE_MARGIN_S = 3.0
 """The part of a pod's grace period reserved for killing processes that did not exit by themselves."""
@@ -97,14 +97,14 @@ class Coordinator:
         if previous is not None and previous.uid == self.job.plan.uid:
             if previous.phase in TERMINAL and previous.plan_digest == self.job.plan.digest():
                 await self._idle(previous.phase)
-            if previous.phase in (RunPhase.LAUNCHING, RunPhase.RUNNING, RunPhase.RELAUNCHING):
+            if previous.phase in (RunPhase.LAUNCHING, RunPhase.RUNNING, RunPhase.RESTARTING):
                 if (
                     not 0 < previous.world_size < len(self.job.plan.ranks)
                 ):  # Otherwise the acting coordinator counted it.
                     self.job.ledger.count("CoordinatorLost")
                     self.job.account.history.fault(COORDINATOR_LOST, time.time())
                 self.job.trained = previous.step > 0 and previous.plan_digest == self.job.plan.digest()
-                self.job.set_phase(RunPhase.RELAUNCHING)
+                self.job.set_phase(RunPhase.RESTARTING)
         while True:
             await self._gather()
             attempt = await self._launch()
@@ -115,7 +115,7 @@ class Coordinator:
                 await self._stop_attempt(max(1.0, self.job.plan.grace_s - LEAVE_MARGIN_S))
             if returning:
                 log.info("lost pods are back; all ranks restart")
-                self.job.set_phase(RunPhase.RELAUNCHING)
+                self.job.set_phase(RunPhase.RESTARTING)
                 continue
             failure = diagnose(attempt)
             await self._end_attempt()
@@ -146,7 +146,7 @@ class Coordinator:
         """Return True if re-adding the lost ranks would save more time than the restart costs."""
         gain_s = self.job.ledger.gain_s(attempt.missing(self.job.plan), len(self.job.plan.ranks))
         waited = time.monotonic() - attempt.shrunk_s > self.job.settings.return_after_s
-        return waited and gain_s > RELAUNCH_COST_S and self.job.membership.complete and self.job.plan.checkpoint.enabled
+        return waited and gain_s > RESTART_COST_S and self.job.membership.complete and self.job.plan.checkpoint.enabled
 
     def _report_losses(self, attempt: Attempt) -> None:
         """Report lost ranks that the others continue without. These losses do not count against the back-off limit."""
@@ -163,7 +163,7 @@ class Coordinator:
 
         If the job has trained before, wait only until enough pods for a smaller process group are.
         """
-        if self.job.ledger.phase is not RunPhase.RELAUNCHING:
+        if self.job.ledger.phase is not RunPhase.RESTARTING:
             self.job.set_phase(RunPhase.WAITING)
         if self.job.trained:
             await self._until(lambda: self.job.membership.complete, GATHER_S)
@@ -188,7 +188,7 @@ class Coordinator:
         if attempt.troubled:
             return attempt
         self.job.ledger.mark_start(launched_unix_s=time.time())
-        if self.job.ledger.phase is not RunPhase.RELAUNCHING:
+        if self.job.ledger.phase is not RunPhase.RESTARTING:
             self.job.set_phase(RunPhase.LAUNCHING)
         if self.job.plan.model.framework == "Torchrun":
             self.job.links.send_all(proto.StartRanks(attempt=attempt.name))
@@ -221,7 +221,7 @@ class Coordinator:
             await self._idle(RunPhase.FAILED)
         self.job.ledger.count(failure.reason)
         self._failed_in_a_row = 0 if attempt.progressed or not failure.counts else self._failed_in_a_row + 1
-        self.job.set_phase(RunPhase.RELAUNCHING)
+        self.job.set_phase(RunPhase.RESTARTING)
         await self._until(lambda: False, delay_s(self._failed_in_a_row))
 
     async def _idle(self, phase: RunPhase) -> None:

@@ -97,7 +97,7 @@ class Links:
         try:
             welcome = await channel.receive()
             if not isinstance(welcome, proto.Welcome) or welcome.pod != pod:
-                log.warning("pod %s: found %r as the first message; expected Welcome of this pod", pod, welcome)
+                log.warning("pod %s: found %r as the first message; expected a Welcome from it", pod, welcome)
                 return
             self._channels[pod] = channel
             self._emit(Connected(pod, welcome))

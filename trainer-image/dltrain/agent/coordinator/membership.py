@@ -72,7 +72,7 @@ class Membership:
         connected to a coordinator.
         """
         assert self._voters is not None, "an election is in progress"
-        if welcome.led:
+        if welcome.has_coordinator:
             raise SupersededError(f"pod {pod} has a coordinator")
         self._voters[pod] = welcome
         if 2 * len(self._voters) > len(self._plan.pods):

@@ -170,7 +170,7 @@ class ObservedJob:
             attempt.shrunk_s = time.monotonic()
 
     def _running(self) -> None:
-        if self.ledger.phase in (RunPhase.LAUNCHING, RunPhase.RELAUNCHING):
+        if self.ledger.phase in (RunPhase.LAUNCHING, RunPhase.RESTARTING):
             self.set_phase(RunPhase.RUNNING)
 
     def record_failure(self, failure: Failure) -> None:

@@ -56,7 +56,7 @@ class Files(Exchange):
 
 
 class ConfigMaps(Exchange):
-    """Exchange through ConfigMaps, in a cluster."""
+    """Exchange plan and report by ConfigMap."""
 
     def __init__(self, api: KubeApi, job: str) -> None:
         self._api = api
@@ -81,7 +81,7 @@ class ConfigMaps(Exchange):
                     last = text
             except (ApiError, OSError, TimeoutError, ValueError) as error:
                 log.log(logging.INFO if isinstance(error, ApiError) and error.status == 404 else logging.WARNING,
-                        "plan %s: %s; retry in %.1f s", self._plan, error, wait_s)  # fmt: skip
+                        "plan %s: %s; retrying in %.1f s", self._plan, error, wait_s)  # fmt: skip
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _RETRY_S[1])
 
@@ -94,9 +94,9 @@ class ConfigMaps(Exchange):
             except ApiError as error:
                 if error.status == 404:
                     return None
-                log.warning("report %s: %s; retry in %.1f s", self._report, error, wait_s)
+                log.warning("report %s: %s; retrying in %.1f s", self._report, error, wait_s)
             except (OSError, TimeoutError) as error:
-                log.warning("report %s: %s; retry in %.1f s", self._report, error, wait_s)
+                log.warning("report %s: %s; retrying in %.1f s", self._report, error, wait_s)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _RETRY_S[1])
 

@@ -34,7 +34,7 @@ class Member:
         self._obeys = ""
 
     @property
-    def led(self) -> bool:
+    def has_coordinator(self) -> bool:
         """True if a coordinator is connected."""
         return self._obeyed is not None
 
@@ -52,7 +52,9 @@ class Member:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection from a coordinator until it ends."""
         channel = proto.Channel(reader, writer)
-        channel.send(proto.Welcome(pod=self.pod, term=self.term, obeys=self._obeys, led=self.led))
+        channel.send(
+            proto.Welcome(pod=self.pod, term=self.term, obeys=self._obeys, has_coordinator=self.has_coordinator)
+        )
         try:
             while (line := await channel.receive()) is not None:
                 if isinstance(line, proto.Assign):

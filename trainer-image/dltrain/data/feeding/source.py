@@ -71,8 +71,8 @@ class Source:
         """Check the dataset. Raises MisuseError if it is unsupported or empty, or if ``collate`` does not suit it."""
         if isinstance(dataset, DataLoader):
             raise MisuseError(
-                "dataset: found a DataLoader; expected its dataset. Pass t.loader(loader.dataset), with its collate_fn "
-                "if that is your own. The batch size is the job's, divided among the ranks"
+                "dataset: found a DataLoader; expected its dataset. Call t.loader(loader.dataset), with your "
+                "collate_fn if you wrote one. The job sets the batch size and splits it among ranks"
             )
         if isinstance(dataset, IterableDataset):
             raise MisuseError(
@@ -102,7 +102,7 @@ class Source:
         if not self.samples:
             raise MisuseError("dataset: found no samples; expected at least one")
         if collate is not None and not self.foreign:
-            raise MisuseError("collate_fn: found one with a dataset of tensors; expected None. Omit it")
+            raise MisuseError("collate_fn: found a function; expected None for tensors. Omit it")
         self.collate = default_collate if collate is None else collate
 
     @property

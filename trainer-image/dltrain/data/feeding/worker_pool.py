@@ -65,7 +65,7 @@ class Workers:
         return ticket
 
     def get(self, ticket: int) -> tuple[Any, float]:
-        """Return the batch, or None if it was dropped, and the seconds that a worker spent on it.
+        """Return (batch, seconds that a worker spent on it). A dropped batch is None.
 
         Tickets must come in the order in which they were issued; some may be skipped. Raises SampleError, MemoryError
         and WorkerLostError.
