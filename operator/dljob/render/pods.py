@@ -22,6 +22,7 @@ from dljob.api import DLJobSpec
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import JOB_LABEL, JobSeen
 from dljob.job.stored_plan import PodGroup, StoredPlan
+from dljob.perf.resources.memory import shm_nbytes
 from dljob.render import dataset
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, labels
@@ -34,11 +35,6 @@ GPU_PRODUCT_LABELS = {"nvidia": "nvidia.com/gpu.product", "amd": "amd.com/gpu.pr
 """Labels of NVIDIA's GPU feature discovery and AMD's node labeller. Other nodes may have ``DEVICE_LABEL``."""
 PLAIN_CPU = "cpu"
 """Device type of CPU nodes without a label."""
-SHM_PER_RANK_NBYTES = 128 * 2**20
-"""Size of Open MPI's shared-memory segments for one rank. It counts towards the memory limit."""
-SHM_PER_GPU_NBYTES = 512 * 2**20
-"""The same for a rank on a GPU. NCCL needs 10 MB for each connection between GPUs that cannot access each other's
-memory (T4s: two to four channels to each neighbour, both ways), and fails without that space."""
 TMP_LIMIT = "2Gi"
 AGENT_COMMAND = ("dljob-agent",)
 
@@ -208,8 +204,7 @@ def _resources(spec: DLJobSpec, accepted: StoredPlan, group: PodGroup) -> Manife
 
     Memory is always limited, so that a pod above its prediction does not harm its node. CPU is limited on request only.
     """
-    shm = _shm_nbytes(group)
-    memory = spec.resources.memory or f"{ceil((accepted.memory_nbytes + shm) / 2**20)}Mi"
+    memory = spec.resources.memory or f"{ceil(accepted.memory_nbytes / 2**20)}Mi"
     requests: dict[str, str] = {"cpu": spec.resources.cpu or _cpu(group.cpu_m), "memory": memory}
     limits: dict[str, str] = {"memory": memory}
     if spec.resources.cpu_limit:
@@ -218,10 +213,6 @@ def _resources(spec: DLJobSpec, accepted: StoredPlan, group: PodGroup) -> Manife
         resource = GPU_RESOURCES[vendor(group.device)]
         requests[resource] = limits[resource] = str(group.ranks_per_node)
     return {"requests": requests, "limits": limits}
-
-
-def _shm_nbytes(group: PodGroup) -> int:
-    return group.ranks_per_node * (SHM_PER_GPU_NBYTES if group.is_gpu else SHM_PER_RANK_NBYTES)
 
 
 def _cpu(thousandths: int) -> str:
@@ -241,7 +232,7 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
 
 def _volumes(job: JobSeen, spec: DLJobSpec, group: PodGroup) -> list[Manifest]:
     names = Names.of(job)
-    shm_mib = _shm_nbytes(group) // 2**20
+    shm_mib = shm_nbytes(group.ranks_per_node, group.is_gpu) // 2**20
     volumes: list[Manifest] = [
         {"name": "tmp", "emptyDir": {"sizeLimit": TMP_LIMIT}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_mib}Mi"}},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dljob.render.pods import SHM_PER_GPU_NBYTES
+from dljob.perf.resources.memory import SHM_PER_GPU_NBYTES
 from support.builders import A100, DIGITS, Json, nodes, rendered, seen
 
 MI300X = "AMD_Instinct_MI300X_OAM"

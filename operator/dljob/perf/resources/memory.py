@@ -17,6 +17,11 @@ GPU_PROCESS_NBYTES = 2 * 2**30
 NCCL's buffers. A safe assumption: the pod's limit depends on it, and nodes have far more memory per GPU."""
 GPU_CONTEXT_NBYTES = 600 * 2**20
 """Device memory that CUDA, cuBLAS and cuDNN use."""
+SHM_PER_RANK_NBYTES = 128 * 2**20
+"""Size of /dev/shm for a rank on CPUs: Open MPI's shared-memory segments, and the newest state for a restart."""
+SHM_PER_GPU_NBYTES = 512 * 2**20
+"""The same for a rank on a GPU. NCCL needs 10 MB for each connection between GPUs that cannot access each other's
+memory (T4s: two to four channels to each neighbour, both ways), and fails without that space."""
 MARGIN = 1.1
 """Factor for rounding and fragmentation by allocators."""
 GROWTH_MARGIN = 1.25
@@ -80,15 +85,21 @@ def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool) -> int
     return int(min(MAX_SAMPLES, (memory_nbytes - fixed) / max(each, MARGIN)))
 
 
+def shm_nbytes(ranks: int, is_gpu: bool) -> int:
+    """Return the size in bytes of /dev/shm in a pod. It is main memory and counts against the pod's limit."""
+    return ranks * (SHM_PER_GPU_NBYTES if is_gpu else SHM_PER_RANK_NBYTES)
+
+
 def pod_nbytes(workload: Workload, batch: int, ranks: int, is_gpu: bool, workers: int = 0) -> int:
-    """Return the main memory in bytes that a pod with ``ranks`` ranks of ``batch`` samples should request.
+    """Return the main memory in bytes that a pod with ``ranks`` ranks of ``batch`` samples requests, /dev/shm included.
 
     ``workers``: data-loading processes of each rank.
     """
+    fixed = AGENT_NBYTES + shm_nbytes(ranks, is_gpu)
     ahead = workers * (WORKER_NBYTES + int(PREFETCHED_BATCHES * batch * workload.sample_nbytes))
     if not is_gpu:
-        return AGENT_NBYTES + ranks * (rank_nbytes(workload, batch, is_gpu) + ahead)
+        return fixed + ranks * (rank_nbytes(workload, batch, is_gpu) + ahead)
     # A GPU rank copies its state to main memory to write a checkpoint, and holds batches in flight.
     copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
     batches = PREFETCHED_BATCHES * batch * workload.sample_nbytes
-    return AGENT_NBYTES + ranks * (int(GPU_PROCESS_NBYTES + MARGIN * (copies + batches)) + ahead)
+    return fixed + ranks * (int(GPU_PROCESS_NBYTES + MARGIN * (copies + batches)) + ahead)

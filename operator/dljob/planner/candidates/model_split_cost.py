@@ -203,7 +203,8 @@ def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) ->
 def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
     """Return the main memory in bytes that a pod with all its ranks needs."""
     if not part.option.pool.is_gpu:
-        return memory.AGENT_NBYTES + part.option.ranks_per_node * held
+        ranks = part.option.ranks_per_node
+        return memory.AGENT_NBYTES + memory.shm_nbytes(ranks, is_gpu=False) + ranks * held
     share = memory.pod_nbytes(workload, batch, 1, is_gpu=True) - memory.AGENT_NBYTES
     return memory.AGENT_NBYTES + part.option.ranks_per_node * share
 

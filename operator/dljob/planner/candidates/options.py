@@ -165,7 +165,8 @@ def options(
     for nodes, free_nbytes in _tiers(pool, ranks_per_node):
         free = request.memory_per_pod_nbytes or free_nbytes
         # A pod's memory limit also bounds its page cache. The default limit leaves nothing for the cache.
-        cache_nbytes = (request.memory_per_pod_nbytes or 0) - memory.AGENT_NBYTES - ranks_per_node * PROCESS_NBYTES
+        beside_ranks = memory.AGENT_NBYTES + memory.shm_nbytes(ranks_per_node, pool.is_gpu)
+        cache_nbytes = (request.memory_per_pod_nbytes or 0) - beside_ranks - ranks_per_node * PROCESS_NBYTES
         fetching = input_data.fetching(
             workload,
             device,
@@ -177,7 +178,7 @@ def options(
             measured_s=known.fetch_s if known else None,
         )
         computing = alone.scaled(slowdown)
-        room = device.memory_nbytes or (free - memory.AGENT_NBYTES) / ranks_per_node
+        room = device.memory_nbytes or (free - beside_ranks) / ranks_per_node
         result.append(
             Option(
                 pool=pool,
