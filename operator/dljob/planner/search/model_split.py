@@ -87,7 +87,7 @@ def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal |
 
 
 def evaluate(candidate: SplitCandidate, request: Request, model: split.Model) -> Choice | Refusal:
-    """Return the candidate with its prediction, or a refusal. Raise ValueError if the model cannot be split like this."""
+    """Return the candidate with its prediction, or a refusal. Raise ValueError if the model cannot be split so."""
     found = predict(candidate, request, model)
     return found if isinstance(found, Refusal) else choice(candidate, request, found)
 
