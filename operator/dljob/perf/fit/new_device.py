@@ -118,7 +118,7 @@ def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates
 def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequence[Point]) -> list[Point]:
     """Return the known points, then the asked points. Raise ValueError as ``seconds`` does."""
     if not known or not asked:
-        raise ValueError(f"{len(known)} known and {len(asked)} asked points: expected at least one of each")
+        raise ValueError(f"points: found {len(known)} known and {len(asked)} asked; expected at least one of each")
     points = [*known, *asked]
     for point in points:
         if point.device not in sheets:

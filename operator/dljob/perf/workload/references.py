@@ -15,7 +15,7 @@ from dljob.perf.workload.models import bottlenecks, decoder
 IMAGENET = Dataset(1_281_167, 50_000, (3, 224, 224), 1000, 3 * 224 * 224 * 4)
 """ILSVRC 2012 (Russakovsky et al. 2015) with cropped images, in the format in which the trainer holds samples."""
 WIKIPEDIA = Dataset(4_882_812, 0, (512,), 30_522, 512 * 8)
-"""BERT's 2,500 million words of Wikipedia in sequences of 512, one token per word, with uncased WordPiece vocabulary."""
+"""BERT's 2,500 million words of Wikipedia in sequences of 512, one token per word; uncased WordPiece vocabulary."""
 OPENWEBTEXT = Dataset(8_823_810, 4_330, (1024,), 50_257, 1024 * 8)
 """OpenWebText (Gokaslan and Cohen 2019) in sequences of 1024 tokens of GPT-2's vocabulary: 9,035,582,198 tokens, and
 4,434,897 held out."""

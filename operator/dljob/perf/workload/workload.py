@@ -58,7 +58,7 @@ def misfit(model: str, dataset: str) -> str | None:
     """Return the reason why a built-in model cannot use a built-in dataset, or None if it can."""
     shape, tokens = DATASETS[dataset].shape, DATASETS[dataset].tokens
     if tokens != (model == "gpt-mini"):
-        return "found tokens; expected images or tables" if tokens else "found no tokens; expected some"
+        return "found tokens; expected images or tables" if tokens else "found no tokens; expected tokens"
     if model in ("mlp", "gpt-mini") or (len(shape) == 3 and (model != "lenet" or shape[1:] in ((32, 32), (28, 28)))):
         return None
     expected = "images of 32 x 32 or 28 x 28" if model == "lenet" else "images"
@@ -123,7 +123,7 @@ def hinted(
     if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
         raise ValueError(
             f"hints: found parameters {parameters}, flops_per_sample {flops_per_sample}, activation bytes "
-            f"{activation_nbytes_per_sample}; expected the first two above 0 and none negative"
+            f"{activation_nbytes_per_sample}; expected the first two above 0 and the third at least 0"
         )
     n = min(HINTED_LAYERS, parameters)
     elements = activation_nbytes_per_sample / REAL_NBYTES / n

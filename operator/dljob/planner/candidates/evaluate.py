@@ -99,7 +99,7 @@ def evaluate(
     serving = servers if collective == "ParameterServer" and ranks > 1 else 0
     apart = request.synchronization != "Synchronous"
     if apart and not serving:
-        return Refusal(describe(parts), "one rank: asynchronous training needs a worker and a parameter server")
+        return Refusal(describe(parts), "found 1 rank; asynchronous training expects a worker and a parameter server")
     shares = shares_of(parts, request.global_batch, request.uneven, serving)
     if shares is None:
         return _does_not_fit(parts, request, workload)

@@ -77,7 +77,7 @@ def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal |
     if request.strategy == "Tensor" and model.pairs is None:
         return "not possible: the model has no pairs of linear layers"
     if request.strategy == "Tensor" and model.pairs is not None and part.ranks > model.pairs.units:
-        return f"not possible: its linear layers have only {model.pairs.units} units to split"
+        return f"not possible: the model's linear layers have only {model.pairs.units} units to split"
     try:
         found = [evaluate(candidate, request, model) for candidate in _asked(part, request)]
     except ValueError as error:
@@ -192,13 +192,13 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
     if request.no_split_reason is not None:
         return request.no_split_reason
     if request.synchronization != "Synchronous" or request.compressed:
-        return "it does not all-reduce gradients, so it has no gradient compression or asynchronous training"
+        return "found gradient compression or asynchronous training; expected neither with model parallelism"
     if len(fixed) > 1 or any(part.batch_per_rank for part in fixed):
-        return "it needs one device type and the whole batch on every rank: found several groups or batchPerRank"
+        return "found several groups or batchPerRank; expected one device type and the whole batch on every rank"
     if kind == "Pipeline" and request.collective:
-        return f"stages send messages to their neighbours only: found collective {request.collective}"
+        return f"found collective {request.collective}; expected none, because stages only message their neighbours"
     if kind == "Tensor" and request.collective == "ParameterServer":
-        return "all ranks sum the activations together: found collective ParameterServer"
+        return "found collective ParameterServer; expected one in which all ranks reduce activations"
     if kind == "Tensor" and model.pairs is None:
         return "the model has no pairs of linear layers"
     return None
