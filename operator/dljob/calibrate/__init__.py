@@ -1,8 +1,9 @@
-"""Calibration of the performance model from measurements: robust, bounded, and not harmed by bad measurements.
+"""Calibration of the performance model from measurements, with bounded changes and protection from outliers.
 
-``compute``: times on one device, as DLProfile objects store them. ``scaling``: the constants of a multi-device step,
-fitted with the prior in ``prior``. ``probes``: the next measurement. ``multi_device``: the update after a run on
-several devices. ``noise``: the gradient noise scale. ``learned``: everything measured of a model on a device.
+``compute``: compute times on one device. ``scaling``: fit of the constants of multi-device steps, with the prior in
+``prior``. ``probes``: choice of the next measurement. ``multi_device``: update of a profile after a run on several
+devices. ``noise``: the gradient noise scale. ``learned``: all measured constants of a model on a device, as DLProfile
+objects store them.
 """
 
 from dljob.calibrate.compute import MAX_POINTS, Measured, in_session, learn, without_outliers

@@ -10,9 +10,9 @@ from dljob.perf.fit.fitting import agreeing
 
 MAX_POINTS = 64
 MEMORY = 200
-"""Maximum number of observations that a point counts, so that later ones keep some weight and changes are followed."""
+"""Maximum number of observations that count in a point, so that later measurements keep some weight."""
 ABSURD = 100.0
-"""A measurement that is faster or slower than expected by more than this factor is an error."""
+"""Maximum factor between a measured and an expected time. A measurement further off counts as an error."""
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5
 
 
@@ -26,15 +26,16 @@ class Measured:
 
 
 def believable(measured: Measured) -> bool:
-    """Return True if the time is finite and plausible, and the batch and step counts are at least 1."""
+    """Return True if the time is finite and plausible, and both the batch and the number of steps are at least 1."""
     s = measured.compute_s
     return isfinite(s) and _SHORTEST_S <= s <= _LONGEST_S and measured.batch >= 1 and measured.steps >= 1
 
 
 def without_outliers(measured: Iterable[Measured], expected_s: Callable[[int], float] | None = None) -> list[Measured]:
-    """Return the measurements that agree with each other and, within a factor ``ABSURD``, with ``expected_s``.
+    """Return the measurements without outliers.
 
-    A measurement that disagrees with most of the others is dropped (``fitting.agreeing``).
+    An outlier is a measurement that is not believable, differs from ``expected_s(batch)`` by more than a factor
+    ``ABSURD``, or disagrees with most other measurements (``fitting.agreeing``).
     """
     found = [m for m in measured if believable(m)]
     if expected_s is not None:
@@ -44,10 +45,10 @@ def without_outliers(measured: Iterable[Measured], expected_s: Callable[[int], f
 
 
 def in_session(steady: Sequence[Measured], probes: Sequence[Measured]) -> list[Measured]:
-    """Combine the probes and the steady steps of one run.
+    """Return the steady steps of a run, and its probes of other batches, scaled to fit the steady steps.
 
-    A probe runs before the job is under load, so all probes of a run share a factor of error. It is the median ratio
-    of steady to probed time over the batches with both. Probes are scaled by it; steady steps are used unchanged.
+    Probes run before the job is under load, so all probes of a run are wrong by a common factor. The factor is the
+    median of (steady time / probed time) over the batches with both. Without such batches, probes are not scaled.
     """
     pairs = [log(s.compute_s / p.compute_s) for s in steady for p in probes if s.batch == p.batch]
     if not pairs:
@@ -68,9 +69,9 @@ def learn(
 ) -> Learned:
     """Return the constants after one more run.
 
-    ``steady``: steps of the run itself. ``probes``: short timings before it. ``expected_s``: the catalogue's time of a
-    batch, to reject nonsensical measurements. ``fetch_s``: seconds to prepare a sample. Equal batches are averaged in
-    the logarithm, weighted by their observations. Impossible values change nothing.
+    ``steady``: steps of the run itself. ``probes``: short timings before the run. ``expected_s``: function from a batch
+    to its time by the catalogue, to reject absurd measurements. ``fetch_s``: seconds to prepare a sample. Times of
+    equal batches are averaged in the logarithm, weighted by observations. Impossible values change nothing.
     """
     session = in_session([m for m in steady if believable(m)], [m for m in probes if believable(m)])
     points = {p.batch: p for p in before.points}
@@ -89,7 +90,7 @@ def learn(
 
 
 def _merged(old: LearnedPoint | None, new: LearnedPoint) -> LearnedPoint:
-    """Return the mean of both, weighted by observations; the old point counts at most half of ``MEMORY``."""
+    """Return the geometric mean of both points, weighted by observations. ``old`` counts at most ``MEMORY`` / 2."""
     if old is None:
         return new
     w = min(old.observations, MEMORY // 2)
@@ -98,14 +99,14 @@ def _merged(old: LearnedPoint | None, new: LearnedPoint) -> LearnedPoint:
 
 
 def _moved(old: float | None, new: float | None, least: float, most: float) -> float | None:
-    """Return the geometric mean of the old and the new value, or the old one if the new one is missing or invalid."""
+    """Return the geometric mean of both values. If a value is missing or not in [least, most], return the other."""
     if new is None or not isfinite(new) or not least <= new <= most:
         return old
     return new if old is None or not least <= old <= most else (old * new) ** 0.5
 
 
 def _bounded(points: list[LearnedPoint]) -> tuple[LearnedPoint, ...]:
-    """Return at most ``MAX_POINTS`` points: drop the point with the closest neighbours (by ratio), never the ends."""
+    """Return at most ``MAX_POINTS`` points. Drop points whose neighbours are closest (by ratio), but never the ends."""
     while len(points) > MAX_POINTS:
         inner = range(1, len(points) - 1)
         i = min(

@@ -1,4 +1,4 @@
-"""Measured constants of one model on one device."""
+"""Measured constants of one model on one type of device."""
 
 from dataclasses import dataclass, field
 
@@ -11,14 +11,14 @@ class LearnedPoint:
     batch: int
     """Samples on the device."""
     compute_s: float
-    """Mean time of forward, backward and update, on one device alone."""
+    """Mean seconds of forward pass, backward pass and update if one device trains alone."""
     observations: int = 1
     """Number of measured steps."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The placement of a run on devices of one kind, with equally many on each node, and its collective."""
+    """Placement of a run, with the same number of devices of one type on each node, and the run's collective."""
 
     nodes: int
     node_devices: int
@@ -33,7 +33,7 @@ class Place:
 
 @dataclass(frozen=True)
 class StepPoint:
-    """Mean step seconds of ``observations`` runs with ``batch`` samples on the busiest device, without input time."""
+    """Mean step seconds over ``observations`` runs, without input time. ``batch``: samples on the busiest device."""
 
     place: Place
     batch: int
@@ -43,19 +43,19 @@ class StepPoint:
 
 @dataclass(frozen=True)
 class Learned:
-    """Constants measured for one (model, device), from a DLProfile."""
+    """Measured constants of one model on one type of device, from a DLProfile."""
 
     points: tuple[LearnedPoint, ...] = ()
     link_latency_s: float | None = None
     link_bandwidth_Bps: float | None = None
     contention: Contention = field(default_factory=Contention)
     compute_spread: float | None = None
-    """Standard deviation of log(measured / predicted) computing time; None without multi-device measurements."""
+    """Standard deviation of log(measured / predicted) for computing time; None without multi-device measurements."""
     link_spread: float | None = None
-    """The same for communication time."""
+    """Standard deviation of log(measured / predicted) for communication time; None likewise."""
     steps: tuple[StepPoint, ...] = ()
-    """Multi-device steps."""
+    """Measured multi-device steps."""
     noise: NoiseOf | None = None
     """Gradient noise scale, which does not depend on the device."""
     fetch_s: float | None = None
-    """Seconds to prepare one sample and its part of a batch, in a rank or a worker."""
+    """Seconds that a rank or a data-loading process needs to prepare a sample and copy it into a batch."""

@@ -1,4 +1,4 @@
-"""Calibration from runs on several devices: bounded updates of the profile's multi-device constants."""
+"""Calibration from runs on several devices, with bounded updates of the profile's multi-device constants."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ from dljob.perf.step.step import P90
 
 MAX_PLACES = 64
 MAX_RUNS = 20
-"""Maximum number of runs that a point counts, so that later ones keep some weight."""
+"""Maximum number of runs that count in a point, so that later runs keep some weight."""
 _ALONE = 1e6
-"""Ratio of computing to communication, or the inverse, at which the other one is negligible."""
+"""Factor on or divisor of the computing time at which communication, or computing, is negligible."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Scaling:
     constants: Constants
     reference_s: float
     compute_deviation: float
-    """Standard deviation of log(measured / predicted) for a step that only computes ..."""
+    """Standard deviation of log(measured / predicted) for a step that only computes."""
     communication_deviation: float
-    """... and for a step that only communicates."""
+    """Standard deviation of log(measured / predicted) for a step that only communicates."""
 
     @property
     def contention(self) -> Contention:
@@ -39,9 +39,9 @@ class Scaling:
 def remembered(points: Sequence[StepPoint], new: StepPoint, one_s: Callable[[int], float]) -> tuple[StepPoint, ...]:
     """Return the points after one more run.
 
-    Equal placements and batches are averaged in the logarithm. Beyond ``MAX_PLACES``, the least observed points are
-    dropped. A time changes nothing if it is invalid, or off by more than a factor 100 from the earlier time of the same
-    placement (or from the one-device time, if there is none).
+    Times of equal placements and batches are averaged in the logarithm. Beyond ``MAX_PLACES`` points, those with the
+    fewest observations are dropped. An invalid time changes nothing, and so does a time that differs by more than a
+    factor ``ABSURD`` from the earlier time of the same placement and batch (or, without one, from ``one_s(batch)``).
     """
     known = {(p.place, p.batch): p for p in points}
     old = known.get((new.place, new.batch))
@@ -60,7 +60,7 @@ def remembered(points: Sequence[StepPoint], new: StepPoint, one_s: Callable[[int
 
 
 def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], reference_s: float) -> Scaling | None:
-    """Return the fitted constants, or None without points. ``one_s``: seconds of a batch on one device alone."""
+    """Return the fitted constants, or None without points. ``one_s``: function from a batch to its one-device time."""
     if not points:
         return None
     posterior = fit(reference_s, _runs(points, one_s), np.array([p.step_s for p in points]))
@@ -76,10 +76,10 @@ def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], re
 def next_place(
     points: Sequence[StepPoint], one_s: Callable[[int], float], reference_s: float
 ) -> tuple[Place, int] | None:
-    """Return the next placement to measure and its batch per device, or None without points or with enough of them.
+    """Return the next (placement, batch per device) to measure, or None without points or with enough points.
 
-    Candidates have powers of two of nodes, up to twice the measured number, and of devices per node, up to the measured
-    number, with at most three of the measured batches.
+    Candidates use a power of two of nodes (at most twice the most measured), a power of two of devices per node (at
+    most the most measured), and the smallest, the middle or the largest measured batch.
     """
     if not points or len(points) >= MAX_PROBES:
         return None
@@ -106,6 +106,6 @@ def _runs(points: Sequence[StepPoint], one_s: Callable[[int], float]) -> Runs:
 
 
 def _deviation(posterior: Posterior, runs: Runs) -> float:
-    """Return the standard deviation of the logarithm; the p90 is the upper end of the 80 % interval."""
+    """Return the standard deviation of the first run's log(step time), from the p90: the end of the 80 % interval."""
     found = posterior.predict(runs, 0.8)
     return float(np.log(found.high_s / found.median_s)[0] / P90)

@@ -1,7 +1,7 @@
-"""Calibration of the gradient noise scale φ of a model on its data, as DLProfile objects store it.
+"""Calibration of the gradient noise scale φ of a model on its data.
 
-φ depends on the model, its data and its training, not on the device. The profile of each device that took part stores
-it.
+φ depends on the model, its data and its training, but not on the device. After a run, the DLProfiles of all devices
+that took part store φ.
 """
 
 from collections.abc import Mapping
@@ -9,28 +9,31 @@ from dataclasses import dataclass, replace
 from math import exp, isfinite, log
 
 MIN_STEPS = 50
-"""Minimum number of measured steps of a run that counts."""
+"""Minimum number of measured steps. Shorter runs are ignored."""
 MAX_RUNS = 5
-"""Maximum number of runs in the mean: φ changes with the learning rate and the length of training."""
+"""Maximum number of runs that count in the mean, because φ changes with the learning rate and the training length."""
 _MIN_SAMPLES = 1.0
-"""Lower bound of φ. No batch is smaller, so a lower value would not change the choice. The mean is taken in the
-logarithm, so a run that measured zero, such as one whose ranks had the same samples, must not outweigh the others."""
+"""Lower bound of φ in samples. No batch is smaller, so a lower value would not change the choice. Without the bound, a
+run that measured zero (for example with the same samples on all ranks) would dominate the mean of logarithms."""
 
 
 @dataclass(frozen=True)
 class NoiseOf:
-    """The gradient noise scale, measured on some data."""
+    """The gradient noise scale of a model, measured on one dataset."""
 
     data: str
-    """The data: a built-in dataset's name, or a digest of a URI."""
+    """The dataset: the name of a built-in dataset, or a digest of a URI."""
     samples: float
     steps: int
-    """Measured steps of all counted runs."""
+    """Measured steps in all runs so far."""
     runs: int = 1
 
 
 def after(before: NoiseOf | None, run: NoiseOf) -> NoiseOf | None:
-    """Return the noise scale after one more run: the mean logarithm of the last runs, or the run's own on new data."""
+    """Return the noise scale after one more run: the geometric mean over the last runs on the same data.
+
+    On new data, return the run's noise scale. If the run is too short or its value is invalid, return ``before``.
+    """
     if run.steps < MIN_STEPS or not (isfinite(run.samples) and run.samples >= 0):
         return before
     run = replace(run, samples=max(_MIN_SAMPLES, run.samples), runs=1)
@@ -42,6 +45,6 @@ def after(before: NoiseOf | None, run: NoiseOf) -> NoiseOf | None:
 
 
 def known(profiles: Mapping[str, NoiseOf | None], data: str) -> NoiseOf | None:
-    """Return the noise scale on ``data`` with the most runs among a model's ``profiles`` by device."""
+    """Return the noise scale with the most runs on ``data``, or None. ``profiles``: device -> a model's noise scale."""
     found = [noise for _, noise in sorted(profiles.items()) if noise is not None and noise.data == data]
     return max(found, key=lambda noise: (noise.runs, noise.steps), default=None)

@@ -1,6 +1,6 @@
-"""Prior of the multi-device constants, and the covariance of runs.
+"""Prior distribution of the multi-device constants, and the covariance of the step times of runs.
 
-Variances are those of logarithms of seconds.
+All variances and covariances are those of log(seconds).
 """
 
 from dataclasses import dataclass
@@ -37,28 +37,31 @@ DEVIATION = Constants(
 
 @dataclass(frozen=True)
 class Prior:
-    """Prior distribution before any measurement; chosen on three workloads of one cluster (design note 0006)."""
+    """Distribution before any measurement, chosen on three workloads of one cluster (design note 0006).
+
+    All values below are in logarithms of seconds, except where stated.
+    """
 
     mean: Constants = MEAN
     deviation: Constants = DEVIATION
     session: float = 0.32
-    """Standard deviation of the logarithm of the communication factor shared by runs on the same number of nodes."""
+    """Standard deviation of a factor on communication that runs on the same number of nodes share."""
     network: float = 0.08
-    """Standard deviation of the logarithm of the smooth communication factor over placements ..."""
+    """Standard deviation of a factor on communication that varies smoothly over placements."""
     network_reach: float = 0.75
-    """... and its length scale in logarithms of nodes, devices, and devices on the busiest node."""
+    """Length scale of the ``network`` factor in log(nodes), log(devices) and log(devices on the busiest node)."""
     batch: float = 0.035
-    """Standard deviation of the logarithm of the computing factor of a batch."""
+    """Standard deviation of a factor on computing that runs with the same batch share."""
     smooth: float = 0.035
-    """Standard deviation of the logarithm of the smooth factor on whole steps ..."""
+    """Standard deviation of a factor on the whole step that varies smoothly over runs."""
     smooth_reach: float = 0.45
-    """... and its length scale."""
+    """Length scale of the ``smooth`` factor in logarithms of nodes, devices and one-device time."""
     noise: float = 0.035
-    """Standard deviation of repeated measurements of a step that only computes ..."""
+    """Standard deviation of repeated measurements of a step that only computes."""
     network_noise: float = 0.035
-    """... and of the additional noise of communication."""
+    """Standard deviation of the noise that communication adds."""
     tail: float = 4.0
-    """Degrees of freedom of the noise's Student distribution."""
+    """Degrees of freedom of the noise, which has Student's t distribution."""
 
 
 def noise_variance(prior: Prior, here: Steps) -> Floats:
@@ -80,7 +83,7 @@ def prior_covariance(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -
 
 
 def effects_of(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -> Floats:
-    """Return the covariance of the effects of runs ``a`` (rows) and ``b`` (columns)."""
+    """Return the covariance of the effects on runs ``a`` (rows) with those on runs ``b`` (columns)."""
     session = (a.nodes[:, None] == b.nodes) * prior.session**2
     network = prior.network**2 * _near(
         [np.log(f) for f in (a.nodes, a.busiest, a.devices)],
@@ -98,6 +101,6 @@ def effects_of(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -> Floa
 
 
 def _near(a: list[Floats], b: list[Floats], reach: float) -> Floats:
-    """Return exp(-distance^2 / (2 reach^2)) of every pair."""
+    """Return exp(-distance^2 / (2 reach^2)) for each pair of a point in ``a`` and a point in ``b``."""
     square = sum(((x[:, None] - y) ** 2 for x, y in zip(a, b, strict=True)), np.zeros((len(a[0]), len(b[0]))))
     return np.asarray(np.exp(-square / (2 * reach**2)))

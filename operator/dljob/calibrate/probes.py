@@ -1,4 +1,4 @@
-"""Choice of the next run to measure: the one that reduces the uncertainty of the predictions most."""
+"""Choose the next run to measure: the one that most reduces the uncertainty of the predictions."""
 
 from collections.abc import Collection
 
@@ -12,11 +12,11 @@ MAX_PROBES = 5
 
 
 def next_probe(posterior: Posterior, runs: Runs, measured: Collection[int] = ()) -> int | None:
-    """Return the index of the run of ``runs`` to measure next, or None if none or enough are measured.
+    """Return the index in ``runs`` of the run to measure next, or None if all runs or ``MAX_PROBES`` were measured.
 
-    The chosen run reduces the summed variance of the logarithms of all step times most (A-optimal design; Chaloner,
-    Verdinelli 1995): measuring run j reduces the variance of run i by cov(i, j)^2 / (var(j) + noise(j)). Call it again
-    after each measurement, because the fitted constants change the covariance.
+    ``measured``: indices of measured runs. The chosen run most reduces the sum of the variances of log(step time) over
+    all runs (A-optimal design; Chaloner, Verdinelli 1995): measuring run j reduces the variance of run i by
+    cov(i, j)^2 / (var(j) + noise(j)). Each measurement changes the covariance, so call this again after each.
     """
     left = [i for i in range(len(runs)) if i not in measured]
     if not left or len(measured) >= MAX_PROBES:
@@ -26,7 +26,7 @@ def next_probe(posterior: Posterior, runs: Runs, measured: Collection[int] = ())
 
 
 def information(posterior: Posterior, runs: Runs) -> Floats:
-    """Return for each run the fraction by which measuring it reduces the summed variance of all log step times."""
+    """Return, for each run, by which fraction measuring it reduces the sum of the variances of log(step time)."""
     covariance, noise = posterior.covariance(runs)
     gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + noise)
     return np.asarray(gain / max(float(np.trace(covariance)), 1e-300))

@@ -1,10 +1,15 @@
 """Bayesian fit of the multi-device constants to few or many measured steps: prior, robust fit, posterior, intervals.
 
 In logarithms: measured = model(constants) + effects + noise. Constants have normal priors. Effects cover what the
-formulas do not model: a factor on communication shared by runs on equally many nodes (a session, a switch), a smooth
-factor on communication over the placement, a factor on computing per batch (the one-device curve is measured, too), and
-a small smooth factor on the whole step. All effects are Gaussian processes (Rasmussen, Williams 2006), so they fade
-with the distance from measurements. The noise has heavy tails.
+formulas do not model:
+
+- a factor on communication that runs on the same number of nodes share (same session, same switch);
+- a factor on communication that varies smoothly over placements;
+- a factor on computing for each batch, because the one-device curve has measurement errors, too;
+- a small factor on the whole step that varies smoothly over runs.
+
+All effects are Gaussian processes (Rasmussen, Williams 2006), so they fade with the distance from measurements. The
+noise has heavy tails.
 """
 
 from dataclasses import dataclass, field
@@ -19,21 +24,21 @@ from dljob.calibrate.prior import Prior, effects_of, noise_variance, of_constant
 from dljob.perf.fit.scaling import Constants, Floats, Runs, Steps, steps
 
 MIN_MEASUREMENTS = 5
-"""Up to this number of measurements, outliers cannot be detected."""
+"""Maximum number of measurements among which outliers cannot be detected."""
 MAX_MEASUREMENTS = 256
-"""Maximum number of measurements in a fit, whose cost grows with their cube; evenly spaced ones are taken of more."""
+"""Maximum number of measurements in a fit, because its cost grows with their cube. Longer lists are thinned evenly."""
 HESITANT = 20
-"""Number of measurements (beyond ``MIN_MEASUREMENTS``) at which their scatter counts as much as the prior's for the
+"""Number of measurements beyond ``MIN_MEASUREMENTS`` at which their scatter and the prior's have equal weight in the
 width of intervals."""
 WIDEST = 3.0
-"""Maximum factor by which measurements widen an interval."""
+"""Maximum factor by which the scatter of measurements widens an interval."""
 _ROUNDS = 20
 _SHORTEST_MOVE = 1e-3
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predicted seconds of a step: the median and the ends of the interval."""
+    """Predicted step seconds of each run: the median, and the two ends of the interval."""
 
     median_s: Floats
     low_s: Floats
@@ -42,27 +47,27 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Posterior:
-    """Posterior distribution after the measurements ``given``."""
+    """Posterior distribution of step times, given the measurements of the runs ``given``."""
 
     prior: Prior
     constants: Constants
     reference_s: float
     given: Runs
     residual: Floats
-    """log(measured) - log(model(constants)) of ``given``."""
+    """log(measured) - log(model(constants)) for each run in ``given``."""
     left_out: Floats
-    """Absolute leave-one-out residual of each measurement, in standard deviations."""
+    """Absolute leave-one-out residual of each measurement, divided by its standard deviation."""
     _inverse: Floats = field(repr=False)
-    """Inverse covariance of the measurements: constants, effects and noise."""
+    """Inverse of the measurements' covariance, which is due to constants, effects and noise."""
     _weights: Floats = field(repr=False)
-    """Inverse covariance of effects and noise, times ``residual``."""
+    """(Inverse of the covariance due to effects and noise) @ ``residual``."""
 
     @cached_property
     def _there(self) -> Steps:
         return steps(self.constants, self.given, self.reference_s)
 
     def predict(self, runs: Runs, level: float = 0.9) -> Predicted:
-        """Return medians of ``runs`` and intervals that contain a new measurement with probability ``level``."""
+        """Return the medians for ``runs``, and intervals that contain a new measurement with probability ``level``."""
         here = steps(self.constants, runs, self.reference_s)
         log_s, variance = here.log_s, prior_variance(self.prior, here)
         if len(self.given):
@@ -76,7 +81,7 @@ class Posterior:
         return Predicted(np.exp(log_s), np.exp(log_s - half), np.exp(log_s + half))
 
     def covariance(self, runs: Runs) -> tuple[Floats, Floats]:
-        """Return the covariance of the log step times of ``runs``, (runs, runs), and each one's noise variance."""
+        """Return (covariance of log(step time), shape (runs, runs); noise variance of each run)."""
         here = steps(self.constants, runs, self.reference_s)
         covariance = prior_covariance(self.prior, runs, here, runs, here)
         if len(self.given):
@@ -88,8 +93,8 @@ class Posterior:
     def widening(self, level: float) -> float:
         """Return the factor by which intervals are wider than those of a normal distribution.
 
-        It is the quantile of the leave-one-out residuals (conformal prediction; Vovk, Gammerman, Shafer 2005) divided
-        by the normal quantile, shrunk towards 1 with the weight of ``HESITANT`` measurements.
+        The factor is a quantile of the leave-one-out residuals (conformal prediction; Vovk, Gammerman, Shafer 2005)
+        divided by the normal quantile. It is averaged with 1, which has the weight of ``HESITANT`` measurements.
         """
         counted = max(0, len(self.left_out) - MIN_MEASUREMENTS)
         if counted == 0:
@@ -101,13 +106,13 @@ class Posterior:
 
 
 def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior()) -> Posterior:  # noqa: B008 - frozen
-    """Return the posterior after the runs ``given`` took ``step_s`` seconds per step; without runs, the prior.
+    """Return the posterior after the runs ``given`` took ``step_s`` seconds per step. Without runs, it is the prior.
 
-    ``reference_s``: a typical one-device time of the workload, the same in every fit. Measurements that are not finite,
-    not positive, or off the prior's prediction by more than a factor ``ABSURD`` are ignored.
+    ``reference_s``: a typical one-device time of the workload, the same in every fit. Measurements are ignored if they
+    are not finite and positive, or differ from the prior's prediction by more than a factor ``ABSURD``.
 
-    The maximum a posteriori is found by damped Gauss-Newton steps. The noise's Student distribution is fitted by
-    iteratively reweighted variances (Lange, Little, Taylor 1989). The posterior is normal around the maximum (Laplace).
+    Damped Gauss-Newton steps find the maximum a posteriori. Iteratively reweighted variances fit Student's t
+    distribution of the noise (Lange, Little, Taylor 1989). The posterior is normal around the maximum (Laplace).
     """
     given, log_s = _plausible(given, step_s, steps(prior.mean, given, reference_s))
     mean, spread = prior.mean.vector(), prior.deviation.vector() ** 2
@@ -143,7 +148,7 @@ def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior())
 def _damped(
     vector: Floats, move: Floats, given: Runs, log_s: Floats, reference_s: float, prior: Prior, inverse: Floats
 ) -> float:
-    """Return the largest of 1, 1/2, 1/4, ... by which the move can be scaled without making the fit worse."""
+    """Return the largest factor of 1, 1/2, 1/4, ..., 1/128 on ``move`` that does not make the fit worse, or 1/128."""
 
     def misfit(tried: Floats) -> float:
         residual = log_s - steps(Constants(*tried), given, reference_s).log_s
@@ -157,7 +162,7 @@ def _damped(
 
 
 def _plausible(given: Runs, step_s: Floats, expected: Steps) -> tuple[Runs, Floats]:
-    """Return the plausible measurements and the logarithms of their seconds."""
+    """Return (runs with plausible times, log(step seconds) of these runs), at most ``MAX_MEASUREMENTS``."""
     with np.errstate(divide="ignore", invalid="ignore"):
         log_s = np.log(np.asarray(step_s, dtype=float))
     possible = np.isfinite(log_s)

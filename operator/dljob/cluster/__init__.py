@@ -1,4 +1,4 @@
-"""The planner's view of the cluster: nodes with free devices, and the catalogue of known devices."""
+"""The planner's view of the cluster: its nodes with their free resources, and the device catalogue."""
 
 from dljob.cluster.view import ClusterView, Node, cluster_view, quantity
 

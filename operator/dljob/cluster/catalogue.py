@@ -1,6 +1,6 @@
-"""The device catalogue: figures from data sheets and price lists, used until a device was measured.
+"""The device catalogue: figures from data sheets and price lists. Predictions use them until a device was measured.
 
-``devices.json`` has a row per device. Column names contain the units, and each row names its source.
+``devices.json`` has one row per device. Its column names contain the units, and each row names its source.
 """
 
 import json
@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Literal
 
 CORE_PRICE_USD_PER_H = 0.04
-"""On-demand price of a virtual CPU with 4 GiB, per hour: general-purpose instances of the large clouds, 2025."""
+"""Hourly on-demand price of a virtual CPU with 4 GiB in general-purpose instances of large clouds, 2025."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class Device:
     fp32_FLOPs: float
     """Peak single-precision operations per second."""
     conv_FLOPs: float
-    """Peak operations per second of convolutions, for which PyTorch lets cuDNN use TF32 by default."""
+    """Peak operations per second in convolutions. By default, PyTorch lets cuDNN use TF32 for them."""
     memory_nbytes: int | None
-    """The device's own memory; None for main memory, which the node bounds."""
+    """Memory of the GPU; None for CPUs, which use the node's main memory."""
     memory_bandwidth_Bps: float
     peer_bandwidth_Bps: float
-    """Bandwidth to another device of the same node, one direction."""
+    """Bandwidth to another device on the same node, in one direction."""
     host_bandwidth_Bps: float
-    """Bandwidth from main memory, one direction."""
+    """Bandwidth from main memory to the device, in one direction."""
     peak_power_W: float
     idle_power_W: float
     usd_per_h: float
     source: str
     assumed: bool = False
-    """True if the device is not in the catalogue and the figures are those of another device."""
+    """True if the device is not in the catalogue and its figures come from another device."""
 
 
 VENDORS = ("nvidia", "amd", "geforce", "tesla", "quadro", "instinct", "rtx")
@@ -44,19 +44,19 @@ VENDORS = ("nvidia", "amd", "geforce", "tesla", "quadro", "instinct", "rtx")
 
 
 GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
-"""Extended resource of each vendor's device plugin. Pods request it, and it is customarily the key of a node taint."""
+"""Extended resource of each vendor's device plugin. Pods request it, and taints of GPU nodes often use it as key."""
 
 
 AMD = re.compile(r"\b(amd|instinct|radeon|mi\d{2,3}[a-z]?)\b")
 
 
 def vendor(label: str) -> str:
-    """Return the vendor of a GPU's product name; the default is nvidia, as NVIDIA's names often omit it."""
+    """Return the vendor of the GPU with this product name. The default is nvidia, because its names often omit it."""
     return "amd" if AMD.search(re.sub(r"[-_ ]+", " ", label.lower())) else "nvidia"
 
 
 def canonical(label: str) -> str:
-    """Return a product name without vendor and punctuation: ``NVIDIA-A100-SXM4-40GB`` equals ``A100 SXM4 40``."""
+    """Return a product name without vendor and punctuation: ``NVIDIA-A100-SXM4-40GB`` becomes ``a100sxm440``."""
     text = re.sub(rf"^({'|'.join(VENDORS)}|[-_ ])+", "", label.lower())
     text = re.sub(r"-?shared$", "", text)  # the label that the NVIDIA device plugin gives time-sliced GPUs
     return re.sub(r"[^a-z0-9]", "", text).removesuffix("gb")
@@ -76,17 +76,17 @@ def _catalogue() -> dict[str, Device]:
 
 
 def gpu(label: str) -> Device | None:
-    """Return the GPU of that product name or label, or None if it is not in the catalogue."""
+    """Return the GPU with this product name or node label, or None if it is not in the catalogue."""
     return _catalogue().get(canonical(label))
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Return the names in the catalogue, sorted."""
+    """Return the sorted names of all GPUs in the catalogue."""
     return tuple(sorted({device.name for device in _catalogue().values()}))
 
 
 def gpu_or_assumed(label: str) -> Device:
-    """Return the GPU of that name; an unknown one gets the figures of a T4, the slowest common GPU, as ``assumed``."""
+    """Return the GPU with this name. An unknown GPU is ``assumed`` to be like a T4, the slowest common GPU."""
     known = gpu(label) or _slice(label)
     if known is not None:
         return known
@@ -102,13 +102,14 @@ def gpu_or_assumed(label: str) -> Device:
 
 
 MIG = re.compile(r"(.*)-MIG-(\d)g\.(\d+)gb", re.IGNORECASE)
-"""Label of a GPU instance (MIG): its product, its number of compute slices and its memory in GiB."""
+"""Label of a GPU instance (MIG). Its groups are product, number of compute slices, and memory in GiB."""
 
 
 def _slice(label: str) -> Device | None:
-    """Return a MIG instance of a GPU in the catalogue, with proportional figures, or None.
+    """Return the MIG instance with this label, or None if the label is another one or the GPU is not in the catalogue.
 
-    An A30 has four compute slices, other GPUs have seven (NVIDIA's MIG user guide).
+    Figures are proportional to the whole GPU's. An A30 has four compute slices, other GPUs have seven (NVIDIA's MIG
+    user guide).
     """
     if (found := MIG.match(label)) is None or (whole := gpu(found[1])) is None:
         return None
@@ -131,10 +132,11 @@ def _slice(label: str) -> Device | None:
 
 
 def cpu(label: str, cores: float) -> Device:
-    """Return ``cores`` CPUs as a device; a fraction is a quota. Every label of no GPU is a CPU class.
+    """Return ``cores`` CPUs as a device. A fraction is a quota. ``label``: the node's CPU class.
 
-    Per core: AVX2 at 3 GHz does 2 units x 8 lanes x 2 (multiply, add) x 3e9 = 96 GFLOP/s; 12 GB/s of a socket's
-    200 GB/s over 16 cores; 8 W of a 280 W socket's 32 cores, 2 W of it idle.
+    Figures of a core: 2 AVX2 units x 8 lanes x 2 operations (multiply, add) x 3 GHz = 96 GFLOP/s; 12 of a socket's
+    200 GB/s for 16 cores; 8 W of a socket's 280 W for 32 cores, of which 2 W when idle. Raise ValueError if ``cores``
+    is not above 0.
     """
     if not cores > 0:
         raise ValueError(f"device {label}: found {cores} CPUs; expected more than 0")

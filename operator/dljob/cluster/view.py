@@ -1,7 +1,7 @@
 """ClusterView: an immutable snapshot of the cluster's nodes and their free resources.
 
-``kube`` creates it from nodes and pods. ``cluster_view`` creates it from a mapping, as read by ``dljob plan --cluster
-FILE`` and by the service.
+``kube`` creates a ClusterView from nodes and pods. ``cluster_view`` creates it from a mapping, which ``dljob plan
+--cluster FILE`` and the service read.
 """
 
 import re
@@ -16,22 +16,22 @@ from dljob.cluster.catalogue import gpu
 
 @dataclass(frozen=True)
 class Node:
-    """A schedulable node. CPU nodes count as one device."""
+    """A schedulable node. A CPU node has one device."""
 
     name: str
     device: str
-    """Device type: GPU product, or the node's CPU class (label ``dljob.dev/device``, default ``cpu``)."""
+    """Device type: the GPU's product name, or the node's CPU class (label ``dljob.dev/device``, default ``cpu``)."""
     devices: int = 1
-    """Devices of that type on the node."""
+    """Number of devices on the node."""
     free_devices: int = 1
-    """Devices that are not allocated to pods."""
+    """Number of devices that no pod uses."""
     cpu: float = 1.0
     """Allocatable CPUs."""
     free_cpu: float = 1.0
-    """CPUs that are not requested by pods."""
+    """CPUs that no pod requests."""
     free_memory_nbytes: int = 2**33
     link_bandwidth_Bps: float | None = None
-    """Network bandwidth from annotation ``dljob.dev/network-bandwidth`` in bytes/s; None without it."""
+    """Network bandwidth in bytes/s from the annotation ``dljob.dev/network-bandwidth``; None without the annotation."""
     is_gpu: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[tuple[str, str, str], ...] = ()
@@ -44,7 +44,7 @@ class ClusterView:
 
     @property
     def device_types(self) -> tuple[str, ...]:
-        """Device types present, sorted."""
+        """Return the sorted device types of all nodes."""
         return tuple(sorted({node.device for node in self.nodes}))
 
 
@@ -55,9 +55,9 @@ _SCALE |= {f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE",
 
 
 def quantity(value: object) -> Decimal:
-    """Return the value of a Kubernetes quantity such as ``500m`` or ``4Gi``, or of a number; else raise ValueError.
+    """Return the value of a number or a Kubernetes quantity such as ``500m`` or ``4Gi``. Raise ValueError otherwise.
 
-    This replaces the Kubernetes client's function, because the core must not import that client.
+    The Kubernetes client has such a function, but the core must not import that client.
     """
     match = _QUANTITY.fullmatch(str(value))
     if match is None or isinstance(value, bool):
@@ -76,10 +76,10 @@ def cluster_view(document: object) -> ClusterView:
         - {name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, cpu: 64, memory: 512Gi, bandwidth: 12.5G}
         - {name: spare, count: 10, device: cpu, cpu: 4, memory: 16Gi}
 
-    ``name`` (default node<i>; with ``count``, name-0, name-1, …), ``device`` (default cpu), ``devices`` and how many of
-    them are ``free`` (default 1 and all), ``cpu`` (default 1), ``memory`` (default 8Gi), ``bandwidth`` of the network
-    in bytes/s, ``labels``, ``taints`` as in a node's spec. A device that is not in the catalogue is a class of CPU
-    nodes, unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
+    Fields: ``name`` (default node<i>; with ``count``: name-0, name-1, …), ``device`` (default cpu), ``devices``
+    (default 1), ``free`` devices (default all), ``cpu`` (default 1), ``memory`` (default 8Gi), network ``bandwidth`` in
+    bytes/s, ``labels``, and ``taints`` as in a node's spec. A device that is not in the catalogue is a CPU class,
+    unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
@@ -143,7 +143,7 @@ def _whole(entry: Mapping[Any, Any], name: str, default: int, least: int, most: 
 
 
 def _amount(entry: Mapping[Any, Any], name: str, default: str | None) -> Decimal | None:
-    """Return a positive quantity, or None if there is neither a value nor a default."""
+    """Return the field as a positive quantity, or None without a value and a default. Raise ValueError otherwise."""
     value = entry.get(name, default)
     if value is None:
         return None

@@ -1,1 +1,1 @@
-"""The performance model: how long a step takes, what it needs and what it costs. White box, pure, SI units."""
+"""The performance model: time, memory, energy and cost of a step. White-box formulas, pure functions, SI units."""

@@ -1,4 +1,4 @@
-"""The planner: a pure function of request, cluster view and learned constants to ``Decision | Infeasible``."""
+"""The planner: a pure function from a request, a cluster view and learned constants to ``Decision | Infeasible``."""
 
 from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.planner.plan import plan

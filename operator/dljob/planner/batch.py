@@ -1,7 +1,7 @@
-"""Choice of the global batch size from a range: the one with the least time (energy, cost) for the same progress.
+"""Choose the global batch size in a range that needs the least time (or energy, or cost) for the same progress.
 
-Every batch of a ladder gets its own plan, with the number of steps that follows from the gradient noise scale
-(``perf.fit.statistical``). The plans are compared by the request's objective over the whole training.
+The considered batch sizes form a ladder. Each rung gets its own plan and its own number of steps, which follows from
+the gradient noise scale (``perf.fit.statistical``). The request's objective over the whole training compares the plans.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,20 +16,21 @@ from dljob.planner.types import BatchDecision, Batches, BatchOption, Choice, Dec
 from dljob.planner.types.texts import samples
 
 MIN_GAIN = 0.05
-"""Minimum relative improvement for a batch further from globalBatchSize, because noise scales differ between runs."""
+"""Minimum relative improvement that justifies a batch further from globalBatchSize: noise scales vary between runs."""
 AS_MANY_SAMPLES = 1e15
-"""A noise scale so large that every batch needs as many samples, for a batch that was chosen without a noise scale."""
+"""Stand-in for an unmeasured noise scale. It is so large that all batch sizes need the same number of samples."""
 MAX_RUNGS = 16
-"""Maximum number of batches of a ladder."""
+"""Maximum number of batches in a ladder."""
 MAX_RUNGS_PLANNED_AT_ONCE = 8
-"""Up to this number, all batches are planned; of more, every other one and those next to the best one."""
+"""Maximum length of a ladder whose batches are all planned. In a longer one, every other batch is planned first, then
+the neighbours of the best batch."""
 Plan = Callable[[Request], Decision | Infeasible]
 
 
 def ladder(base: int, low: int, high: int) -> list[int]:
-    """Return batches in [low, high]: ``base`` times or divided by 1, 1.5, 2, 3, 4, 6, …, and the ends.
+    """Return ``low``, ``high``, and between them ``base`` multiplied and divided by 1, 1.5, 2, 3, 4, 6, …
 
-    Multiples of the user's batch divide among ranks as that batch does. Wide ranges use powers of two only.
+    Multiples of the user's batch divide evenly among ranks if that batch does. Wide ranges use powers of two only.
     """
     halves = {base} | {base * 2**k for k in range(1, 32)} | {base // 2**k for k in range(1, 32) if base % 2**k == 0}
     between = {3 * batch // 2 for batch in halves if batch % 2 == 0}
@@ -48,9 +49,9 @@ def ladder(base: int, low: int, high: int) -> list[int]:
 def choose(
     request: Request, batches: Batches, learned: Mapping[tuple[str, str], Learned], plan: Plan
 ) -> Decision | Infeasible:
-    """Return the plan of the best batch, with the others in ``Decision.batch``.
+    """Return the plan for the best batch, and describe the other batches in ``Decision.batch``.
 
-    Without a measured noise scale the batch stays the spec's. ``plan`` plans a request with one batch.
+    Without a measured noise scale, use the spec's batch. ``plan``: the function that plans a request with one batch.
     """
     base = request.global_batch
     if batches.running is not None:
@@ -81,9 +82,9 @@ def choose(
 
 
 def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int, Decision | Infeasible]:
-    """Return plans for all batches of a short ladder; of a long one, for every other batch and those next to the best.
+    """Plan all batches of a short ladder. In a long ladder, plan every other batch, then the best batch's neighbours.
 
-    The time for the same progress changes little over two rungs of a long ladder, and a plan on a large cluster takes a
+    Two rungs of a long ladder differ little in the time for the same progress, and a plan on a large cluster takes a
     tenth of a second.
     """
     rungs = sorted(asked)
@@ -98,10 +99,10 @@ def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int,
 
 
 def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
-    """Return the batch nearest to ``base`` that is worth choosing, given (late, score) of each; lower is better.
+    """Return the batch nearest to ``base`` that is worth choosing. ``scores``: batch -> (late, score), lower is better.
 
-    A batch is worth choosing if its score is within ``MIN_GAIN`` of the best one. Any batch other than ``base`` must
-    also improve on ``base`` by more than ``MIN_GAIN``, unless ``base`` has no plan or is late and the best one is not.
+    A batch is worth choosing if its score is within ``MIN_GAIN`` of the best score. A batch other than ``base`` must
+    also beat ``base`` by more than ``MIN_GAIN``, unless ``base`` has no plan or misses a deadline that the best meets.
     """
     late, best = min(scores.values())
     near_best = {
@@ -117,7 +118,7 @@ def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
 
 
 def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasible:
-    """Plan a running job with the batch of its checkpoints and its original number of steps."""
+    """Plan a running job with the batch size and the number of steps that it began with."""
     assert batches.running is not None
     batch, noise = batches.running.batch, batches.running.noise
     asked = _at(request, batches, batch, AS_MANY_SAMPLES if noise is None else noise)
@@ -126,18 +127,18 @@ def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasib
 
 
 def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request:
-    """Return the request for this batch."""
+    """Return the request with ``batch`` as its only batch size, and with the steps for the same progress."""
     steps = statistical.steps(request.total_steps, request.global_batch, batch, noise, batches.epoch_samples)
     return replace(request, global_batch=batch, total_steps=steps, batches=None)
 
 
 def _scores(asked: Mapping[int, Request], found: Mapping[int, Decision | Infeasible]) -> dict[int, tuple[bool, float]]:
-    """Return the scores of the batches that have a plan."""
+    """Return batch -> (late, score) for the batches that have a plan."""
     return {b: _score(asked[b], answer.chosen) for b, answer in found.items() if isinstance(answer, Decision)}
 
 
 def _score(request: Request, choice: Choice) -> tuple[bool, float]:
-    """Return a sort key, lower is better; plans that miss the deadline come last, the least late first."""
+    """Return the sort key (late, score); lower is better. The score of a late plan is its p90 time."""
     p90_s = choice.prediction.total_p90_s
     late = not objective.meets(request, p90_s)
     return late, p90_s if late else objective.score(request, choice.prediction)

@@ -38,7 +38,7 @@ from dljob.planner.search.screen import Screen
 from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request, Strategy
 
 EVALUATED_ROWS = 10
-"""Number of rows of a search that are evaluated exactly: the best ones, and as many best of their kind."""
+"""Number of best rows of a search to evaluate exactly, and number of device sets whose best row is evaluated, too."""
 MAX_REFUSALS = 20
 
 Constants = Mapping[tuple[str, str], Learned]
@@ -48,9 +48,9 @@ Made = dict[tuple[str, bool, int, Stored | None], list[Option]]
 
 
 def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
-    """Return the best plan for the request on this cluster, or the reason why there is none.
+    """Return the best plan for the request on this cluster, or the reason why no plan is possible.
 
-    ``learned``: measured constants by (``request.profile``, device). The catalogue replaces missing ones.
+    ``learned``: measured constants by (``request.profile``, device). The catalogue replaces missing constants.
     """
     key = request.profile or request.model or ""
     request = replace(request, cautious=any(name == key and known.steps for (name, _), known in learned.items()))
@@ -61,7 +61,7 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
 
 
 def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -> Decision | Infeasible:
-    """Plan one global batch. ``made``: cache of options, shared by the batches of one request."""
+    """Return the plan for one global batch size. ``made``: cache of options for all batch sizes of the request."""
     try:
         workload = workload_of(request)
     except ValueError as error:
@@ -124,14 +124,14 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
 
 
 def strategies(request: Request) -> tuple[Strategy, ...]:
-    """Return the data-parallel strategies to consider: the user's choice, or both if the collective allows it."""
+    """Return the data-parallel strategies to consider: the user's choice, or both if the collective allows both."""
     if request.strategy == "Auto":
         return ("Data", "Optimizer") if request.collective in (None, *HALVES) else ("Data",)
     return ("Optimizer",) if request.strategy == "Optimizer" else ("Data",)
 
 
 def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName, ...]:
-    """Return the collectives to consider for the gradients of these parts: the user's choice, or all useful ones."""
+    """Return the collectives to consider for ranks on ``parts``: the user's choice, or all useful collectives."""
     if request.collective:
         return (request.collective,)
     names, ranks = summing(parts[0].option), sum(p.ranks for p in parts)
@@ -145,9 +145,9 @@ def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName
 def _candidates(
     request: Request, nodes: Eligible, workload: Workload, learned: Constants, made: Made
 ) -> tuple[list[Found], list[Refusal]]:
-    """Return the most promising candidates, evaluated exactly, and the refusals.
+    """Return (most promising candidates, evaluated exactly; refusals).
 
-    GPUs and CPUs never share a job, because NCCL does not span both.
+    A job never mixes GPUs and CPUs, because NCCL does not span both.
     """
     found: list[Found] = []
     refusals = list(nodes.refusals)
@@ -183,7 +183,7 @@ def _candidates(
 def _options(
     pool: Pool, ranks_per_node: int, workload: Workload, request: Request, learned: Constants, made: Made
 ) -> list[Option]:
-    """Return the cached options of a pool. They depend on the batch only through the data read from disk."""
+    """Return the options of a pool from the cache ``made``. Of the batch, only the data read from disk matters."""
     key = (pool.device, pool.is_gpu, ranks_per_node, stored_of(request))
     if key not in made:
         made[key] = options(pool, ranks_per_node, workload, request, learned)

@@ -14,7 +14,10 @@ from dljob.planner.types import Choice, Decision, Request
 def scaling(
     request: Request, view: ClusterView, learned: Mapping[tuple[str, str], Learned]
 ) -> list[tuple[int, Choice]]:
-    """Return (nodes, best candidate with exactly that many nodes) over a grid of node counts that have a plan."""
+    """Return (nodes, best candidate with exactly so many nodes) over a grid of node counts. Skip counts without a plan.
+
+    The deadline and groups that the user fixes are ignored.
+    """
     available = sum(pool.nodes for pool in eligible(request, view).pools)
     points = []
     for nodes in grid(min(available, request.global_batch)) if available else []:

@@ -1,1 +1,1 @@
-"""Curves and constants from measured points."""
+"""Curves and constants, fitted to measured points."""

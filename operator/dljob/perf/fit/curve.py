@@ -1,4 +1,4 @@
-"""Step time of a device over its batch: a nondecreasing piecewise-linear curve."""
+"""Step time of a device as a function of its batch: a nondecreasing, piecewise-linear curve."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Curve:
-    """``seconds(batch)``: linear between knots, with ``slope_s`` per sample beyond the last one.
+    """Step time over the batch: linear between knots, with ``slope_s`` seconds per sample beyond the last knot.
 
-    Batches of knots rise strictly, from 0 or more. Seconds are positive and never fall. Below the first knot the time
-    is that of the first knot.
+    The knots' batches rise strictly, from 0 or more. Their seconds are positive and never fall. Below the first knot,
+    the time is constant.
     """
 
     batches: tuple[float, ...]
@@ -39,7 +39,7 @@ class Curve:
         return y0 + (y1 - y0) * (batch - x0) / (x1 - x0)
 
     def samples(self, seconds: float) -> float:
-        """Return the largest batch (not rounded) that finishes in ``seconds``; 0 if none does."""
+        """Return the largest batch (not rounded) that finishes in ``seconds``; 0 if no batch does."""
         i = bisect_right(self.times_s, seconds) - 1
         if i < 0:
             return 0.0
@@ -49,7 +49,7 @@ class Curve:
         return x0 + (x1 - x0) * (seconds - y0) / (y1 - y0)
 
     def whole_samples(self, seconds: float) -> int:
-        """Return the largest whole batch with ``seconds(batch)`` of at most ``seconds``, exact to the last bit."""
+        """Return the largest whole number of samples that finish in ``seconds``, exact to the last bit."""
         batch = int(self.samples(seconds))
         while self.seconds(batch + 1) <= seconds:
             batch += 1
@@ -58,24 +58,24 @@ class Curve:
         return batch
 
     def samples_array(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return ``samples`` of an array of times."""
+        """Return ``samples(t)`` for each time t in the array ``seconds``."""
         last_x, last_y = self.batches[-1], self.times_s[-1]
         inside: NDArray[Any] = np.interp(seconds, self.times_s, self.batches, left=0.0)
         return np.where(seconds >= last_y, last_x + (seconds - last_y) / self.slope_s, inside)
 
     def seconds_array(self, batches: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return ``seconds`` of an array of batches."""
+        """Return ``seconds(b)`` for each batch b in the array ``batches``."""
         inside: NDArray[Any] = np.interp(batches, self.batches, self.times_s)
         return inside + self.slope_s * np.maximum(0.0, batches - self.batches[-1])
 
     def plus(self, per_sample_s: float) -> "Curve":
-        """Return the curve with ``per_sample_s`` more for each sample."""
+        """Return the curve plus ``per_sample_s`` seconds for each sample."""
         ends = self._from_zero() if per_sample_s else tuple(zip(self.batches, self.times_s, strict=True))
         times = tuple(t + per_sample_s * b for b, t in ends)
         return Curve(tuple(b for b, _ in ends), times, self.slope_s + per_sample_s)
 
     def at_least(self, per_sample_s: float) -> "Curve":
-        """Return the maximum of the curve and ``per_sample_s`` for each sample: the slower of two parallel stages."""
+        """Return the maximum of the curve and ``per_sample_s`` seconds per sample: the slower of two parallel tasks."""
         ends = self._from_zero()
         last_x, last_y = ends[-1]
         over_s = last_y - per_sample_s * last_x
@@ -89,7 +89,7 @@ class Curve:
         return Curve(tuple(at), tuple(nondecreasing(times, [1.0] * len(times))), max(self.slope_s, per_sample_s))
 
     def _from_zero(self) -> tuple[tuple[float, float], ...]:
-        """Return batches and seconds of the knots, with one at 0."""
+        """Return the knots as (batch, seconds), with a knot at batch 0."""
         first = ((0.0, self.times_s[0]),) if self.batches[0] > 0 else ()
         return (*first, *zip(self.batches, self.times_s, strict=True))
 
@@ -99,7 +99,10 @@ class Curve:
 
 
 def nondecreasing(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Return the weighted least-squares nondecreasing sequence (pool adjacent violators; Barlow et al. 1972)."""
+    """Return the nondecreasing sequence with the least weighted squared distance from ``values``.
+
+    The algorithm is pool adjacent violators (Barlow et al. 1972).
+    """
     blocks: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         blocks.append((value, weight, 1))

@@ -1,9 +1,9 @@
-"""Interpolation of the time over the batch from a few measured batches: a smooth curve under the chords.
+"""Interpolate the time over the batch from a few measured batches, by a smooth curve under the chords.
 
-The curve is the lower of two interpolations, made nondecreasing. The chords (piecewise linear) bound a convex curve
-from above, and the time of a device that fills up over its batch is convex: overhead first, then samples at a steady
-rate. A Gaussian process on the logarithm, around the best line a + c b, bends smoothly where utilisation grows with the
-batch. Convexity is not imposed, because measured curves also bend up where memory runs short.
+The curve is the lower of two interpolations, made nondecreasing. One is the chords between the points. The time over
+the batch is usually convex (first overhead, then a steady rate), and chords bound a convex curve from above. The other
+is a Gaussian process on the logarithm around the best line a + c b, which bends smoothly where utilisation grows with
+the batch. Convexity is not imposed, because measured curves also bend where memory runs short.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,21 @@ from dljob.perf.fit.curve import Curve, nondecreasing
 from dljob.perf.fit.fitting import Floats, agreeing, posterior, radial
 
 AMPLITUDE = 0.6
-"""Amplitude of the deviation from the line (logarithm), length scale of the logarithm of the batch, and deviation of
-repeats. Chosen by leaving batches out on Pollux' cifar10, bert, yolov3 and Gavel's k80 and p100. From 0.3 to 1.2, 1.5
-to 4 and 0.02 to 0.1 the error changes by less than half a point."""
+"""Standard deviation of log(time / line).
+
+This and the next two constants were chosen by leaving batches out on Pollux' cifar10, bert, yolov3 and Gavel's k80 and
+p100. Within 0.3 to 1.2, 1.5 to 4 and 0.02 to 0.1, the error changes by less than half a percentage point."""
 LENGTH = 2.5
+"""Length scale in log(batch)."""
 REPEAT_NOISE = 0.05
+"""Standard deviation of log(time) in repeated measurements."""
 KNOTS = 33
 DENSE = 8
-"""Number of points beyond which chords are short enough."""
+"""Maximum number of points for this interpolation. With more points, chords are short enough."""
 
 
 def line(batches: Floats, times_s: Floats) -> tuple[float, float]:
-    """Return overhead and seconds per sample of the relative least-squares line; neither is below 0."""
+    """Return (overhead, seconds per sample) of the line with the least squared relative errors; both are at least 0."""
     columns = np.stack([np.ones_like(batches), batches], axis=1) / times_s[:, None]
     a, c = np.linalg.lstsq(columns, np.ones_like(times_s), rcond=None)[0] if len(batches) > 1 else (0.0, -1.0)
     if a >= 0 and c > 0:
@@ -38,7 +41,10 @@ def line(batches: Floats, times_s: Floats) -> tuple[float, float]:
 
 
 def seconds_between(points: Sequence[tuple[float, float]], batches: Floats) -> Floats:
-    """Return seconds at ``batches`` inside the measured range, from positive (batch, seconds) points in batch order."""
+    """Return the seconds at ``batches``, which must lie in the measured range.
+
+    ``points``: measured (batch, seconds), all positive, in the order of their batches.
+    """
     x, measured = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     times = np.exp(np.array(nondecreasing(np.log(measured), [1.0] * len(measured))))
     chords = np.interp(batches, x, times)
@@ -56,9 +62,10 @@ def seconds_between(points: Sequence[tuple[float, float]], batches: Floats) -> F
 
 
 def knots_through(batches: Sequence[float], times_s: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the knots of a curve exactly through points that rise in batch and never fall in time.
+    """Return the knots of a curve that passes exactly through the points (``batches``, ``times_s``).
 
-    With fewer than three points, or more than ``DENSE``, the knots are the points themselves.
+    Batches must rise and times must not fall. With fewer than three points, or more than ``DENSE``, the knots are the
+    points themselves.
     """
     points = list(zip(map(float, batches), times_s, strict=True))
     if not 3 <= len(points) <= DENSE:
@@ -77,11 +84,12 @@ def knots_through(batches: Sequence[float], times_s: Sequence[float]) -> list[tu
 
 
 def through(points: Sequence[tuple[float, float]]) -> Curve:
-    """Return the curve of a device from measured (batch, seconds) points.
+    """Return a device's curve from measured (batch, seconds) points.
 
-    Points that contradict most others are dropped, and equal batches are averaged in the logarithm. Below the smallest
-    batch the curve has the best line's shape. Beyond the largest one it has the slope of its last half, at most that of
-    a line through 0. Raise ValueError for a batch or a time that is not finite and above 0.
+    Points that contradict most others are dropped, and times of equal batches are averaged in the logarithm. Below the
+    smallest batch, the curve has the shape of the best line. Beyond the largest batch, it has the mean slope of its
+    last half, at most that of the line from 0. Raise ValueError without points, or if a batch or a time is not finite
+    and above 0.
     """
     for batch, seconds in points:
         if not (0 < batch < np.inf and 0 < seconds < np.inf):

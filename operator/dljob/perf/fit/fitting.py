@@ -1,4 +1,4 @@
-"""Numerical tools for fits in pure numpy: outlier checks, nonnegative least squares, Gaussian processes."""
+"""Numerical functions for fits, in pure numpy: outlier checks, nonnegative least squares, Gaussian processes."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ Floats = NDArray[np.float64]
 
 
 def usable(seconds: Sequence[float] | Floats) -> NDArray[np.bool_]:
-    """Return a mask of the times that are finite and above 0."""
+    """Return a mask that is True where a time is finite and above 0."""
     t = np.asarray(seconds, dtype=float)
     return np.asarray(np.isfinite(t) & (t > 0))
 
 
 def checked(name: str, values: Sequence[float] | Floats) -> Floats:
-    """Return the values as an array. Raise ValueError with the first that is not finite and above 0."""
+    """Return the values as an array. Raise ValueError if there are none or if a value is not finite and above 0."""
     array = np.asarray(values, dtype=float)
     bad = ~usable(array)
     if array.size == 0 or bad.any():
@@ -25,14 +25,14 @@ def checked(name: str, values: Sequence[float] | Floats) -> Floats:
 
 
 OUTLIER = 5.0
-"""Maximum factor by which times of two batches of one device may contradict each other."""
+"""Maximum factor by which the times of two batches on one device may contradict each other."""
 
 
 def agreeing(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Return for each (batch, seconds) point of one device whether it agrees with at least half of the others.
+    """Return True for each (batch, seconds) point of one device that agrees with at least half of the other points.
 
-    Two points agree if the larger batch took between the same time and the same time per sample, within a factor
-    ``OUTLIER``. Fewer than three points always agree.
+    Two points agree if, within a factor ``OUTLIER``, the larger batch took at least as long as the smaller one and at
+    most as long per sample. Fewer than three points always agree.
     """
     if len(points) < 3:
         return [True] * len(points)
@@ -46,16 +46,19 @@ def _agree(a: tuple[float, float], b: tuple[float, float]) -> bool:
 
 
 def radial(a: Floats, b: Floats, amplitude: float, length: float) -> Floats:
-    """Return the squared-exponential covariance of points, one per row or element (Rasmussen, Williams 2006)."""
+    """Return the squared-exponential covariance of the points ``a`` with the points ``b``, shape (len(a), len(b)).
+
+    A row or element is a point. The formula is in Rasmussen, Williams 2006.
+    """
     u, v = (np.asarray(x, dtype=float).reshape(len(x), -1) for x in (a, b))
     squares = ((u[:, None, :] - v[None, :, :]) ** 2).sum(axis=2)
     return np.asarray(amplitude**2 * np.exp(-0.5 * squares / length**2))
 
 
 def posterior(known: Floats, cross: Floats, residuals: Floats, noise: float) -> Floats:
-    """Return the mean of a zero-mean Gaussian process: ``cross`` (known + noise² I)⁻¹ residuals.
+    """Return the posterior mean of a zero-mean Gaussian process at m points: cross (known + noise² I)⁻¹ residuals.
 
-    ``known``: covariance of the k observations. ``cross``: covariance of m query points with them, (m, k).
+    ``known``: covariance of the k observations, (k, k). ``cross``: covariance of the m points with them, (m, k).
     """
     return np.asarray(cross @ np.linalg.solve(known + noise**2 * np.eye(len(residuals)), residuals))
 
@@ -63,12 +66,12 @@ def posterior(known: Floats, cross: Floats, residuals: Floats, noise: float) -> 
 def positive_fit(
     terms: Floats, seconds: Floats, ridge: float = 1e-3, tolerance: float = 0.15, rounds: int = 6, sweeps: int = 200
 ) -> Floats:
-    """Return nonnegative coefficients c so that ``terms @ c`` is near ``seconds``, in relative and robust error.
+    """Return nonnegative coefficients c so that ``terms @ c`` is near ``seconds`` in a robust, relative sense.
 
-    ``terms``: (rows, terms), the cost of each effect per unit of its coefficient. Coordinate descent minimizes the mean
-    squared relative error with Huber weights beyond ``tolerance`` (Huber 1964). The relative error of an overestimate
-    is divided by the ratio, so it is nearly the error of the logarithm. ``ridge`` applies to terms scaled to unit root
-    mean square, so terms that no row distinguishes share their effect.
+    ``terms``: shape (rows, terms), the cost of each effect per unit of its coefficient. Coordinate descent minimizes
+    the mean squared relative error, with Huber weights beyond ``tolerance`` (Huber 1964). The relative error of an
+    overestimate is divided by predicted / measured, so it is nearly the error of the logarithm. ``ridge`` applies to
+    terms scaled to a root mean square of 1, so terms that no row distinguishes share their effect.
     """
     scaled = terms / seconds[:, None]
     size = np.sqrt((scaled**2).mean(axis=0))

@@ -1,16 +1,17 @@
 """Prediction for a device with few or no measurements, from the same workloads on other devices.
 
-log t(workload, batch, device) is a sum of normal effects, so the best prediction is a Gaussian process' mean:
+log t(workload, batch, device) is a sum of normally distributed effects, so the best prediction is the mean of a
+Gaussian process. The effects are:
 
 - the workload and batch, with a flat prior;
 - minus 0.4 log peak and 0.6 log bandwidth of the device, between the two sides of the roofline. Doubling both halves
   the time, within ``SUM_SPREAD``; the data decide which of the two matters more (``DIFFERENCE_SPREAD``);
-- a slope per workload, similar for near batches, because a small batch waits for its host on every device;
-- the device (its architecture), the device with the workload, and both near a batch. Devices with similar data sheets
-  share nine tenths of these, so two devices of a family do not count as independent;
-- the vendor with the workload, and both near a batch, because all devices of a vendor share its libraries.
+- a slope over peak and bandwidth for each workload, similar for near batches: a small batch waits for its host anyway;
+- the device (its architecture), the device with the workload, and the device with the workload near a batch. Devices
+  with similar data sheets share nine tenths of these effects, so two devices of a family do not count as independent;
+- the vendor with the workload, and the vendor with the workload near a batch: a vendor's devices share its libraries.
 
-Probes on the new device are observations like any other.
+Measurements on the new device are observations like any other.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -27,16 +28,16 @@ DEVICE_SPREAD, PAIR_SPREAD = 0.4, 0.1
 NEAR_SPREAD, NEAR_DOUBLINGS = 0.1, 1.0
 VENDOR_SPREAD, VENDOR_NEAR_SPREAD = 0.5, 0.2
 LIKENESS, OWN_PART = 0.5, 0.1
-"""Length scale of similarity in the logarithms of two data sheets, and the fraction of an effect that is a device's
-own."""
+"""Length scale of the similarity of two data sheets (in logarithms of their figures), and the fraction of a device
+effect that similar devices do not share."""
 REPEAT_NOISE, TAIL = 0.05, 4.0
 FLAT = 5.0
 """Standard deviation of a flat prior, in the logarithm.
 
-The spreads above are round numbers. Those of device and vendor are nearly always the best when NeuSight's devices are
-left out one by one, whichever other device is excluded from the choice (docs/design/0013). The weights of peak and
-bandwidth were 0.5 each at first; Gavel's devices changed them, and NeuSight's agree. A likeness of 0.3 to 0.5 is best
-on NeuSight, 0.8 on Gavel."""
+The spreads above are round numbers. The device and vendor spreads are nearly always the best when NeuSight's devices
+are left out one by one, whichever other device is excluded from the choice (docs/design/0013). ``PEAK_PART`` and
+``BANDWIDTH_PART`` were first 0.5 each and then fitted to Gavel's devices; NeuSight's agree. The best ``LIKENESS`` is
+0.3 to 0.5 on NeuSight and 0.8 on Gavel."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Sheet:
     peak_FLOPs: float
     bandwidth_Bps: float
     vendor: str = ""
-    """Vendor of its libraries; devices without one count as one vendor."""
+    """Vendor, whose libraries the device uses. All devices with an empty vendor count as one vendor's."""
 
     def __post_init__(self) -> None:
         figures = self.peak_FLOPs, self.bandwidth_Bps
@@ -55,7 +56,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Point:
-    """A workload with a batch on a device."""
+    """A combination of workload, batch and device."""
 
     device: str
     workload: str
@@ -63,10 +64,10 @@ class Point:
 
 
 def seconds(sheets: Mapping[str, Sheet], known: Mapping[Point, float], asked: Sequence[Point]) -> Floats:
-    """Return the step seconds of the points ``asked``, predicted from the ``known`` ones.
+    """Return predicted step seconds for the points ``asked``, from the measured seconds ``known``.
 
-    Raise ValueError for a device without a sheet, a time that is not finite and above 0, or a workload without a
-    measurement on any device.
+    Raise ValueError if a device has no sheet, if a time is not finite and above 0, if an asked workload was never
+    measured, or if there are no known or no asked points.
     """
     points = _points(sheets, known, asked)
     times = checked("known seconds", list(known.values()))
@@ -81,11 +82,11 @@ def seconds(sheets: Mapping[str, Sheet], known: Mapping[Point, float], asked: Se
 
 
 def _noise(covariance: Floats, residuals: Floats) -> Floats:
-    """Return each measurement's noise variance, which is larger for outliers.
+    """Return the noise variance of each measurement. Outliers get a larger variance.
 
     The noise has Student's t distribution with ``TAIL`` degrees of freedom, fitted by reweighting (Lange et al. 1989)
-    on leave-one-out residuals. The inverse covariance gives these for all points at once (Rasmussen, Williams 2006,
-    eq. 5.12).
+    on leave-one-out residuals. The inverse covariance gives these residuals for all points at once (Rasmussen, Williams
+    2006, eq. 5.12).
     """
     noise = np.full(len(residuals), REPEAT_NOISE**2)
     for _ in range(3):
@@ -98,11 +99,11 @@ def _noise(covariance: Floats, residuals: Floats) -> Floats:
 
 
 def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates: Sequence[Point]) -> Point:
-    """Return the candidate whose measurement is most informative about the others. Errors as for ``seconds``.
+    """Return the candidate whose measurement tells most about the other candidates. Raise ValueError like ``seconds``.
 
-    It explains the largest mean fraction of the other candidates' variances: cov(i, j)² / (var(i) (var(j) + noise)).
-    Fractions are used so that a few very uncertain candidates do not dominate. Variances do not depend on measured
-    values, so a series of probes can be chosen before the first measurement.
+    Measuring candidate j explains the fraction cov(i, j)² / (var(i) (var(j) + noise)) of the variance of candidate i.
+    The mean fraction over all i is maximal. Fractions keep a few very uncertain candidates from dominating. Variances
+    do not depend on measured values, so a series of probes can be chosen before the first measurement.
     """
     points = _points(sheets, known, candidates)
     covariance = _covariance(points, _logs(sheets, points), _vendors(sheets, points))
@@ -115,9 +116,9 @@ def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates
 
 
 def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequence[Point]) -> list[Point]:
-    """Return the known and the asked points. Raise ValueError if a sheet or a workload is missing."""
+    """Return the known points, then the asked points. Raise ValueError as ``seconds`` does."""
     if not known or not asked:
-        raise ValueError(f"{len(known)} known and {len(asked)} asked points: expected at least one of each")
+        raise ValueError(f"points: found {len(known)} known and {len(asked)} asked; expected at least one of each")
     points = [*known, *asked]
     for point in points:
         if point.device not in sheets:
@@ -131,7 +132,7 @@ def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequen
 
 
 def _logs(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> Floats:
-    """Return the centred logarithms of peak and bandwidth of each point's device."""
+    """Return log peak and log bandwidth of each point's device minus their means, shape (points, 2)."""
     logs = np.log([[sheets[p.device].peak_FLOPs, sheets[p.device].bandwidth_Bps] for p in points])
     return np.asarray(logs - logs.mean(axis=0))
 
@@ -141,7 +142,7 @@ def _vendors(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> list[str]:
 
 
 def _covariance(points: Sequence[Point], logs: Floats, vendors: Sequence[str]) -> Floats:
-    """Return the covariance of the logarithms of the points' times."""
+    """Return the covariance matrix of log(time) at the points."""
     device, workload = (np.array([getattr(p, name) for p in points]) for name in ("device", "workload"))
     batch = np.log2(checked("batch", [p.batch for p in points]))
     apart = np.abs(batch[:, None] - batch[None, :])

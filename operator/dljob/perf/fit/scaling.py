@@ -1,7 +1,7 @@
-"""Step time on many devices from the time on one: contention on the busiest node, communication, and their overlap.
+"""Step time on many devices, from the step time on one device, contention, communication and overlap.
 
-``calibrate`` fits the constants of the formulas. They are relative to the one-device time, so the same priors hold for
-steps of 10 ms and of 10 s.
+``calibrate`` fits the constants of the formulas. Times in them are relative to the one-device time, so the same priors
+hold for steps of 10 ms and of 10 s.
 """
 
 from dataclasses import dataclass, field, fields
@@ -15,18 +15,18 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of one workload as arrays: placement, batch, and time on one device."""
+    """Runs of one workload, as arrays with one element per run: placement, batch, and time on one device."""
 
     nodes: Floats
     busiest: Floats
-    """Devices on the node with the most of them."""
+    """Number of devices on the node that has the most devices."""
     devices: Floats
     batch: Floats
     """Samples on each device."""
     one_s: Floats
-    """Seconds of a step of that batch on one device alone."""
+    """Seconds of a step with ``batch`` samples if one device trains alone."""
     communication_ratio: Floats = field(default_factory=lambda: np.ones(1))
-    """Communication time of the run's collective divided by that of a ring at the same placement; 1 by default."""
+    """Communication time of the run's collective divided by that of a ring at the same placement."""
 
     def __post_init__(self) -> None:
         if len(self.communication_ratio) == 1 != len(self.nodes):
@@ -45,40 +45,44 @@ class Runs:
 
 @dataclass(frozen=True)
 class Contention:
-    """Slowdown of computing by the other devices on a node; by default there is none."""
+    """Slowdown of computing that the other devices on a node cause. The default is no slowdown."""
 
     sharing: float = 0.0
     crowding: float = 0.0
 
     def slowdown(self, node_devices: int) -> float:
-        """Return the computing time with ``node_devices`` busy devices divided by that of one, as in ``steps``."""
+        """Return the computing time with ``node_devices`` busy devices, divided by that with one. See ``steps``."""
         return exp(2 * (1 - 1 / node_devices) * self.sharing + self.crowding * log(node_devices))
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Fitted constants of a workload on a kind of cluster: logarithms and exponents, so any real value is valid."""
+    """Fitted constants of a workload on a type of cluster. They are logarithms and exponents, so any value is valid.
+
+    ``steps`` has the formulas. The first four constants describe communication between nodes, the last two
+    communication within a node.
+    """
 
     log_inter: float
-    """Logarithm of the time to move the gradients once between nodes, divided by the reference time."""
+    """log(time to move the gradients once between nodes / reference time)."""
     busiest_power: float
-    """Exponent of the busiest node's devices, which share its network, in the communication between nodes."""
+    """Exponent of the number of devices on the busiest node, which share that node's network."""
     mean_power: float
-    """Exponent of the mean number of devices per node in the communication between nodes."""
+    """Exponent of the mean number of devices per node."""
     log_latency: float
-    """Logarithm of the latency that each further device adds, divided by the time to move the gradients once."""
+    """log(latency that each further device adds / time to move the gradients once)."""
     log_gamma: float
-    """Logarithm of gamma - 1. gamma = 1 is no overlap (times add up), infinity is full overlap (the longer counts)."""
+    """log(gamma - 1). gamma = 1 means no overlap (times add up), infinity full overlap (the longer time counts)."""
     spread: float
-    """Logarithm of the slowdown of computing if a job spans nodes."""
+    """log(slowdown of computing if a job spans nodes)."""
     sharing: float
-    """Half the logarithm of the slowdown of computing if very many devices share a node ..."""
+    """Half of log(slowdown of computing if very many devices share a node), without ``crowding``."""
     crowding: float
-    """... and the exponent of the number of devices by which it grows further."""
+    """Exponent of the number of devices on a node in a further slowdown of computing."""
     log_intra: float
-    """Logarithm of the time to all-reduce between two devices of one node, divided by the reference time."""
+    """log(time of an all-reduce between two devices of one node / reference time)."""
     intra_power: float
-    """Exponent of the number of further devices in that time."""
+    """Exponent of the number of devices minus 1 in the time of an all-reduce within a node."""
 
     def vector(self) -> Floats:
         return np.array([getattr(self, f.name) for f in fields(self)])
@@ -86,25 +90,25 @@ class Constants:
 
 @dataclass(frozen=True)
 class Steps:
-    """Step times, their fraction of communication, and their derivatives."""
+    """Step times and their derivatives."""
 
     log_s: Floats
-    """Logarithm of the step seconds of each run."""
+    """Logarithm of the step seconds, for each run."""
     share: Floats
-    """d log(step) / d log(communication), from 0 to 1; the rest is d log(step) / d log(computing)."""
+    """d log(step) / d log(communication), from 0 to 1. 1 - ``share`` is d log(step) / d log(computing)."""
     jacobian: Floats
-    """d log(step) / d constant: (runs, constants)."""
+    """d log(step) / d constant, of shape (runs, constants)."""
 
 
 def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
-    """Return the step times of ``runs``.
+    """Return the step times of ``runs``, with n devices on N nodes and k devices on the busiest node.
 
-    computing = one_s exp(spread [nodes > 1] + sharing 2 (1 - 1/k) + crowding ln k), k the busiest node's devices
+    computing = one_s exp(spread [N > 1] + sharing 2 (1 - 1/k) + crowding ln k)
     between nodes = reference_s inter (2 (N-1)/N k^busiest_power (n/N)^mean_power + latency (n - 1)): a ring's volume
     (Patarasuk, Yuan 2009) through a network that a node's devices share, and its latency
     within a node = reference_s intra (k - 1)^intra_power
+    communication = (between nodes, or within a node if N = 1) times ``runs.communication_ratio``
     step = (computing^gamma + communication^gamma)^(1/gamma): a soft maximum, as in Pollux (OSDI 2021), section 3.2
-    communication is that of a ring, times ``runs.talk`` where another collective sums
     """
     far, near = runs.nodes > 1, (runs.nodes == 1) & (runs.busiest > 1)
     log_k, log_mean, others = np.log(runs.busiest), np.log(runs.devices / runs.nodes), runs.devices - 1

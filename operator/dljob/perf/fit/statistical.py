@@ -1,31 +1,31 @@
-"""Statistical efficiency of a batch size: progress of a step, by the gradient noise scale.
+"""Statistical efficiency of a batch size: how much a step progresses, given the gradient noise scale.
 
-φ is the noise scale in samples: the batch at which the noise in a gradient is as large as the gradient (McCandlish et
-al. 2018, section 2.2). A step of B samples makes B / (φ + B) of the progress of a step without noise. For the same
-progress (ibid.; Qiao et al. 2021, Pollux, section 3.1):
+The noise scale φ is the number of samples at which the noise in a gradient is as large as the gradient (McCandlish et
+al. 2018, section 2.2). A step with B samples makes the fraction B / (φ + B) of the progress of a step without noise.
+Compared with batch size B0 (ibid.; Qiao et al. 2021, Pollux, section 3.1):
 
-    EFF(B) = (φ + B0) / (φ + B)         progress of a sample in a batch of B, over that in one of B0
-    steps(B) = steps(B0) (φ/B + 1) / (φ/B0 + 1)
+    EFF(B) = (φ + B0) / (φ + B)                     progress per sample, relative to B0
+    steps(B) = steps(B0) (φ/B + 1) / (φ/B0 + 1)     steps for the same progress
 
-φ grows while a model trains. One number can represent a whole training if it is the right mean, which
-``dltrain.optim.noise_scale`` computes. The formulas hold if the learning rate is adapted to the batch.
+φ grows while a model trains. ``dltrain.optim.noise_scale`` computes the mean that represents a whole training. The
+formulas hold if the learning rate is adapted to the batch.
 """
 
 from math import ceil
 
 
 def efficiency(batch: int, base: int, noise: float) -> float:
-    """Return the progress per sample with ``batch``, divided by that with ``base``; above 1 for smaller batches.
+    """Return the progress per sample with batch size ``batch``, divided by that with batch size ``base``.
 
-    ``noise``: the noise scale, in samples.
+    ``noise``: the noise scale, in samples. The result is above 1 if ``batch`` is smaller than ``base``.
     """
     return (noise + base) / (noise + batch)
 
 
 def step_progress(batch: int, noise: float, samples: int | None = None) -> float:
-    """Return the progress of a step divided by that of a step without noise, in (0, 1].
+    """Return the progress of a step divided by the progress of a step without noise, in (0, 1].
 
-    It is the mean over an epoch of ``samples``, whose last batch may be partial.
+    If an epoch has ``samples`` samples, return the mean over its steps; its last batch may be smaller.
     """
     if samples is None or samples <= batch:
         return _of_full(min(batch, samples or batch), noise)
@@ -35,7 +35,10 @@ def step_progress(batch: int, noise: float, samples: int | None = None) -> float
 
 
 def steps(base_steps: int, base: int, batch: int, noise: float, samples: int | None = None) -> int:
-    """Return the steps of ``batch`` with the progress of ``base_steps`` of ``base``; ``samples``: of an epoch."""
+    """Return how many steps of ``batch`` samples progress as much as ``base_steps`` steps of ``base`` samples.
+
+    ``noise``: the noise scale, in samples. ``samples``: samples in an epoch, if known.
+    """
     if batch == base:
         return base_steps
     ratio = step_progress(base, noise, samples) / step_progress(batch, noise, samples)

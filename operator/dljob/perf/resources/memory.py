@@ -1,4 +1,4 @@
-"""Memory of one rank: a fixed part and a part per sample of the batch."""
+"""Memory of a rank and of a pod: a fixed amount, plus an amount for each sample in the batch."""
 
 from dataclasses import replace
 
@@ -7,33 +7,34 @@ from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 PROCESS_NBYTES = 384 * 2**20
 """Main memory of a rank before it trains: Python, PyTorch 2.13's CUDA build with its compiler and optimizers, MPI.
-After these imports and one AdamW step, 364 MiB are anonymous (a bare ``import torch``: 283 MiB). Mapped files come on
-top (303 MiB), which pods of a node share and the kernel can drop."""
+After these imports and one AdamW step, 364 MiB are anonymous (after a bare ``import torch``: 283 MiB). Another 303 MiB
+are mapped files, which the pods of a node share and the kernel can drop."""
 AGENT_NBYTES = 128 * 2**20
 """Main memory of a pod besides its ranks: the agent, its preloaded interpreter and MPI's daemon. A pod that trains
 digits-cnn peaked at 226 MiB, because most of the interpreter is shared. A training script shares nothing."""
 GPU_PROCESS_NBYTES = 2 * 2**30
 """Main memory of a rank that trains on a GPU, besides state and batches: CUDA's libraries and context, pinned memory,
-NCCL's buffers. A safe assumption: the pod's limit depends on it, and nodes have far more memory per GPU."""
+NCCL's buffers. The value is assumed. It is generous, because it determines the pod's limit and GPU nodes have far more
+memory per GPU."""
 GPU_CONTEXT_NBYTES = 600 * 2**20
-"""Device memory that CUDA, cuBLAS and cuDNN use."""
+"""GPU memory that CUDA, cuBLAS and cuDNN use."""
 SHM_PER_RANK_NBYTES = 128 * 2**20
-"""Size of /dev/shm for a rank on CPUs: Open MPI's shared-memory segments, and the newest state for a restart."""
+"""Size of /dev/shm per rank on CPUs: Open MPI's shared-memory segments, and the newest state for a restart."""
 SHM_PER_GPU_NBYTES = 512 * 2**20
-"""The same for a rank on a GPU. NCCL needs 10 MB for each connection between GPUs that cannot access each other's
+"""Size of /dev/shm per rank on a GPU. NCCL needs 10 MB for each connection between GPUs that cannot access each other's
 memory (T4s: two to four channels to each neighbour, both ways), and fails without that space."""
 MARGIN = 1.1
-"""Factor for rounding and fragmentation by allocators."""
+"""Factor on predicted memory for what allocators lose by rounding and fragmentation."""
 GROWTH_MARGIN = 1.25
-"""Factor on the predicted memory on CPUs, because a pod that needs more is killed. 98 of 100 generated networks stay
-below it (benchmarks/perfmodel/structure_regression.py)."""
+"""Factor on the predicted memory on CPUs. Kubernetes kills a pod that needs more; 98 of 100 generated networks need
+less (benchmarks/perfmodel/structure_regression.py)."""
 PREFETCHED_BATCHES = 2
-"""Batches that a thread or each worker prepares in advance."""
+"""Batches that the data-loading thread, or each data-loading process, prepares in advance."""
 WORKER_NBYTES = 64 * 2**20
-"""Main memory of a worker process besides its batches: 8 MiB of its own after its start (the rest is shared with the
-agent's interpreter), and room for a dataset's imports."""
+"""Main memory of a data-loading process besides its batches: 8 MiB after its start (it shares the rest with the agent's
+interpreter), and room for a dataset's imports."""
 MAX_SAMPLES = 2**31 - 1
-"""The API's maximum batch size. It bounds the batch if samples have no size."""
+"""The API's maximum batch size. It bounds the batch if samples need no memory."""
 
 
 def fixed_nbytes(workload: Workload) -> float:
@@ -42,21 +43,21 @@ def fixed_nbytes(workload: Workload) -> float:
 
 
 def sharded(workload: Workload, ranks: int) -> Workload:
-    """Return the workload of each of ``ranks`` with a sharded optimizer (ZeRO-1; Rajbhandari et al. 2020)."""
+    """Return the workload of one rank if ``ranks`` ranks shard the optimizer (ZeRO-1; Rajbhandari et al. 2020)."""
     return replace(workload, optimizer_slots=workload.optimizer_slots / ranks)
 
 
 def sample_nbytes(workload: Workload) -> float:
-    """Return the bytes per sample of the batch: kept activations, the largest transient ones, the prefetched sample."""
+    """Return the bytes per sample of the batch: kept and transient activations, and the prefetched samples."""
     return workload.activation_nbytes + workload.transient_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
 
 
 def held_nbytes(parameter_nbytes: float, kept_nbytes: float, largest_nbytes: float, is_gpu: bool) -> float:
-    """Return the memory of a rank in bytes.
+    """Return the memory of a rank in bytes, including its process (CPU) or CUDA context (GPU).
 
-    It is the process or context, ``parameter_nbytes`` of parameters, gradients and optimizer state, ``kept_nbytes`` of
-    kept activations with the samples, and ``largest_nbytes`` of the largest transient ones. CPU kernels also copy
-    tensors to other layouts, which ``structure``'s regression covers.
+    ``parameter_nbytes``: parameters, gradients and optimizer state. ``kept_nbytes``: samples, and activations kept for
+    the backward pass. ``largest_nbytes``: the largest transient activations. CPU kernels also copy tensors to other
+    layouts; ``structure``'s regression covers these copies.
     """
     if is_gpu:
         return GPU_CONTEXT_NBYTES + MARGIN * (parameter_nbytes + kept_nbytes + largest_nbytes)
@@ -65,14 +66,14 @@ def held_nbytes(parameter_nbytes: float, kept_nbytes: float, largest_nbytes: flo
 
 
 def _line(workload: Workload, is_gpu: bool) -> tuple[float, float]:
-    """Return the fixed memory of a rank and the memory per sample, in bytes."""
+    """Return (fixed bytes, bytes per sample) of a rank."""
     kept = workload.activation_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
     fixed = held_nbytes(fixed_nbytes(workload), 0.0, 0.0, is_gpu)
     return fixed, held_nbytes(0.0, kept, workload.transient_nbytes, is_gpu) - held_nbytes(0.0, 0.0, 0.0, is_gpu)
 
 
 def rank_nbytes(workload: Workload, batch: int, is_gpu: bool) -> int:
-    """Return the memory in bytes that a rank needs on its GPU, or in main memory on CPUs. It rises with the batch."""
+    """Return the bytes that a rank needs: of GPU memory on a GPU, of main memory on CPUs. They rise with the batch."""
     fixed, each = _line(workload, is_gpu)
     return int(fixed + batch * each)
 
@@ -86,14 +87,14 @@ def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool) -> int
 
 
 def shm_nbytes(ranks: int, is_gpu: bool) -> int:
-    """Return the size in bytes of /dev/shm in a pod. It is main memory and counts against the pod's limit."""
+    """Return the size of a pod's /dev/shm in bytes. /dev/shm is main memory and counts against the pod's limit."""
     return ranks * (SHM_PER_GPU_NBYTES if is_gpu else SHM_PER_RANK_NBYTES)
 
 
 def pod_nbytes(workload: Workload, batch: int, ranks: int, is_gpu: bool, workers: int = 0) -> int:
-    """Return the main memory in bytes that a pod with ``ranks`` ranks of ``batch`` samples requests, /dev/shm included.
+    """Return the main memory in bytes that a pod requests, including /dev/shm.
 
-    ``workers``: data-loading processes of each rank.
+    The pod has ``ranks`` ranks with ``batch`` samples each. ``workers``: data-loading processes of each rank.
     """
     fixed = AGENT_NBYTES + shm_nbytes(ranks, is_gpu)
     ahead = workers * (WORKER_NBYTES + int(PREFETCHED_BATCHES * batch * workload.sample_nbytes))

@@ -1,13 +1,13 @@
-"""Power limits: time, power and energy under a device's power limit, from two measured limits or typical values.
+"""Time, power and energy under a device's power limit, from measurements at two limits or from typical values.
 
-A limit above a device's demand has no effect. Below it, the device lowers its clock (DVFS). Between two measured
-limits, lowest (0) and highest (1):
+A limit above the power that a device demands has no effect. Under a lower limit, the device lowers its clock (DVFS).
+Between the lowest limit (index 0) and the highest limit (index 1):
 
-- Power follows the limit until it reaches the demand P1. Demand varies within a step, so the corner is rounded: the
-  mean of the straight line between the two points and of the sharp corner.
-- Time is t1 (1 + k (1 / f - 1)): the fraction k scales with the clock f. Near the lowest limits voltage is at its
-  minimum, so the power above a static part s (context, memory, leakage) is proportional to f: f = (P - s) / (P1 - s).
-  k follows from the measured t0.
+- Power P follows the limit until it reaches the demand P1. Demand varies within a step, so this corner is rounded: P is
+  the mean of the sharp corner and the straight line between the two points.
+- Time is t1 (1 + k (1 / f - 1)): the fraction k of the time scales with the clock f, which is 1 at the highest limit.
+  Voltage is at its minimum near the lowest limits. Above a static power s (context, memory, leakage), P is then
+  proportional to f: f = (P - s) / (P1 - s). k follows from the measured t0.
 """
 
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ from dljob.perf.fit.fitting import Floats, checked
 from dljob.perf.resources.energy import COMPUTING_PART
 
 STATIC_PART = 0.7
-"""s divided by the power at the lowest limit. Chosen on Zeus' V100 table, where 0.85 costs half a point and 0.5 one and
-a half; the error on its P100 table hardly depends on it (2.7 to 3.2 %)."""
+"""s divided by the power at the lowest limit. Chosen on Zeus' V100 table, where 0.85 adds half a percentage point of
+error and 0.5 adds one and a half. On Zeus' P100 table the error hardly depends on s (2.7 to 3.2 %)."""
 ROUNDING = 0.5
 
 LOWEST_PART = 0.4
-"""Lowest limit divided by the highest: 0.4 on a V100 (PCIe), 0.5 on a P100."""
+"""Lowest power limit divided by the highest: 0.4 on a V100 (PCIe), 0.5 on a P100."""
 WIDE_FROM_W = 200.0
-"""Minimum highest limit for such a wide range of limits; a T4 allows 60 to 70 W, an A10 100 to 150."""
+"""Devices with less peak power get no advice: their range of limits is narrow (T4: 60 to 70 W, A10: 100 to 150 W)."""
 CLOCKED_PART = 0.2
-"""k of a job that was not measured: 0.16 to 0.23 for models that keep a V100 busy, 0.08 on a P100 (Zeus' tables)."""
+"""k for an unmeasured job. In Zeus' tables, it is 0.16 to 0.23 for models that keep a V100 busy, and 0.08 on a P100."""
 
 
 @dataclass(frozen=True)
 class LimitPoint:
-    """Time of a fixed amount of work and mean power under one limit."""
+    """Time and mean power of a fixed amount of work under one power limit."""
 
     limit_W: float
     seconds: float
@@ -44,9 +44,10 @@ class LimitPoint:
 
 
 def under_limits(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> tuple[Floats, Floats]:
-    """Return seconds and mean watts of the same work at each limit; energy is their product.
+    """Return (seconds, mean watts) of the same work at each limit. Their product is the energy in joules.
 
-    Limits outside the two measured ones are clipped to them. Raise ValueError if ``low`` is not the lower limit.
+    Limits outside the range from ``low`` to ``high`` are clipped to that range. Raise ValueError if ``low`` is not the
+    lower limit.
     """
     if not low.limit_W < high.limit_W:
         raise ValueError(f"limits: found {low.limit_W:g} and {high.limit_W:g} W; expected the lower one first")
@@ -67,7 +68,7 @@ def under_limits(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> tuple[F
 
 
 def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: float = np.inf) -> float:
-    """Return the limit in ``limits_W`` with the least energy and at most ``slowdown`` times the shortest time."""
+    """Return the limit in ``limits_W`` with the least energy whose time is at most ``slowdown`` times the shortest."""
     seconds, power = under_limits(low, high, limits_W)
     energy = np.where(seconds <= slowdown * seconds.min(), seconds * power, np.inf)
     return float(np.asarray(limits_W)[int(np.argmin(energy))])
@@ -75,7 +76,7 @@ def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: fl
 
 @dataclass(frozen=True)
 class Advice:
-    """A limit, with time and energy of computing relative to those at the highest limit."""
+    """An advised power limit, and its computing time and energy divided by those at the highest limit."""
 
     limit_W: float
     seconds_ratio: float
@@ -83,9 +84,10 @@ class Advice:
 
 
 def typical(device: Device) -> tuple[LimitPoint, LimitPoint]:
-    """Return the lowest and the highest limit for one second of work of a job that keeps the device busy.
+    """Return typical points at (lowest limit, highest limit) for a job that keeps the device busy.
 
-    The job's demand is that of ``energy``. At the lowest limit it draws the limit, and t0 = 1 + k (1/f - 1).
+    The work takes one second at the highest limit. There the job draws its demand, as in ``energy``. At the lowest
+    limit it draws at most that limit, and takes t0 = 1 + k (1/f - 1).
     """
     demand_W = device.idle_power_W + COMPUTING_PART * (device.peak_power_W - device.idle_power_W)
     limit_W = LOWEST_PART * device.peak_power_W
@@ -97,9 +99,9 @@ def typical(device: Device) -> tuple[LimitPoint, LimitPoint]:
 
 
 def advised(device: Device, slowdown: float) -> Advice | None:
-    """Return the limit with the least energy for a typical job that becomes at most ``slowdown`` times as slow.
+    """Return the limit with the least energy for a typical job that takes at most ``slowdown`` times as long.
 
-    None if no limit saves energy, or if the device has hardly a range of limits.
+    Return None if no limit saves energy or if the device's range of limits is narrow (``WIDE_FROM_W``).
     """
     if device.peak_power_W < WIDE_FROM_W:
         return None

@@ -1,9 +1,9 @@
 """Step time of asynchronous and stale-synchronous training with one parameter server.
 
-A worker computes for Z. Then the server receives its gradient, applies it and sends the parameters, for one worker at a
-time: D = 2 alpha + 2 V beta + V gamma. A step is a round with one update by each of n workers: n divided by the updates
-per second of this closed queue (``synchronization``). With a staleness bound, the remaining wait for the slowest worker
-is added.
+A worker computes for Z seconds. Then the server receives the worker's gradient, applies it and sends the parameters, in
+D = 2 alpha + 2 V beta + V gamma seconds. It serves one worker at a time. A step means a round with one update by each
+of n workers. It takes n divided by the updates per second of this closed queue (``synchronization``). A staleness bound
+adds the remaining wait for the slowest worker.
 """
 
 from dataclasses import replace
@@ -14,7 +14,10 @@ from dljob.perf.step.synchronization import asynchronous_updates_per_s, stale_fa
 
 
 def round_of(timing: Step, workers: int, nbytes: float, link: Link, bound: int | None) -> Step:
-    """Return the step with communication and waiting of asynchronous training; ``bound``: staleness, None for any."""
+    """Return ``timing`` with the communication and waiting times of asynchronous training.
+
+    ``bound``: the staleness bound in steps; None if staleness is unbounded.
+    """
     think_s = timing.compute_s + timing.data_s
     service_s = 2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps
     round_s = workers / asynchronous_updates_per_s(workers, think_s, service_s)

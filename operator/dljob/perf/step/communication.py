@@ -1,8 +1,8 @@
-"""All-reduce time by algorithm, in the alpha-beta-gamma model.
+"""Time of each all-reduce algorithm in the alpha-beta-gamma model.
 
-A message of m bytes takes alpha + m beta on a link (alpha: latency, beta: 1 / bandwidth), and reducing it takes gamma
-per byte (Thakur, Rabenseifner, Gropp 2005; Chan et al. 2007). V is the buffer in bytes and n the number of ranks. Every
-function accepts numbers or arrays and returns seconds.
+A message of m bytes takes alpha + m beta seconds on a link (alpha: latency, beta: 1 / bandwidth). Reducing it takes
+gamma seconds per byte (Thakur, Rabenseifner, Gropp 2005; Chan et al. 2007). V is the size of the buffer in bytes and n
+the number of ranks. Every function accepts numbers or arrays and returns seconds.
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ class Link:
     latency_s: float
     bandwidth_Bps: float
     reduce_Bps: float = 5e9
-    """Speed of adding a received buffer to a local one, on the ranks' processors."""
+    """Bytes per second at which a rank adds a received buffer to its own."""
     name: str = "link"
     near_latency_s: float | None = None
-    """Latency between ranks of one node, if ranks share nodes; None: ``latency_s``."""
+    """Latency between ranks on the same node. None: the same as ``latency_s``."""
 
     def __post_init__(self) -> None:
         near_s = 0.0 if self.near_latency_s is None else self.near_latency_s
@@ -36,12 +36,12 @@ class Link:
 
     @property
     def inside_s(self) -> float:
-        """Return the latency between ranks of one node."""
+        """Return the latency between ranks on the same node."""
         return self.latency_s if self.near_latency_s is None else self.near_latency_s
 
 
 ETHERNET_BANDWIDTH_Bps = 1.25e9
-"""10 Gbit/s, assumed for a network that no node annotation describes."""
+"""10 Gbit/s, assumed if no node has an annotation with the network's bandwidth."""
 TCP_LATENCY_S = 60e-6
 """Latency between two pods with MPI's TCP transport."""
 SHARED_MEMORY_LATENCY_S = 2e-6
@@ -54,9 +54,10 @@ def _rounds(n: Number) -> Number:
 def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
     """Return the time of a ring: reduce-scatter and all-gather, 2 (n-1) messages of V/n (Patarasuk, Yuan 2009).
 
-    2 (n-1) alpha + 2 (n-1)/n V beta + (n-1)/n V gamma: the volume hardly grows with n, the latency does. Each part
-    travels n - 1 hops to be reduced and n - 1 hops as the sum. On ``nodes`` of several ranks in rank order, hops
-    between nodes (one per node, if there are several) take alpha, and the others the lower latency within a node.
+    2 (n-1) alpha + 2 (n-1)/n V beta + (n-1)/n V gamma. The latency grows with n, but the volume hardly does. Each of n
+    parts of the buffer travels n - 1 hops to be reduced and n - 1 hops as the sum. If ``nodes`` nodes hold several
+    ranks each, in rank order, one hop per node leaves the node and takes alpha. The other hops take the lower latency
+    within a node.
     """
     part = (n - 1) / n * nbytes
     hops = n - 1 if nodes is None else np.minimum(np.where(np.asarray(nodes) > 1, nodes, 0), n - 1)
@@ -67,9 +68,10 @@ def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) ->
 def scatter_gather_s(
     nbytes: float, n: Number, link: Link, buckets: int = 1, nodes: Number | None = None
 ) -> tuple[Number, Number]:
-    """Return the times of the two halves of a ring: (reduce-scatter, all-gather).
+    """Return the times of the two halves of a ring all-reduce: (reduce-scatter, all-gather).
 
-    (n-1) alpha + (n-1)/n V beta each, and (n-1)/n V gamma more for the first (Rajbhandari et al. 2020, section 7.1).
+    Each takes (n-1) alpha + (n-1)/n V beta. The reduce-scatter takes (n-1)/n V gamma more (Rajbhandari et al. 2020,
+    section 7.1).
     """
     adding_s = np.where(np.asarray(n) > 1, (n - 1) / n * nbytes / link.reduce_Bps, 0.0)
     half = np.where(np.asarray(n) > 1, (buckets * ring_s(nbytes / buckets, n, link, nodes) - adding_s) / 2, 0.0)
@@ -84,8 +86,8 @@ def tree_s(nbytes: float, n: Number, link: Link) -> Number:
 def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
     """Return the time of recursive doubling: log2 n exchanges of V.
 
-    floor(log2 n) (alpha + V beta + V gamma). If n is not a power of two, the ranks above one exchange with partners
-    before and after: 2 alpha + 2 V beta + V gamma more.
+    floor(log2 n) (alpha + V beta + V gamma). If n is not a power of two, the ranks above the largest power of two
+    exchange buffers with partners before and after. That takes 2 alpha + 2 V beta + V gamma more.
     """
     exchange = link.latency_s + nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps
     fold = 2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps
@@ -96,8 +98,9 @@ def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
 def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -> Number:
     """Return the time of parameter servers that reduce the workers' gradients and send the sums back (Li et al. 2014).
 
-    ``servers`` (s) of the ``n`` ranks only serve, V/s each, so w = n - s workers train. A server's link receives w V/s
-    and sends as much; a worker's link carries V: 2 alpha + 2 max(w/s, 1) V beta + w/s V gamma. This grows with n.
+    Of the n ranks, s = ``servers`` hold V/s of the parameters each and do not train, so w = n - s ranks are workers. A
+    server receives w V/s bytes and sends as many. A worker sends V bytes and receives as many. The time grows with n:
+    2 alpha + 2 max(w/s, 1) V beta + w/s V gamma.
     """
     load = (n - servers) / servers
     return (
@@ -108,12 +111,14 @@ def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -
 def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
     """Return the time of recursive halving, then doubling (Rabenseifner 2004): 2 log2 p alpha and a ring's volume.
 
-    p is the largest power of two up to n. Each of the n - p other ranks first combines its message by halves with a
-    partner and receives the sum in the end: 3 alpha + 2 V beta + V/2 gamma more (Thakur et al. 2005, section 4.3).
+    p is the largest power of two up to n. First, each of the n - p other ranks and a partner combine their messages,
+    half each. In the end, the partner sends the sum. That takes 3 alpha + 2 V beta + V/2 gamma more (Thakur et al.
+    2005, section 4.3).
 
-    On ``nodes`` of g ranks in rank order, the exchanges of the largest parts come first, between neighbours. If g is a
-    power of two, log2 g of them stay within nodes and take the lower latency (their bandwidth is assumed to be the
-    link's). In the other exchanges all g ranks of a node send at once, so V/g - V/p of each take g times as long.
+    Ranks are in rank order on ``nodes`` nodes, g on each. The first exchanges are between neighbours and carry most
+    bytes. If g is a power of two, log2 g of them stay within a node. They take the lower latency; their bandwidth is
+    assumed to be the link's. In the other exchanges all g ranks of a node send at once, so the V/g - V/p bytes of each
+    rank take g times as long.
     """
     rounds = np.floor(np.log2(n))
     group = np.maximum(np.asarray(n) / (n if nodes is None else nodes), 1.0)
@@ -128,13 +133,13 @@ def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | Non
 
 
 def double_tree_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
-    """Return the time of a double binary tree, each tree for half of the message (Sanders et al. 2009).
+    """Return the time of a double binary tree, in which each tree reduces half of the message (Sanders et al. 2009).
 
-    Each rank is an inner node of one tree and a leaf of the other. In k chunks over h = ceil(log2 n) levels, up and
-    down take 2 (h + k - 1) (alpha + V beta / k). With the best k that is 2 (sqrt((h - 1) alpha) + sqrt(V beta))^2, and
-    at least alpha more. Reductions take V gamma each and overlap, except for the last. On ``nodes`` of several ranks
-    the trees span nodes and each node's ranks form a chain (NCCL 2.4; Jeaugey 2019): h = ceil(log2 nodes), and
-    n / nodes - 1 more hops of the lower latency.
+    Each rank is an inner node of one tree and a leaf of the other. If k chunks travel up and down h = ceil(log2 n)
+    levels, that takes 2 (h + k - 1) (alpha + V beta / k). With the best k, that is 2 (sqrt((h - 1) alpha) +
+    sqrt(V beta))^2; 2 alpha are added, because k is at least 1. Reductions take V gamma each and overlap, except for
+    the last. If nodes hold several ranks, the trees span ``nodes`` nodes and a node's ranks form a chain (NCCL 2.4;
+    Jeaugey 2019). Then h is ceil(log2 nodes), and each direction has n / nodes - 1 more hops with the lower latency.
     """
     over = n if nodes is None else nodes
     levels_s = np.maximum(_rounds(over) - 1, 0) * link.latency_s + (np.ceil(n / over) - 1) * link.inside_s
@@ -153,9 +158,9 @@ def allreduce_s(
 ) -> Number:
     """Return the time to all-reduce ``nbytes`` over ``n`` ranks in ``buckets`` equal, sequential parts; 0 for one rank.
 
-    ``nodes``: number of nodes of the ranks, in rank order; None: one rank per node. ``MPI`` is modelled as the fastest
-    of butterfly, halving-doubling and ring, because the library chooses. ``Torch`` is a ring, as in Gloo. ``NCCL`` is
-    the faster of a ring and, between nodes, a double tree.
+    ``nodes``: number of nodes, which hold the ranks in rank order; None: one rank per node. ``MPI`` is modelled as the
+    fastest of butterfly, halving-doubling and ring, because the library chooses. ``Torch`` is a ring, as in Gloo.
+    ``NCCL`` is a ring or, between nodes, a double tree if that is faster.
     """
     part = nbytes / buckets
     if collective in ("Ring", "Torch"):

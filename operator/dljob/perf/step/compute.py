@@ -1,9 +1,9 @@
-"""Compute time of forward, backward and update on one device, over its batch.
+"""Compute time of forward pass, backward pass and update on one device, as a function of its batch.
 
-Without measurements, a GPU is modelled by a roofline per layer (Williams et al. 2009): a layer takes the longer of its
-arithmetic and its memory traffic, plus the framework's overhead per layer, which does not depend on the batch. CPUs are
-modelled by the terms of ``structure``, whose coefficients were measured. A curve through measured points keeps the
-catalogue's shape outside them.
+Without measurements, a GPU is modelled by a roofline per layer (Williams et al. 2009): a layer takes the time of its
+arithmetic or of its memory traffic, whichever is longer. The framework's overhead per layer does not depend on the
+batch. CPUs are modelled by the terms in ``structure``, which have measured coefficients. With measurements, the curve
+passes through the measured points and has the catalogue's shape outside their range.
 """
 
 from collections.abc import Sequence
@@ -18,27 +18,27 @@ from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 ARITHMETIC_EFFICIENCY = {"cpu": 0.75, "gpu": 0.55}
-"""Fraction of the peak that matrix products and convolutions reach in single-precision training. On CPUs from
-benchmarks/perfmodel/compute_constants.py and prediction.py (0.7 to 0.95 of the generic core), on GPUs an assumption."""
+"""Fraction of the peak that matrix products and convolutions reach in single-precision training. The CPU value is from
+benchmarks/perfmodel/compute_constants.py and prediction.py (0.7 to 0.95 of the generic core), the GPU value assumed."""
 TENSOR_EFFICIENCY = 0.25
 """Fraction of a tensor core's peak that TF32 convolutions reach."""
 BANDWIDTH_EFFICIENCY = 0.75
-"""Fraction of the peak bandwidth that streaming kernels reach."""
+"""Fraction of the peak memory bandwidth that streaming kernels reach."""
 
 LAYER_OVERHEAD_S = 25e-6
-"""PyTorch's overhead per layer and step (dispatch of forward, backward and update) on one core. Measured by
-benchmarks/perfmodel/compute_constants.py on a virtual core of an AMD EPYC: 24 us."""
+"""PyTorch's overhead per layer and step (dispatch of forward, backward and update) on one core.
+benchmarks/perfmodel/compute_constants.py measured 24 us on a virtual core of an AMD EPYC."""
 STEP_OVERHEAD_S = 300e-6
-"""Overhead of a step besides its layers (batch, loss, the loop) on one core; same benchmark."""
+"""Overhead per step outside the layers (batch, loss, loop) on one core, from the same benchmark."""
 
 
 def host_overhead_s(workload: Workload, cores: float = 1.0) -> float:
-    """Return the framework's overhead per step, independent of the batch; it runs in one thread on at most one core."""
+    """Return the framework's overhead per step in seconds, for any batch. One thread runs it, on at most one core."""
     return (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * len(workload.layers)) / min(1.0, cores)
 
 
 def update_s(workload: Workload, device: Device) -> float:
-    """Return the time of the update: zero and read gradients, read and write parameters and optimizer state."""
+    """Return the seconds to zero and read gradients, and to read and write parameters and optimizer state."""
     if device.kind == "cpu":  # ``structure`` counts three more accesses to weights, by forward and backward pass
         accesses = 4 + 2 * workload.optimizer_slots
         weights = structure.total(structure.time_terms(workload, 0), structure.TIME_S)
@@ -52,7 +52,7 @@ def _sheet_update_s(workload: Workload, device: Device) -> float:
 
 
 def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Return step seconds over the batch for a workload that was never measured on this device.
+    """Return the step seconds over the batch for a workload that was never measured on this device.
 
     ``cores``: CPUs that the rank's framework threads may use.
     """
@@ -60,7 +60,10 @@ def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> C
 
 
 def regressed(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Return a line from ``structure``'s terms: host terms on one thread, the others scaled by the device's peak."""
+    """Return a CPU's step seconds over the batch: a line from the terms in ``structure``.
+
+    Host terms run in one thread; ``cores``: CPUs that it may use. Other terms scale with the device's peak.
+    """
     speed = device.fp32_FLOPs / structure.CORE_FLOPs
     host = structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, cores)
     fixed, one = (structure.total(structure.time_terms(workload, b), structure.TIME_S) / speed for b in (0, 1))
@@ -68,11 +71,12 @@ def regressed(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
 
 
 def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Return step seconds over the batch from data sheets alone.
+    """Return the step seconds over the batch b from data sheets alone.
 
-    Each layer takes max((F + B) b / peak, (moved b + 3 parameters) / bandwidth), so the sum is piecewise linear in b
-    with a knot where a layer turns from memory-bound to compute-bound. A GPU computes while the host runs ahead, so the
-    longer of the two counts; on a CPU they add up. ``cores``: CPUs that the rank's framework threads may use.
+    A layer with F and B operations per sample in forward and backward pass takes max((F + B) b / peak, (moved b +
+    3 parameters) / bandwidth). The sum is piecewise linear in b, with a knot where a layer turns from memory-bound to
+    compute-bound. A GPU computes while the host runs ahead, so the longer of device and host time counts; on a CPU the
+    two add up. ``cores``: CPUs that the rank's framework threads may use.
     """
     bandwidth = device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
     arithmetic, traffic, weights = (
@@ -92,14 +96,14 @@ def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
 
 
 def arithmetic_FLOPs(workload: Workload, device: Device) -> float:  # noqa: N802 - the unit is part of the name
-    """Return the operations per second of a step without memory traffic, each layer at the peak of its kind."""
+    """Return the operations per second of a step without memory traffic, if each layer reaches its usual efficiency."""
     lines = [_line(layer, device, device.memory_bandwidth_Bps)[0] for layer in workload.layers]
     operations = sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in workload.layers)
     return operations / sum(lines) if operations > 0 else device.fp32_FLOPs
 
 
 def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, float, float]:
-    """Return a layer's seconds per sample of arithmetic and of traffic, and seconds of traffic for its parameters."""
+    """Return a layer's (arithmetic seconds per sample, traffic seconds per sample, traffic seconds of parameters)."""
     peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs
     efficiency = TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY[device.kind]
     return (
@@ -110,7 +114,7 @@ def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, fl
 
 
 def at_least(curve: Curve, floor_s: float) -> Curve:
-    """Return the maximum of the curve and ``floor_s``."""
+    """Return the maximum of the curve and the constant ``floor_s``."""
     reach = curve.samples(floor_s)
     if curve.times_s[0] >= floor_s:
         return curve
@@ -122,9 +126,9 @@ def at_least(curve: Curve, floor_s: float) -> Curve:
 def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
     """Return the catalogue's curve corrected by measured (batch, seconds) points.
 
-    The curve goes through the points (made nondecreasing), with ``few_points`` between them. Below the smallest and
-    above the largest batch it has the catalogue's shape, scaled to meet them. Points must be finite and positive; equal
-    batches are averaged.
+    Times of equal batches are averaged, and the points are made nondecreasing. The curve passes through them;
+    ``few_points`` interpolates. Below the smallest and above the largest batch, it has the catalogue's shape, scaled to
+    meet the points. Batches and times must be finite and positive.
     """
     if not points:
         return curve
@@ -148,9 +152,10 @@ def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
 
 
 def scatter(points: Sequence[tuple[int, float]]) -> float:
-    """Return the standard deviation of the relative residuals of (batch, seconds) points from a line.
+    """Return the standard deviation of relative errors of (batch, seconds) points around a line.
 
-    The line minimizes squared relative errors. 0 with fewer than four points, which cannot separate noise from shape.
+    The line minimizes squared relative errors. With fewer than four points, which cannot tell noise from shape, return
+    0.
     """
     if len(points) < 4:
         return 0.0

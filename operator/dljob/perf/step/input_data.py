@@ -1,9 +1,9 @@
-"""Input data: exposed time per step of reading, preparing and copying samples.
+"""Exposed input time: the time per step for reading, preparing and copying samples that prefetching does not hide.
 
-A sample is read from disk if the node's page cache does not hold it, prepared (decoded, augmented, or generated),
-copied in main memory into a batch, and copied to a GPU over its link. The trainer prefetches: it does this for later
-steps while a step computes, so only the excess over the compute time is exposed. A script that loads its data in
-another way is predicted from its measured steps.
+A sample is read from disk (unless the node's page cache holds it), prepared (decoded, augmented, or generated), copied
+into a batch in main memory, and copied to the GPU, if any. The trainer does this for later steps while a step computes,
+so only the excess over the compute time is exposed. Scripts that load data differently are predicted from their
+measured steps.
 """
 
 from dataclasses import dataclass
@@ -13,33 +13,34 @@ from dljob.perf.fit.curve import Curve
 from dljob.perf.workload.workload import Workload
 
 HOST_BANDWIDTH_Bps = 10e9
-"""Bandwidth of copying within main memory with one thread."""
+"""Bandwidth of one thread that copies within main memory."""
 DISK_BANDWIDTH_Bps = 5e8
-"""Disk bandwidth of a node. Assumed, because nodes do not publish it: a SATA SSD, limit 600 MB/s (Serial ATA 3.0)."""
+"""Disk bandwidth of a node, assumed to be that of a SATA SSD (limit: 600 MB/s, Serial ATA 3.0)."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Samples in files that are read during training."""
+    """A dataset in files that the job reads during training."""
 
     samples: int
     nbytes: int
-    """Bytes of one sample on storage."""
+    """Bytes of one sample on disk."""
     epochs: float
 
 
 @dataclass(frozen=True)
 class Fetching:
-    """Seconds per sample by stage of the input pipeline, and the workers that spend them."""
+    """Seconds per sample in each stage of the input pipeline, and the workers of the pipeline."""
 
     disk_s: float
     making_s: float
     memory_s: float
     device_s: float
     workers: int
-    """Worker processes, or 1 thread, that prepare batches while steps compute; 0: the rank does it between steps."""
+    """Number of processes, or 1 for a thread, that prepare batches while steps compute. 0: the rank does so between
+    steps."""
     busy_s: float = 0.0
-    """Seconds per sample that workers take from the cores that compute."""
+    """Seconds per sample by which workers delay computing on the same cores."""
 
     processes: bool = False
     """True if workers are processes."""
@@ -55,9 +56,9 @@ class Fetching:
 
     @property
     def pace_s(self) -> float:
-        """Return the seconds per sample of the slowest stage of the input pipeline of disk, workers and link.
+        """Return the seconds per sample of the slowest of three stages: disk, workers, and link to the device.
 
-        The model is that of Kuchnik et al., Plumber, MLSys 2022.
+        The model is that of Plumber (Kuchnik et al., MLSys 2022). Without workers, the stages follow each other.
         """
         if not self.workers:
             return self.total_s
@@ -65,7 +66,7 @@ class Fetching:
 
     @property
     def mostly(self) -> str:
-        """Return the text for the dominant stage."""
+        """Return a text for the stage that takes most time, such as 'reading from disk'."""
         parts = {
             "reading from disk": self.disk_s,
             "preparing samples": self.making_s,
@@ -75,31 +76,31 @@ class Fetching:
         return max(parts, key=lambda name: parts[name])
 
     def over(self, computing: Curve) -> Curve:
-        """Return the time of a rank's step over its samples b, with input.
+        """Return a rank's step time with input over its samples b, given its ``computing`` time over b.
 
-        Without workers it is compute(b) + b total. With workers it is
+        Without workers, the step takes computing(b) + b total. With workers, it takes
 
-            max(compute(b) + b busy, b pace)
+            max(computing(b) + b busy, b pace)
 
-        so the larger of b busy and b pace - compute(b) is exposed.
+        so the larger of b busy and b pace - computing(b) is exposed.
         """
         if not self.workers:
             return computing.plus(self.total_s)
         return computing.plus(self.busy_s).at_least(self.pace_s)
 
     def exposed_input_s(self, compute_s: float, samples: float) -> float:
-        """Return the exposed input time of a step that computes for ``compute_s`` on ``samples`` samples."""
+        """Return the exposed input time of a step that computes ``samples`` samples in ``compute_s`` seconds."""
         if not self.workers:
             return samples * self.total_s
         return max(samples * self.busy_s, samples * self.pace_s - compute_s)
 
     def first_s(self, samples: float) -> float:
-        """Return the time of the first batch, which no step hides; 0 without workers, where every batch is exposed."""
+        """Return the input time of the first batch, which no step hides; 0 without workers: every batch is exposed."""
         return samples * self.total_s if self.workers else 0.0
 
 
 def workers_of(cores: float) -> int:
-    """Return the default number of worker processes of a training script: one per core, except the rank's own.
+    """Return the default number of data-loading processes of a training script: one per core, minus the rank's core.
 
     Built-in models use a thread instead.
     """
@@ -109,8 +110,8 @@ def workers_of(cores: float) -> int:
 def cold_part(stored: Stored, cache_nbytes: float) -> float:
     """Return the fraction of all reads that go to disk: max(1 / epochs, 1 - cache / dataset) for random reads.
 
-    Each sample is read once, and the part beyond the page cache every time. This is a lower bound: with several nodes,
-    each node reads another part in every epoch.
+    The first epoch reads every sample from disk. Later epochs read the fraction that the page cache does not hold. This
+    is a lower bound: with several nodes, each node reads different samples in every epoch.
     """
     dataset_nbytes = stored.samples * stored.nbytes
     return min(1.0, max(1 / max(stored.epochs, 1.0), 1 - max(cache_nbytes, 0.0) / dataset_nbytes))
@@ -129,12 +130,12 @@ def fetching(
     """Return the input times per sample.
 
     Disk: nbytes x cold part x ranks / 500 MB/s (a node's ranks share its disk). Memory: 2 nbytes / 10 GB/s. GPU: nbytes
-    over its link. Preparing and copying take one core, and longer on less than a core. If the rank computes on the same
-    cores, they take 1/cores of its time.
+    / bandwidth of its link. Preparing and copying use one core, and take longer on less than a core. If the rank
+    computes on the same cores, they slow it down by 1/cores of their time.
 
-    ``cache_nbytes``: main memory of the node that is left for the page cache. ``stored``: None for data in memory.
-    ``by_program``: a training script prepares samples in processes; else a thread does. ``measured_s``: seconds to
-    prepare one sample and its part of a batch in an earlier run; it replaces all formulas except the link's.
+    ``stored``: the dataset in files; None for data in memory. ``cache_nbytes``: main memory that is left for the page
+    cache. ``by_program``: True if a training script prepares samples in processes, False for a thread. ``measured_s``:
+    seconds in an earlier run to prepare a sample and copy it into a batch; they replace all formulas but the link's.
     """
     nbytes, core, gpu = workload.sample_nbytes, min(1.0, cores), device.kind == "gpu"
     disk_s = 0.0

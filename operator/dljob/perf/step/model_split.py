@@ -1,13 +1,14 @@
 """Model parallelism: how a model splits into pipeline stages or tensor-parallel parts, and the pipeline's step time.
 
-Pipeline. The slowest of p stages does the fraction f of a sample's arithmetic. It computes a micro-batch of m samples
-in c = f t(m). Sending its activations and their gradients between two stages takes w = 2 (alpha + m V beta), for the
-largest V. Transfers overlap with computing other micro-batches, except while the pipeline fills and drains:
-k max(c, w) + (p - 1) (c + w) for k micro-batches (Huang et al. 2019; Narayanan et al. 2021, section 2.2).
+Pipeline. One device computes a micro-batch of m samples in t(m). The slowest of p stages does the fraction f of the
+arithmetic, so it takes c = f t(m). Sending activations and their gradients (V bytes each per sample, at the largest
+boundary) between two stages takes w = 2 (alpha + m V beta). Transfers overlap with computing other micro-batches,
+except while the pipeline fills and drains. A step with k micro-batches takes k max(c, w) + (p - 1) (c + w) (Huang et
+al. 2019; Narayanan et al. 2021, section 2.2).
 
-Tensor. The fraction phi of the arithmetic is in pairs of linear layers. Each of t ranks computes u/t of their u units,
-rounded up, and all of the rest. A pair all-reduces its output in the forward pass, and the gradient of its input in the
-backward pass unless that input is the data itself (Shoeybi et al. 2019, section 3).
+Tensor. Pairs of linear layers do the fraction phi of the arithmetic and have u units. Each of t ranks computes u/t
+units, rounded up, and all other layers. A pair all-reduces its output in the forward pass, and the gradient of its
+input in the backward pass, unless this input is the data itself (Shoeybi et al. 2019, section 3).
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 _BETWEEN = ("activation", "attention")
-"""Kinds of layers that compute every unit independently."""
+"""Kinds of layers that may stand between the layers of a pair, because they compute every unit independently."""
 HEADS = 4
 """Attention heads of gpt-mini, the only model whose attention the trainer splits."""
 
@@ -30,21 +31,21 @@ MAX_STAGES = 64
 
 @dataclass(frozen=True)
 class Stages:
-    """A split of a model into pipeline stages; fractions are of the whole model."""
+    """A split of a model into pipeline stages. Fractions refer to the whole model."""
 
     arithmetic: float
-    """Fraction of the arithmetic in the busiest stage."""
+    """Fraction of the arithmetic that the busiest stage does."""
     parameters: int
-    """Parameters of the largest stage."""
+    """Number of parameters in the stage with the most."""
     outputs: tuple[float, ...]
-    """Fraction of all layer outputs, by stage."""
+    """Fraction of all layers' output elements in each stage."""
     boundary_elements: float
-    """Maximum number of elements per sample sent from one stage to the next."""
+    """Elements per sample that one stage sends to the next, at the largest boundary."""
 
     def activations(self, micro_batches: int) -> float:
-        """Return the largest activation memory of a stage, relative to the whole model's for one micro-batch.
+        """Return the maximum activation memory of a stage, divided by the whole model's for one micro-batch.
 
-        Each stage keeps the activations of its micro-batches in flight.
+        Each stage keeps the activations of all its micro-batches in flight.
         """
         stages = len(self.outputs)
         return max(min(micro_batches, stages - i) * part for i, part in enumerate(self.outputs))
@@ -55,9 +56,10 @@ def _operations(layer: Layer) -> float:
 
 
 def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[list[int]]:
-    """Return the first layer of each stage, for 1, 2, ... up to ``most`` stages, or as many as possible.
+    """Return the best splits into 1, 2, ... stages. A split is a list with the index of each stage's first layer.
 
-    Stages are contiguous, contain a layer that is ``able``, and minimize the largest sum of ``operations``.
+    There are at most ``most`` splits. A stage is a contiguous range of layers, at least one of them ``able``. The
+    splits minimize the largest sum of ``operations`` in a stage.
     """
     best: list[tuple[float, list[int]]] = [(0.0, []), *[(float("inf"), list[int]())] * len(operations)]
     found = []
@@ -80,7 +82,7 @@ def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[l
 
 
 def _stages_of(workload: Workload) -> tuple[Stages, ...]:
-    """Return the splits into 1, 2, ... stages that the trainer supports; it runs some layers as one (``follows``)."""
+    """Return the splits into 1, 2, ... stages that the trainer supports. Layers marked ``follows`` start no stage."""
     blocks: list[list[Layer]] = []
     for layer in workload.layers:
         if layer.follows:
@@ -109,29 +111,30 @@ def _stages_of(workload: Workload) -> tuple[Stages, ...]:
 
 
 def pipeline_s(slot_s: float, transfer_s: float, stages: int, micro_batches: int) -> float:
-    """Return a step's time in the pipeline.
+    """Return the time of a step in the pipeline, in seconds.
 
-    ``slot_s``: time of a micro-batch in the slowest stage. ``transfer_s``: its transfer time in both directions.
+    ``slot_s``: computing time of a micro-batch in the slowest stage. ``transfer_s``: time to send a micro-batch's
+    activations and gradients between two stages.
     """
     return micro_batches * max(slot_s, transfer_s) + (stages - 1) * (slot_s + transfer_s)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The part of a model in pairs of linear layers; fractions are of the whole model."""
+    """The pairs of linear layers in a model, for tensor parallelism. Fractions refer to the whole model."""
 
     arithmetic: float
     parameters: int
     outputs: float
-    """Fraction of all layer outputs that a pair's first layer and the layer between the two return."""
+    """Fraction of all layers' output elements that the pairs' first layers and the layers between them return."""
     summed_elements: tuple[float, ...]
-    """Elements per sample of each all-reduce over the ranks."""
+    """Number of elements per sample in each all-reduce over the ranks."""
     units: int
-    """Units of the pair with the fewest."""
+    """Number of units to split in the pair with the fewest units."""
 
 
 def _pairs_of(workload: Workload) -> Pairs | None:
-    """Return the disjoint pairs that the trainer finds, or None if there are none."""
+    """Return the same disjoint pairs of linear layers that the trainer splits, or None if the model has no pairs."""
     layers = workload.layers
     inside: list[Layer] = []
     between: list[Layer] = []
@@ -163,16 +166,16 @@ def _pairs_of(workload: Workload) -> Pairs | None:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A workload, and the parts into which the trainer can split it."""
+    """A workload, and the ways in which the trainer can split it."""
 
     workload: Workload
     stages: tuple[Stages, ...]
     """Splits into 1, 2, ... stages, up to the maximum."""
     pairs: Pairs | None
-    """None if there are no pairs of linear layers."""
+    """None if the model has no pairs of linear layers."""
 
     def cut_into(self, stages: int) -> Stages:
-        """Return the split into ``stages`` stages. Raise ValueError if the model has too few layers for them."""
+        """Return the split into ``stages`` stages. Raise ValueError if the model has too few layers."""
         if stages > len(self.stages):
             raise ValueError(
                 f"found {len(self.stages)} layers with parameters; expected one for each of {stages} stages"
@@ -182,20 +185,23 @@ class Model:
 
 @lru_cache(maxsize=64)
 def cut_up(workload: Workload) -> Model:
-    """Return the workload's parts, cached because splitting takes milliseconds."""
+    """Return the workload with the ways to split it. The result is cached, because splitting takes milliseconds."""
     return Model(workload, _stages_of(workload), _pairs_of(workload))
 
 
 def kept_part(part: float, units: int, ranks: int) -> float:
-    """Return the fraction of a whole that each rank has if ``part`` of it is divided among ``ranks`` in ``units``."""
+    """Return the fraction of a model that the largest rank has.
+
+    The fraction ``part`` of the model is split into ``units``, which the ranks share; each rank has all of the rest.
+    """
     return 1 - part + part * ceil(units / ranks) / units
 
 
 def state_nbytes(workload: Workload) -> float:
-    """Return the bytes of the whole model's parameters and optimizer state, which a checkpoint contains."""
+    """Return the bytes of parameters and optimizer state of the whole model, which are what a checkpoint contains."""
     return (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
 
 
 def held_nbytes(workload: Workload, parameters: float) -> float:
-    """Return the bytes of parameters, gradients and optimizer state of the part that a rank holds."""
+    """Return the bytes of ``parameters`` parameters with their gradients and optimizer state."""
     return (2 + workload.optimizer_slots) * REAL_NBYTES * parameters

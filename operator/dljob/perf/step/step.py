@@ -1,4 +1,4 @@
-"""Time of one synchronous data-parallel step: compute, communication, input data and waiting, with its uncertainty.
+"""Time of a synchronous data-parallel step (compute, communication, input data, waiting) and its uncertainty.
 
 A step ends when the slowest rank has the sum of all gradients.
 """
@@ -12,18 +12,19 @@ from dljob.perf.step.communication import Collective, Link, Number, allreduce_s,
 from dljob.perf.step.synchronization import agreement_s, straggler_factor
 
 BACKWARD_PART = 2 / 3
-"""Fraction of the compute time in the backward pass, which does twice the arithmetic of the forward pass."""
+"""Fraction of the compute time that the backward pass takes: it does twice the arithmetic of the forward pass."""
 BUCKET_NBYTES = 4 * 2**20
-"""Bucket size of the all-reduce, the contract's default. Each bucket starts once the backward pass has filled it."""
+"""Default bucket size of the all-reduce, from the contract. A bucket's all-reduce starts as soon as the backward pass
+has filled the bucket."""
 OVERLAP_EFFICIENCY = {"cpu": 0.5, "gpu": 0.9}
-"""Fraction of the backward pass that can hide communication. On a CPU both compete for the same cores, and MPI
-progresses messages only inside calls. A GPU copies while it computes. Both values are assumptions."""
+"""Fraction of the backward pass that can hide communication. On a CPU, computing and communication compete for cores,
+and MPI progresses messages only inside calls. A GPU copies while it computes. Both values are assumptions."""
 
 P90 = 1.2816
 """90th percentile of the standard normal distribution."""
 SPREAD = {"catalogue": 0.5, "profile": 0.08}
-"""Standard deviation of log(measured / predicted) compute time. Predictions from data sheets are within a factor of 2
-nine times out of ten; measured times repeat within some per cent."""
+"""Standard deviation of log(measured / predicted) for the compute time. Predictions from data sheets are within a
+factor of 2 nine times out of ten. Measured times repeat within some per cent."""
 LINK_SPREAD = {"catalogue": 0.5, "profile": 0.2}
 
 
@@ -32,9 +33,10 @@ def buckets(gradient_nbytes: int) -> int:
 
 
 def exposed_s(communication_s: Number, compute_s: Number, parts: int, overlap: Number) -> Number:
-    """Return the exposed communication time: the part that does not overlap with backward, at least the last bucket's.
+    """Return the communication time that does not overlap with the backward pass, but at least that of one bucket.
 
-    Bucket i of n is ready when i/n of the backward pass is done, so at most (n-1)/n of the pass hides communication.
+    ``parts``: number n of buckets. Bucket i is ready when i/n of the backward pass is done, so at most (n-1)/n of the
+    pass hides communication.
     """
     hidden = overlap * BACKWARD_PART * compute_s * (parts - 1) / parts
     return np.maximum(communication_s - hidden, communication_s / parts)
@@ -42,13 +44,13 @@ def exposed_s(communication_s: Number, compute_s: Number, parts: int, overlap: N
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of one step by part. ``step_s`` is the median and ``p90_s`` the 90th percentile."""
+    """The parts of a step's time in seconds. ``step_s`` is the median of the step and ``p90_s`` its 90th percentile."""
 
     compute_s: float
     communication_s: float
     data_s: float
     waiting_s: float
-    """Waiting for stragglers, and the agreement that commits the step."""
+    """Time to wait for stragglers and to agree that all ranks have the sum."""
     spread: float
     """Standard deviation of log(measured / predicted)."""
 
@@ -75,13 +77,14 @@ def step(
     nodes: int | None = None,
     sharded: bool = False,
 ) -> Step:
-    """Return a step whose slowest rank computes for ``compute_s`` and waits ``data_s`` for data, on ``nodes`` nodes.
+    """Return a step whose slowest rank computes for ``compute_s`` and waits for input for ``data_s``.
 
-    ``sharded``: ranks shard the optimizer. The reduce-scatter of gradients overlaps with the backward pass; the
-    all-gather of new parameters after the update does not.
+    ``overlap``: fraction of the backward pass that can hide communication. ``sharded``: True if ranks shard the
+    optimizer. Then the reduce-scatter of gradients overlaps with the backward pass, but the all-gather of new
+    parameters after the update does not.
 
-    ``overlap``: fraction of the backward pass that can hide communication. Spreads are standard deviations of
-    log(measured / predicted) of both parts. They are independent, so the step's spread is their root sum of squares
+    ``compute_spread`` applies to computing and input, ``link_spread`` to communication and waiting. Both are standard
+    deviations of log(measured / predicted). They are independent, so the step's spread is their root sum of squares
     weighted by time.
     """
     parts = buckets(gradient_nbytes)

@@ -1,24 +1,25 @@
 """Cost of waiting in synchronous, stale-synchronous and asynchronous training.
 
-Synchronous ranks end each step together (Valiant 1990). Stale-synchronous ranks are at most a bound of steps apart (Ho
-et al. 2013). Asynchronous ranks only queue for the parameter server (Dean et al. 2012).
-``benchmarks/perfmodel/sync_simulation.py`` compares all three with simulations.
+Synchronous ranks end each step together (Valiant 1990). Stale-synchronous ranks are never further apart than a bound
+in steps (Ho et al. 2013). Asynchronous ranks only queue for the parameter server (Dean et al. 2012).
+``benchmarks/perfmodel/sync_simulation.py`` compares all three formulas with simulations.
 """
 
 from functools import cache
 from statistics import NormalDist
 
 STEP_VARIATION = 0.03
-"""Standard deviation of a rank's step time divided by its mean: repeats of one configuration on a public cluster of T4s
-(Pollux, OSDI 2021, artifact) differ by 3.3 %."""
+"""Standard deviation of a rank's step time, divided by the mean. Repeats of the same configuration on a public cluster
+of T4s (Pollux, OSDI 2021, artifact) differ by 3.3 %."""
 
 
 @cache
 def straggler_factor(ranks: int, variation: float = STEP_VARIATION) -> float:
-    """Return the expected time of the slowest of ``ranks`` equal ranks, divided by the mean of one; 1 for one rank.
+    """Return the expected step time of the slowest of ``ranks`` equal ranks, divided by a rank's mean step time.
 
-    The maximum of n variables is near the quantile (n - 0.375) / (n + 0.25) (Blom 1958). Times are positive and skewed,
-    so the gamma distribution is used: (1 - v²/9 + z v/3)³ with z the normal quantile (Wilson, Hilferty 1931).
+    The expected maximum of n variables is near their quantile (n - 0.375) / (n + 0.25) (Blom 1958). Step times are
+    positive and skewed, so they get a gamma distribution with coefficient of variation v. Its quantile is
+    (1 - v²/9 + z v/3)³, where z is the normal quantile (Wilson, Hilferty 1931).
     """
     if ranks <= 1:
         return 1.0
@@ -27,15 +28,16 @@ def straggler_factor(ranks: int, variation: float = STEP_VARIATION) -> float:
 
 
 def agreement_s(ranks: int, latency_s: float) -> float:
-    """Return the time to agree that all ranks have the sum: empty messages up and down a binary tree."""
+    """Return the time to agree that all ranks have the sum, by empty messages up and down a binary tree."""
     return 2 * (ranks - 1).bit_length() * latency_s
 
 
 def stale_factor(ranks: int, bound: int, variation: float = STEP_VARIATION) -> float:
-    """Return the expected step time with a staleness bound, divided by the mean of one rank; bound 0 is synchronous.
+    """Return the expected step time with a staleness bound, divided by a rank's mean step time.
 
-    The distances between ranks are random walks of ``variation`` per step that are reflected at ``bound`` steps. The
-    push of a reflected walk is variation^2 over the width, so the straggler term shrinks by variation / bound.
+    ``bound``: the staleness bound in steps; 0 means synchronous training. The distance between two ranks is a random
+    walk with deviation ``variation`` per step, reflected at ``bound`` steps. The walls push back by variation^2 / bound
+    per step, so the straggler term is multiplied by variation / bound.
     """
     alone = straggler_factor(ranks, variation) - 1
     return 1 + (alone if bound == 0 else alone * min(1.0, variation / bound))
@@ -44,12 +46,13 @@ def stale_factor(ranks: int, bound: int, variation: float = STEP_VARIATION) -> f
 def asynchronous_updates_per_s(
     workers: int, think_s: float, service_s: float, variation: float = STEP_VARIATION
 ) -> float:
-    """Return the updates per second of ``workers`` that compute for ``think_s`` and then hold the server ``service_s``.
+    """Return the updates per second of n ``workers`` with one parameter server.
 
-    Without variation this is the upper bound min(n / (Z + D), 1 / D), with Z think time and D service time. With a
-    ``variation`` (standard deviation over mean of both times) of 0.2 or more, it is the mean value analysis of the
-    closed queue (Reiser, Lavenberg 1980), where an update in service is assumed to be half done. Between them it is
-    interpolated linearly.
+    Again and again, a worker computes for ``think_s`` (Z) and then occupies the server for ``service_s`` (D). Without
+    variation, the rate is the upper bound min(n / (Z + D), 1 / D). With a ``variation`` (standard deviation / mean of
+    both times) of 0.2 or more, the rate comes from mean value analysis of the closed queue (Reiser, Lavenberg 1980),
+    which assumes that an update in service is half done. In between, the rate is interpolated linearly. Raise
+    ValueError if an argument is out of range.
     """
     if workers < 1 or not (think_s >= 0 and service_s > 0 and 0 <= variation < 1e3):
         raise ValueError(

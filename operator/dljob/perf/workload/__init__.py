@@ -1,1 +1,1 @@
-"""Cost of one sample: models, datasets and their layers."""
+"""Training cost of one sample, from tables of models, their layers, and datasets."""

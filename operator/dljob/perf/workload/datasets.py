@@ -1,6 +1,6 @@
-"""Sizes of the datasets in the trainer image, so that epochs can be converted to steps without reading the data.
+"""Sizes of the datasets in the trainer image, so that the planner can convert epochs to steps without reading the data.
 
-A trainer test compares the figures with the real data.
+A trainer test compares these sizes with the real data.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Dataset:
     sample_nbytes: int
     """Bytes of one sample in the trainer's memory."""
     making_s: float = 0.0
-    """Time of one core to generate a sample that is not stored."""
+    """Seconds that one core needs to generate a sample; 0 for stored samples."""
     tokens: bool = False
     """True if a sample is a sequence of tokens."""
 

@@ -1,8 +1,8 @@
 """Layer tables: the cost of one sample in each layer, computed from shapes.
 
-Counts follow the definitions of the layers: a convolution of c channels with k x k filters to f channels of h x w
-does 2 k² c f h w operations (multiply and add), and its backward pass does that once for the filters and once for
-the input (not for the network's own input).
+The counts follow from the definitions of the layers. A convolution from c channels to f channels of h x w with k x k
+filters does 2 k² c f h w operations (multiply and add). Its backward pass does as many for the gradient of the filters,
+and as many for the gradient of the input, except in the first layer with parameters.
 """
 
 from collections.abc import Iterator
@@ -14,28 +14,28 @@ from typing import Literal, Self
 
 @dataclass(frozen=True)
 class Layer:
-    """Costs of one layer; per sample unless said otherwise. Elements are of 4 bytes."""
+    """Costs of one layer, per sample except where stated. An element has 4 bytes."""
 
     kind: str
     parameters: int
-    """Trainable parameters; not per sample."""
+    """Number of trainable parameters, not per sample."""
     tensors: int
-    """Number of parameter tensors."""
+    """Number of parameter tensors, not per sample."""
     forward_FLOPs: float
     backward_FLOPs: float
     moved_elements: float
-    """Elements read and written by the forward and the backward pass, without parameters."""
+    """Elements that the forward and the backward pass read and write, without parameters."""
     output_elements: float = 0.0
     is_conv: bool = False
     follows: bool = False
-    """True if the trainer runs it as one with the layer before, so that no pipeline stage begins here."""
+    """True if the trainer treats this layer and the previous one as one module, so that no stage can begin between."""
 
 
 class Net:
-    """Builder of a layer table that tracks the shape of one sample through the network.
+    """Builder of a layer table. It tracks the shape of one sample through the network.
 
-    It also counts the tensors that autograd keeps for the backward pass, each once: inputs of layers with weights,
-    norms and pools, and outputs of activations.
+    It also counts the elements that autograd keeps for the backward pass: inputs of layers with weights, of norms and
+    of pools, and outputs of activations. A tensor counts once, even if several layers keep it.
     """
 
     def __init__(self, *shape: int) -> None:
@@ -47,7 +47,7 @@ class Net:
 
     @property
     def at(self) -> tuple[tuple[int, ...], int]:
-        """Return the current position, to which ``go`` returns for a branch."""
+        """Return the current position. Pass it to ``go`` to begin another branch there."""
         return self.shape, self._tensor
 
     def go(self, at: tuple[tuple[int, ...], int]) -> Self:
@@ -56,14 +56,14 @@ class Net:
 
     @contextmanager
     def as_one(self) -> Iterator[None]:
-        """Mark the layers added in this context as one module of the trainer, such as a residual block."""
+        """Mark all layers that are added in this context as one module, such as a residual block."""
         begin = len(self.layers) + 1
         yield
         self.layers[begin:] = [replace(layer, follows=True) for layer in self.layers[begin:]]
 
     @property
     def kept_elements(self) -> float:
-        """Return the elements of one sample kept for the backward pass, including its input."""
+        """Return the elements per sample that are kept for the backward pass, including the network's input."""
         return sum(self._kept.values())
 
     def _keep(self) -> None:
@@ -103,7 +103,7 @@ class Net:
         return self._emit("conv", out, flops, weights + filters * bias, 1 + bias, has_weights=True)
 
     def linear(self, outputs: int, bias: bool = True, tied: bool = False) -> Self:
-        """Add a linear layer; ``tied``: it uses another layer's weights."""
+        """Add a linear layer. ``tied``: True if it uses another layer's weights."""
         *rest, inputs = self.shape
         flops = 2.0 * inputs * outputs * prod(rest)
         parameters = 0 if tied else inputs * outputs + outputs * bias
@@ -125,13 +125,13 @@ class Net:
         return self._emit("activation", self.shape, 10.0 * prod(self.shape))
 
     def dropout(self) -> Self:
-        """Add a dropout layer. It keeps a mask of one byte per element, as on GPUs."""
+        """Add a dropout layer. It keeps a mask with one byte per element, as PyTorch does on GPUs."""
         self._emit("dropout", self.shape, float(prod(self.shape)), keep="nothing")
         self._kept[-self._tensor] = prod(self.shape) / 4
         return self
 
     def pool(self, k: int, stride: int | None = None, pad: int = 0, ceil: bool = False) -> Self:
-        """Add a k x k max pool. It keeps indices of 8 bytes. ``ceil``: windows may extend over the edge."""
+        """Add a k x k max pool, which keeps indices of 8 bytes. ``ceil``: True if windows may extend over the edge."""
         stride = stride or k
         c, h, w = self.shape
         spare = (stride - 1) * ceil
@@ -148,29 +148,29 @@ class Net:
         return self
 
     def add(self) -> Self:
-        """Add the sum with a skip connection."""
+        """Add a layer that adds a skip connection to the current tensor."""
         return self._emit("add", self.shape, float(prod(self.shape)), keep="nothing")
 
     def concat(self, *ends: tuple[tuple[int, ...], int]) -> Self:
-        """Add a concatenation of the ``ends`` of branches along the first axis."""
+        """Add a layer that concatenates branches along the first axis. ``ends``: the positions where they end."""
         self.shape = (sum(shape[0] for shape, _ in ends), *self.shape[1:])
         return self._emit("concat", self.shape, 0.0, keep="nothing")
 
     def first_token(self) -> Self:
-        """Take the first position of a sequence. It is a view, so keeping it keeps the whole sequence."""
+        """Select the first position of a sequence. It is a view, so keeping it keeps the whole sequence."""
         self._keep()
         self.shape = self.shape[1:]
         return self
 
     def embedding(self, vocabulary: int, width: int, positions: int | None = None, types: int = 0) -> Self:
-        """Add embeddings of tokens, of ``positions`` (default: the sequence's length) and of token types."""
+        """Add embeddings for tokens, for ``positions`` (default: as many as tokens) and for token ``types``."""
         (tokens,) = self.shape
         positions = tokens if positions is None else positions
         rows = vocabulary + positions + types
         return self._emit("embedding", (tokens, width), 0.0, rows * width, 1 + (positions > 0) + (types > 0))
 
     def projections(self, width: int) -> Self:
-        """Add separate linear layers for queries, keys and values, for ``attention``."""
+        """Add separate linear layers for queries, keys and values. Call ``attention`` next."""
         start = self.at
         for _ in range(3):
             self.go(start).linear(width)
@@ -178,9 +178,9 @@ class Net:
         return self
 
     def attention(self, heads: int, fused: bool = True) -> Self:
-        """Add scaled dot-product attention, 3 x width in, width out, without its projections.
+        """Add scaled dot-product attention without its projections, from (tokens, 3 x width) to (tokens, width).
 
-        ``fused``: scores are recomputed in the backward pass instead of kept.
+        ``fused``: True if the backward pass recomputes the scores, False if they are kept.
         """
         tokens, triple = self.shape
         flops = 2 * 2.0 * tokens * tokens * (triple // 3)

@@ -24,7 +24,7 @@ def lenet(data: Dataset) -> Net:
 
 
 def _stem(data: Dataset) -> Net:
-    """Return the stem of He et al. 2015 for 224 x 224 images, or theirs for CIFAR (3 x 3, no pool) for small ones."""
+    """Return the stem of He et al. 2015: the one for CIFAR (3 x 3, no pool) if images are small, else for ImageNet."""
     net = Net(*data.shape)
     if data.shape[1] < 64:
         return net.conv(64, 3, bias=False).group_norm().relu()
@@ -32,7 +32,7 @@ def _stem(data: Dataset) -> Net:
 
 
 def _shortcut(net: Net, start: tuple[tuple[int, ...], int], filters: int, stride: int) -> None:
-    """Add a block's shortcut from ``start`` (1 x 1 convolution if the shape changes), the sum and its activation."""
+    """Add a block's shortcut from ``start`` (with a 1 x 1 convolution if the shape changes), the sum, and its ReLU."""
     end = net.at
     if start[0][0] != filters or stride != 1:
         net.go(start).conv(filters, 1, stride, bias=False).group_norm().go(end)
@@ -51,7 +51,7 @@ def resnet18(data: Dataset) -> Net:
 
 
 def bottlenecks(data: Dataset, *depths: int) -> Net:
-    """Return a residual network of bottleneck blocks, ``depths`` of them at 64, 128, 256 and 512 filters."""
+    """Return a residual network of bottleneck blocks. ``depths``: how many have 64, 128, 256 and 512 filters."""
     net = _stem(data)
     for stage, depth in enumerate(depths):
         width = 64 * 2**stage
@@ -70,7 +70,7 @@ def resnet50(data: Dataset) -> Net:
 
 
 def decoder(data: Dataset, width: int, blocks: int, heads: int) -> Net:
-    """Return a decoder like GPT-2 (Radford et al. 2019): pre-norm, output weights tied to the token embedding."""
+    """Return a decoder like GPT-2 (Radford et al. 2019), with pre-norm and output weights tied to token embeddings."""
     net = Net(*data.shape).embedding(data.classes, width)
     for _ in range(blocks):
         with net.as_one():
@@ -92,4 +92,4 @@ MODELS: dict[str, tuple[Callable[[Dataset], Net], str]] = {
     "resnet50": (resnet50, "synthetic-images"),
     "gpt-mini": (gpt_mini, "synthetic-tokens"),
 }
-"""Builder, and the dataset whose shape is used if the job's dataset is unknown."""
+"""Model name -> (function that builds its table, dataset that determines the shape if the job's dataset is unknown)."""

@@ -1,9 +1,9 @@
 """Layer tables of models from the literature, as workloads for predictions and comparisons.
 
-The trainer image does not contain them, so they are not allowed as ``spec.model.name``. Parameter counts equal those of
-the published networks exactly: torchvision's for images (its AlexNet is that of Krizhevsky 2014; its GoogLeNet has
-3 x 3 filters where the paper has 5 x 5, batch norms, and no auxiliary classifiers here), Hugging Face's for text. Batch
-norms are counted as GroupNorm, which has as many parameters.
+The trainer image does not contain these models, so ``spec.model.name`` cannot name them. Their parameter counts equal
+those of published networks: torchvision's for images and Hugging Face's for text. In torchvision, AlexNet is that of
+Krizhevsky 2014, and GoogLeNet has batch norms, and 3 x 3 filters where the paper has 5 x 5. Our GoogLeNet omits the
+auxiliary classifiers. Batch norms are counted as GroupNorm, which has as many parameters.
 """
 
 from collections.abc import Callable
@@ -13,15 +13,16 @@ from dljob.perf.workload.layers import Net
 from dljob.perf.workload.models import bottlenecks, decoder
 
 IMAGENET = Dataset(1_281_167, 50_000, (3, 224, 224), 1000, 3 * 224 * 224 * 4)
-"""ILSVRC 2012 (Russakovsky et al. 2015), cropped, as the trainer would hold it in memory."""
+"""ILSVRC 2012 (Russakovsky et al. 2015) with cropped images, in the format in which the trainer holds samples."""
 WIKIPEDIA = Dataset(4_882_812, 0, (512,), 30_522, 512 * 8)
-"""BERT's 2,500 million words of Wikipedia, one token a word, in sequences of 512; WordPiece vocabulary, uncased."""
+"""BERT's 2,500 million words of Wikipedia in sequences of 512, one token per word; uncased WordPiece vocabulary."""
 OPENWEBTEXT = Dataset(8_823_810, 4_330, (1024,), 50_257, 1024 * 8)
-"""Gokaslan and Cohen 2019: 9.04e9 tokens (9,035,582,198 and 4,434,897 held out) of GPT-2's vocabulary by 1024."""
+"""OpenWebText (Gokaslan and Cohen 2019) in sequences of 1024 tokens of GPT-2's vocabulary: 9,035,582,198 tokens, and
+4,434,897 held out."""
 
 
 def alexnet(data: Dataset) -> Net:
-    """Krizhevsky 2014 (arXiv 1404.5997)."""
+    """Return AlexNet (Krizhevsky 2014, arXiv 1404.5997)."""
     net = Net(*data.shape).conv(64, 11, 4, 2).relu().pool(3, 2).conv(192, 5).relu().pool(3, 2)
     net.conv(384, 3).relu().conv(256, 3).relu().conv(256, 3).relu().pool(3, 2)
     net.flatten().dropout().linear(4096).relu().dropout().linear(4096).relu()
@@ -29,7 +30,7 @@ def alexnet(data: Dataset) -> Net:
 
 
 def vgg16(data: Dataset) -> Net:
-    """Simonyan and Zisserman 2014, table 1, column D."""
+    """Return VGG-16 (Simonyan and Zisserman 2014, table 1, column D)."""
     net = Net(*data.shape)
     for filters, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for _ in range(depth):
@@ -44,7 +45,7 @@ def _unit(net: Net, filters: int, k: int, stride: int = 1) -> Net:
 
 
 def _inception(net: Net, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int) -> None:
-    """Add four branches: 1 x 1; 1 x 1 to 3 x 3; 1 x 1 to "5 x 5" (here 3 x 3); pool to 1 x 1."""
+    """Add four branches: 1 x 1; 1 x 1, then 3 x 3; 1 x 1, then 3 x 3 (5 x 5 in the paper); pool, then 1 x 1."""
     start = net.at
     ends = [_unit(net, one, 1).at]
     for reduced, filters in (three, five):
@@ -55,7 +56,7 @@ def _inception(net: Net, one: int, three: tuple[int, int], five: tuple[int, int]
 
 
 def googlenet(data: Dataset) -> Net:
-    """Inception v1: Szegedy et al. 2014, table 1."""
+    """Return Inception v1 (Szegedy et al. 2014, table 1)."""
     net = _unit(Net(*data.shape), 64, 7, 2).pool(3, 2, ceil=True)
     _unit(_unit(net, 64, 1), 192, 3).pool(3, 2, ceil=True)
     _inception(net, 64, (96, 128), (16, 32), 32)
@@ -73,12 +74,12 @@ def googlenet(data: Dataset) -> Net:
 
 
 def resnet152(data: Dataset) -> Net:
-    """He et al. 2015, table 1."""
+    """Return ResNet-152 (He et al. 2015, table 1)."""
     return bottlenecks(data, 3, 8, 36, 3)
 
 
 def bert_base(data: Dataset) -> Net:
-    """Devlin et al. 2018: 12 layers, 12 heads, width 768, norms last, and the pooler; without a task's head."""
+    """Return BERT-base (Devlin et al. 2018): 12 layers, 12 heads, width 768, post-norm, with pooler, without a head."""
     net = Net(*data.shape).embedding(data.classes, 768, positions=512, types=2).layer_norm().dropout()
     for _ in range(12):
         net.projections(768).attention(12).linear(768).dropout().add().layer_norm()
@@ -113,4 +114,4 @@ REFERENCES: dict[str, tuple[Callable[[Dataset], Net], Dataset]] = {
     "GPT-2-large": (gpt2_large, OPENWEBTEXT),
     "GPT-2-XL": (gpt2_xl, OPENWEBTEXT),
 }
-"""Builder, and the dataset of the published model."""
+"""Model name -> (function that builds its table, dataset of the published model)."""

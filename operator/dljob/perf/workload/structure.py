@@ -1,8 +1,8 @@
-"""CPU time of a step and memory of a rank on CPUs, regressed on the structure of generated networks.
+"""Step time and memory of a rank on CPUs, from a regression on the structure of generated networks.
 
-Both are sums of terms over the layer table, each with a measured nonnegative coefficient.
-``benchmarks/perfmodel/structure_regression.py`` trains the networks and prints the errors on held-out structures and,
-with ``--refit``, the constants below.
+Both are sums of terms over the layer table, with measured nonnegative coefficients.
+``benchmarks/perfmodel/structure_regression.py`` trains the generated networks and prints the errors on held-out
+structures. With ``--refit``, it also prints the constants below.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 CORE_FLOPs = 96e9
-"""Peak of the catalogue's core (``catalogue.cpu``), assumed for the core of the measurements."""
+"""Peak of the core in the catalogue (``catalogue.cpu``). The measurements are assumed to have used such a core."""
 
 HOST_S: Mapping[str, float] = {"step": 3.72e-5, "layer": 8.79e-5}
 """Framework overhead in seconds per step and per layer, independent of the batch."""
@@ -23,24 +23,25 @@ TIME_S: Mapping[str, float] = {
     "weight_B": 3.45e-11,
     "large_weight_B": 7.26e-11,
 }
-"""Core seconds per unit of ``time_terms``."""
+"""Seconds on one core per unit of each term in ``time_terms``."""
 CACHED_NBYTES = 4 * 2**20
-"""Weights of a layer beyond this are read from memory in every pass. The value is between a core's L2 cache and its
-part of the L3 cache; 1 and 16 MiB fit nearly as well."""
+"""Bytes of a layer's weights that stay in the cache; the rest is read from memory in every pass. The value is between
+the sizes of a core's L2 cache and its share of the L3 cache. 1 and 16 MiB fit nearly as well."""
 GROWTH: Mapping[str, float] = {"process": 3.51e7, "parameter_B": 1.35, "kept_B": 1.74, "largest_B": 1.17}
-"""Bytes per unit of ``growth_terms``."""
+"""Bytes per unit of each term in ``growth_terms``."""
 
 
 def host_terms(workload: Workload) -> dict[str, float]:
-    """Return the number of units of ``HOST_S`` in a step."""
+    """Return the framework's work in a step, in the units of ``HOST_S``: one step, and the number of layers."""
     return {"step": 1.0, "layer": float(len(workload.layers))}
 
 
 def time_terms(workload: Workload, batch: float) -> dict[str, float]:
-    """Return the work of a step on ``batch`` samples: operations of forward and backward pass, and bytes moved.
+    """Return the work of a step with ``batch`` samples, in the units of ``TIME_S``: operations and bytes moved.
 
-    Convolutions and pools have terms of their own, because they convert tensor layouts. Both passes read the weights
-    and the backward pass writes their gradients. The update reads and writes parameters, gradients and optimizer state.
+    Convolutions and pools have separate terms, because they convert tensor layouts. The forward and the backward pass
+    read the weights, and the backward pass writes their gradients. The update reads and writes parameters, gradients
+    and optimizer state.
     """
     found = dict.fromkeys(TIME_S, 0.0)
     passes = REAL_NBYTES * (7.0 + 2.0 * workload.optimizer_slots)
@@ -56,9 +57,10 @@ def time_terms(workload: Workload, batch: float) -> dict[str, float]:
 
 
 def growth_terms(workload: Workload, batch: float) -> dict[str, float]:
-    """Return the memory terms of training on ``batch`` samples: bytes by kind, and one constant per process.
+    """Return the memory of a rank with ``batch`` samples, in the units of ``GROWTH``: one process, and bytes by type.
 
-    ``parameter_B`` includes gradients and optimizer state; ``kept_B`` includes the samples.
+    ``parameter_B`` includes gradients and optimizer state. ``kept_B`` is kept activations and samples. ``largest_B`` is
+    the largest transient activations.
     """
     return {
         "process": 1.0,
@@ -69,5 +71,5 @@ def growth_terms(workload: Workload, batch: float) -> dict[str, float]:
 
 
 def total(terms: Mapping[str, float], coefficients: Mapping[str, float]) -> float:
-    """Return the sum of each term times its coefficient."""
+    """Return the sum of all terms, each multiplied by its coefficient."""
     return sum(coefficients[name] * amount for name, amount in terms.items())

@@ -1,4 +1,4 @@
-"""Workload: the costs of training per sample and per step, the input of the performance model."""
+"""Workload: the training costs per sample and per step. It is the input of the performance model."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -10,7 +10,7 @@ from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.references import REFERENCES
 
 REAL_NBYTES = 4
-"""Parameters, gradients and activations are single precision."""
+"""Bytes of an element: parameters, gradients and activations have single precision."""
 
 Optimizer = Literal["SGD", "Adam", "AdamW"]
 
@@ -22,15 +22,15 @@ class Workload:
     name: str
     layers: tuple[Layer, ...]
     activation_nbytes: float
-    """Activations kept for the backward pass, per sample."""
+    """Bytes of activations per sample that are kept for the backward pass."""
     transient_nbytes: float
-    """The largest activation and its gradient, per sample, which exist briefly besides the kept ones."""
+    """Bytes per sample of the largest activation and its gradient, which exist briefly besides the kept activations."""
     sample_nbytes: float
     optimizer_slots: float
-    """Optimizer tensors of the parameters' size: 0 (SGD), 1 (with momentum), 2 (Adam); with a sharded optimizer, a
-    rank's part of them."""
+    """Optimizer state divided by the size of the parameters: 0 (SGD), 1 (SGD with momentum), 2 (Adam). With a sharded
+    optimizer, only one rank's part counts."""
     making_s: float = 0.0
-    """Time of one core to generate a sample of synthetic data."""
+    """Seconds that one core needs to generate a sample of synthetic data."""
 
     @cached_property
     def parameters(self) -> int:
@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def flops_per_sample(self) -> float:
-        """Return the operations of forward and backward pass per sample."""
+        """Return the operations per sample in forward and backward pass."""
         return sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in self.layers)
 
 
@@ -58,7 +58,7 @@ def misfit(model: str, dataset: str) -> str | None:
     """Return the reason why a built-in model cannot use a built-in dataset, or None if it can."""
     shape, tokens = DATASETS[dataset].shape, DATASETS[dataset].tokens
     if tokens != (model == "gpt-mini"):
-        return "found tokens; expected images or tables" if tokens else "found no tokens; expected some"
+        return "found tokens; expected images or tables" if tokens else "found no tokens; expected tokens"
     if model in ("mlp", "gpt-mini") or (len(shape) == 3 and (model != "lenet" or shape[1:] in ((32, 32), (28, 28)))):
         return None
     expected = "images of 32 x 32 or 28 x 28" if model == "lenet" else "images"
@@ -67,7 +67,10 @@ def misfit(model: str, dataset: str) -> str | None:
 
 @cache
 def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
-    """Return the workload of a built-in model. Raise ValueError if model or dataset is unknown or they do not fit."""
+    """Return the workload of a built-in model.
+
+    Raise ValueError if the model or the dataset is unknown, or if they do not fit together.
+    """
     if model not in MODELS:
         raise ValueError(f"model {model!r}: expected one of {', '.join(MODELS)}")
     build, default = MODELS[model]
@@ -81,7 +84,7 @@ def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momen
 
 @cache
 def reference(model: str, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
-    """Return the workload of a model from the literature. Raise ValueError if it is unknown."""
+    """Return the workload of a model from the literature. Raise ValueError if the model is unknown."""
     if model not in REFERENCES:
         raise ValueError(f"model {model!r}: expected one of {', '.join(REFERENCES)}")
     build, data = REFERENCES[model]
@@ -89,7 +92,7 @@ def reference(model: str, optimizer: Optimizer = "SGD", momentum: float = 0.9) -
 
 
 def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
-    """Return the workload of the network ``net`` on samples of ``data``."""
+    """Return the workload of the network ``net`` with samples from ``data``."""
     return Workload(
         name=name,
         layers=tuple(net.layers),
@@ -102,7 +105,7 @@ def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", 
 
 
 HINTED_LAYERS = 50
-"""Number of layers assumed for a model described only by hints; it determines the overhead per step."""
+"""Assumed number of layers of a model that only hints describe. It determines the overhead per step."""
 
 
 def hinted(
@@ -113,14 +116,14 @@ def hinted(
     optimizer: Optimizer = "SGD",
     momentum: float = 0.9,
 ) -> Workload:
-    """Return a workload from the three figures of ``spec.model.hints``, spread evenly over assumed layers.
+    """Return the workload that the three figures in ``spec.model.hints`` describe, spread evenly over equal layers.
 
     Raise ValueError if a figure is out of range.
     """
     if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
         raise ValueError(
             f"hints: found parameters {parameters}, flops_per_sample {flops_per_sample}, activation bytes "
-            f"{activation_nbytes_per_sample}; expected the first two above 0 and none negative"
+            f"{activation_nbytes_per_sample}; expected the first two above 0 and the third at least 0"
         )
     n = min(HINTED_LAYERS, parameters)
     elements = activation_nbytes_per_sample / REAL_NBYTES / n

@@ -1,8 +1,8 @@
-"""Split of the global batch into local batch sizes that minimizes the time of the slowest rank.
+"""Split the global batch into local batch sizes so that the slowest rank finishes as early as possible.
 
-The split is exact over whole numbers for any nondecreasing times. A finishing time T is possible if and only if the
-samples that all ranks can process by T add up to the global batch. That sum never falls with T, so bisection over T
-finds the optimum. Ranks of one kind are handled together, so the cost does not depend on their number.
+The split is exact over whole numbers if times never fall with the batch. All ranks can finish by time T if and only if
+the samples that they can process by T add up to the global batch or more. That sum never falls with T, so bisection
+over T finds the optimum. Equal ranks are handled together, so the cost does not depend on the number of ranks.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from dljob.perf.fit.curve import Curve
 
 @dataclass(frozen=True)
 class Kind:
-    """``ranks`` equal ranks: their time over the batch, and the largest batch that fits into memory."""
+    """``ranks`` equal ranks, with their step time over the batch and the largest batch that fits into memory."""
 
     curve: Curve
     ranks: int
@@ -21,15 +21,15 @@ class Kind:
 
 
 def _by(kind: Kind, seconds: float) -> int:
-    """Return the largest batch that a rank of the kind finishes in ``seconds``; at least 1, as no worker has none."""
+    """Return the largest batch that a rank of ``kind`` finishes in ``seconds``, but at least 1: no worker may idle."""
     return max(1, min(kind.largest_batch, kind.curve.whole_samples(seconds)))
 
 
 def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
-    """Return the local batch size of each rank by kind, largest first; they add up to ``batch``.
+    """Return a list of local batch sizes for each kind, largest first. All sizes add up to ``batch``.
 
-    The time of the slowest rank is minimal. None if memory does not hold the batch or if there are more ranks than
-    samples.
+    The sizes minimize the time of the slowest rank. Return None if the batch does not fit into memory or if there are
+    more ranks than samples.
     """
     if sum(k.ranks for k in kinds) > batch or any(k.largest_batch < 1 for k in kinds):
         return None
@@ -63,12 +63,15 @@ def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
 
 
 def even(batch: int, ranks: int) -> list[int]:
-    """Split ``batch`` into ``ranks`` parts that differ by at most one, larger ones first."""
+    """Split ``batch`` into ``ranks`` whole numbers that differ by at most one, the larger ones first."""
     return [batch // ranks + (i < batch % ranks) for i in range(ranks)]
 
 
 def even_split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
-    """Return equal local batch sizes regardless of speed; the first ranks get one more if the batch does not divide."""
+    """Return equal local batch sizes regardless of speed, by kind. The first ranks get the samples that are left over.
+
+    Return None if a size is below 1 or does not fit into memory.
+    """
     shares = even(batch, sum(k.ranks for k in kinds))
     result, at = [], 0
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""Exact evaluation of one candidate: its local batch sizes and its prediction, or the reason why it is rejected."""
+"""Exact evaluation of one candidate. The result is its local batch sizes and prediction, or the reason to reject it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refus
 from dljob.planner.types.texts import gibibytes, group_names, rate, samples
 
 LEAST_BUSY = 0.25
-"""Minimum fraction of its CPUs that a rank requests, because it also starts, evaluates and writes checkpoints."""
+"""Minimum fraction of its CPUs that a rank requests: it also needs them to start, evaluate and write checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def describe(parts: Sequence[Part]) -> str:
 
 
 def shares_of(parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0) -> list[list[int]] | None:
-    """Return the local batch sizes of the ranks of each part, or None if they do not fit into memory.
+    """Return a list of local batch sizes for each part, or None if they do not fit into memory.
 
     The last ``servers`` ranks are parameter servers and get no samples.
     """
@@ -76,7 +76,7 @@ def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -
 
 
 def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
-    """Return the workload with the part of the optimizer state that each rank holds."""
+    """Return the workload as one rank holds it: with a sharded optimizer, only that rank's optimizer state."""
     ranks = sum(p.ranks for p in parts)
     return memory.sharded(workload, ranks) if parts[0].option.strategy == "Optimizer" else workload
 
@@ -99,7 +99,7 @@ def evaluate(
     serving = servers if collective == "ParameterServer" and ranks > 1 else 0
     apart = request.synchronization != "Synchronous"
     if apart and not serving:
-        return Refusal(describe(parts), "one rank: asynchronous training needs a worker and a parameter server")
+        return Refusal(describe(parts), "found 1 rank; asynchronous training expects a worker and a parameter server")
     shares = shares_of(parts, request.global_batch, request.uneven, serving)
     if shares is None:
         return _does_not_fit(parts, request, workload)
@@ -167,9 +167,9 @@ def evaluate(
 
 
 def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
-    """Return the step predicted by the profiles of its devices: the slowest prediction, plus the input time.
+    """Return the slowest step that the profiles in ``known`` predict, plus the input time.
 
-    Computing is the time on the node by itself. The rest of the measured step counts as communication.
+    The computing time is that of ``formulas``. The rest of the predicted step counts as communication.
     """
     said = [predicted(p, run) for p in known]
     step_s, spread = max((float(median[0]), float(deviation[0])) for median, deviation in said)
@@ -181,9 +181,9 @@ def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
 def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
     """Return the CPUs that one rank keeps busy: its CPUs times the fraction of a step in which it uses them.
 
-    A rank is busy while it computes and fetches its samples (p90 time). While it waits for the network, it uses the
-    part of a core that copying at the link's speed takes. MPI's busy waiting is not counted. A GPU rank gets one whole
-    CPU, so that kernel launches never wait.
+    A rank is busy while it computes and fetches its samples (p90 time). During communication, copying at the link's
+    speed uses a fraction of a core. MPI's busy waiting is not counted. A GPU rank gets one whole CPU, so that kernel
+    launches never wait.
     """
     if option.pool.is_gpu:
         return 1.0

@@ -1,4 +1,4 @@
-"""Groups of nodes that the user fixes (``planning.mode: Fixed``), checked against the cluster."""
+"""Check groups of nodes that the user fixes (``planning.mode: Fixed``) against the cluster."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def fixed_parts(
     learned: Mapping[tuple[str, str], Learned],
     strategy: Strategy = "Data",
 ) -> list[Part] | Infeasible:
-    """Return the user's groups as parts of a candidate, or the error in them."""
+    """Return the user's groups as parts of a candidate, or ``Infeasible`` if the cluster cannot hold them."""
     if (wrong := _batch(request)) is not None:
         return wrong
     parts = []
@@ -50,7 +50,7 @@ def _room(pool: Pool, choice: FixedChoice) -> int:
 
 
 def _batch(request: Request) -> Infeasible | None:
-    """Return an error if the groups' local batch sizes cannot add up to the global batch size."""
+    """Return ``Infeasible`` if the groups' local batch sizes cannot add up to the global batch size, else None."""
     ranks = sum(f.nodes * f.ranks_per_node for f in request.fixed)
     fixed_samples = sum(f.nodes * f.ranks_per_node * (f.batch_per_rank or 0) for f in request.fixed)
     rest = sum(f.nodes * f.ranks_per_node for f in request.fixed if f.batch_per_rank is None)

@@ -1,7 +1,7 @@
 """Predictions from measured multi-device steps, instead of latencies, bandwidths and assumed overlap.
 
-Once a profile has one such step, ``calibrate.scaling`` predicts every placement from the prior and the measurements,
-with an interval. ``benchmarks/perfmodel/published.py`` evaluates this on public measurements.
+As soon as a profile has a multi-device step, ``calibrate.scaling`` predicts every placement and an interval from the
+prior and the measurements. ``benchmarks/perfmodel/published.py`` evaluates these predictions on public measurements.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ from dljob.perf.step.step import P90, buckets
 from dljob.planner.types import CollectiveName
 
 LEVEL = 0.8
-"""Level of the central interval whose upper end is the p90."""
+"""Probability of the central interval. Its upper end is the p90."""
 
 
 def communication_ratio(collective: CollectiveName, nbytes: int, ranks: Number, nodes: Number, link: Link) -> Floats:
-    """Return the communication time of a collective divided by that of a ring at the same placement, by the formulas.
+    """Return the predicted communication time of a collective divided by that of a ring at the same placement.
 
-    1 for Ring, and for Torch, whose steps are measured directly.
+    The ratio is 1 for Ring, and for Torch, whose steps are measured directly.
     """
     if collective in ("Ring", "Torch"):
         return np.ones(np.shape(ranks))
@@ -43,10 +43,10 @@ def posterior(
     nbytes: int,
     link_over: Callable[[int], Link],
 ) -> Posterior | None:
-    """Return the posterior over all placements; None without measured steps or without a one-device time.
+    """Return the posterior over all placements, or None without measured multi-device steps or one-device times.
 
-    ``alone``: seconds of a batch on one device. ``link_over``: the link between ranks on a number of nodes; it serves
-    only to compare collectives.
+    ``alone``: step seconds over the batch on one device. ``link_over``: function from a number of nodes to the link
+    between their ranks; it serves only to compare collectives.
     """
     if not steps or not points:
         return None
@@ -63,7 +63,7 @@ def posterior(
 
 
 def _known(collective: str) -> CollectiveName:
-    """Return the collective that a profile names; an unknown name counts as Ring."""
+    """Return the collective with the name from a profile, or Ring if the name is unknown."""
     names: tuple[CollectiveName, ...] = get_args(CollectiveName)
     return next((name for name in names if name == collective), "Ring")
 
@@ -72,7 +72,7 @@ def _known(collective: str) -> CollectiveName:
 def _fitted(
     reference_s: float, steps: tuple[StepPoint, ...], one_s: tuple[float, ...], talks: tuple[float, ...]
 ) -> Posterior:
-    """Fit and cache: a fit takes some milliseconds, and every plan needs the same profiles."""
+    """Fit the posterior. It is cached, because a fit takes some milliseconds and every plan needs the same profiles."""
     columns = [(s.place.nodes, s.place.node_devices, s.place.devices, s.batch) for s in steps]
     nodes, busiest, devices, batch = np.array(columns, dtype=float).T
     runs = Runs(nodes, busiest, devices, batch, np.array(one_s), np.array(talks))
@@ -80,6 +80,6 @@ def _fitted(
 
 
 def predicted(found: Posterior, runs: Runs) -> tuple[Floats, Floats]:
-    """Return the median step seconds without input time, and the standard deviation of their logarithms (from p90)."""
+    """Return (median step seconds without input time, standard deviation of their logarithm, from the p90)."""
     said = found.predict(runs, LEVEL)
     return said.median_s, np.asarray(np.log(said.high_s / said.median_s) / P90)

@@ -19,18 +19,17 @@ from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refus
 from dljob.planner.types.texts import gibibytes, group_names, rate
 
 MAX_MICRO_BATCHES = 4096
-"""The API's limit."""
+"""The API's maximum number of micro-batches."""
 UNMEASURED_SPREAD = 0.25
 """Additional standard deviation of log(measured / predicted) of a model-parallel step.
 
-Profiles do not learn from model-parallel runs. The formulas below model neither how ranks on CPUs progress their
-messages nor how evenly stages compute. The logarithms of the measured ratios have a root mean square of 0.14
-(docs/design/0016-model-parallelism.md)."""
+Profiles do not learn from model-parallel runs. The formulas below ignore message progress on CPUs and uneven stages.
+Log(measured / predicted) had a root mean square of 0.14 (docs/design/0016-model-parallelism.md)."""
 
 
 @dataclass(frozen=True)
 class SplitCandidate:
-    """Ranks and how they split the model."""
+    """A set of ranks and the way they split the model."""
 
     part: Part
     strategy: Literal["Pipeline", "Tensor"]
@@ -55,7 +54,7 @@ class _Step:
     moving_s: float
     """Exposed communication and pipeline bubble."""
     text: str
-    """Description of the communication for messages."""
+    """Description of the communication, for the text about the bottleneck."""
     spread: float
     """Standard deviation of the logarithm of the communication time."""
 
@@ -63,7 +62,7 @@ class _Step:
 def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> Prediction | Refusal:
     """Return the prediction, or a refusal if a rank's part of the model does not fit into memory.
 
-    Raise ValueError if the model cannot be split this way.
+    Raise ValueError if the model cannot be split as the candidate demands.
     """
     part, option = candidate.part, candidate.part.option
     ranks, batch = part.ranks, request.global_batch
@@ -108,7 +107,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
 
 
 def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) -> Choice:
-    """Return the candidate. Every rank processes the whole batch."""
+    """Return the candidate as a ``Choice`` in which every rank processes the whole batch."""
     part, option = candidate.part, candidate.part.option
     each = option.ranks_per_node
     group = Group(
@@ -121,9 +120,9 @@ def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) 
 
 
 def _messages(option: Option, nodes: int) -> tuple[Link, float]:
-    """Return the link between stages and its spread.
+    """Return (link between stages, spread of its prediction).
 
-    Messages between stages go through main memory, also from GPUs. On one node they stay there.
+    Messages between stages always go through main memory, even from GPUs. On one node they do not use the network.
     """
     link, spread = link_of([option], nodes)
     if not option.pool.is_gpu:
@@ -179,8 +178,8 @@ def _tensor(candidate: SplitCandidate, batch: int, model: split.Model) -> _Step:
 def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) -> int:
     """Return the memory in bytes that a rank needs on its device.
 
-    On CPUs this includes the whole model, which is created in main memory, and the whole state while a checkpoint is
-    read or written (``split.state_nbytes``).
+    On CPUs this includes the whole model, because each rank first creates it in main memory, and the whole state,
+    because a checkpoint passes through main memory (``split.state_nbytes``).
     """
     workload, ranks, is_gpu = model.workload, candidate.part.ranks, candidate.part.option.pool.is_gpu
     if candidate.strategy == "Pipeline":
@@ -210,17 +209,17 @@ def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
 
 
 def _host_room_nbytes(part: Part, request: Request) -> int:
-    """Return the main memory in bytes that each node of the part can give a pod, on the nodes with the most memory."""
+    """Return the main memory in bytes that a pod can have if ``part`` uses the nodes with the most memory."""
     if request.memory_per_pod_nbytes is not None:
         return request.memory_per_pod_nbytes
     return sorted(part.option.pool.memory_nbytes, reverse=True)[part.nodes - 1]
 
 
 def micro_batch_counts(batch: int, stages: int) -> Iterator[int]:
-    """Yield numbers of micro-batches to consider, in rising order: about 1, 2, 4, ... times the number of stages.
+    """Yield the numbers of micro-batches to consider, in rising order: about 1, 2, 4, ... times the number of stages.
 
-    The last number leaves one sample in each micro-batch. Of several numbers with micro-batches of the same size m, the
-    smallest is used: ceil(batch / m).
+    With the last number, a micro-batch is one sample. If several numbers give micro-batches of the same size m, yield
+    only the smallest of them: ceil(batch / m).
     """
     last, wanted = 0, stages
     while last < min(batch, MAX_MICRO_BATCHES):

@@ -1,4 +1,4 @@
-"""Options shared by all candidates of a request: the workload, and the speed of each kind of rank."""
+"""Inputs that all candidates of a request share: the workload, and the speed and memory of each kind of rank."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from dljob.planner.candidates.transfer import carried
 from dljob.planner.types import CollectiveName, Request, Strategy
 
 ASSUMED_SPREAD = 1.5
-"""Factor on the spread of predictions for a device that is not in the catalogue."""
+"""Factor that widens the spread of predictions for a device that is not in the catalogue."""
 GPU_LATENCY_S = 10e-6
 """Latency between GPUs of one node, including the NCCL call."""
 
@@ -34,50 +34,50 @@ AUTO: dict[bool, tuple[CollectiveName, ...]] = {
 
 
 MORE = 1.02
-"""Minimum factor on a rank's largest batch that justifies another option, because each option costs search time."""
+"""Minimum ratio of largest batches that justifies a further option. Each option costs search time."""
 HALVES: tuple[CollectiveName, ...] = ("Ring", "Torch")
-"""Collectives made of a reduce-scatter and an all-gather, between which ranks can update their parts."""
+"""Collectives made of a reduce-scatter and an all-gather. Between the two, ranks can update their shards."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to use a pool: a number of ranks on each of its nodes with room for them."""
+    """One way to use a pool: ``ranks_per_node`` ranks on each node that has room for them."""
 
     pool: Pool
     ranks_per_node: int
     nodes: int
-    """Number of nodes of the pool with room for it."""
+    """Number of nodes in the pool that have room for these ranks."""
     device: Device
     curve: Curve
-    """Seconds of computing and exposed input time over a rank's batch."""
+    """Computing time plus exposed input time in seconds, over a rank's batch."""
     computing: Curve
-    """Seconds of computing alone over a rank's batch."""
+    """Computing time in seconds, over a rank's batch."""
     fetching: input_data.Fetching
     largest_batch: int
     """Samples that fit in a rank's memory."""
     memory_nbytes: float
-    """Memory of one rank."""
+    """Memory that one rank may use, in bytes."""
     compute_spread: float
     learned: Learned | None
     cores: float
     """CPUs that each rank computes with."""
     slowdown: float = 1.0
-    """Factor on computing time caused by the other ranks of the node; included in both curves."""
+    """Factor by which the node's other ranks slow down computing; both curves include it."""
     steps: Posterior | None = None
-    """Posterior from measured multi-device steps of this device."""
+    """Posterior from multi-device steps that were measured on this type of device."""
     strategy: Strategy = "Data"
     min_ranks: int = 1
-    """Minimum number of ranks of a candidate with this option: ``largest_batch`` assumes that at least this many shard
-    the optimizer state."""
+    """Minimum number of ranks in a candidate with this option: ``largest_batch`` assumes that at least so many ranks
+    shard the optimizer state."""
     update_s: float = 0.0
-    """Time of updating all parameters within ``curve``; 0 if unknown."""
+    """Seconds within ``curve`` for updating all parameters; 0 if unknown."""
 
     @property
     def label(self) -> str:
         return self.pool.device
 
     def data_s(self, samples: float) -> float:
-        """Return the exposed input time within ``curve`` for a number of samples."""
+        """Return the exposed input time in seconds for ``samples`` samples; ``curve`` includes it."""
         return self.curve.seconds(samples) - self.computing.seconds(samples)
 
 
@@ -101,10 +101,10 @@ def workload_of(request: Request) -> Workload:
 
 
 def stored_of(request: Request) -> input_data.Stored | None:
-    """Return the files that the job reads while it trains, or None.
+    """Return the dataset that the job reads from files while it trains, or None.
 
-    Training scripts and built-in token models read files; other built-in models hold their data in memory. None also
-    if the spec does not say how large the dataset is.
+    Training scripts and built-in token models read files; other built-in models hold their data in memory. Also return
+    None if the spec does not give the size of the dataset.
     """
     in_files = request.model is None or request.model == "gpt-mini"
     if not (in_files and request.dataset_samples and request.sample_nbytes):
@@ -114,7 +114,10 @@ def stored_of(request: Request) -> input_data.Stored | None:
 
 
 def _tiers(pool: Pool, ranks_per_node: int) -> list[tuple[int, int]]:
-    """Return (nodes, their smallest free memory) for all nodes with the devices, and for those with the most memory."""
+    """Return (number of nodes, smallest free memory in bytes) for two sets of nodes that have the devices.
+
+    One set has all of them; the other those with at least half of the largest free memory. Equal sets count once.
+    """
     sizes = sorted(
         (m for m, free in zip(pool.memory_nbytes, pool.free, strict=True) if not pool.is_gpu or free >= ranks_per_node),
         reverse=True,
@@ -128,7 +131,7 @@ def _tiers(pool: Pool, ranks_per_node: int) -> list[tuple[int, int]]:
 def ranks_per_node_choices(pool: Pool) -> list[int]:
     """Return the numbers of ranks per node to consider.
 
-    One on CPUs; on GPUs every number of free devices that some node has, and powers of two.
+    CPU nodes get one rank. GPU nodes get every number of free devices that some node has, and powers of two.
     """
     if not pool.is_gpu:
         return [1]
@@ -145,7 +148,7 @@ def options(
     strategy: Strategy = "Data",
     min_ranks: int = 1,
 ) -> list[Option]:
-    """Return the options with ``ranks_per_node`` ranks on nodes of the pool: all nodes, or those with much memory."""
+    """Return the options with ``ranks_per_node`` ranks per node: on all nodes, and on nodes with much memory only."""
     known = learned.get((request.profile or request.model or "", pool.device))
     cores = cores_of_rank(pool.cpu, ranks_per_node, request)
     device = catalogue.gpu_or_assumed(pool.device) if pool.is_gpu else catalogue.cpu(pool.device, cores)
@@ -216,10 +219,10 @@ def sharing_options(
     learned: Mapping[tuple[str, str], Learned],
     most_ranks: int,
 ) -> list[Option]:
-    """Return the options with a sharded optimizer. With more ranks, each rank can hold a larger batch.
+    """Return the options with a sharded optimizer. The more ranks shard it, the larger a batch each rank can hold.
 
-    Beside the options for any number of ranks there are options for at least 2, 4, 8 and 16 ranks, if they let a rank
-    hold a batch larger by more than the factor ``MORE``.
+    Some options suit any number of ranks. Others require at least 2, 4, 8 or 16 ranks; they are added if they raise a
+    rank's largest batch by more than the factor ``MORE``.
     """
     similar = options(pool, ranks_per_node, workload, request, learned, "Optimizer")
     found = list(similar)
@@ -237,11 +240,11 @@ def sharing_options(
 
 
 def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
-    """Return the slowest link between the ranks of these options, and the spread of its prediction.
+    """Return (slowest link between the ranks of these options, spread of its prediction).
 
-    Within a node this is device to device or shared memory. Between nodes it is the measured network, else the
-    annotated one, else 10 Gbit Ethernet. In a ring in rank order every node has one flow in and one out, however many
-    ranks it holds.
+    Within a node, the link is a direct one between devices or shared memory. Between nodes, its bandwidth is the
+    measured one, else the annotated one, else that of 10 Gbit Ethernet. Ranks of a node do not divide the bandwidth: in
+    a ring in rank order, every node has one flow in and one flow out.
     """
     near_s = near_latency_s(chosen[0].pool.is_gpu)
     if nodes == 1:
@@ -265,23 +268,23 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
 
 
 def near_latency_s(is_gpu: bool) -> float:
-    """Return the latency between ranks of one node in seconds."""
+    """Return the latency between ranks on the same node, in seconds."""
     return GPU_LATENCY_S if is_gpu else communication.SHARED_MEMORY_LATENCY_S
 
 
 def summing(option: Option) -> tuple[CollectiveName, ...]:
-    """Return the collectives to choose from; with a sharded optimizer only those with two halves."""
+    """Return the collectives to choose from. A sharded optimizer allows only those in ``HALVES``."""
     names = AUTO[option.pool.is_gpu]
     return tuple(n for n in names if n in HALVES) if option.strategy == "Optimizer" else names
 
 
 def priced(collective: CollectiveName, is_gpu: bool) -> communication.Collective:
-    """Return the collective that runs on these devices: torch.distributed uses NCCL on GPUs."""
+    """Return the collective whose formula applies on these devices: on GPUs, ``Torch`` means NCCL."""
     return "NCCL" if is_gpu and collective == "Torch" else collective
 
 
 def _reduce_Bps(chosen: list[Option]) -> float:  # noqa: N802 - the unit is part of the name
-    """Return the reduction bandwidth: adding two buffers reads two and writes one."""
+    """Return the reduction bandwidth in bytes/s: adding two buffers reads both and writes a third."""
     return min(o.device.memory_bandwidth_Bps for o in chosen) / 3
 
 

@@ -1,6 +1,7 @@
-"""Pools of the nodes that a job may use, by device, and the reasons why other nodes are excluded.
+"""Pools: the nodes that a job may use, by device type, and the reasons why other nodes are excluded.
 
-The pods of a group may run on any node of their device with room for them, so a pool is planned as its weakest node.
+Kubernetes may place a pod on any node that has the device and room for it. The planner therefore assumes that every
+node of a pool is like its weakest one.
 """
 
 import re
@@ -14,14 +15,14 @@ from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
 
 MIN_CPU = 0.05
-"""CPUs that must be free on a node if the job sets no request: a pod's smallest request."""
+"""CPUs that must be free on a node if the job requests none. It is the smallest request of a pod."""
 UNEQUAL = 1.5
-"""Ratio of the CPUs of two nodes of one device above which a warning recommends separate labels."""
+"""Nodes of one device type whose numbers of CPUs differ by more than this factor cause a warning."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Nodes with one device that the job may use."""
+    """The nodes with one type of device that the job may use."""
 
     device: str
     is_gpu: bool
@@ -32,7 +33,7 @@ class Pool:
     cpu: float
     """CPUs of the weakest node."""
     bandwidth_Bps: float | None
-    """Network bandwidth of the slowest node with an annotated bandwidth."""
+    """The smallest annotated network bandwidth; None if no node has the annotation."""
     unequal: bool
     """True if the nodes' CPUs differ by more than ``UNEQUAL``."""
 
@@ -49,7 +50,7 @@ class Pool:
 def _tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, str, str]) -> bool:
     """Return True if a toleration matches the taint by Kubernetes' rules.
 
-    A toleration without key matches all keys, ``Exists`` matches all values, and no effect matches all effects.
+    A toleration without a key matches all keys. ``Exists`` matches all values. No effect matches all effects.
     """
     key, value, effect = taint
     for toleration in tolerations:
@@ -85,10 +86,10 @@ def _why_not(node: Node, request: Request) -> str | None:
 
 
 def cores_of_rank(cpu: float, ranks: int, request: Request) -> float:
-    """Return the CPUs that each of ``ranks`` ranks computes with on a node that has ``cpu``.
+    """Return the CPUs that each of ``ranks`` ranks computes with on a node that has ``cpu`` CPUs.
 
-    A rank runs one thread per whole CPU that its pod requests, one by default, because only requested CPUs are
-    guaranteed. The node or the pod's limit may be lower; below one CPU per rank, the single thread is slower.
+    A rank runs one thread for each whole CPU that its pod requests, because only requested CPUs are guaranteed. The
+    default is one thread. The node's CPUs and the pod's limit bound the result, which may be below one CPU.
     """
     threads = max(1.0, float(int((request.cpu_per_pod or ranks) / ranks)))
     return min(threads, cpu / ranks, (request.cpu_limit_per_pod or cpu) / ranks)
@@ -97,7 +98,7 @@ def cores_of_rank(cpu: float, ranks: int, request: Request) -> float:
 def wanted(device: str, names: Iterable[str]) -> bool:
     """Return True if a node's device matches one of the names in the spec.
 
-    For GPUs, vendor and punctuation do not matter, and a family matches its members: a100 matches
+    GPU names match without vendor and punctuation, and a family name matches its members: a100 matches
     NVIDIA-A100-SXM4-40GB, but a10 does not. CPU classes must match exactly.
     """
     is_gpu = gpu(device) is not None
@@ -118,11 +119,11 @@ class Eligible:
     pools: tuple[Pool, ...]
     refusals: tuple[Refusal, ...]
     busy: int
-    """Number of nodes that are only busy: they lack free devices, CPUs or memory now."""
+    """Number of excluded nodes that the job could use if they had enough free devices, CPUs or memory."""
 
 
 def eligible(request: Request, view: ClusterView) -> Eligible:
-    """Return the pools that a request may use, by device, and a refusal for every kind of excluded node."""
+    """Return one pool for each device type that the request may use, and a refusal for each kind of excluded node."""
     usable: dict[tuple[str, bool], list[Node]] = defaultdict(list)
     left_out: dict[tuple[str, str], int] = defaultdict(int)
     busy = 0

@@ -1,7 +1,7 @@
-"""Predicted compute times of a GPU on which a model never ran, from measurements on other GPUs.
+"""Predict compute times on a GPU on which the model never ran, from measurements on other GPUs.
 
-For one model, the catalogue has similar errors on all devices (kernels below peak, a slow host). Measurements on
-another device therefore predict better than a data sheet alone; see ``perf.fit.new_device``.
+For one model, predictions from the catalogue have similar errors on all GPUs (kernels below peak, a slow host).
+Measurements on another GPU therefore predict better than a data sheet alone. See ``perf.fit.new_device``.
 """
 
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ from dljob.perf.step.compute import arithmetic_FLOPs
 from dljob.perf.workload.workload import Workload
 
 DEVICE_SPREAD = 0.2
-"""Standard deviation of log(measured / predicted) if all other devices were measured. Leave-one-device-out errors are
-12 % (NeuSight, six other devices) and 22 % (Gavel, two others) in the mean."""
+"""Standard deviation of log(measured / predicted) if many other devices were measured. The mean leave-one-device-out
+error is 12 % on NeuSight (six other devices) and 22 % on Gavel (two other devices)."""
 MAX_BATCHES = 8
-"""Maximum number of batches used of each device; more add little information."""
+"""Maximum number of measured batches to use from each device. More would add little information."""
 
 
 def carried(
     profile: str, label: str, workload: Workload, learned: Mapping[tuple[str, str], Learned]
 ) -> tuple[list[tuple[int, float]], float]:
-    """Return predicted (batch, seconds) points of the device and the standard deviation of their logarithm.
+    """Return predicted (batch, seconds) points and the standard deviation of log(seconds).
 
-    There are no points if no other device was measured. ``label``: the device's label on nodes. Only GPUs in the
-    catalogue are used.
+    ``label``: the predicted device's label on nodes. Return no points if this GPU is not in the catalogue, or if the
+    model was measured on no other GPU in the catalogue.
     """
     asked = catalogue.gpu(label)
     others = {
@@ -54,7 +54,7 @@ def _sheet(workload: Workload, device: Device) -> Sheet:
 
 
 def _thinned(points: tuple[LearnedPoint, ...]) -> list[LearnedPoint]:
-    """Return at most ``MAX_BATCHES`` points, spread evenly over the measured ones, with both ends."""
+    """Return at most ``MAX_BATCHES`` evenly spaced points, including the first and the last."""
     if len(points) <= MAX_BATCHES:
         return list(points)
     last = len(points) - 1

@@ -1,4 +1,4 @@
-"""Explanations beside the chosen plan: other candidates, rejected candidates with reasons, and warnings."""
+"""Explanations of the chosen plan: other candidates, reasons for rejecting candidates, and warnings."""
 
 from math import ceil
 
@@ -13,14 +13,14 @@ from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, joules, samples
 
 MAX_SLOWDOWN = 1.1
-"""Longest computing time that an advised power limit may cause, over the time without it. A tenth more time saves two
-thirds of the energy that power limits can save."""
+"""Maximum factor by which an advised power limit may lengthen computing. 10 % more time saves two thirds of the energy
+that power limits can save."""
 DIFFERENT = 0.15
-"""Minimum relative difference in the number of ranks between two shown candidates on the same devices."""
+"""Candidates on the same devices count as similar if their numbers of ranks differ by at most this fraction."""
 
 
 def memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
-    """Return a line for each device whose small node counts cannot hold the batch, such as 'up to 3 x t4'."""
+    """Return a line for each device type of which a few nodes cannot hold the batch, such as 'up to 3 x t4'."""
     lines = []
     for label in dict.fromkeys(option.label for option in ways):
         option = max((o for o in ways if o.label == label), key=lambda o: (o.min_ranks == 1, o.memory_nbytes))
@@ -40,7 +40,7 @@ def _held(option: Option, workload: Workload, ranks: int) -> Workload:
 
 
 def _fewest(option: Option, request: Request, workload: Workload, ranks: int) -> int:
-    """Return the minimum number of ranks that hold the batch, or one more than the maximum if no number does."""
+    """Return the minimum number of ranks that hold the batch, or min(``ranks``, batch) + 1 if none is enough."""
     low, high = 1, min(ranks, request.global_batch) + 1
     while low < high:
         middle = (low + high) // 2
@@ -57,7 +57,7 @@ def _kind(choice: Choice) -> tuple[str, ...]:
 
 
 def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choice, ...]:
-    """Return the chosen candidate, then the best distinct ones, then the next best, ``candidates_kept`` in total."""
+    """Return the chosen candidate and the best others, ``candidates_kept`` in total. Prefer dissimilar candidates."""
     ranked = sorted(choices, key=lambda c: objective.score(request, c.prediction))
     shown = [chosen]
     for choice in ranked:
@@ -74,7 +74,7 @@ def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choi
 
 
 def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]) -> list[Refusal]:
-    """Return a line for the best candidate of each kind (devices, strategy, collective) that is not shown."""
+    """Return a line for each kind (devices, strategy, collective) that is not shown, with its best candidate."""
     lines: dict[tuple[object, ...], Refusal] = {}
     shown_kinds = {(_kind(c), c.collective) for c in shown}
     for choice in sorted(choices, key=lambda c: objective.score(request, c.prediction)):
@@ -101,9 +101,9 @@ def _worse(request: Request, choice: Choice, chosen: Choice) -> str:
 def model_parallel_refusals(
     request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]
 ) -> list[Refusal]:
-    """Return a line for the best pipeline and for the best tensor-parallel candidate if a data-parallel plan is chosen.
+    """Return lines for the best pipeline and the best tensor-parallel candidate if a data-parallel plan is chosen.
 
-    A candidate that is already shown gets a line only if its predicted score is better than the chosen plan's. Example:
+    A candidate that is already shown gets a line only if its predicted score beats the chosen plan's. Example:
     '3 x cpu, Pipeline of 3 stages, 12 micro-batches' and '18 % slower: 9.4ms per step instead of 8ms; ...'.
     """
     if chosen.splits_model:
@@ -132,10 +132,10 @@ def model_parallel_refusals(
 
 
 def power_advice(request: Request, chosen: Choice) -> str | None:
-    """Return advice on a power limit for each GPU type of a plan that minimizes energy, or None.
+    """Return advice on power limits, one for each GPU type in the plan; None unless the plan minimizes energy.
 
-    The advised limits keep the deadline, if there is one. Example: '240 W on NVIDIA-A100-SXM4-40GB (of 400): typically
-    14 % less energy for 10 % more computing time'.
+    With the advised limits, the plan still meets its deadline. Example: '240 W on NVIDIA-A100-SXM4-40GB (of 400):
+    typically 14 % less energy for 10 % more computing time'.
     """
     if request.minimize != "Energy":
         return None

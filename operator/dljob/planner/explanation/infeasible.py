@@ -1,4 +1,4 @@
-"""Reasons why no plan is possible, with the found value, the expected value and a remedy."""
+"""Reasons why no plan is possible. Each has the found value, the expected value and a remedy."""
 
 from collections.abc import Mapping
 

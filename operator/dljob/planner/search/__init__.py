@@ -1,1 +1,1 @@
-"""Which candidates are worth a full prediction, and which is best by the objective."""
+"""Search for the candidates that deserve a full prediction, and for the best candidate by the objective."""

@@ -1,8 +1,8 @@
-"""Search over node counts, with the screen as evaluation.
+"""Search over numbers of nodes, evaluated by ``Screen``.
 
-Small clusters are searched completely. On large ones the search evaluates every device alone over a grid of counts,
-pairs over a coarser grid, and every subset of devices at several sizes and with every power of two ranks. A local
-search from the best rows follows, until no neighbour is better.
+The search of a small cluster is complete. On a large cluster, the search evaluates every device alone over a grid of
+counts, pairs of devices over a coarser grid, and every subset of devices at several sizes and at every power of two
+ranks. A local search then starts from the best rows and ends when no neighbour is better.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,15 +19,15 @@ from dljob.planner.search.screen import Counts, Screen, Screened
 from dljob.planner.types import CollectiveName, Request
 
 COMPLETE = 4000
-"""Up to this number of combinations, the search is complete."""
+"""Maximum number of combinations for a complete search."""
 ROUNDS = 12
 """Maximum number of rounds of the local search."""
 SEEDS = 6
-"""Number of best rows whose neighbours are evaluated in each round."""
+"""Number of best rows. Each round evaluates the neighbours of these rows."""
 
 
 def grid(most: int, fine: bool = True) -> list[int]:
-    """Return counts up to ``most`` that grow geometrically: 1, 2, 3, 4, 6, 8, 12, … and ``most``."""
+    """Return geometrically growing counts: 1, 2, 3, 4, 6, 8, 12, … and ``most``. If not ``fine``: 1, 2, 4, 8, …"""
     counts, n = {most}, 1
     while n <= most:
         counts |= {n, min(most, 3 * n // 2)} if fine and n > 1 else {n}
@@ -36,7 +36,7 @@ def grid(most: int, fine: bool = True) -> list[int]:
 
 
 class Search:
-    """Rows of node counts over options, at most one option of each device, within the request's bounds."""
+    """Search over rows. A row has a number of nodes for each option, and uses at most one option of each device."""
 
     def __init__(self, options: Sequence[Option], request: Request, screen: Screen) -> None:
         self.options, self.request, self.screen = options, request, screen
@@ -51,7 +51,7 @@ class Search:
         self.scores: NDArray[np.float64] = np.zeros(0)
 
     def run(self) -> None:
-        """Run the search; the results are in ``counts``, ``found`` and ``scores``."""
+        """Run the search. Store the rows in ``counts``, their predictions in ``found``, their scores in ``scores``."""
         by_device = [np.flatnonzero(self._device == d) for d in range(self._device.max() + 1)]
         size = 1
         for members in by_device:
@@ -85,7 +85,7 @@ class Search:
         return self._row({i: int(self._most[i]) for i in subset})
 
     def _stacked(self, rows: Iterable[NDArray[np.int64]]) -> Counts:
-        """Return the rows as an array, with one column for each option even if there is no row."""
+        """Return the rows as an array of shape (rows, options), also if there are no rows."""
         return np.array(list(rows), dtype=np.int64).reshape(-1, len(self.options))
 
     def _complete(self, by_device: list[NDArray[np.intp]]) -> Iterator[NDArray[np.int64]]:
@@ -96,7 +96,10 @@ class Search:
             yield self._row({int(p[0]): p[1] for p in picks if p is not None})
 
     def _best_alone(self, members: NDArray[np.intp]) -> int:
-        """Return the option of a device with the best score alone, or the one with most ranks if none is feasible."""
+        """Return the position in ``members`` of the option with the best score if used alone.
+
+        If no option is feasible alone, return the position of the option with the most ranks.
+        """
         alone = (self.counts > 0).sum(axis=1) == 1
         best = [self.scores[alone & (self.counts[:, i] > 0)].min(initial=np.inf) for i in members]
         if np.isfinite(best).any():
@@ -117,7 +120,7 @@ class Search:
         return np.concatenate([self._stacked(pairs), self._scaled(most), self._filled(most, fastest)])
 
     def _scaled(self, most: Counts) -> Counts:
-        """Return each row of ``most`` at several sizes: the same part of every device."""
+        """Return each row of ``most`` at several sizes, with the same fraction of every device's nodes."""
         total = most.sum(axis=1, keepdims=True)
         bounds = [np.full_like(total, self.request.nodes_min), np.minimum(total, self.request.nodes_max or total)]
         nodes = np.concatenate([total >> np.arange(12), *bounds], axis=1)
@@ -126,10 +129,10 @@ class Search:
         return rows.reshape(-1, most.shape[1])
 
     def _filled(self, most: Counts, fastest: Sequence[int]) -> Counts:
-        """Return rows with a power of two ranks, within each row of ``most``: the fastest devices first.
+        """Return, for each row of ``most``, rows that reach each power of two ranks with the fastest devices first.
 
-        At such a number, halving and doubling is so much faster than beside it that no step in the nodes of one device
-        improves the row. Therefore the search has to start from the best mix of devices at each power of two.
+        Halving-doubling is much faster at a power of two ranks, so changing the nodes of one device cannot improve such
+        a row. Therefore the search has to start from the best mix of devices at each power of two.
         """
         ranks = most[:, fastest] * self._per_node[fastest]
         before = np.cumsum(ranks, axis=1) - ranks
@@ -141,9 +144,10 @@ class Search:
         return rows.reshape(-1, most.shape[1])
 
     def _neighbours(self, row: NDArray[np.int64], best: list[int], by_device: list[NDArray[np.intp]]) -> Counts:
-        """Return rows with another count of one device: slightly or much more or less, or up to a power of two ranks.
+        """Return rows that differ from ``row`` in the nodes of one device.
 
-        Halving and doubling is fast only when the number of ranks is a power of two, which small steps seldom reach.
+        The number of nodes changes slightly, changes much, or makes the total number of ranks a power of two. Small
+        changes seldom reach a power of two, at which halving-doubling is fast.
         """
         held = np.array([m[row[m].argmax()] if row[m].any() else b for m, b in zip(by_device, best, strict=True)])
         ranks = int(row @ self._per_node)
@@ -160,7 +164,7 @@ class Search:
         return rows
 
     def _look(self, counts: Counts) -> None:
-        """Screen the rows that are within bounds and were not screened yet."""
+        """Screen the rows that are within the request's bounds and were not screened before."""
         nodes = counts.sum(axis=1)
         most = self.request.nodes_max or int(self._most.sum())
         counts = counts[(nodes >= max(1, self.request.nodes_min)) & (nodes <= most)]
@@ -175,10 +179,10 @@ class Search:
         self.found = self.found.joined(seen)
 
     def best(self, count: int, tolerance: float) -> list[NDArray[np.int64]]:
-        """Return feasible rows: the ``count`` best first, then others worth an exact evaluation.
+        """Return feasible rows that deserve an exact evaluation: first the ``count`` best rows, then others.
 
-        These are the one with fewest ranks within ``tolerance`` of the best, the best of each of ``count``
-        sets of devices, smaller and larger rows of the best set, and trade-offs.
+        The others are the row with the fewest ranks among those within the relative ``tolerance`` of the best score,
+        the best row of each of ``count`` device sets, rows of other sizes with the best device set, and trade-offs.
         """
         order = np.argsort(self.scores, kind="stable")
         order = order[np.isfinite(self.scores[order])]
@@ -195,21 +199,21 @@ class Search:
         return [self.counts[i] for i in picked]
 
     def collectives_of(self, rows: Sequence[NDArray[np.int64]]) -> list[CollectiveName]:
-        """Return the best collective of each of the rows by the screen."""
+        """Return the collective that the screen predicts to be the fastest, for each row."""
         return self.screen.screen(np.stack(rows)).collective if rows else []
 
 
 def _powers_about(ranks: int) -> tuple[int, int]:
-    """Return the largest power of two up to ``ranks`` and the smallest one above."""
+    """Return (largest power of two up to ``ranks``, smallest power of two above ``ranks``)."""
     return 1 << max(ranks.bit_length() - 1, 0), 1 << ranks.bit_length()
 
 
 def _numbered(labels: Sequence[str]) -> list[int]:
-    """Return each label's index among the distinct ones, in order of first appearance."""
+    """Return a number for each label: equal labels get equal numbers, counted from 0 in order of first appearance."""
     distinct = list(dict.fromkeys(labels))
     return [distinct.index(label) for label in labels]
 
 
 def _first(keys: NDArray[Any]) -> NDArray[np.intp]:
-    """Return the index of the first occurrence of each distinct key, in rising order."""
+    """Return the indices, in rising order, at which each distinct key occurs first."""
     return np.sort(np.unique(keys, return_index=True)[1])

@@ -1,9 +1,9 @@
-"""Search for model-parallel plans (strategies Pipeline and Tensor), on one type of device with equal ranks.
+"""Search for model-parallel plans (strategies Pipeline and Tensor) with equal ranks on one type of device.
 
-If the user requests Pipeline, there is one rank per stage. If the user requests Tensor, the planner takes the fastest
-number of ranks. With strategy Auto, every number of stages that the trainer can cut is a candidate beside the
-data-parallel plans. A model-parallel candidate is then chosen only if it is better despite the uncertainty of its
-prediction (``objective.best``).
+If the user requests Pipeline, each stage has one rank. If the user requests Tensor, the planner chooses the fastest
+number of ranks. With strategy Auto, every number of stages that the trainer supports is a candidate beside the
+data-parallel plans. The planner then chooses a model-parallel candidate only if it is better despite the uncertainty
+of its prediction (``objective.best``).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ Found = tuple[list[Choice | Refusal], list[Refusal]]
 Kind = Literal["Pipeline", "Tensor"]
 KINDS: tuple[Kind, ...] = ("Pipeline", "Tensor")
 MICRO_BATCHES_PER_STAGE = 4
-"""Default number. The pipeline bubble is then at most a fifth of the step: (p - 1) / (5 p - 1)."""
+"""Default for p stages. The pipeline bubble is then at most a fifth of the step: (p - 1) / (5 p - 1)."""
 KEPT_PER_STRATEGY = 5
-"""Number of best candidates per strategy that ``Auto`` keeps, beside the best of each device and size."""
+"""Number of best candidates per strategy that ``Auto`` returns, beside the best for each device and size."""
 
 
 def candidates(
@@ -37,9 +37,9 @@ def candidates(
     learned: Mapping[tuple[str, str], Learned],
     fixed: Sequence[Part] = (),
 ) -> Found | Infeasible:
-    """Return every placement of the requested ranks, evaluated, and the refusals; or the reason why there is none.
+    """Return (evaluated placements of the requested ranks, refusals), or the reason why no placement is possible.
 
-    ``fixed``: the user's groups.
+    ``fixed``: the groups that the user fixes.
     """
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
@@ -69,12 +69,15 @@ def candidates(
 
 
 def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
-    """Return the best candidate with the same ranks, a refusal, or the reason why the model cannot be split."""
+    """Return the fastest model-parallel candidate on the ranks of ``part``.
+
+    Return a refusal if no candidate fits into memory, or a text with the reason if the model cannot be split.
+    """
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
         return "not possible: the model has no pairs of linear layers"
     if request.strategy == "Tensor" and model.pairs is not None and part.ranks > model.pairs.units:
-        return f"not possible: its linear layers have only {model.pairs.units} units to split"
+        return f"not possible: the model's linear layers have only {model.pairs.units} units to split"
     try:
         found = [evaluate(candidate, request, model) for candidate in _asked(part, request)]
     except ValueError as error:
@@ -99,7 +102,7 @@ def _asked(part: Part, request: Request) -> list[SplitCandidate]:
 def _parts(
     request: Request, nodes: Eligible, workload: Workload, learned: Mapping[tuple[str, str], Learned]
 ) -> list[Part]:
-    """Return the placements within ``nodes.min`` and ``nodes.max``."""
+    """Return the placements with ``nodes.min`` to ``nodes.max`` nodes."""
     found = []
     for pool in nodes.pools:
         for each in ranks_per_node_choices(pool):
@@ -139,9 +142,11 @@ def search(
     options_of: Callable[[Pool, int], Sequence[Option]],
     fixed: Sequence[Part] = (),
 ) -> tuple[list[Choice], list[Refusal]]:
-    """Return the best candidates of both strategies, and a refusal for each that was not considered or does not fit.
+    """Return (best candidates of both strategies, refusals).
 
-    ``options_of``: the options of a pool with a given number of ranks per node. ``fixed``: the user's groups.
+    There is a refusal for each strategy that is not considered and for each device on which a strategy does not fit.
+    ``options_of``: function from a pool and a number of ranks per node to options. ``fixed``: the groups that the user
+    fixes.
     """
     found: list[Choice] = []
     refusals: list[Refusal] = []
@@ -181,19 +186,19 @@ def search(
 
 
 def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[Part]) -> str | None:
-    """Return the reason why a strategy is impossible for the request, or None."""
+    """Return the reason why the request cannot use the strategy ``kind``, or None if it can."""
     if request.model is None:
         return "only built-in models can be split"
     if request.no_split_reason is not None:
         return request.no_split_reason
     if request.synchronization != "Synchronous" or request.compressed:
-        return "it does not all-reduce gradients, so it has no gradient compression or asynchronous training"
+        return "found gradient compression or asynchronous training; expected neither with model parallelism"
     if len(fixed) > 1 or any(part.batch_per_rank for part in fixed):
-        return "it needs one device type and the whole batch on every rank: found several groups or batchPerRank"
+        return "found several groups or batchPerRank; expected one device type and the whole batch on every rank"
     if kind == "Pipeline" and request.collective:
-        return f"stages send messages to their neighbours only: found collective {request.collective}"
+        return f"found collective {request.collective}; expected none, because stages only message their neighbours"
     if kind == "Tensor" and request.collective == "ParameterServer":
-        return "all ranks sum the activations together: found collective ParameterServer"
+        return "found collective ParameterServer; expected one in which all ranks reduce activations"
     if kind == "Tensor" and model.pairs is None:
         return "the model has no pairs of linear layers"
     return None
@@ -202,7 +207,7 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
 def _places(
     request: Request, nodes: Eligible, options_of: Callable[[Pool, int], Sequence[Option]], fixed: Sequence[Part]
 ) -> Iterator[tuple[Option, range]]:
-    """Yield the options and the numbers of nodes that each may use."""
+    """Yield (option, numbers of nodes that it may use)."""
     for part in fixed:
         yield part.option, range(part.nodes, part.nodes + 1)
     if fixed:
@@ -220,9 +225,9 @@ def _places(
 
 
 def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Model) -> Iterator[Part]:
-    """Yield placements with at most as many ranks as the model has parts.
+    """Yield placements with at least 2 ranks, and at most as many as the model has stages or units to split.
 
-    Pipelines are tried with every number of stages, tensor parallelism with some numbers of ranks.
+    For pipelines, yield every number of nodes; for tensor parallelism, a grid of numbers.
     """
     most = len(model.stages) if kind == "Pipeline" else model.pairs.units if model.pairs is not None else 0
     for option, counts in places:
@@ -234,10 +239,10 @@ def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Mod
 
 
 def _by_merit(batch: int) -> Callable[[Part], tuple[str, int, bool, float, int]]:
-    """Return a sort key: of equal numbers of ranks on a device, the faster placement first, then the fewer nodes.
+    """Return a function to sort placements by device, ranks, (one node, several nodes), computing time and nodes.
 
-    Placements on one node are separate. Elsewhere messages cross the same link however many ranks a node has, so
-    another placement of the same ranks matters only if the first one does not fit.
+    On several nodes, messages cross the same link however many ranks a node has. A second placement of as many ranks
+    therefore matters only if the first one does not fit.
     """
 
     def key(part: Part) -> tuple[str, int, bool, float, int]:
@@ -247,11 +252,11 @@ def _by_merit(batch: int) -> Callable[[Part], tuple[str, int, bool, float, int]]
 
 
 def _pipelines(part: Part, request: Request, model: split.Model, turns: float) -> list[_Priced | Refusal]:
-    """Return the evaluated pipelines of these ranks, from a local search over the number of micro-batches.
+    """Return the pipelines on the ranks of ``part`` that a local search over the number of micro-batches evaluated.
 
-    The search starts at about ``turns`` micro-batches per stage and stops at a local minimum; while nothing fits, it
-    goes to more micro-batches. It looks at two neighbours on either side, because a number that does not divide the
-    batch can be worse by some per cent although the number after it is better.
+    The search starts at about ``turns`` micro-batches per stage and stops at a local minimum. While nothing fits into
+    memory, it tries more micro-batches. It compares two neighbours on either side, because a number that does not
+    divide the batch can be some per cent worse than both of its neighbours.
     """
     counts = list(micro_batch_counts(request.global_batch, part.ranks))
     at = min(range(len(counts)), key=lambda i: abs(log(counts[i] / (turns * part.ranks))))
@@ -281,7 +286,7 @@ def _priced(candidate: SplitCandidate, request: Request, model: split.Model) -> 
 
 
 def _worth_showing(priced: list[_Priced]) -> list[_Priced]:
-    """Return the best candidates and the best of each device and size, at most one for the same ranks."""
+    """Return the best candidates overall and for each device and size; at most one for each placement."""
     places: dict[tuple[int, int], _Priced] = {}
     for each in sorted(priced, key=lambda each: each.score):
         places.setdefault((id(each.candidate.part.option), each.candidate.part.nodes), each)

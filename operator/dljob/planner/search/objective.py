@@ -7,20 +7,20 @@ from dljob.planner.search.screen import Screened
 from dljob.planner.types import Choice, Prediction, Request
 
 STARTUP_S = 20.0
-"""Maximum time from apply to the first step; it counts towards a deadline."""
+"""Maximum time from ``kubectl apply`` to the first step. It counts towards a deadline."""
 INDISTINCT = 0.02
-"""Predictions that differ by less count as equal. The tie goes to fewer devices (Time) or less time (Energy, Cost)."""
+"""Relative difference up to which scores tie. Fewer devices win the tie (Time), or less time (Energy, Cost)."""
 LATE = 1e30
-"""Factor on the score of plans that miss the deadline, so that they come last, the least late one first."""
+"""Factor on the scores of plans that miss the deadline. These plans come last, the least late one first."""
 
 
 def meets(request: Request, total_p90_s: float) -> bool:
-    """Return True if the p90 of the predicted time meets the deadline, or if there is no deadline."""
+    """Return True if the predicted p90 time plus ``STARTUP_S`` meets the deadline, or if there is no deadline."""
     return request.deadline_s is None or total_p90_s + STARTUP_S <= request.deadline_s
 
 
 def by_p90(request: Request) -> bool:
-    """Return True if times are compared by their p90: under a deadline, and once multi-device steps were measured."""
+    """Return True if plans are compared by p90 time: with a deadline, or if multi-device steps were measured."""
     return request.cautious or request.deadline_s is not None
 
 
@@ -49,12 +49,12 @@ def size(choice: Choice) -> int:
 
 
 def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
-    """Return True if a model-parallel plan is better than a data-parallel one despite its uncertainty.
+    """Return True if the model-parallel plan ``parts`` beats the data-parallel plan ``whole`` despite its uncertainty.
 
-    Its p90 must be below the other plan's median (time; likewise energy and cost, which are proportional to time), or
-    it must meet the deadline while the other does not. Profiles do not learn from model-parallel runs, so nothing
-    would correct a wrong choice, while data-parallel predictions improve with each run. Model-parallel jobs are also
-    never elastic.
+    If only one of the plans meets the deadline, that plan is better. Otherwise the p90 of ``parts`` must be below the
+    median of ``whole`` (time; likewise energy and cost, which are proportional to time). Nothing would correct a wrong
+    choice: profiles do not learn from model-parallel runs, while data-parallel predictions improve with each run.
+    Model-parallel jobs are also never elastic.
     """
     p, q = parts.prediction, whole.prediction
     meets_it = meets(request, p.total_p90_s)
@@ -66,9 +66,9 @@ def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
 
 
 def best(request: Request, choices: list[Choice]) -> Choice:
-    """Return the best of at least one choice; of choices within ``INDISTINCT``, the smaller or the faster.
+    """Return the best choice. Break ties within ``INDISTINCT`` by fewer devices (Time) or less time (Energy, Cost).
 
-    A model-parallel choice is returned only if it is surely better, or if no data-parallel one fits.
+    Return a model-parallel choice only if it is surely better or if there is no data-parallel choice.
     """
     parts, whole = ([c for c in choices if c.splits_model is split] for split in (True, False))
     if not whole:
@@ -78,7 +78,7 @@ def best(request: Request, choices: list[Choice]) -> Choice:
 
 
 def _smallest_first(choice: Choice) -> tuple[int, bool, float, float, str]:
-    """Return a sort key: fewest ranks, then unsharded optimizer (survives the loss of ranks), then lowest cost."""
+    """Return a sort key: fewest ranks, then no sharded optimizer (survives the loss of ranks), then lowest cost."""
     p = choice.prediction
     return size(choice), choice.strategy == "Optimizer", p.cost_usd or 0.0, p.total_s, choice.summary
 

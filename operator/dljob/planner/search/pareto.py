@@ -9,14 +9,14 @@ from dljob.planner.search.screen import Screened
 from dljob.planner.types import Choice, Prediction
 
 MAX_SHOWN = 6
-"""Maximum number of plans shown. Of a longer front, both ends and evenly spaced plans between them are shown."""
+"""Maximum number of plans to show. A longer front is thinned to evenly spaced plans, including both ends."""
 
 
 def promising(found: Screened, most: int) -> NDArray[np.intp]:
-    """Return rows from the fastest to the most frugal, each with less energy or lower cost than all faster ones.
+    """Return the indices of rows that need less energy or cost less than all faster rows; fastest first.
 
-    At most ``most`` rows are returned, evenly chosen with both ends, fastest first. A row between two others in both
-    energy and cost is not included, even if neither of the two dominates it.
+    If there are more than ``most``, return ``most`` evenly spaced ones, including both ends. The result can lack
+    non-dominated rows: those that one faster row beats in energy and another faster row in cost.
     """
     order = np.lexsort((found.usd, found.energy_J, found.step_s))
     order = order[np.isfinite(found.step_s[order])]
@@ -26,10 +26,10 @@ def promising(found: Screened, most: int) -> NDArray[np.intp]:
 
 
 def front(chosen: Choice, choices: Sequence[Choice], tolerance: float) -> tuple[Choice, ...]:
-    """Return the chosen plan and those that no other plan dominates, fastest first; at most ``MAX_SHOWN``.
+    """Return the chosen plan and the plans that no other plan dominates, fastest first; at most ``MAX_SHOWN``.
 
-    A plan is dropped if another one is as good or better in every criterion within ``tolerance`` (relative).
-    Energy and cost count only if they are known for all plans.
+    Plan A dominates plan B if A is better, equal, or worse by at most the relative ``tolerance`` in every criterion.
+    Energy and cost are criteria only if every plan has them.
     """
     listed = sorted({id(c): c for c in choices if c is not chosen}.values(), key=lambda c: _criteria(c.prediction))
     kept = [chosen]
@@ -55,7 +55,7 @@ def _known(choice: Choice) -> tuple[bool, bool, bool]:
 
 
 def _spread(indices: NDArray[np.intp], most: int) -> NDArray[np.intp]:
-    """Return at most ``most`` of the indices, evenly spaced, with the first and the last."""
+    """Return at most ``most`` evenly spaced indices, including the first and the last."""
     if len(indices) <= most:
         return indices
     return indices[np.unique(np.linspace(0, len(indices) - 1, most).round().astype(np.intp))]

@@ -1,4 +1,4 @@
-"""Suggestion of the next measurement: the run that reduces the uncertainty of this job's predictions most."""
+"""Suggest the next run to measure: the one that most reduces the uncertainty of this job's predictions."""
 
 from math import ceil
 
@@ -16,8 +16,8 @@ from dljob.planner.types.texts import samples
 def suggested(request: Request, option: Option) -> str | None:
     """Return a text such as '2 x t4 (4 ranks each), 16 samples per rank: reduces ... by 38 %', or None.
 
-    All placements on the option's device within the job's bounds are considered, with equal local batch sizes. None if
-    ``MAX_PROBES`` multi-device steps were measured already, or if there are fewer than two placements.
+    Consider all placements on the option's device within the job's bounds, with equal local batch sizes. Return None
+    if there are fewer than two placements, if ``MAX_PROBES`` multi-device steps were measured, or if nothing is left.
     """
     learned = option.learned.steps if option.learned else ()
     known = [s for s in learned if s.place.sharded == (option.strategy == "Optimizer")]
@@ -39,7 +39,7 @@ def suggested(request: Request, option: Option) -> str | None:
 
 
 def _places(request: Request, option: Option) -> list[tuple[int, int]]:
-    """Return (nodes, ranks per node) of all placements with at least two ranks that hold the batch."""
+    """Return (nodes, ranks per node) for each placement with at least two ranks whose memory holds the batch."""
     found = []
     for each in ranks_per_node_choices(option.pool):
         able = sum(free >= each for free in option.pool.free) if option.pool.is_gpu else option.pool.nodes
@@ -66,6 +66,6 @@ def _runs(places: list[tuple[int, int]], request: Request, option: Option) -> Ru
 
 
 def _prior(option: Option, request: Request) -> Posterior:
-    """Return the prior of a device without measured multi-device steps."""
+    """Return the prior for a device on which no multi-device step was measured."""
     nothing = Runs(*np.zeros((5, 0)))
     return fit(_alone_s(option, ceil(request.global_batch / 2)), nothing, np.zeros(0))

@@ -1,6 +1,6 @@
-"""Approximate evaluation of many candidates at once: the formulas of ``evaluate`` over arrays, with a continuous split.
+"""Approximate evaluation of many candidates at once: the formulas of ``evaluate`` on arrays, with fractional samples.
 
-It ranks thousands of node counts in milliseconds. The best ones are then evaluated exactly.
+The screen ranks thousands of candidates in milliseconds. ``evaluate`` then evaluates the best of them exactly.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ from dljob.planner.candidates.options import Option, link_of, near_latency_s, ov
 from dljob.planner.types import CollectiveName, Request
 
 WHOLE = 1e-3
-"""Tolerance in samples for a local batch size that misses a whole number by rounding."""
+"""Rounding error in samples up to which a local batch size counts as a whole number."""
 GRID = 160
-"""Number of finishing times in the table; between them the split is interpolated."""
+"""Number of finishing times in the table. The split is interpolated between them."""
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
-"""Shape (candidates, options): nodes used of each option."""
+"""Number of nodes on which each candidate uses each option; shape (candidates, options)."""
 
 
 @dataclass(frozen=True)
 class Screened:
-    """Predictions as arrays over candidates; infinite for infeasible candidates."""
+    """Predictions as arrays with one element per candidate; infinite for infeasible candidates."""
 
     step_s: Floats
     step_p90_s: Floats
@@ -42,7 +42,7 @@ class Screened:
     collective: list[CollectiveName]
 
     def joined(self, other: "Screened") -> "Screened":
-        """Return these candidates followed by the others."""
+        """Return the predictions of ``self``, followed by those of ``other``."""
         return Screened(
             np.concatenate([self.step_s, other.step_s]),
             np.concatenate([self.step_p90_s, other.step_p90_s]),
@@ -53,7 +53,7 @@ class Screened:
 
 
 class Screen:
-    """Tables of one request's options: the samples that a rank of each can process by each time of a grid."""
+    """Approximate evaluation for one request, with tables of the samples that each option processes by given times."""
 
     def __init__(self, options: Sequence[Option], request: Request, workload: Workload) -> None:
         self.options, self.request, self.workload = options, request, workload
@@ -87,7 +87,7 @@ class Screen:
         self._collectives = (request.collective,) if request.collective else summing(options[0])[:4]
 
     def screen(self, counts: Counts) -> Screened:
-        """Return predictions for candidates of one or more nodes each."""
+        """Return predictions for candidates, each of which uses at least one node."""
         used = counts > 0
         ranks = counts @ self._per_node
         compute_s = self._compute_s(counts, used, ranks)
@@ -113,7 +113,10 @@ class Screen:
         )
 
     def _compute_s(self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64]) -> Floats:
-        """Return the time of the slowest rank, when the samples that all ranks can process reach the global batch."""
+        """Return the time at which the slowest rank ends, for each candidate; infinite if the candidate is infeasible.
+
+        With uneven local batch sizes, this is the time by which all ranks can process the global batch together.
+        """
         batch = self.request.global_batch
         floor_s = np.where(used, self._first_s, 0.0).max(axis=1)
         if not self.request.uneven:
@@ -137,7 +140,7 @@ class Screen:
     def _communication_s(
         self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64], compute_s: Floats
     ) -> tuple[Floats, NDArray[np.int64]]:
-        """Return the exposed communication time of the best collective, and that collective's index."""
+        """Return (exposed communication time of the best collective, index of that collective), for each candidate."""
         overlap = np.array([overlap_of([o]) for o in self.options])
         overlaps = np.where(used, overlap, 1.0).min(axis=1)
         wire_nbytes = self.request.wire_nbytes(self.workload.gradient_nbytes)
@@ -170,9 +173,9 @@ class Screen:
         step_s: Floats,
         spread: Floats,
     ) -> tuple[Floats, Floats, NDArray[np.int64]]:
-        """Return step times, spreads and best collectives from measured multi-device steps, else the given values.
+        """Return (step times, spreads, indices of the best collectives), predicted from measured multi-device steps.
 
-        They are used for candidates whose devices all have such measurements. Elsewhere the collective is -1.
+        Candidates with a device that lacks such measurements keep ``step_s`` and ``spread``, with index -1.
         """
         choice = np.full(len(counts), -1)
         rows_measured = np.flatnonzero((ranks > 1) & np.isfinite(compute_s) & ~(used & ~self._has_steps).any(axis=1))
@@ -196,7 +199,7 @@ class Screen:
     def _slowest(
         self, used: NDArray[np.bool_], n: Floats, nodes: Floats, compute_s: Floats, ratio: Floats
     ) -> tuple[Floats, Floats]:
-        """Return the longest step by the profiles of each candidate's devices, with input time, and its spread."""
+        """Return (step time with input, spread) for each candidate; the slowest of its device profiles decides."""
         busiest = np.where(used, self._per_node, 0).max(axis=1).astype(float)
         slowest_s, spread = np.zeros(len(n)), np.zeros(len(n))
         for known, members in self._known:
@@ -220,7 +223,7 @@ class Screen:
         return slowest_s, spread
 
     def _links(self, counts: Counts, used: NDArray[np.bool_]) -> list[tuple[Link, NDArray[np.intp]]]:
-        """Return the distinct links of the candidates, each with the rows that use it."""
+        """Return (link, indices of the candidates that use it) for each distinct link."""
         single = counts.sum(axis=1) == 1
         table = np.stack(
             [

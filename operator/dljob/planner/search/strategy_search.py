@@ -1,6 +1,6 @@
-"""Strategies that the user did not request, each with its predicted step time beside the chosen plan's.
+"""Compare the chosen plan's step time with that of strategies that the user did not request.
 
-These are the sharded optimizer, model parallelism, and asynchronous or stale-synchronous training.
+These strategies are the sharded optimizer, model parallelism, and asynchronous or stale-synchronous training.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, gibibytes
 
 MAX_STAGES = 8
-"""Maximum number of ranks for which model parallelism is evaluated here. Beyond, splitting the model would take longer
-than planning."""
+"""Maximum number of ranks for this comparison with model parallelism. With more ranks, splitting the model would take
+longer than planning."""
 BOUND = 3
-"""Staleness bound assumed for stale-synchronous training, in steps: a usual choice (Ho et al. 2013)."""
+"""Assumed staleness bound in steps: a usual choice for stale-synchronous training (Ho et al. 2013)."""
 
 
 def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """Return a line for each strategy that the chosen plan's ranks could also use; none for a single rank."""
+    """Return a line for each other strategy that the chosen plan's ranks could use; no lines for a single rank."""
     if objective.size(chosen) < 2:
         return []
     return [
@@ -54,7 +54,7 @@ def _not_asked_for(strategy: str, found: Choice, chosen: Choice) -> Refusal:
 
 
 def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """Return lines for the same ranks with model parallelism, for built-in models on one type of device."""
+    """Return lines for model parallelism on the same ranks, for built-in models on one type of device."""
     ranks = objective.size(chosen)
     if request.model is None or len(parts) > 1 or ranks > MAX_STAGES or request.strategy != "Data":
         return []
@@ -74,9 +74,9 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
 
 
 def _synchronization(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """Return lines for the same ranks with asynchronous training, one of them the parameter server.
+    """Return lines for stale-synchronous and asynchronous training on the same ranks, with one parameter server.
 
-    The trainer supports this for built-in models only.
+    The trainer supports both for built-in models only.
     """
     if request.model is None or request.strategy != "Data" or request.synchronization != "Synchronous":
         return []

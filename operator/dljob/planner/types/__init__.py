@@ -1,4 +1,4 @@
-"""The planner's request and result types, and the text form of their values."""
+"""Request and result types of the planner, and the text forms of their values."""
 
 from dlcontract import CollectiveName
 from dljob.planner.types.decision import (

@@ -6,10 +6,10 @@ from typing import Literal
 from dlcontract import CollectiveName
 
 Strategy = Literal["Data", "Optimizer"]
-"""Parallelism of ranks that hold the whole model: data parallelism without or with a sharded optimizer (ZeRO-1)."""
+"""Strategies in which each rank holds the whole model: data parallelism without or with sharded optimizer (ZeRO-1)."""
 
 Parallelism = Literal["Data", "Optimizer", "Pipeline", "Tensor"]
-"""The same, and model parallelism: pipeline (consecutive layers) or tensor (parts of linear layers)."""
+"""All strategies: those in ``Strategy``, and pipeline (consecutive layers) and tensor parallelism (split layers)."""
 
 
 @dataclass(frozen=True)
@@ -27,35 +27,35 @@ class Prediction:
     """The dominant part of the step time, such as 'communication 63 %: Ring over the network, 10 Gbit/s'."""
     basis: Literal["catalogue", "profile"]
     host_memory_nbytes: int = 0
-    """Main memory of the largest pod with all its ranks: what its container should request."""
+    """Main memory of the largest pod with all its ranks. The pod's container should request so much."""
     efficiency: float = 1.0
     """Throughput divided by the sum of the throughputs of the same devices, each training alone; in (0, 1]."""
     data_s: float = 0.0
     """Exposed input time per step on the slowest rank."""
     total_p90_s: float = 0.0
-    """p90 of the time of the whole training; deadlines are compared with it."""
+    """p90 time of the whole training, which a deadline must allow."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes of one device type; ranks are numbered contiguously by group, then node, then local rank."""
+    """Nodes of one device type. Ranks are numbered by group, then by node, then by local rank."""
 
     name: str
-    """DNS label, unique in the decision: suffix of the group's StatefulSet."""
+    """Suffix of the name of the group's StatefulSet: a DNS label, unique in the decision."""
     device: str
     is_gpu: bool
     nodes: int
     ranks_per_node: int
     shares: tuple[int, ...]
-    """Local batch size of each rank of the group, ``nodes * ranks_per_node`` values; 0 for a parameter server. With
-    model parallelism, each rank has the whole batch."""
+    """Local batch sizes of the group's ``nodes * ranks_per_node`` ranks; 0 for a parameter server. With model
+    parallelism, each rank has the whole batch."""
     cpu_per_pod: float
-    """CPUs that a pod's ranks keep busy: what its container should request."""
+    """CPUs that a pod's ranks keep busy. The pod's container should request so many."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate that fits, with its prediction."""
+    """A candidate that fits into memory, with its prediction."""
 
     summary: str
     """Text such as '3 x cpu, Ring, 40+40+40'."""
@@ -74,7 +74,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A kind of candidate that was rejected, and the reason, such as '8 x t4' and 'does not fit: ...'."""
+    """A rejected candidate, strategy or kind of node, and the reason, such as '8 x t4' and 'does not fit: ...'."""
 
     summary: str
     reason: str
@@ -86,7 +86,7 @@ class BatchOption:
 
     batch: int
     steps: int
-    """Steps with the same progress as the spec's steps with the spec's batch."""
+    """Steps that make as much progress as the spec's steps with the spec's batch."""
     efficiency: float
     """Progress per sample, divided by the progress per sample with the spec's batch."""
     prediction: Prediction | None
@@ -119,20 +119,20 @@ class Decision:
     """The best candidates, the chosen one first."""
     refusals: tuple[Refusal, ...] = ()
     warning: str | None = None
-    """A warning, such as by how much the chosen plan misses a deadline that no candidate meets."""
+    """A warning, for example that no candidate meets the deadline; None if there is nothing to warn about."""
     next_measurement: str | None = None
-    """The run that would reduce the uncertainty of predictions most; None if enough is measured."""
+    """The run whose measurement would most reduce the uncertainty of predictions; None if no run is worth it."""
     power_advice: str | None = None
     """Power limits that would save energy; only for plans that minimize energy."""
     batch: BatchDecision | None = None
     """None if the request fixes the batch."""
     trade_offs: tuple[Choice, ...] = ()
-    """The Pareto front of time, energy and cost with the chosen plan, fastest first."""
+    """The Pareto front in time, energy and cost, including the chosen plan; fastest first."""
 
 
 @dataclass(frozen=True)
 class Infeasible:
-    """No plan is possible now. ``transient``: another state of the cluster may allow one."""
+    """Reason why no plan is possible now. ``transient``: True if a change of the cluster may make a plan possible."""
 
     reason: str
     """Condition reason in CamelCase, such as NoSuchDevice, TooFewNodes, DoesNotFit, BatchTooSmall or DeviceBusy."""

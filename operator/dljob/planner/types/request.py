@@ -19,7 +19,7 @@ class FixedChoice:
 
 @dataclass(frozen=True)
 class RunningBatch:
-    """The batch size that a job began with, and the noise scale from which its number of steps was computed."""
+    """The batch size that a job began with, and the noise scale that determined its number of steps."""
 
     batch: int
     noise: float | None
@@ -32,10 +32,10 @@ class Batches:
     low: int
     high: int
     data: str
-    """The data that the noise scale must have been measured on."""
+    """The dataset. Only a noise scale that was measured on this dataset is used."""
     epoch_samples: int | None = None
     running: RunningBatch | None = None
-    """The batch of a job that runs already and must not change it."""
+    """The batch size of a job that already runs, which must not change; None for a new job."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,21 @@ class Request:
     total_steps: int
     """Optimizer steps of the whole training."""
     batches: Batches | None = None
-    """Range to choose the batch from. ``global_batch`` and ``total_steps`` are then the spec's own. None: the batch is
-    ``global_batch``."""
+    """Range to choose the batch from; ``global_batch`` and ``total_steps`` are then the values in the spec. None: the
+    batch is ``global_batch``."""
     model: str | None = None
     profile: str | None = None
-    """Key of the learned constants: ``learned[profile, device]``; None: ``model``."""
+    """Key of the learned constants ``learned[profile, device]``. None: the key is ``model``."""
     dataset: str | None = None
-    """A built-in dataset. It determines the input size of built-in models."""
+    """A built-in dataset, which determines the input size of built-in models."""
     like: str | None = None
-    """A model of ``perf.workload.references`` with the same cost."""
+    """A model in ``perf.workload.references`` that costs as much as the job's model."""
     parameters: int | None = None
     flops_per_sample: float | None = None
     activation_nbytes_per_sample: int | None = None
     sample_nbytes: int | None = None
     dataset_samples: int | None = None
-    """Samples of a dataset in files; None for built-in data."""
+    """Number of samples of a dataset in files; None for built-in data."""
     optimizer: Literal["SGD", "Adam", "AdamW"] = "SGD"
     momentum: float = 0.9
     nodes_min: int = 1
@@ -85,16 +85,16 @@ class Request:
     """Stages of a pipeline."""
     micro_batches: int = 1
     compressed: bool = False
-    """True if gradients are sent as BF16 or FP16, in half their bytes."""
+    """True if gradients are sent as BF16 or FP16, which halves their bytes."""
     synchronization: Literal["Synchronous", "Asynchronous", "StaleSynchronous"] = "Synchronous"
     staleness_bound: int | None = None
     uneven: bool = True
     fixed: tuple[FixedChoice, ...] = ()
     cautious: bool = False
-    """Compare times by their p90. ``plan`` sets it once multi-device steps were measured. Among predictions of
-    different certainty, the one with the smallest median is often the one with the largest error."""
+    """True to compare times by their p90. ``plan`` sets this if multi-device steps were measured. Predictions then
+    differ in certainty, and the smallest median often has the largest error."""
     candidates_kept: int = 5
 
     def wire_nbytes(self, gradient_nbytes: int) -> int:
-        """Return the bytes of a gradient that are sent."""
+        """Return the bytes to send for a gradient of ``gradient_nbytes`` bytes."""
         return gradient_nbytes // 2 if self.compressed else gradient_nbytes

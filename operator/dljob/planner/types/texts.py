@@ -31,14 +31,14 @@ def samples(count: int) -> str:
 
 
 def joules(energy_J: float) -> str:
-    """Return the energy in J or kJ, or in kWh from 0.1 kWh."""
+    """Return the energy in J, in kJ from 10 kJ, or in kWh from 0.1 kWh."""
     if energy_J >= 3.6e5:
         return f"{energy_J / 3.6e6:.3g} kWh"
     return f"{energy_J:.0f} J" if energy_J < 1e4 else f"{energy_J / 1e3:.0f} kJ"
 
 
 def rate(bandwidth_Bps: float) -> str:
-    """Return a bandwidth in bits per second, as networks are sold."""
+    """Return a bandwidth in bits per second, the usual unit of networks."""
     bits = 8 * bandwidth_Bps
     return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
 
