@@ -17,7 +17,7 @@ class Follower:
     """Prints the changes between two reads of a job."""
 
     def __init__(self, generation: int) -> None:
-        """``generation``: that of the applied manifest. A status of an earlier generation is not printed."""
+        """``generation``: generation of the applied manifest. A status of an earlier generation is not printed."""
         self._generation = generation
         self._said: dict[str, tuple[str, str, str]] = {}
         self._phase: Phase | None = None

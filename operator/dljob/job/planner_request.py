@@ -37,7 +37,7 @@ def total_steps(spec: DLJobSpec) -> int:
 
 
 def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] | None:
-    """Return the rule that scales the learning rate to ``batch``, and the batch size of the rate; None for no scaling.
+    """Return (rule that scales the learning rate to ``batch``, batch size before scaling); None for no scaling.
 
     The spec's rule takes precedence. For a batch size that the planner chose, the default is AdaScale for SGD (Johnson
     et al. 2020), and the square root for Adam and AdamW, whose steps do not grow with the gradient (Malladi et al.

@@ -35,7 +35,7 @@ class Leader:
         self._seen: tuple[str, float] | None = None
         """The last resourceVersion of the Lease, and when it was seen first."""
         self._asked = clock()
-        """Time of the last request. Others count from the write, which may be long before a late answer."""
+        """Time of the last request. Other operators count from its write, which may be long before a late answer."""
 
     async def acquire(self) -> None:
         """Wait until this operator holds the Lease."""

@@ -37,7 +37,7 @@ class RunMeasurements:
     place: Place | None = None
     """Placement of the run; None unless it used one device type, with equal numbers on each node."""
     data: str | None = None
-    """Key of its dataset."""
+    """Key of the run's dataset."""
 
 
 @dataclass(frozen=True)

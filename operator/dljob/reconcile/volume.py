@@ -23,7 +23,7 @@ def volume_ready(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> V
 
 
 def blocks(verdict: Verdict) -> bool:
-    """Return True if no pod should be created until the user fixed the problem."""
+    """Return True if no pod should be created until the user fixes the problem."""
     return verdict.status is FALSE and verdict.reason in _HOPELESS
 
 

@@ -16,7 +16,7 @@ RECOVERING = ("Restarting", "PodsLost")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The finding of one part of a reconcile. It becomes the condition of its type."""
+    """The result of one check in a reconcile. It becomes the condition of the same type."""
 
     type: str
     status: ConditionStatus
