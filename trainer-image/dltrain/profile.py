@@ -75,7 +75,7 @@ class Profile:
 class _Fused(TorchFunctionMode):
     """Replace attention by the fused kernel of GPUs, which does not save the scores.
 
-    On the meta device, PyTorch would use the unfused formula. With a mask it still does, so the result then counts
+    On the meta device, PyTorch would use the unfused formula. With a mask, PyTorch still uses it, so the result counts
     more activation bytes than a GPU would save.
     """
 
@@ -131,7 +131,7 @@ def _pass(model: nn.Module, inputs: Sequence[Input], batch: int) -> tuple[float,
 
 
 def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
-    """Return the costs of ``model`` in training mode on samples of ``inputs``. Moves the model to the meta device.
+    """Return the costs of ``model`` in training mode on samples of ``inputs``. The model moves to the meta device.
 
     FLOPs are those of matrix products, convolutions and attention; a multiply-add counts as two. Raise ValueError if
     the model fails on such inputs, returns no tensor with a gradient, has no trainable parameter, or computes

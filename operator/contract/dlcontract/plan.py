@@ -250,6 +250,6 @@ class Plan(Record):
         return cls.model_validate_json(text)
 
     def digest(self) -> str:
-        """Return a digest (12 hex digits) of all fields but number, term and expectation. Equal digests: equal training."""
+        """Return a digest of all but number, term and expectation: 12 hex digits. Equal digests mean equal training."""
         body = self.model_copy(update={"number": 1, "term": 1, "expected": Expectation()})
         return hashlib.sha256(body.to_json().encode()).hexdigest()[:12]

@@ -34,7 +34,7 @@ class Clocks:
         self._read[worker] = self._updates
 
     def step(self, worker: int, *, updates: bool = True) -> int:
-        """Record a step of the worker. Return the staleness of its update. ``updates``: False if it made no update."""
+        """Record a step of the worker. Return its update's staleness. ``updates``: False for a step without update."""
         staleness = self._updates - self._read[worker]
         self.done[worker] += 1
         self._updates += updates

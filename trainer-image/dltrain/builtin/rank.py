@@ -1,6 +1,6 @@
 """Run a rank of the built-in trainer: ``python -m dltrain.builtin.rank``, started by mpirun under an agent, or by hand.
 
-It uses only the public API, like a user's script.
+This module uses only the public API, like a user's script.
 """
 
 from functools import partial
@@ -71,7 +71,7 @@ def _differentiate(trainer: Trainer, model: nn.Module, x: torch.Tensor, y: torch
 
 
 def _settle(trainer: Trainer, data: Dataset) -> None:
-    """Probe with training samples, in any order and as often as needed."""
+    """Probe with the first training samples, and repeat them if a batch needs more."""
     if trainer.settled and trainer.step:
         return  # a resumed run has been probed before
     if trainer.plan.splits_model:

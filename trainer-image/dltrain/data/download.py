@@ -1,7 +1,7 @@
 """Download of one remote file: resumable, verified and atomic.
 
-The folder ``.dljob`` beside the data holds the partial file, the version that it is a part of, and a note on every
-complete file. So a restarted pod, or the next pod at a shared cache, continues from there.
+The folder ``.dljob`` beside the data holds the partial file, a note on its version, and a note on every complete file.
+With these, a restarted pod, or the next pod that uses a shared cache, resumes the download.
 """
 
 import errno
@@ -22,7 +22,7 @@ from dltrain.protocol.errors import BadInputError
 WAITS_S = (0.5, 1.0, 2.0, 4.0)
 """Delays before retries after attempts without progress. An attempt with progress resets them."""
 PATIENCE_S = 15.0
-"""There is no retry after this time without a byte, so that the job's status shows the fault within 30 s. The kubelet
+"""No retry starts after this time without a byte, so that the job's status shows the fault within 30 s. The kubelet
 restarts the container after 10 s, then 20 s and so on up to 5 minutes, and the download continues where it ended."""
 SAY_EVERY_S = 10.0
 _READ_NBYTES = 2**20

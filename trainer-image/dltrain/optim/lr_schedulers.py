@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def _merged(own: Any, saved: Any) -> Any:
-    """Return ``own`` with saved values in place of its own."""
+    """Return ``own`` with its values replaced by those in ``saved``."""
     if isinstance(own, dict) and isinstance(saved, dict):
         return {key: _merged(part, saved[key]) if key in saved else part for key, part in own.items()} if saved else own
     if isinstance(own, list) and isinstance(saved, list) and any(isinstance(part, dict) for part in saved):

@@ -28,7 +28,7 @@ class Passes:
         self._began: Moment | None = None
 
     def start(self) -> None:
-        """Record that a backward pass runs, if that was not recorded yet."""
+        """Record the start of a backward pass, unless it is already recorded."""
         if self._began is None:
             self._began = self._now()
 
@@ -40,7 +40,7 @@ class Passes:
 
     @property
     def seconds(self) -> float:
-        """Total duration of the step's passes. On a GPU, wait for the stream before."""
+        """Total duration of the step's passes. On a GPU, wait for the stream before reading it."""
         if self._gpu:
             return sum(float(began.elapsed_time(ended)) for began, ended in self._done if ended.query()) / 1e3
         return float(sum(ended - began for began, ended in self._done))

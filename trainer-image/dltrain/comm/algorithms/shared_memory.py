@@ -29,7 +29,7 @@ class SharedMemory(Polled):
 
 
 class _Run(Run):
-    """The reduction of one buffer. Phases: 0 waits for the others' buffers, 1 for the others' parts, 2 is done."""
+    """The reduction of one buffer. Phase 0 waits for the others' buffers, phase 1 for their parts; 2: done."""
 
     def __init__(self, comm: Any, tag: int, buffer: torch.Tensor, region: Region) -> None:
         from mpi4py import MPI  # a local import, because importing it may start MPI

@@ -88,7 +88,7 @@ class _Halves:
         """Bounds of the smallest pieces. All other pieces start and end at one of them."""
 
     def _children(self, node: tuple[int, int], level: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the half of a node that this rank keeps in exchange ``level``, and the one it sends, in leaves."""
+        """Return the halves of a node as ranges of leaves: (kept in exchange ``level``, sent in exchange ``level``)."""
         start, stop = node
         middle = (start + stop) // 2
         halves = (start, middle), (middle, stop)
@@ -97,7 +97,7 @@ class _Halves:
     def _cut(self, node: tuple[int, int], level: int, *, kept_first: bool = False) -> list[Piece]:
         """Split a node into pieces, in the order in which exchanges from ``level`` on send them, or in reverse.
 
-        Both sides of the previous exchange get the same pieces, because their bits are equal from ``level`` on.
+        Both partners of the previous exchange get the same pieces: the bits of their ranks are equal from ``level`` on.
         """
         start, stop = node
         first, last = self._bounds[start], self._bounds[stop]
@@ -108,7 +108,7 @@ class _Halves:
 
 
 class _Ready:
-    """Append messages to a schedule, in which a send starts once all its elements have been received."""
+    """Append messages to a schedule. Each send starts once all its elements have been received."""
 
     def __init__(self, cuts: list[int], schedule: Schedule) -> None:
         self._schedule = schedule

@@ -21,7 +21,7 @@ from dltrain.device import randomness
 from dltrain.protocol.errors import BadInputError, MisuseError, SampleError
 
 Collate = Callable[[list[Any]], Any]
-"""Makes a batch of samples."""
+"""Makes one batch from a list of samples."""
 _ODD, _MIX, _STIR = (np.array(v, np.uint64) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
@@ -107,7 +107,7 @@ class Source:
 
     @property
     def foreign(self) -> bool:
-        """Return True if the user's code makes the samples. Otherwise they are slices of tensors, or dltrain's."""
+        """Return True if the user's code makes the samples, in contrast to tensors and ``dltrain.data``."""
         return not self.ours and not isinstance(self.dataset, tuple)
 
     def make(self, request: Request) -> Any:

@@ -51,7 +51,7 @@ class Head(NamedTuple):
 
 
 class RemoteError(NamedTuple):
-    """The text of an exception. Its class may not exist in the other process."""
+    """An exception as text, because its class may not exist in the other process."""
 
     text: str
     trace: str
