@@ -90,7 +90,7 @@ class Expectation(Record):
 
 
 class Plan(Record):
-    """The complete plan of a job. Apart from its volumes, the trainer needs nothing else.
+    """The complete plan of a job. The trainer needs only the plan and the job's volumes.
 
     Invariants: ranks are numbered 0..n-1 in order; shares sum to ``global_batch``, or each equals it with model
     parallelism; every worker has a share of at least 1; exactly one of ``epochs`` and ``steps`` is set.

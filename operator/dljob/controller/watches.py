@@ -1,8 +1,8 @@
-"""Feed the cache from kopf's watches, and the queue from changes of the cache. No other module uses kopf.
+"""Feed the cache from kopf's watches, and the queue from changes of the cache.
 
-Only ``index``, ``on.event`` and ``on.login`` of kopf are used, because its other parts write finalizers or annotations
-into users' objects. The indices of all kinds run before the first handler, so that no job is reconciled before the
-cache is complete.
+Of kopf's handlers, only ``index``, ``on.event``, ``on.login`` and ``on.cleanup`` are used, because the others write
+finalizers or annotations into users' objects. The indices of all kinds run before the first handler, so that no job is
+reconciled before the cache is complete.
 """
 
 import asyncio

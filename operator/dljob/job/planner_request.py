@@ -21,7 +21,7 @@ from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
 
 
 def train_samples(spec: DLJobSpec) -> int:
-    """Return the samples of one epoch: the training part of a built-in dataset, or dataset.samples."""
+    """Return the number of samples in one epoch: the training part of a built-in dataset, or dataset.samples."""
     if spec.dataset.name is not None:
         return DATASETS[spec.dataset.name.value].train_samples
     assert spec.dataset.samples is not None, "a rule of the API requires samples with uri"

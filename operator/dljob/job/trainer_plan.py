@@ -54,8 +54,8 @@ def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     """Return the fewest ranks with which the trainer may continue.
 
-    With model parallelism, these are all ranks. Otherwise they are the parameter servers and the ranks of ``nodes.min``
-    nodes, counting the nodes with the fewest ranks.
+    With model parallelism, all ranks are needed. Otherwise the trainer needs the parameter servers and the ranks of
+    ``nodes.min`` nodes. The nodes with the fewest ranks count.
     """
     if choice.splits_model:
         return sum(len(g.shares) for g in choice.groups)

@@ -75,7 +75,7 @@ class Cache:
         return old is None or old.uid != meta["uid"] or old.seen != seen
 
     def drop(self, kind: Kind, namespace: str, name: str, uid: str | None = None) -> bool:
-        """Remove an object, but none with a ``uid`` other than the given one. Return True if it was cached."""
+        """Remove an object unless its uid differs from ``uid``. Return True if it was removed."""
         store = self._stores[kind.plural]
         entry = store.entries.get((namespace, name))
         if entry is None or (uid is not None and entry.uid != uid):

@@ -1,7 +1,8 @@
 """The operator's actions on the cluster.
 
 An object is applied only if its manifest differs from the last applied one. Watched objects store a digest of it in an
-annotation, so that a restarted operator does not apply them again. For other kinds, the operator keeps it in memory.
+annotation, so that a restarted operator does not apply them again. For other kinds, the operator stores the digest in
+memory.
 """
 
 import asyncio

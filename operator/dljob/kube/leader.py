@@ -1,7 +1,7 @@
 """Leader election by a Lease, so that only one of several operators works.
 
-A leader that cannot renew the Lease stops before another can take it. A leader that shuts down releases it at once.
-Each operator measures times with its own clock, from when it saw a change, because node clocks may differ.
+A leader that cannot renew the Lease stops before another operator can take it. A leader that shuts down releases the
+Lease at once. Node clocks may differ, so each operator measures times with its own clock, from when it saw a change.
 """
 
 import asyncio

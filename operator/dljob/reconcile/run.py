@@ -187,8 +187,8 @@ def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
 def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -> RunMeasurements | None:
     """Return the measurements of a run for profiles; None if ranks used, or may have used, model parallelism.
 
-    If the strategy is Auto and the plan is gone, ranks may have used it. The placement is set only for one device type,
-    with equal numbers on each node and without parameter servers.
+    If the strategy is Auto and the plan is gone, ranks may have used model parallelism. The placement is set only for
+    one device type, with equal numbers of devices on each node and without parameter servers.
     """
     asked = spec.parallelism.strategy
     if accepted.plan.splits_model if accepted is not None else asked.splits_model or asked is ParallelismStrategy.AUTO:

@@ -92,7 +92,7 @@ def _existing(claim: ClaimSeen) -> Verdict:
 
 
 def _class(observed: Observed, spec: DLJobSpec) -> Verdict | None:
-    """Return the reason why the claim that dljob would create could never be bound, if there is one."""
+    """Return the verdict about a claim that dljob would create, if no storage class could ever bind it."""
     wanted = spec.checkpoint.volume.storage_class_name
     if observed.classes is None:
         return None

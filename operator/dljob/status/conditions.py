@@ -8,7 +8,7 @@ from dljob.api import Condition, ConditionStatus, Phase
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 MAX_MESSAGE = 2048
-"""Longer messages are shortened, because people read a status and every change stores it."""
+"""Longer messages are shortened. People read them, and every change of the status stores them again."""
 
 RECOVERING = ("Restarting", "PodsLost")
 """Reasons of Running=False for a job that ran before and recovers."""

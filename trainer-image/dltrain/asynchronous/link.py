@@ -84,7 +84,7 @@ class Link:
         """Receive the next request. Return the worker's rank and the request.
 
         If several workers wait, Open MPI serves them in rank order. There is one receive for all workers. With one
-        receive per worker, testing one could take another's message from its socket without waking the server.
+        receive per worker, testing one receive could take another worker's message without waking the server.
         """
         from mpi4py import MPI
 

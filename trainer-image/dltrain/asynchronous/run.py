@@ -64,7 +64,7 @@ class Run:
         self.clocks = Clocks(self.done, total, plan.staleness_bound)
 
     def _resume(self) -> list[int]:
-        """Return every worker's clock, from the checkpoint or 0. All get the slowest clock if the workers have changed."""
+        """Return all workers' clocks, from the checkpoint or 0. After a change of workers, all get the slowest."""
         trainer, none = self.trainer, [0] * len(self.ranks)
         snapshot = trainer.checkpoint_manager.resume(
             self.model.state_dict(), self.model.load_state_dict, self.optimizer.load_state_dict

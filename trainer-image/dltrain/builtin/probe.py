@@ -81,10 +81,10 @@ def compute_points(
     The sizes are half the share, the share and twice the share, or only the share if its step is slow. The first step
     of all counts only if it alone exceeds the time limit of the probe.
 
-    Under a CPU quota, a process runs at full speed for a while and then stalls for the rest of a 100 ms period, so a
-    short measurement contains either no stall or a whole one. Therefore the result is the median CPU time of each size,
-    divided by the fraction of a CPU that the rank got between the ends of two stalls (whole periods), or in the whole
-    probe.
+    Under a CPU quota, a process runs at full speed for a while and then stalls for the rest of a 100 ms period. A short
+    measurement contains either no stall or a complete stall. The result is therefore the median CPU time of each size,
+    divided by the fraction of a CPU that the rank got. The fraction is measured between the ends of two stalls, or else
+    over the entire probe.
     """
     device = next(model.parameters()).device
     clock = time.process_time if device.type == "cpu" else time.perf_counter

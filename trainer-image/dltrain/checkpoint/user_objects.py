@@ -140,7 +140,7 @@ class UserObjects:
                 self._set(name, state[name], tensors)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the state of all objects as JSON, and the tensors that it refers to, without copying."""
+        """Return (state of all objects as JSON, tensors to which it refers). Tensors are not copied."""
         tensors: dict[str, Tensor] = {}
         return {name: encode(_state(given), (name,), tensors) for name, given in self._objects.items()}, tensors
 

@@ -99,7 +99,7 @@ class Writer:
 
 
 class CheckpointManager:
-    """The checkpoints of a run. Rank 0 reads and writes them; the other ranks receive the state."""
+    """The checkpoints of a run. Rank 0 reads and writes checkpoints; the other ranks receive the state."""
 
     def __init__(self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter) -> None:
         self.plan, self.process_group, self.reporter = plan, process_group, reporter

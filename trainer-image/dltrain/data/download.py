@@ -123,7 +123,7 @@ class Download:
         return hashlib.sha256(str(self.target.relative_to(self.notes.parent)).encode()).hexdigest()[:16]
 
     def _complete(self) -> int | None:
-        """Return the file's size if it is complete and neither it nor its source has changed, otherwise None."""
+        """Return the file's size if it is complete, and file and source are unchanged. Otherwise return None."""
         note = _read(self._note)
         try:
             found = self.target.stat()
@@ -269,7 +269,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a note, or an empty dictionary if it is missing or damaged, which means that nothing was done."""
+    """Return a note. If it is missing or damaged, return an empty dictionary, which means that nothing was done."""
     try:
         found = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

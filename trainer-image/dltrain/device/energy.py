@@ -3,7 +3,7 @@
 A GPU's counter is NVML's total energy in mJ since its driver was loaded (Volta and later, whole GPUs only). CPU
 packages have RAPL counters. They include everything that runs on the node, so one rank of a pod reads them for all.
 Only root can read them, unless the node's administrator allows it (CVE-2020-8694). A missing counter is reported as
-missing, never estimated: the plan has an estimate.
+missing, not replaced by an estimate, because the plan has an estimate.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
 """Prefetching of a training's batches, in order.
 
 The samples of a step are known in advance, unless shares change or a step is abandoned. A prefetched batch is used only
-if it holds exactly the samples that the step needs; otherwise all prefetched batches are dropped. So results are equal
-to the last bit with and without prefetching, and the loading method can be chosen by its cost while training runs.
+if it holds exactly the samples that the step needs. Otherwise all prefetched batches are dropped. So results are equal
+to the last bit with and without prefetching, and the loading method may change while training runs.
 """
 
 import sys
@@ -163,7 +163,7 @@ class Feed:
                 lane.close()
 
     def take(self, step: int, part: Part) -> Any:
-        """Return the batch of ``step`` on the device; None if ``part``, this rank's part of it, is empty.
+        """Return this rank's batch of ``step`` on the device. ``part``: its samples. Return None if there are none.
 
         Raises SampleError if the user's dataset fails, MemoryError or WorkerLostError if a worker fails.
         """

@@ -80,7 +80,7 @@ class Loader:
 
     @property
     def room_nbytes(self) -> int | None:
-        """Return the memory that workers which the user did not request may use for the dataset; None if unknown.
+        """Return the memory limit for copies of the dataset in automatically started workers; None if unknown.
 
         The limit is half of the free memory, divided by the number of ranks in the pod.
         """

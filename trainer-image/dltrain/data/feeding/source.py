@@ -46,7 +46,7 @@ class Request:
 
     @property
     def sample_seeds(self) -> list[int]:
-        """Return a seed per sample: SplitMix64 (Steele, Lea and Flood 2014) of its number, keyed by the epoch."""
+        """Return a seed per sample: SplitMix64 (Steele, Lea and Flood 2014) of its number, with a key per epoch."""
         key = hashlib.blake2b(f"{self.seed} {self.epoch} samples".encode(), digest_size=8).digest()
         z = np.frombuffer(key, np.uint64) + (self.indices.astype(np.uint64) + np.array([1], np.uint64)) * _ODD
         z = (z ^ (z >> np.uint64(30))) * _MIX
