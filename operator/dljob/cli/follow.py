@@ -31,8 +31,8 @@ class Follower:
         except ValidationError as error:
             first = error.errors()[0]
             _say(
-                f"status: found {'.'.join(map(str, first['loc']))} that this version does not understand: "
-                f"{first['msg']}; update dljob"
+                f"status: found an unsupported {'.'.join(map(str, first['loc']))} ({first['msg']}); expected a status "
+                "of this version. Update dljob"
             )
             return 1
         if status.observed_generation < self._generation:

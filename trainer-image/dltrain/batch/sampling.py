@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Split ``samples`` samples into batches of ``batch``. The last batch of an epoch holds the rest."""
+    """Split ``samples`` samples into batches of ``batch`` samples. The last batch of an epoch holds the remainder."""
 
     samples: int
     batch: int

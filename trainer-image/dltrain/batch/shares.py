@@ -1,4 +1,4 @@
-"""Choose the local batch sizes (shares) from measured speeds, and decide if a change is worthwhile. Pure.
+"""Choose the local batch sizes (shares) from measured speeds, and decide if a change is worthwhile. No I/O.
 
 A rank needs ``fixed_s + per_sample_s * share`` for a step. The step time is that of the slowest rank.
 """

@@ -37,7 +37,7 @@ def train(trainer: Trainer) -> None:
     plan = trainer.plan
     data = load(plan.dataset, plan.seed)
     if plan.model.name is None:
-        raise BadInputError("spec.model", f"no built-in model in ${PLAN_ENV}", "a name", "set spec.trainer.command")
+        raise BadInputError("spec.model", f"no name in ${PLAN_ENV}", "a built-in model", "set spec.trainer.command")
     torch.manual_seed(plan.seed)
     network = build(plan.model.name, data.shape)
     (x, _), optimizer = data.train(np.arange(1)), make_optimizer(plan.optimizer, network)

@@ -176,7 +176,7 @@ class Checkpoints:
                 raise _CorruptError(f"{folder / name}: its hash does not match the manifest")
         if manifest["identity"] != self.identity:
             found = f"{folder}, a checkpoint of another model"
-            raise BadInputError(_FIELD, found, "one of this job's model", "use another volume or that model")
+            raise BadInputError(_FIELD, found, "a checkpoint of this job's model", "use another volume or that model")
         return files
 
     def _prune(self, newest: int) -> None:

@@ -29,8 +29,8 @@ _FINALISTS = 4
 _MEASUREMENT_S = 1e-3
 """Duration for which all-reduces are repeated in one measurement."""
 _ELIMINATION_RATIO = 3.0
-"""A candidate that is slower than the best one by this factor in its first measurement is eliminated. The factor is
-large, because a rank that loses its CPU for a moment doubles a measurement."""
+"""A candidate is eliminated if its first measurement is slower than the best one's by this factor. The factor is large,
+because a rank that loses its CPU for a moment doubles a measurement."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Auto(Collective):
     def _measured(self, buffer: torch.Tensor, candidates: Sequence[Pick]) -> Pick:
         """Return the fastest of ``candidates`` on ``buffer``. All ranks get the same result.
 
-        If a buffer is too long for many all-reduces, all candidates are compared on its beginning, and the best ones
-        then on a longer part.
+        If a buffer is too long for many all-reduces, all candidates are compared on its beginning. Then the best ones
+        are compared on a longer part.
         """
         part = buffer[: max(1, _FIRST_NBYTES // buffer.itemsize)]
         if len(part) < len(buffer):

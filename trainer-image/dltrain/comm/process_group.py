@@ -1,7 +1,7 @@
 """The process group: start and end of MPI, and the small exchanges besides gradients.
 
-MPI starts only here, and only if mpirun started this process. Plain ``python`` is a process group of one rank without
-MPI.
+Only this module starts MPI, and only if mpirun started this process. Plain ``python`` is a process group of one rank
+without MPI.
 """
 
 import ctypes
@@ -187,7 +187,7 @@ class ProcessGroup:
 
 
 def find_mpi() -> None:
-    """Load the wheel's MPI library, which mpi4py finds by itself only under mpirun. MPI is not started."""
+    """Load the wheel's MPI library, which mpi4py can find only under mpirun. Do not start MPI."""
     for folder in (Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib"):
         library = folder / "libmpi.so.40"
         if library.exists():

@@ -192,7 +192,7 @@ class Download:
             self._part.unlink(missing_ok=True)
             raise BadInputError(
                 "spec.dataset.size", f"room for {in_units(self.room_nbytes)}, and at least {in_units(nbytes)} of data",
-                "room for all of it", "raise it",
+                "room for all data", "raise spec.dataset.size",
             )  # fmt: skip
         free = shutil.disk_usage(self.notes).free + size_of(self._part)
         if nbytes > free:
@@ -200,7 +200,7 @@ class Download:
 
     def _check(self, found: str, nbytes: int, remote: Remote, *, resumed: bool) -> None:
         if remote.nbytes is not None and nbytes != remote.nbytes:
-            raise TransientError(f"{self.source.shown}: got {nbytes} bytes of {remote.nbytes}")
+            raise TransientError(f"{self.source.shown}: found {nbytes} bytes; expected {remote.nbytes}")
         if self.sha256 is not None:
             if found == self.sha256:
                 return

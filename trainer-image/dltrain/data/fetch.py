@@ -137,7 +137,7 @@ def _alone(path: Path) -> Iterator[None]:
                 if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                     raise
                 found = "a claim without file locks"
-                raise BadInputError("spec.dataset.cacheClaimName", found, "one with", "use another claim") from None
+                raise BadInputError("spec.dataset.cacheClaimName", found, "file locks", "use another claim") from None
         yield
 
 

@@ -1,7 +1,7 @@
 """Measure the duration of the backward passes of a step.
 
 A pass starts at the loss, if the script called ``t.log``. Otherwise it starts at the first parameter that gets its
-gradient, which is the last one used in the forward pass. It ends when the autograd engine ends. With gradient
+gradient. The forward pass used this parameter last. A pass ends when the autograd engine ends. With gradient
 accumulation, the durations of all passes are added. On a GPU, events in the stream measure the time. They are read
 after the step has waited for the stream.
 """

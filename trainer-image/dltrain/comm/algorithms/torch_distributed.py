@@ -18,7 +18,7 @@ from dltrain.comm.core.fault_tolerance import translate
 
 _TIMEOUT = timedelta(days=1)
 """Timeout of operations after the first one. The agents detect hanging ranks, because they know which phases may take
-long. torch's default (10 minutes with NCCL) would end ranks that wait for another's evaluation."""
+long. torch's default (10 minutes with NCCL) would end ranks that wait while another rank evaluates."""
 _PEER_LOST = re.compile(r"ncclRemoteError|remote process exited|[Cc]onnect|closed by|[Bb]roken pipe|[Ss]ocket")
 """NCCL's messages about a peer that exited or is unreachable."""
 
@@ -105,7 +105,7 @@ def identity(device: torch.device) -> str:
 
 
 def backend_for(identities: Sequence[str]) -> str:
-    """Return the backend for ranks on these devices. Raises RuntimeError if only some are on a GPU."""
+    """Return the backend for ranks on these devices. Raises RuntimeError if only some ranks are on a GPU."""
     cpus = identities.count("cpu")
     if 0 < cpus < len(identities):
         numbers = [number for number, device in enumerate(identities) if device == "cpu"]

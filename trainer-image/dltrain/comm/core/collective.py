@@ -57,8 +57,8 @@ class AllOf:
 class Collective(ABC):
     """Reduce buffers over ranks, in place.
 
-    Every rank must construct it with equal buffers (same number, sizes and dtypes, in the same order) and start them in
-    the same order. A rank with share 0 takes part with zeros.
+    Every rank must construct the collective with equal buffers (same number, sizes and dtypes, in the same order) and
+    start reductions in the same order. A rank with share 0 takes part with zeros.
     """
 
     name: ClassVar[str]

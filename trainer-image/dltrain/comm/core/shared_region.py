@@ -1,6 +1,6 @@
 """Memory that all ranks of one machine share, with a part for each rank.
 
-It consists of anonymous files (memfd). They vanish with the ranks, and a pod's small /dev/shm does not limit them.
+It consists of anonymous files (memfd). They vanish with the ranks. A pod's small /dev/shm does not limit them.
 """
 
 import mmap

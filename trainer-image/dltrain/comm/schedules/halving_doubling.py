@@ -1,9 +1,9 @@
 """Recursive halving-doubling: reduce-scatter in log2 p exchanges, then all-gather in log2 p, with a ring's traffic.
 
-In exchange l, the partner of rank r is r with bit l flipped. Both hold the same part of the buffer; each keeps one half
-of it and sends the other. After log2 p exchanges a rank holds its own p-th of the sum. Then the same exchanges run in
-reverse order, and each rank sends all that it holds (Rabenseifner 2004). This takes 2 log2 p messages instead of a
-ring's 2 (p - 1). The largest messages go between neighbours, which may share a node.
+In exchange l, the partner of rank r is r with bit l flipped. Both hold the same part of the buffer. Each keeps one half
+and sends the other half. After log2 p exchanges, each rank holds 1/p of the sum. Then the same exchanges run in reverse
+order, and each rank sends all that it holds (Rabenseifner 2004). This takes 2 log2 p messages instead of a ring's
+2 (p - 1). The largest messages go between neighbours, which may share a node.
 
 If n is no power of two, p is the largest power below n, and each rank from p on has a partner. Both first sum one half
 each. The partner gets the other half, takes part in the exchanges, and sends the total back (Thakur, Rabenseifner and
