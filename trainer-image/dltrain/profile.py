@@ -75,7 +75,7 @@ class Profile:
 class _Fused(TorchFunctionMode):
     """Replace attention by the fused kernel of GPUs, which does not save the scores.
 
-    On the meta device, PyTorch would use the unfused formula. With a mask it still does, so the result then counts
+    On the meta device, PyTorch would use the unfused formula. With a mask, PyTorch still uses it, so the result counts
     more activation bytes than a GPU would save.
     """
 
@@ -131,7 +131,7 @@ def _pass(model: nn.Module, inputs: Sequence[Input], batch: int) -> tuple[float,
 
 
 def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
-    """Return the costs of ``model`` in training mode on samples of ``inputs``. Moves the model to the meta device.
+    """Return the costs of ``model`` in training mode on samples of ``inputs``. The model moves to the meta device.
 
     FLOPs are those of matrix products, convolutions and attention; a multiply-add counts as two. Raise ValueError if
     the model fails on such inputs, returns no tensor with a gradient, has no trainable parameter, or computes
@@ -139,7 +139,7 @@ def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
     """
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not parameters:
-        raise ValueError("found no trainable parameter; expected at least one: there is nothing to train")
+        raise ValueError("found no trainable parameter; expected at least one to train")
     model = model.to("meta").train()
     try:
         with torch.device("meta"):  # for tensors that forward() creates
@@ -147,7 +147,7 @@ def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
     except (RuntimeError, TypeError, LookupError, AttributeError, AssertionError) as error:
         if isinstance(error, NotImplementedError) or "meta tensors" in str(error):
             raise ValueError(
-                f"the model needs tensor values, which the meta device does not have ({_line(error)}). Remove that "
+                f"the model needs tensor values, which the meta device does not have ({_line(error)}). Remove this use "
                 "from forward(), or write the hints by hand: the number of parameters, and 6 x parameters as FLOPs"
             ) from error
         shapes = ", ".join(f"(batch, {', '.join(map(str, i.shape))}) of {i.dtype}" for i in inputs)
@@ -169,7 +169,7 @@ def load(name: str) -> nn.Module:
     try:
         factory = resolve_name(name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import {name}: {_line(error)}. Run it where `import {module}` works") from error
+        raise ValueError(f"cannot import {name}: {_line(error)}. Run this where `import {module}` works") from error
     if isinstance(factory, nn.Module):
         return factory
     if not callable(factory):

@@ -2,7 +2,7 @@
 
 The operator sends the ``Plan`` to the agents (ConfigMap ``<job>-plan``, key ``plan.json``). The coordinator sends the
 ``Report`` back (ConfigMap ``<job>-report``, key ``report.json``). Reports are untrusted: parse them with
-``Report.parse``, which rejects invalid ones.
+``Report.parse``, which rejects invalid reports.
 """
 
 from dlcontract import reasons

@@ -66,7 +66,7 @@ class OptimizerRef(Record):
     @model_validator(mode="after")
     def _scaling_has_a_base(self) -> Self:
         if (self.scaling is None) != (self.base_batch is None):
-            raise ValueError(f"optimizer: found scaling {self.scaling}, base_batch {self.base_batch}: expected both")
+            raise ValueError(f"optimizer: found scaling {self.scaling}, base_batch {self.base_batch}; expected both")
         return self
 
 
@@ -90,7 +90,7 @@ class Expectation(Record):
 
 
 class Plan(Record):
-    """The complete plan of a job. Apart from its volumes, the trainer needs nothing else.
+    """The complete plan of a job. The trainer needs only the plan and the job's volumes.
 
     Invariants: ranks are numbered 0..n-1 in order; shares sum to ``global_batch``, or each equals it with model
     parallelism; every worker has a share of at least 1; exactly one of ``epochs`` and ``steps`` is set.
@@ -161,12 +161,12 @@ class Plan(Record):
             raise ValueError(f"ranks: found shares that sum to {total}; expected global_batch {self.global_batch}")
         for r in self.ranks:
             if (r.share == 0) != (r.role is Role.SERVER):
-                raise ValueError(f"ranks: rank {r.rank} is a {r.role} with share {r.share}; only servers have share 0")
+                raise ValueError(f"ranks: found {r.role} {r.rank} with share {r.share}; expected 0 only for servers")
         servers = [r.rank for r in self.ranks if r.role is Role.SERVER]
         if servers and (self.collective != "ParameterServer" or 0 in servers):
             raise ValueError(
-                f"ranks: {servers} are parameter servers with collective {self.collective}; expected ParameterServer, "
-                "and rank 0 to be a worker, because it reports for the job"
+                f"ranks: found parameter servers {servers} with collective {self.collective}; expected "
+                "ParameterServer, and a worker as rank 0, which reports for the job"
             )
         if self.collective == "ParameterServer" and len(self.ranks) > 1 and not servers:
             raise ValueError("ranks: found no parameter server; expected at least one with collective ParameterServer")
@@ -177,7 +177,7 @@ class Plan(Record):
             )
         if self.measure_collective and (self.collective not in MEASURABLE or self.parallelism != "Data"):
             raise ValueError(
-                f"measure_collective: found collective {self.collective} with parallelism {self.parallelism}, "
+                f"measure_collective: found collective {self.collective} with parallelism {self.parallelism}; "
                 f"expected one of {', '.join(MEASURABLE)} with Data"
             )
         if self.parallelism == "Optimizer" and self.collective not in ("Ring", "Torch") and len(self.ranks) > 1:
@@ -191,15 +191,15 @@ class Plan(Record):
             )
         if (self.staleness_bound is not None) != (self.synchronization == "StaleSynchronous"):
             raise ValueError(
-                f"staleness_bound: found {self.staleness_bound} with {self.synchronization}; expected one with "
-                "StaleSynchronous alone"
+                f"staleness_bound: found {self.staleness_bound} with {self.synchronization}; expected a number with "
+                "StaleSynchronous, else None"
             )
         if self.synchronization != "Synchronous":
             self._check_asynchronous()
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError(f"epochs {self.epochs} and steps {self.steps}: expected exactly one of them")
+            raise ValueError(f"epochs, steps: found {self.epochs} and {self.steps}; expected exactly one number")
         if self.min_ranks > len(self.ranks):
-            raise ValueError(f"min_ranks {self.min_ranks}: expected at most the {len(self.ranks)} ranks of the plan")
+            raise ValueError(f"min_ranks: found {self.min_ranks}; expected at most the plan's {len(self.ranks)} ranks")
         return self
 
     def _check_asynchronous(self) -> None:
@@ -250,6 +250,6 @@ class Plan(Record):
         return cls.model_validate_json(text)
 
     def digest(self) -> str:
-        """Return 12 hex digits over all but number, term and expectation. Equal digests mean equal training."""
+        """Return a digest of all but number, term and expectation: 12 hex digits. Equal digests mean equal training."""
         body = self.model_copy(update={"number": 1, "term": 1, "expected": Expectation()})
         return hashlib.sha256(body.to_json().encode()).hexdigest()[:12]

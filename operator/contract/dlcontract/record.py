@@ -21,15 +21,15 @@ class Record(BaseModel):
 class UntrustedRecord(Record):
     """Base of the parts of a report. Unknown fields are ignored.
 
-    A trainer may be newer than the operator, such as after a rollback or with a custom image. If its fields were
-    rejected, its jobs would never end. Unknown fields of a plan, in contrast, are rejected.
+    A trainer may be newer than the operator, such as after a rollback or with a custom image. If the operator rejected
+    new fields, the trainer's jobs would never end. Unknown fields of a plan, in contrast, are rejected.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 def schema_of(text: str | bytes) -> Any:
-    """Return the schema number of a document, or None, to tell a newer document from a broken one."""
+    """Return a document's schema number, or None. It distinguishes a newer document from an invalid one."""
     import json
 
     document = json.loads(text)

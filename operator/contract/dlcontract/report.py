@@ -12,7 +12,7 @@ from dlcontract.record import Count, Name, Seconds, Text, UnixTime, UntrustedRec
 
 MAX_LOG_TAIL = 4096
 MAX_NOISE = 1e9
-"""Largest valid noise scale in samples. The largest published ones are 1e7 (McCandlish et al. 2018, figure 4)."""
+"""Largest valid noise scale in samples. The largest published scales are 1e7 (McCandlish et al. 2018, figure 4)."""
 
 
 class RunPhase(StrEnum):

@@ -70,7 +70,7 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """Return the user's message, which begins with the field. API server and operator use the same text."""
+        """Return the message for users. It begins with the field. API server and operator use the same text."""
         return self.message if self.message.startswith(self.field) else f"{self.field}: {self.message}"
 
 

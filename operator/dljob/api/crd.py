@@ -47,7 +47,7 @@ _DROPPED |= {"exclusiveMinimum", "exclusiveMaximum"}
 
 
 class _WithRules(GenerateJsonSchema):
-    """Generator of pydantic's schema that adds the rules of each type."""
+    """Schema generator that adds the rules of each type to pydantic's schema."""
 
     def model_schema(self, schema: Any) -> JsonSchemaValue:
         result = super().model_schema(schema)

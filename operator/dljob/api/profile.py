@@ -88,7 +88,7 @@ class NextMeasurement(FiniteModel):
 
 
 class NoiseScale(FiniteModel):
-    """The gradient noise scale: the global batch size whose noise is half of the gradient. batchSizeRange needs it."""
+    """The gradient noise scale: the batch size at which noise and gradient are equally large, for batchSizeRange."""
 
     data: Annotated[
         str, Field(max_length=253, description="Dataset of the measurement: its name, or the digest of its URI.")

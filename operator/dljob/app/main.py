@@ -28,7 +28,7 @@ PORT_RANGES_SINCE = (1, 25)
 
 
 class Operator:
-    """The parts of one operator, with their start and shutdown."""
+    """One operator: creates, runs and stops its parts."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -75,7 +75,7 @@ class Operator:
             raise self._failure
 
     async def _kinds_served(self, api: Api) -> tuple[int, int]:
-        """Wait until the API server serves dljob's kinds and return its version. kopf would not notice them later."""
+        """Wait until the API server serves dljob's kinds; kopf would not notice them later. Return its version."""
         while True:
             try:
                 version = await api.version()

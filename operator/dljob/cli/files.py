@@ -34,7 +34,7 @@ def documents(path: str) -> list[Any]:
 
 
 def manifests(path: str) -> list[Any]:
-    """Return the documents of a file, with each List replaced by its items. Raise BadInputError if there are none."""
+    """Return the documents of a file. Replace each List by its items. Raise BadInputError if there are no documents."""
     found: list[Any] = []
     for document in documents(path):
         items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None

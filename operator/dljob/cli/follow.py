@@ -17,7 +17,7 @@ class Follower:
     """Prints the changes between two reads of a job."""
 
     def __init__(self, generation: int) -> None:
-        """``generation``: that of the applied manifest. A status of an earlier generation is not printed."""
+        """``generation``: generation of the applied manifest. A status of an earlier generation is not printed."""
         self._generation = generation
         self._said: dict[str, tuple[str, str, str]] = {}
         self._phase: Phase | None = None
@@ -31,8 +31,8 @@ class Follower:
         except ValidationError as error:
             first = error.errors()[0]
             _say(
-                f"status: found {'.'.join(map(str, first['loc']))} that this version does not understand: "
-                f"{first['msg']}; update dljob"
+                f"status: found an unsupported {'.'.join(map(str, first['loc']))} ({first['msg']}); expected a status "
+                "of this version. Update dljob"
             )
             return 1
         if status.observed_generation < self._generation:

@@ -43,13 +43,13 @@ def run(given: argparse.Namespace) -> int:
         view = files.cluster(given.cluster)
         known = files.profiles(given.profiles) if given.profiles else known
     elif given.profiles:
-        raise BadInputError("--profiles: found no --cluster; expected it: the current cluster has its own profiles")
+        raise BadInputError("--profiles: found no --cluster; expected both. The current cluster has its own profiles")
     else:
         view, known = remote.reach(remote.observe)
     code = 0
     for i, job in enumerate(jobs):
         if given.profiles and (wanted := profile_key(job.spec)) not in (models := {model for model, _ in known}):
-            hint = f"--profiles: found {', '.join(sorted(models))}; expected {wanted}: the plan uses data sheets"
+            hint = f"--profiles: found {', '.join(sorted(models))}; expected {wanted}. The plan uses data sheets"
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         found = recommend(job, view, known)
         points = scaling(found.request, view, known) if isinstance(found.answer, Decision) else []
@@ -89,7 +89,7 @@ def draw(path: Path, index: int, found: Recommendation, points: Sequence[tuple[i
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise BadInputError("--plot: found no matplotlib; expected it: pip install 'dljob[plot]'") from None
+        raise BadInputError("--plot: found no matplotlib; expected it. Run pip install 'dljob[plot]'") from None
     nodes = [n for n, _ in points]
     steps = [c.prediction.step_s for _, c in points]
     figure = Figure(figsize=(7, 4.2), layout="constrained")

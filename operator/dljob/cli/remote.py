@@ -27,7 +27,7 @@ def reach(work: Callable[[Any], Awaitable[T]]) -> T:
         from dljob.kube import ApiError
     except ImportError as error:
         raise BadInputError(
-            f"reading the current cluster needs the package {error.name}: pip install 'dljob[operator]', or use "
+            f"current cluster: found no package {error.name}; expected it. Run pip install 'dljob[operator]', or use "
             "--cluster FILE"
         ) from None
 

@@ -55,7 +55,7 @@ HEADER = ["  PLAN", "STEP", "P90", "SAMPLES/S", "EFFICIENCY", "TRAINING", "ENERG
 
 
 def decision(found: Decision) -> list[str]:
-    """Return the candidates, best first, with the chosen one marked, its details, and the rejected options."""
+    """Return the candidates (best first, the chosen one marked), its details, and the rejected options."""
     p = found.chosen.prediction
     lines = table(HEADER, [_row(c, c == found.chosen) for c in found.candidates])
     lines += ["", f"Bottleneck: {p.bottleneck}", f"Step:       {_parts(p)}"]
@@ -95,7 +95,7 @@ def infeasible(found: Infeasible) -> list[str]:
 
 
 def batches(found: BatchDecision, rule: str | None) -> list[str]:
-    """Return the global batch sizes that were considered. ``rule``: how the learning rate is scaled."""
+    """Return a table of the considered global batch sizes. ``rule``: how the learning rate is scaled."""
     lines = ["", f"Global batch: {found.text}"]
     if rule is not None:
         lines.append(f"Learning rate: scaled by {rule}")

@@ -1,7 +1,7 @@
 """Connect to the API server.
 
-In a pod, the credentials are those of the service account, whose token is read again because it rotates. Elsewhere they
-come from the kubeconfig. Only a kubeconfig with an exec plugin needs the package ``kubernetes``.
+In a pod, the service account provides the credentials. Its token rotates, so it is read again periodically. Elsewhere,
+credentials come from the kubeconfig. Only a kubeconfig with an exec plugin needs the package ``kubernetes``.
 """
 
 import asyncio

@@ -51,7 +51,7 @@ class Controller:
         self._kube, self._cache, self._warning_events, self._queue = kube, cache, warning_events, queue
         self._config, self._metrics, self._now = config, metrics, now
         self._planning = asyncio.Lock()
-        """Only one job is planned at a time, because two plans could reserve the same nodes."""
+        """Held while a job is planned. Two plans at the same time could reserve the same nodes."""
         self._reservations: dict[JobKey, tuple[Reservation, ...]] = {}
         self._uids: dict[JobKey, str] = {}
 

@@ -1,4 +1,4 @@
-"""All metrics of the operator. Labels are bounded: a job's name is never a label, because its series would remain."""
+"""All metrics of the operator. Labels are bounded. A job's name is never a label, because its series would remain."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -16,7 +16,7 @@ _RESULTS = ("ok", "rejected", "error")
 
 
 def _diverged(status: DLJobStatus) -> int:
-    """Return how often ranks had different parameters: restarts with this cause, plus 1 if it failed the job."""
+    """Return how often ranks had different parameters: restarts with this cause, plus 1 if the job failed for it."""
     failed = find(status.conditions, "Failed")
     last = failed is not None and is_true(status.conditions, "Failed") and failed.reason == PARAMETERS_DIVERGED
     return status.restarts_by_cause.get(PARAMETERS_DIVERGED, 0) + int(last)
@@ -110,7 +110,7 @@ class Metrics:
             self.finished.labels(outcome)
 
     def record_transition(self, before: DLJobStatus, after: DLJobStatus) -> None:
-        """Count the restarts, divergences and outcomes that a new status adds to the one before."""
+        """Count the restarts, divergences and outcomes that a new status adds to the previous status."""
         self.recoveries.inc(max(0, after.restarts - before.restarts))
         self.diverged.inc(max(0, _diverged(after) - _diverged(before)))
         for outcome in ("Complete", "Failed"):

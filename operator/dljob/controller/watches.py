@@ -1,8 +1,8 @@
-"""Feed the cache from kopf's watches, and the queue from changes of the cache. No other module uses kopf.
+"""Feed the cache from kopf's watches, and the queue from changes of the cache.
 
-Only ``index``, ``on.event`` and ``on.login`` of kopf are used, because its other parts write finalizers or annotations
-into users' objects. The indices of all kinds run before the first handler, so that no job is reconciled before the
-cache is complete.
+Of kopf's handlers, only ``index``, ``on.event``, ``on.login`` and ``on.cleanup`` are used, because the others write
+finalizers or annotations into users' objects. The indices of all kinds run before the first handler, so that no job is
+reconciled before the cache is complete.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATE
 
 WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PROFILE)
 LABELLED = (STATEFUL_SET, POD, CONFIG_MAP)
-"""Kinds of which only the objects of jobs matter. The API server filters them by label."""
+"""Kinds for which only the jobs' own objects matter. The API server filters them by label."""
 SETTLE_S = 1.0
 """Changes of nodes, classes and claims come in bursts. The affected jobs are reconciled once per burst."""
 
@@ -65,8 +65,8 @@ class Watches:
     ) -> None:
         """Watch until ``stop`` is set or a signal arrives. ``end`` stops the operator's own tasks.
 
-        At its end, kopf treats all running tasks as its own: it waits 5 s for them and raises their errors, such as an
-        object rejected at that moment. The operator's tasks therefore end first.
+        When kopf ends, it treats all running tasks as its own. It waits 5 s for them and raises their errors, such as a
+        rejected object. The operator's tasks therefore end first.
         """
 
         async def cleanup(**_: Any) -> None:

@@ -1,7 +1,7 @@
 """A queue of keys that merges duplicates, with one worker per key, delays and back-off.
 
 A key that is added while a worker processes it is queued again afterwards. A key that is added twice is queued once.
-Of several delayed additions the earliest counts. The queue must be used in one event loop.
+If a key is added with several delays, the earliest counts. Use a queue in one event loop only.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Keys that tell which jobs cost the same per sample (key of a DLProfile) and which train on the same data."""
+"""Keys of jobs. Equal profile keys mean equal costs per sample; equal data keys mean equal training data."""
 
 import hashlib
 import json
@@ -10,8 +10,8 @@ from dljob.perf.workload.models import MODELS
 def profile_key(spec: DLJobSpec) -> str:
     """Return the model part of the DLProfile's key. Jobs with equal keys cost the same per sample.
 
-    The key is the name of a built-in model, with the dataset unless it is the model's default, because the shape of
-    samples determines the cost. For a training script it is a digest.
+    For a built-in model, the key is the model's name. A dataset other than the model's default is added, because the
+    shape of samples determines the cost. For a training script, the key is a digest.
     """
     if spec.trainer.command:
         program = [spec.trainer.image, spec.trainer.command, spec.trainer.args, spec.model.manifest()]
@@ -24,7 +24,7 @@ def profile_key(spec: DLJobSpec) -> str:
 
 
 def data_key(spec: DLJobSpec) -> str:
-    """Return the key of the training data. Jobs of a model with equal keys have the same gradient noise."""
+    """Return the key of the training data. Jobs with the same model and key have the same gradient noise."""
     if spec.dataset.name is not None:
         return spec.dataset.name.value
     return f"data-{hashlib.sha256(str(spec.dataset.uri).encode()).hexdigest()[:8]}"

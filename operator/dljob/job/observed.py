@@ -15,11 +15,11 @@ from dljob.planner import Learned
 JOB_LABEL = "dljob.dev/job"
 GROUP_LABEL = "dljob.dev/group"
 SPEC_ANNOTATION = "dljob.dev/spec"
-"""Annotation of StatefulSets: digest of the part of the spec that their template depends on."""
+"""Annotation of StatefulSets: ``StoredPlan.revision`` of the plan that their pods run."""
 DATASET_CONTAINER = "dataset"
 """Name of the init container that fetches and verifies a job's data."""
 APPLIED_ANNOTATION = "dljob.dev/applied"
-"""Annotation of all owned objects: digest of the applied manifest, so that a restart does not apply it again."""
+"""Annotation of all owned objects: digest of the applied manifest. A restarted operator does not apply it again."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Fetching:
     """State of the dataset's init container until it succeeds."""
 
     exit_code: int | None = None
-    """Exit code of its last run, if that failed."""
+    """Exit code of the last run, if it failed."""
     message: str = ""
-    """Last line of the log of that run."""
+    """Last log line of the failed run."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class PodSeen:
     restarts: int = 0
     stuck: Stuck | None = None
     unschedulable: str | None = None
-    """The scheduler's message, if it found no node."""
+    """The scheduler's message, if no node fits."""
     fetching: Fetching | None = None
     deleting: bool = False
 
@@ -125,7 +125,7 @@ class Observed:
     leftovers: tuple[str, ...] = ()
     """Objects with this job's names that belong to another owner, such as 'StatefulSet digits-cpu'."""
     lost_nodes: Mapping[str, datetime] = field(default_factory=dict)
-    """Nodes that are gone or NotReady, with the time since when."""
+    """Nodes that are gone or NotReady, with the time when that began."""
     view: ClusterView | None = None
     """The cluster; set if ``reconcile.needs_view`` returned True."""
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)

@@ -72,7 +72,7 @@ def _candidate(choice: Choice, chosen: Choice) -> Candidate:
 
 
 def plan_status(spec: DLJobSpec, decision: Decision, number: int, digest: str) -> PlanStatus:
-    """Return ``status.plan`` for an accepted decision. ``digest``: that of the trainer's plan."""
+    """Return ``status.plan`` for an accepted decision. ``digest``: digest of the trainer's plan."""
     chosen = decision.chosen
     return PlanStatus(
         number=number,

@@ -21,7 +21,7 @@ from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
 
 
 def train_samples(spec: DLJobSpec) -> int:
-    """Return the samples of one epoch: the training part of a built-in dataset, or dataset.samples."""
+    """Return the number of samples in one epoch: the training part of a built-in dataset, or dataset.samples."""
     if spec.dataset.name is not None:
         return DATASETS[spec.dataset.name.value].train_samples
     assert spec.dataset.samples is not None, "a rule of the API requires samples with uri"
@@ -37,7 +37,7 @@ def total_steps(spec: DLJobSpec) -> int:
 
 
 def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] | None:
-    """Return the rule that scales the learning rate to ``batch``, and the batch size of the rate; None for no scaling.
+    """Return (rule that scales the learning rate to ``batch``, batch size before scaling); None for no scaling.
 
     The spec's rule takes precedence. For a batch size that the planner chose, the default is AdaScale for SGD (Johnson
     et al. 2020), and the square root for Adam and AdamW, whose steps do not grow with the gradient (Malladi et al.

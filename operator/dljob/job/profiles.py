@@ -33,7 +33,7 @@ from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.workload import builtin
 
 STEADY_STEPS = 50
-"""Number of steps in the means that a rank reports."""
+"""Number of steps over which a rank averages the times that it reports."""
 PROBE_STEPS = 5
 
 
@@ -90,8 +90,8 @@ def updated_profile(
 ) -> DLProfileStatus:
     """Return the profile of (model, device) after a run that ended with ``report``.
 
-    ``place``: placement of the run, on equal nodes only. ``data``: key of the data of its noise scale; None if it has
-    none. Compute times are stored for one device alone, without the slowdown by other devices of the node.
+    ``place``: placement of the run, if all nodes are equal. ``data``: key of the dataset; None if the noise scale must
+    not be updated. Stored compute times exclude the slowdown by other devices on the same node.
     """
     if device not in devices(report):
         return before
@@ -136,7 +136,7 @@ def _updated_noise(before: DLProfileStatus, report: Report, data: str | None) ->
 
 
 def _fetched(report: Report, device: str) -> float | None:
-    """Return the median over ranks of the time to make a sample; None if no rank reported it."""
+    """Return the seconds to make one sample, as the median over ranks; None if no rank reported them."""
     said = [r.fetch_s / r.share for r in report.ranks if r.device == device and r.share > 0 and r.fetch_s > 0]
     return median(said) if said else None
 
@@ -151,7 +151,7 @@ def _scaled(
 ) -> tuple[tuple[ScalingPoint, ...], ScalingConstants | None, NextMeasurement | None]:
     """Return the steps on several devices, their constants and the next measurement.
 
-    They include this run if it ran as planned on equal devices, with equal numbers on each node.
+    This run is included if it ran as planned, on equal devices and equally many on each node.
     """
     ranks = [r for r in report.ranks if r.share > 0]
     if not points or place is None or not ranks or not report.step_s or {r.device for r in ranks} != {device}:
@@ -199,7 +199,7 @@ def _constants(found: Scaling | None) -> ScalingConstants | None:
 
 
 def _curve(model: str, device: str, points: Sequence[LearnedPoint]) -> Curve:
-    """Fit the compute time of one device to the points, with the catalogue's shape or, for scripts, a line."""
+    """Fit the compute time of one device to the points: the catalogue's curve if it has one, otherwise a line."""
     pairs = [(p.batch, p.compute_s) for p in points]
     return calibrated(_catalogue(model, device) or Curve((0.0,), (1e-9,), pairs[-1][1] / pairs[-1][0]), pairs)
 

@@ -36,11 +36,11 @@ class Job:
 class Recommendation:
     job: Job
     request: Request
-    """The request. With ``batchSizeRange`` it has the chosen global batch size."""
+    """The planner request. If the job has a ``batchSizeRange``, it holds the chosen global batch size."""
     answer: Decision | Infeasible
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON form: ``plan`` in the form of status.plan and ``warning``, or ``infeasible``."""
+        """Return the JSON form: either ``plan`` (as in status.plan) and ``warning``, or ``infeasible``."""
         if isinstance(self.answer, Infeasible):
             found = self.answer
             rejected = [Rejected(summary=r.summary, reason=r.reason).manifest() for r in found.refusals]
@@ -106,7 +106,7 @@ def recommend(job: Job, view: ClusterView, constants: Constants) -> Recommendati
 def answer(question: object, view: ClusterView | None = None, constants: Constants | None = None) -> dict[str, Any]:
     """Answer a request ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}``, all as JSON.
 
-    ``view`` is used without ``cluster``. ``profiles`` is optional. Raise ValueError for an invalid request.
+    If ``cluster`` is missing, ``view`` replaces it. ``profiles`` is optional. Raise ValueError for an invalid request.
     """
     if not isinstance(question, Mapping) or set(question) - {"job", "cluster", "profiles"} or "job" not in question:
         found = sorted(map(str, question)) if isinstance(question, Mapping) else type(question).__name__
@@ -115,6 +115,6 @@ def answer(question: object, view: ClusterView | None = None, constants: Constan
     if "cluster" in question:
         view = cluster_view(question["cluster"])
     if view is None:
-        raise ValueError('cluster: found none; expected {"nodes": [...]}: the service was started without a cluster')
+        raise ValueError('cluster: found none; expected {"nodes": [...]}. The service was started without a cluster')
     known = parse_profiles(question["profiles"]) if "profiles" in question else constants or {}
     return recommend(job, view, known).document()

@@ -1,7 +1,7 @@
 """The accepted plan as stored in the ConfigMap ``<job>-plan``.
 
-``plan.json`` is for the agents. ``operator.json`` holds the rest for the operator, which therefore does not plan again
-after a restart. The groups of the plan are stored once, in the ranks of ``plan.json``.
+``plan.json`` is for the agents. ``operator.json`` holds what the operator needs in addition, so that it does not plan
+again after a restart. Groups are stored only once, in the ranks of ``plan.json``.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _RUN_POLICY_NOT_IN_DIGEST = ("activeDeadlineSeconds", "ttlSecondsAfterFinished",
 
 @dataclass(frozen=True)
 class PodGroup:
-    """The pods of one group of the plan, which one StatefulSet runs. ``cpu_m``: CPU request of a pod in thousandths."""
+    """The pods of one group, run by one StatefulSet. ``cpu_m``: CPU request of a pod in thousandths."""
 
     name: str
     device: str
@@ -53,7 +53,7 @@ class StoredPlan(BaseModel):
 
     @property
     def revision(self) -> str:
-        """Return the revision of the pods. Pods of another revision stop before those of this one start."""
+        """Return the revision of the pods. All pods of the old revision stop before pods of a new revision start."""
         return f"{self.spec_digest}-{self.replans}" if self.replans else self.spec_digest
 
     @property
@@ -72,7 +72,7 @@ class StoredPlan(BaseModel):
         return len(self.plan.pods)
 
     def data(self) -> dict[str, str]:
-        """Return the data of the ConfigMap. ``parse`` reads it."""
+        """Return the data of the ConfigMap, which ``parse`` reads."""
         mine = self.model_dump(
             mode="json", by_alias=True, exclude={"plan": True, "status": {"groups"}}, exclude_none=True
         )
@@ -83,7 +83,7 @@ class StoredPlan(BaseModel):
 
     @classmethod
     def parse(cls, data: Mapping[str, str]) -> Self:
-        """Parse the data of the ConfigMap. Raise ValueError if ``data`` did not write it."""
+        """Parse the ConfigMap's data, in the form that ``data`` returns. Raise ValueError for any other form."""
         missing = [key for key in (dlcontract.PLAN_KEY, OPERATOR_KEY) if key not in data]
         if missing:
             raise ValueError(f"plan ConfigMap: found keys {sorted(data)}; expected {' and '.join(missing)} too")

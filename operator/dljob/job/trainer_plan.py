@@ -7,7 +7,7 @@ from dljob.job.planner_request import learning_rate_rule, train_samples
 from dljob.planner import Choice, Decision, Group
 
 TCP_SEGMENT_NBYTES = 56 * 2**10
-"""Below Open MPI's eager limit over TCP (64 KiB), so that a segment needs no handshake."""
+"""Segment size below Open MPI's eager limit over TCP (64 KiB), so that a segment needs no handshake."""
 
 
 def _ranks(job: str, groups: tuple[Group, ...], domain: str) -> tuple[dlcontract.Rank, ...]:
@@ -39,7 +39,7 @@ def _dataset(spec: DLJobSpec) -> dlcontract.DatasetRef:
 
 
 def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
-    """Return True if ranks measure the collectives themselves; the planned one is then only an expectation."""
+    """Return True if ranks measure the collectives. The planned collective is then only an expectation."""
     several = sum(len(group.shares) for group in chosen.groups) > 1
     theirs = spec.collective is Collective.AUTO and spec.gradient_compression is None and strategy == "Data"
     return several and theirs and chosen.collective in dlcontract.MEASURABLE
@@ -54,7 +54,8 @@ def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     """Return the fewest ranks with which the trainer may continue.
 
-    These are the ranks of the smallest ``nodes.min`` nodes and the servers; with model parallelism, all ranks.
+    With model parallelism, all ranks are needed. Otherwise the trainer needs the parameter servers and the ranks of
+    ``nodes.min`` nodes. The nodes with the fewest ranks count.
     """
     if choice.splits_model:
         return sum(len(g.shares) for g in choice.groups)

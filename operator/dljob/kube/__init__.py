@@ -1,7 +1,7 @@
-"""Access to the Kubernetes API: observe and apply. No other package uses it.
+"""Access to the Kubernetes API: observe and apply.
 
-It uses REST over aiohttp without threads and without a generated client, which would need most of the memory of an idle
-operator.
+The package uses REST over aiohttp, without threads and without a generated client. Such a client would need most of an
+idle operator's memory.
 """
 
 from dljob.kube.cache import Cache, JobKey

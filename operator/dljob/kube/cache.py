@@ -1,7 +1,7 @@
 """Cache of the watched objects, trimmed to what the operator needs.
 
-Only a newer object (by resourceVersion) replaces a cached one, so that answers to writes may arrive before the watch.
-``prune`` finds deletions that a broken watch missed. The cache must be used in one event loop.
+A cached object is replaced only by a newer one (by resourceVersion), so that answers to writes may arrive before watch
+events. ``prune`` finds deletions that a broken watch missed. Use a cache in one event loop only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -75,7 +75,7 @@ class Cache:
         return old is None or old.uid != meta["uid"] or old.seen != seen
 
     def drop(self, kind: Kind, namespace: str, name: str, uid: str | None = None) -> bool:
-        """Remove an object (of that uid). Return True if it was cached."""
+        """Remove an object unless its uid differs from ``uid``. Return True if it was removed."""
         store = self._stores[kind.plural]
         entry = store.entries.get((namespace, name))
         if entry is None or (uid is not None and entry.uid != uid):
@@ -101,9 +101,9 @@ class Cache:
     def prune(
         self, kind: Kind, present: Iterable[str], before: int | None, namespace: str | None = None
     ) -> list[JobKey]:
-        """Drop objects whose uids are not in ``present``, a list of resourceVersion ``before``. Return their job keys.
+        """Drop cached objects whose uids are not in ``present``. Return the keys of their jobs.
 
-        ``namespace``: the list was of that namespace only.
+        ``before``: resourceVersion of the list ``present``. ``namespace``: the only namespace in it; None: all.
         """
         uids, store = set(present), self._stores[kind.plural]
         gone = [

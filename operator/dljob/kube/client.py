@@ -1,7 +1,8 @@
 """The operator's actions on the cluster.
 
-Objects are applied only if they differ from what was applied last. Watched objects store that in an annotation, so that
-a restart does not apply them again. For other kinds the operator remembers it.
+An object is applied only if its manifest differs from the last applied one. Watched objects store a digest of it in an
+annotation, so that a restarted operator does not apply them again. For other kinds, the operator stores the digest in
+memory.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from dljob.render.names import metadata
 from dljob.status import Event, merge_patch
 
 PODS_REUSED_S = 2.0
-"""Lifetime of a list of all pods. Reservations cover plans that were made meanwhile."""
+"""Lifetime of a cached list of all pods. Reservations cover plans made in that time."""
 _LAST = ("RoleBinding", "StatefulSet")
 """Kinds to apply last: a RoleBinding is rejected before its Role exists (without ``bind``); pods need all objects."""
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
@@ -53,9 +54,9 @@ class Kube:
         self._pods: tuple[float, list[Body]] | None = None
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
-        """Apply the manifests that differ, those that need other objects last. Return the number of applied ones.
+        """Apply the manifests that have changed, those that need other objects last. Return their number.
 
-        Raise RejectedError if the API server rejects one, and ApiError if a request fails otherwise.
+        Raise RejectedError if the API server rejects an object, and ApiError if a request fails otherwise.
         """
         due = [(manifest, _digest(manifest)) for manifest in manifests]
         due = [(manifest, digest) for manifest, digest in due if not self._stands(manifest, digest)]
@@ -138,7 +139,7 @@ class Kube:
         await self.api.delete(kinds.DLJOB, job.namespace, job.name, uid=job.uid)
 
     async def write_status(self, job: JobSeen, status: Mapping[str, Any]) -> bool:
-        """Write the status if it differs, and return True if it was written. A deleted job is no error."""
+        """Write the status if it has changed. Return True if it was written. Ignore a job that was deleted."""
         patch = merge_patch(job.status, status)
         if not patch:
             return False
@@ -184,7 +185,7 @@ class Kube:
             await self.api.merge(kinds.EVENT, job.namespace, name, again)
 
     async def view(self, job: JobSeen | None, reservations: Iterable[view.Reservation]) -> ClusterView:
-        """Return the free resources of the cluster for ``job``. Its own pods count as free."""
+        """Return the free resources of the cluster for ``job``, including those that the job's own pods use."""
         pods = await self._all_pods()
         if job is not None:
             mine = {pod.uid for pod in self._cache.pods_of(job.key)}

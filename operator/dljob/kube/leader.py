@@ -1,7 +1,7 @@
 """Leader election by a Lease, so that only one of several operators works.
 
-A leader that cannot renew the Lease stops before another can take it. A leader that shuts down releases it at once.
-Each operator measures times with its own clock, from when it saw a change, because node clocks may differ.
+A leader that cannot renew the Lease stops before another operator can take it. A leader that shuts down releases the
+Lease at once. Node clocks may differ, so each operator measures times with its own clock, from when it saw a change.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Leader:
         self._seen: tuple[str, float] | None = None
         """The last resourceVersion of the Lease, and when it was seen first."""
         self._asked = clock()
-        """Time of the last request. Others count from the write, which may be long before a late answer."""
+        """Time of the last request. Other operators count from its write, which may be long before a late answer."""
 
     async def acquire(self) -> None:
         """Wait until this operator holds the Lease."""

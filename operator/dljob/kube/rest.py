@@ -1,4 +1,4 @@
-"""REST calls to the API server, with a time limit on each and retries of temporary errors."""
+"""REST calls to the API server. Each has a time limit and is retried after temporary errors."""
 
 import asyncio
 import json
@@ -74,7 +74,7 @@ class Api:
         return await self._call("create", "POST", kind, path, body=body, params={"fieldManager": FIELD_OWNER})
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
-        """Replace an object. Raise a conflict if its resourceVersion differs from the body's."""
+        """Replace an object. Raise ApiError (conflict) unless the body has the object's current resourceVersion."""
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"])
         return await self._call("update", "PUT", kind, path, body=body, params={"fieldManager": FIELD_OWNER})
 
@@ -87,7 +87,7 @@ class Api:
         owner: str = FIELD_OWNER,
         strict: bool = False,
     ) -> Body:
-        """Apply an object (server-side apply), also over the fields of other managers.
+        """Apply an object (server-side apply). Take over fields of other managers.
 
         ``strict``: reject unknown fields, if the server supports that.
         """
@@ -109,7 +109,7 @@ class Api:
     async def delete(
         self, kind: Kind, namespace: str | None, name: str, *, uid: str | None = None, grace_s: int | None = None
     ) -> None:
-        """Delete an object (of that uid). Do nothing if it does not exist."""
+        """Delete an object. Do nothing if it does not exist or has another uid than ``uid``."""
         options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}

@@ -22,7 +22,7 @@ from dljob.job.observed import (
 
 Body = Mapping[str, Any]
 _OWN_TAINTS = "node.kubernetes.io/"
-"""Taints of the node controller are ignored, because they repeat ``ready`` and ``schedulable``."""
+"""Prefix of the node controller's taints. They are ignored, because they repeat ``ready`` and ``schedulable``."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def pod(body: Body) -> PodSeen:
 
 
 def _fetching(container: Body) -> Fetching | None:
-    """Return the state of the fetch; None once it has succeeded, and while it cannot start (see ``stuck``)."""
+    """Return the state of the fetch; None if it has succeeded or cannot start (see ``stuck``)."""
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
     if ended and ended.get("exitCode"):
@@ -107,7 +107,7 @@ def _fetching(container: Body) -> Fetching | None:
 
 
 def _stuck(container: Body) -> Stuck | None:
-    """Return why the container waits. If its last run is the reason, include how that ended."""
+    """Return why the container waits. If its last run is the reason, include how that run ended."""
     waiting = (container.get("state") or {}).get("waiting")
     if not waiting:
         return None

@@ -1,4 +1,4 @@
-"""Build the ClusterView, the total and free resources of nodes, from nodes and pods. No I/O."""
+"""Build the ClusterView (total and free resources of each node) from nodes and pods. No I/O."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -1,6 +1,6 @@
 """Warning events of other controllers about an object whose status does not show the problem.
 
-There are too many events to watch them. The operator therefore queries them, only for objects with a lasting problem.
+There are too many events to watch. The operator therefore queries events, only for objects with a lasting problem.
 """
 
 from dataclasses import dataclass, replace

@@ -156,7 +156,7 @@ def _without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
 
 
 def _after_predecessor(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
-    """Wait until objects with the job's names are gone that another owner has, such as a deleted job of this name."""
+    """Wait until objects with the job's names but another owner (such as a deleted job of this name) are gone."""
     text = (
         f"found {', '.join(parsed.observed.leftovers)} with another owner; the job waits until they are gone: delete "
         "them, or choose another job name"

@@ -35,9 +35,9 @@ class RunMeasurements:
     model: str
     report: Report
     place: Place | None = None
-    """Placement of the run; None unless it used one device type, with equal numbers on each node."""
+    """Placement of the run; None unless the run used one device type, with equally many devices on each node."""
     data: str | None = None
-    """Key of its dataset."""
+    """Key of the run's dataset."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Fencing of pods on lost nodes, whose StatefulSet would wait forever for a kubelet that does not answer.
 
-After ``nodeLostSeconds`` the operator raises the job's term, so that agents that return are rejected, and force-deletes
-the pods. The plan with the new term is applied before any pod is deleted.
+After ``nodeLostSeconds`` the operator raises the job's term and force-deletes the pods. Agents that return later have a
+lower term and are rejected. The plan with the new term is applied before any pod is deleted.
 """
 
 from datetime import datetime, timedelta
@@ -13,7 +13,7 @@ from dljob.reconcile.parsed import ParsedJob
 
 
 def fence(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan, now: datetime) -> StoredPlan:
-    """Add the deletion of overdue pods to the draft. Return the plan, with a higher term if there are any."""
+    """Add the deletion of overdue pods to the draft. Return the plan, with a higher term if any pod is overdue."""
     lost_s, nodes = spec.run_policy.node_lost_seconds, parsed.observed.lost_nodes
     overdue = []
     for pod in parsed.observed.pods:

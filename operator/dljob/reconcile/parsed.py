@@ -70,7 +70,7 @@ def _accepted(observed: Observed) -> StoredPlan | None:
 def _report(observed: Observed, accepted: StoredPlan | None) -> tuple[Report | None, str | None]:
     """Return the report and its problem, if any.
 
-    Reports of other jobs and of fenced coordinators are dropped. An invalid noise scale alone does not drop the report.
+    Reports of other jobs and of fenced coordinators are dropped. If only the noise scale is invalid, the rest is used.
     """
     if observed.report is None:
         return None, None

@@ -46,7 +46,7 @@ def _shown(parsed: ParsedJob) -> bool:
 def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     """Return a plan for the spec on the current cluster.
 
-    If it differs from the plan in force only by its number, the plan in force is returned.
+    If the new plan differs from the plan in force only in its number, return the plan in force.
     """
     job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
     assert spec is not None and view is not None and parsed.digest is not None
@@ -89,7 +89,7 @@ def _model_parallelism_was_slow(parsed: ParsedJob) -> bool:
     """Return True if strategy Auto chose model parallelism for this spec, and steps took longer than predicted.
 
     A job is replanned for the same spec only if measurements contradict its plan. Steps with model parallelism do not
-    update profiles, so the planner would find the same plan again, or one much like it.
+    update profiles, so the planner would find the same plan again, or a similar one.
     """
     spec, current = parsed.spec, parsed.accepted
     if spec is None or current is None or spec.parallelism.strategy is not ParallelismStrategy.AUTO:
@@ -98,10 +98,10 @@ def _model_parallelism_was_slow(parsed: ParsedJob) -> bool:
 
 
 def _running_batch(parsed: ParsedJob) -> RunningBatch | None:
-    """Return the global batch size of a running job with batchSizeRange and of its checkpoints, if there is one.
+    """Return the batch size that a job with batchSizeRange must continue to use; None if the planner may choose.
 
-    An edit before the first checkpoint allows a new choice. So does a range that no longer contains the batch size;
-    ``_by_checkpoint`` then decides.
+    The planner may choose after an edit before the first checkpoint, and if the range no longer contains the batch
+    size. In the second case, ``_by_checkpoint`` then checks the choice.
     """
     spec, current = parsed.spec, parsed.accepted
     assert spec is not None
@@ -124,7 +124,7 @@ def _running_batch(parsed: ParsedJob) -> RunningBatch | None:
 
 
 def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasible | None:
-    """Return the reason why the proposed plan cannot resume from the job's checkpoint, if there is one.
+    """Return the reason why the proposed plan cannot resume from the job's checkpoint; None if it can.
 
     The trainer would reject the plan and the job would fail. The plan in force therefore stays, and the job continues.
     """

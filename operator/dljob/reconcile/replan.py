@@ -1,8 +1,8 @@
 """Replan a running job whose measurements contradict its plan.
 
-The reason of the condition PlanContradicted is the state. SlowerThanPredicted: the measurements update the profiles.
-Then, with these profiles, Replanning: a better plan was found, and the pods write a checkpoint and stop; or
-NoBetterPlan, which is checked once for each plan. Replanned: the new plan is in force.
+The reason of the condition PlanContradicted stores the state. SlowerThanPredicted: the measurements update the
+profiles, and the operator plans once more with them. Replanning: it found a better plan, and the pods write a
+checkpoint and stop. NoBetterPlan: it found no better plan. Replanned: the new plan is in force.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ CONDITION = "PlanContradicted"
 MIN_STEPS = 100
 """The first steps do not count, because caches are cold and the trainer is still adapting local batch sizes."""
 LEARNING_S = 5.0
-"""Delay between updating profiles and planning with them, which return through a watch of the API server."""
+"""Delay between updating profiles and planning with them. The updates return through a watch of the API server."""
 START_UP_S = 20.0
 """Cost of changing the plan if the job's own start-up time was not measured."""
 MAX_REPLANS = 3
@@ -32,7 +32,7 @@ MAX_REPLANS = 3
 
 
 def undecided(parsed: ParsedJob) -> bool:
-    """Return True if a better plan must be searched for, which needs a view of the cluster."""
+    """Return True if the operator must search for a better plan, which needs a view of the cluster."""
     found = find(parsed.before.conditions, CONDITION)
     return (
         found is not None
@@ -76,7 +76,7 @@ def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
 
 
 def reset_contradiction(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
-    """Reset PlanContradicted for a plan of a changed spec, because it was about the plan before."""
+    """Reset PlanContradicted after a change of the spec, because the condition was about the previous plan."""
     found = find(parsed.before.conditions, CONDITION)
     if found is not None and found.status is TRUE:
         text = f"plan {new.plan.number} is for the changed spec"
@@ -158,7 +158,7 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
 def _layout(accepted: StoredPlan) -> object:
     """Return the parts of a plan that only a restart can improve.
 
-    The trainer itself adapts local batch sizes and, if it measures them, chooses among collectives. Another CPU request
+    The trainer itself adapts local batch sizes, and chooses the collective if ranks measure it. Another CPU request
     makes no step faster.
     """
     plan, places = accepted.plan, [replace(group, cpu_m=1) for group in accepted.groups]

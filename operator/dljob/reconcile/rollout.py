@@ -12,7 +12,7 @@ from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, s
 
 
 def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> None:
-    """Apply all objects of the job, StatefulSets with replicas, and delete the sets of groups not in the plan."""
+    """Apply all objects of the job with all replicas. Delete StatefulSets whose groups are not in the plan."""
     job = observed.job
     draft.objects.extend(support(job, spec, accepted, config))
     claim = checkpoint_claim(job, spec, accepted)

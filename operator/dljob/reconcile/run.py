@@ -33,7 +33,7 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
 def _no_data(parsed: ParsedJob) -> Verdict | None:
     """Return the verdict Failed if a pod found that the dataset of the current spec cannot be fetched.
 
-    An elastic job that has trained continues when this happens to a replaced pod, because the others have their data.
+    If this happens to a replaced pod, an elastic job that has trained continues, because its other pods have the data.
     """
     if parsed.accepted is None or parsed.accepted.spec_digest != parsed.digest:
         return None
@@ -187,8 +187,8 @@ def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
 def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -> RunMeasurements | None:
     """Return the measurements of a run for profiles; None if ranks used, or may have used, model parallelism.
 
-    They may have if the strategy is Auto and the plan is gone. The placement is set only for one device type, with
-    equal numbers on each node and without parameter servers.
+    If the strategy is Auto and the plan is gone, ranks may have used model parallelism. The placement is set only for
+    one device type, with equal numbers of devices on each node and without parameter servers.
     """
     asked = spec.parallelism.strategy
     if accepted.plan.splits_model if accepted is not None else asked.splits_model or asked is ParallelismStrategy.AUTO:

@@ -23,7 +23,7 @@ def volume_ready(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> V
 
 
 def blocks(verdict: Verdict) -> bool:
-    """Return True if no pod should be created until the user fixed the problem."""
+    """Return True if no pod should be created until the user fixes the problem."""
     return verdict.status is FALSE and verdict.reason in _HOPELESS
 
 
@@ -92,7 +92,7 @@ def _existing(claim: ClaimSeen) -> Verdict:
 
 
 def _class(observed: Observed, spec: DLJobSpec) -> Verdict | None:
-    """Return the reason why the claim that dljob would create could never be bound, if there is one."""
+    """Return the verdict about a claim that dljob would create, if no storage class could ever bind it."""
     wanted = spec.checkpoint.volume.storage_class_name
     if observed.classes is None:
         return None

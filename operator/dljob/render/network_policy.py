@@ -1,6 +1,6 @@
 """The NetworkPolicy of a job's pods, for incoming traffic only.
 
-Cluster administrators decide about outgoing traffic. A default that cuts a script off from its data would be disabled.
+Cluster administrators decide about outgoing traffic. If the default blocked a script's data, users would disable it.
 """
 
 from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS
@@ -14,8 +14,8 @@ from dljob.render.names import Names, metadata
 def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> Manifest:
     """Allow agent and MPI ports from the job's own pods, metrics from the configured sources, and nothing else.
 
-    ``torch.distributed`` listens on ports that the kernel chooses. If it is used (always between GPUs, whatever the
-    plan's collective), the job's pods may reach each other on every TCP port.
+    ``torch.distributed`` listens on ports that the kernel chooses. If a job uses it, the job's pods may reach each
+    other on every TCP port. Jobs on GPUs always use it, whatever the plan's collective.
     """
     torch = accepted.plan.collective == "Torch" or spec.trainer.framework is Framework.TORCHRUN
     torch = torch or any(group.is_gpu for group in accepted.groups)
@@ -40,7 +40,7 @@ def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: 
 
 
 def _mpi_ports(config: RenderConfig) -> list[Manifest]:
-    """Return one port range, or each port for servers before 1.25, whose server-side apply rejects ``endPort``."""
+    """Return one port range. For API servers before 1.25, which reject ``endPort``, return each port."""
     first, last = MPI_PORTS
     if config.port_ranges:
         return [{"protocol": "TCP", "port": first, "endPort": last}]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _KEYS = ("name", "mountPath", "containerPort", "topologyKey")
-"""Fields that identify the items of a list in a pod spec. The first one that all items have counts."""
+"""Fields that may identify the items of a list in a pod spec. The first field that all items have is used."""
 
 
 def merged(base: Any, change: Any) -> Any:

@@ -119,8 +119,8 @@ def _device_terms(group: PodGroup) -> list[Manifest]:
 def _gpu_tolerations(group: PodGroup) -> list[Manifest]:
     """Return the toleration of the GPU taint.
 
-    Nodes with GPUs often have a taint with the name of the resource, which keeps off pods without GPUs. Some clusters
-    add the toleration themselves (admission controller ExtendedResourceToleration). This works in all clusters.
+    Nodes with GPUs often have a taint that keeps off pods without GPUs. Its key is the resource's name. Only some
+    clusters add the toleration themselves (admission controller ExtendedResourceToleration).
     """
     if not group.is_gpu:
         return []

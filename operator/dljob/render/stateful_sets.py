@@ -13,7 +13,7 @@ def stateful_set(
 ) -> Manifest:
     """Return the StatefulSet of a group.
 
-    It starts all pods at once and never replaces pods itself. The operator changes a template at zero replicas.
+    It starts all pods at once and does not update running pods. The operator changes a template only at zero replicas.
     """
     names = Names.of(job)
     return {

@@ -16,7 +16,7 @@ def plan_config_map(job: JobSeen, accepted: StoredPlan) -> Manifest:
 
 
 def _report_config_map(job: JobSeen) -> Manifest:
-    """Return the report's ConfigMap without ``data``, which the coordinator owns, so that applying it keeps reports."""
+    """Return the report's ConfigMap without ``data``, which the coordinator owns. Applying it preserves the report."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, Names.of(job).report)}
 
 
@@ -85,7 +85,7 @@ def _service(job: JobSeen) -> Manifest:
 def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Manifest | None:
     """Return the claim that dljob creates; None if the user names one or disables checkpoints.
 
-    One node uses ReadWriteOnce: most default classes lack ReadWriteMany.
+    A job on one node uses ReadWriteOnce, because most default classes lack ReadWriteMany.
     """
     volume = spec.checkpoint.volume
     if not spec.checkpoint.enabled or volume.claim_name:
@@ -105,7 +105,7 @@ def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Man
 
 
 def support(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> tuple[Manifest, ...]:
-    """Return all objects that the pods need, except the Secret, whose keys ``kube`` creates, and the claim."""
+    """Return all objects that the pods need, except the claim and the Secret (``kube`` creates its keys)."""
     return (
         _service_account(job),
         _role(job),

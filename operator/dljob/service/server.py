@@ -17,7 +17,7 @@ from dljob.job.recommendation import Constants, answer
 MAX_NBYTES = 8 * 2**20
 """Largest request body. 10,000 nodes take about 2 MB."""
 AT_ONCE = 8
-"""Connections that are served at the same time. Others wait in the kernel's queue."""
+"""Number of connections that are served at the same time. Others wait in the kernel's queue."""
 READ_LIMIT_S = 10.0
 
 

@@ -1,4 +1,4 @@
-"""Build a job's status from its plan, what was observed and verdicts, and the events about changes. No I/O."""
+"""Build a job's status from plan, observed state and verdicts, and the events about its changes. No I/O."""
 
 from dljob.status.build import build, previous
 from dljob.status.conditions import FALSE, RECOVERING, TRUE, UNKNOWN, Verdict, find, is_true

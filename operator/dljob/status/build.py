@@ -152,7 +152,7 @@ def _measured(report: Report, accepted: StoredPlan) -> Measured:
 
 
 def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | None:
-    """Return the seconds by part, none below 0: node clocks differ, and creation times are rounded to seconds."""
+    """Return the seconds of each part. Clocks differ and creation times are rounded, so negative values become 0."""
     marks, accepted_at = report.startup, status.start_time
     if accepted_at is None:
         return None

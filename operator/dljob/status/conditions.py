@@ -8,7 +8,7 @@ from dljob.api import Condition, ConditionStatus, Phase
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 MAX_MESSAGE = 2048
-"""Longer messages are shortened, because people read a status and every change stores it."""
+"""Longer messages are shortened. People read them, and every change of the status stores them again."""
 
 RECOVERING = ("Restarting", "PodsLost")
 """Reasons of Running=False for a job that ran before and recovers."""
@@ -16,7 +16,7 @@ RECOVERING = ("Restarting", "PodsLost")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The finding of one part of a reconcile. It becomes the condition of its type."""
+    """The result of one check in a reconcile. It becomes the condition of the same type."""
 
     type: str
     status: ConditionStatus

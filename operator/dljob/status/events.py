@@ -13,7 +13,7 @@ _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
     "FetchingDataset",
 }  # fmt: skip
-"""Reasons without an event: the condition is not True because something has not started yet, or is over."""
+"""Reasons that cause no event, because something has merely not started yet or is over."""
 _QUIET_WHEN_TRUE = {"Accepted", "NotNeeded"}
 MAX_MESSAGE = 1000
 """The API server rejects messages of more than 1024 characters."""

@@ -64,7 +64,7 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
 
 
 def _fetching(pods: Sequence[PodSeen]) -> Verdict | None:
-    """Return the verdict about dataset fetches that run or are retried. Hopeless ones end the job in ``run``."""
+    """Return the verdict about dataset fetches that run or are retried. ``run`` fails the job if no retry can help."""
     fetching = [pod for pod in pods if pod.fetching is not None]
     failed = [pod for pod in fetching if pod.fetching and pod.fetching.exit_code is not None]
     if failed:
@@ -94,7 +94,7 @@ def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
 
 
 def _not_made(observed: Observed) -> Verdict | None:
-    """Return the verdict about a StatefulSet whose pods a quota, a policy or an override prevents."""
+    """Return the verdict about a StatefulSet that cannot create pods because of a quota, a policy or an override."""
     for item in observed.sets:
         if item.problem and item.replicas:
             text = (

@@ -1,9 +1,9 @@
-"""Clocks of the workers in asynchronous training, by which the parameter server decides who may start a step.
+"""Clocks of the workers in asynchronous training. With them, the parameter server decides who may start a step.
 
-A worker's clock is the number of steps that it has done. With a bound of s, it may start its step c only after every
-worker has done c - s steps, so the current steps of two workers differ by at most s (Ho et al. 2013; 0 is synchronous).
-Without a bound no worker waits (Dean et al. 2012). The staleness of an update is the number of updates by other workers
-between its worker's read of the parameters and the update itself.
+A worker's clock is the number of steps that it has done. With a bound of s, a worker may start its step c only after
+every worker has done c - s steps. So the current steps of two workers differ by at most s (Ho et al. 2013; 0 is
+synchronous). Without a bound no worker waits (Dean et al. 2012). The staleness of an update counts the updates of other
+workers since the worker read the parameters.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Clocks:
         self._read[worker] = self._updates
 
     def step(self, worker: int, *, updates: bool = True) -> int:
-        """Record a step of the worker. Return the staleness of its update. ``updates``: False if it made no update."""
+        """Record a step of the worker. Return its update's staleness. ``updates``: False for a step without update."""
         staleness = self._updates - self._read[worker]
         self.done[worker] += 1
         self._updates += updates

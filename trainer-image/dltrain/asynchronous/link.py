@@ -1,7 +1,7 @@
-"""Messages between workers and the parameter server, which answers them one by one.
+"""Messages between workers and the parameter server, which answers requests one by one.
 
-A worker sends a request, with its gradient if it has one, and waits for the reply, which includes the parameters if the
-worker may continue. Messages are point-to-point and go through main memory.
+A worker sends a request, with its gradient if it has one, and waits for the reply. If the worker may continue, the
+reply includes the parameters. Messages are point-to-point and go through main memory.
 """
 
 import time
@@ -83,8 +83,8 @@ class Link:
     def request(self) -> tuple[int, Request]:
         """Receive the next request. Return the worker's rank and the request.
 
-        If several workers wait, Open MPI takes them one after another, by rank. There is one receive for all workers.
-        With one receive per worker, messages could arrive during the tests of others without waking the server.
+        If several workers wait, Open MPI serves them in rank order. There is one receive for all workers. With one
+        receive per worker, testing one receive could take another worker's message without waking the server.
         """
         from mpi4py import MPI
 

@@ -64,7 +64,7 @@ class Run:
         self.clocks = Clocks(self.done, total, plan.staleness_bound)
 
     def _resume(self) -> list[int]:
-        """Return every worker's clock, from the checkpoint or 0. If the workers have changed, all get the slowest."""
+        """Return all workers' clocks, from the checkpoint or 0. After a change of workers, all get the slowest."""
         trainer, none = self.trainer, [0] * len(self.ranks)
         snapshot = trainer.checkpoint_manager.resume(
             self.model.state_dict(), self.model.load_state_dict, self.optimizer.load_state_dict
@@ -77,7 +77,7 @@ class Run:
         return list(clocks) if clocks and same else [snapshot.step] * len(self.ranks)
 
     def pause(self) -> None:
-        """Save on all ranks together, and stop if any rank was asked to."""
+        """Save on all ranks together. Exit if any rank was asked to stop."""
         trainer, process_group = self.trainer, self.trainer.process_group
         (stop,) = process_group.sum([float(trainer.reporter.stop.is_set())])
         self.save()

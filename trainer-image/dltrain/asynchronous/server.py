@@ -18,7 +18,7 @@ class Server:
         self._run, self._trainer, self._clocks = run, run.trainer, run.clocks
         self._link, self._flat = run.link, run.flat
         self._samples = 0.0
-        """Samples of all updates."""
+        """Number of samples in all updates so far."""
 
     def serve(self) -> None:
         """Serve until all workers are done. Raises SystemExit after a request to stop, PeerLostError, DivergedError."""
@@ -76,7 +76,7 @@ class Server:
         self._link.send(reply, self._run.ranks[worker], self._flat.outgoing(self._flat.values))
 
     def _tell(self) -> None:
-        """Send a progress update if one is due, whenever the slowest worker has made a step."""
+        """If the slowest worker has made a step, record it, and send a progress update if one is due."""
         slowest, trainer = min(self._clocks.done), self._trainer
         if slowest == self._rounds:
             return

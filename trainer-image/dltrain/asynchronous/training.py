@@ -2,9 +2,9 @@
 
 A worker reads the parameters, computes the gradient of its part of its next batch, and sends it. The server applies
 each gradient on arrival, and replies with the parameters when the clocks allow the next step. The learning rate of an
-update is the schedule's at the worker's step times the worker's fraction of the batch. So when every worker has made
-its step, the parameters have moved as far as in a synchronous step. This holds for any optimizer, whose state is on the
-server.
+update is the schedule's rate at the worker's step, multiplied by the worker's fraction of the batch. So when every
+worker has made its step, the parameters have moved as far as in a synchronous step. This holds for any optimizer. The
+server holds the optimizer's state.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A worker of asynchronous training, which computes gradients of its part of its batches."""
+"""A worker of asynchronous training, which computes the gradients of its part of each batch."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ LossOf = Callable[[nn.Module, Any], Tensor]
 
 
 class Worker:
-    """Read the parameters, compute the gradient of its part of the next batch, and send it."""
+    """In each step, read the parameters, compute the gradient of this worker's part of the batch, and send it."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._trainer, self._link, self._flat = run, run.trainer, run.link, run.flat
@@ -72,7 +72,7 @@ class Worker:
                     end_of_epoch()
 
     def _ask(self, request: Request) -> Reply:
-        """Send a request and return the reply. Load the parameters that come with it into the model."""
+        """Send a request and return the reply. Load the parameters in the reply into the model."""
         trainer = self._trainer
         # No checkpoint is due before the first step after a pause, because there would be nothing new to save.
         pause = trainer.reporter.stop.is_set() or (
@@ -86,7 +86,7 @@ class Worker:
         return reply
 
     def _compute(self, batch: Any, weight: float, samples: int, loss_of: LossOf) -> Request:
-        """Compute the gradient of a part of a batch into the buffer."""
+        """Compute this worker's gradient into the buffer. Return the request for the server."""
         trainer = self._trainer
         if not weight:
             return Request(RequestKind.NOTHING)

@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Split ``samples`` samples into batches of ``batch``. The last batch of an epoch holds the rest."""
+    """Split ``samples`` samples into batches of ``batch`` samples. The last batch of an epoch holds the remainder."""
 
     samples: int
     batch: int
@@ -64,8 +64,8 @@ class Sampler:
     def part(self, step: int, shares: Sequence[int], rank: int) -> Part:
         """Return the part of ``rank`` in ``step``, counted from 0 across epochs. ``shares``: the local batch sizes.
 
-        If a short batch leaves a worker without a sample, it gets the first sample with weight 0, so that every worker
-        runs the same code in every step. A rank with share 0 gets no sample.
+        If a short batch leaves no sample for a worker, the worker gets the first sample with weight 0, so that every
+        worker runs the same code in every step. A rank with share 0 gets no sample.
         """
         epoch, index = divmod(step, self.steps_per_epoch)
         batch = permutation(self.seed, epoch, self.samples)[index * self.batch : (index + 1) * self.batch]
@@ -78,7 +78,7 @@ class Sampler:
 
 
 def once(samples: int, shares: Sequence[int], rank: int) -> list[Part]:
-    """Return the part of ``rank`` of all samples in order, in batches of its share. Each sample is used once."""
+    """Return the batches of ``rank`` for one pass over all samples, in order. A batch has at most the rank's share."""
     parts, size = apportion(samples, shares), max(1, shares[rank])
     mine = np.arange(sum(parts[:rank]), sum(parts[: rank + 1]))
     batches = [mine[begin : begin + size] for begin in range(0, len(mine), size)]

@@ -1,4 +1,4 @@
-"""Choose the local batch sizes (shares) from measured speeds, and decide if a change is worthwhile. Pure.
+"""Choose the local batch sizes (shares) from measured speeds, and decide if a change is worthwhile. No I/O.
 
 A rank needs ``fixed_s + per_sample_s * share`` for a step. The step time is that of the slowest rank.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import floor
 
 HYSTERESIS = 0.15
-"""Minimum relative reduction of the compute time for a change. Less is within the noise of a short probe."""
+"""Change shares only for at least this relative reduction of the compute time. Less is noise of a short probe."""
 
 
 def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:

@@ -24,9 +24,9 @@ def count_correct(
     chosen: NDArray[np.int64],
     device: torch.device,
 ) -> tuple[int, int]:
-    """Return the numbers of correct and of all predictions for the ``chosen`` held-out samples (tokens: positions).
+    """Return (correct predictions, all predictions) for the ``chosen`` held-out samples. Each token is a prediction.
 
-    ``predict``: maps inputs to logits, or to None if another rank has them; such samples are not counted.
+    ``predict``: maps inputs to logits, or to None if another rank has the logits. Such samples are not counted.
     """
     right, seen = (
         torch.zeros((), dtype=torch.long, device=device),

@@ -28,7 +28,7 @@ BUDGET_S = 0.3
 QUOTA_BUDGET_S = 0.6
 """Time limit under a CPU quota, which covers at least two whole periods of the quota."""
 STALL_S = 2e-3
-"""A step that is off the CPU for longer was throttled by a quota."""
+"""If a step is off the CPU for longer, a quota has throttled it."""
 _LINK_NBYTES = 2**20
 _LINK_ROUNDS = 5
 
@@ -78,13 +78,13 @@ def compute_points(
 ) -> tuple[list[tuple[int, float]], float]:
     """Return (samples, seconds) of training steps, and the fraction of a CPU that this rank got.
 
-    The sizes are half the share, the share and twice the share, or only the share if its step is slow. The very first
-    step counts only if it takes longer than the probe may.
+    The sizes are half the share, the share and twice the share, or only the share if its step is slow. The first step
+    of all counts only if it alone exceeds the time limit of the probe.
 
-    Under a CPU quota, a process runs at full speed for a while and then stalls for the rest of a 100 ms period, so a
-    short measurement contains either no stall or a whole one. Therefore the result is the median CPU time of each size,
-    divided by the fraction of a CPU that the rank got between the ends of two stalls (whole periods), or in the whole
-    probe.
+    Under a CPU quota, a process runs at full speed for a while and then stalls for the rest of a 100 ms period. A short
+    measurement contains either no stall or a complete stall. The result is therefore the median CPU time of each size,
+    divided by the fraction of a CPU that the rank got. The fraction is measured between the ends of two stalls, or else
+    over the entire probe.
     """
     device = next(model.parameters()).device
     clock = time.process_time if device.type == "cpu" else time.perf_counter
@@ -101,7 +101,7 @@ def compute_points(
         return now - began
 
     def holds(samples: int) -> bool:
-        """Return True if the memory suffices for a first step of this size, which also sets up kernels."""
+        """Run a first step of this size, which also sets up kernels. Return True if the memory suffices."""
         try:
             timed(samples)
         except torch.OutOfMemoryError:

@@ -24,7 +24,7 @@ from dltrain.train.trainer import Trainer
 
 LOW, HIGH, STEPS = 1e-6, 10.0, 100
 DIVERGED_RATIO = 4.0
-"""The ramp ends where the loss exceeds the first one by this factor."""
+"""The ramp ends where the loss exceeds the first loss by this factor."""
 MIN_RELATIVE_DECREASE = 0.02
 """Minimum relative decrease of the loss for a result."""
 LIMIT_S = 1800.0
@@ -44,9 +44,9 @@ class RateInterval:
 def interval(rates: Sequence[float], losses: Sequence[float]) -> RateInterval | None:
     """Return the useful interval of learning rates, or None if the loss never falls.
 
-    A polynomial of degree 7 in ln(rate) gives the range in which the slope is at least a quarter of the steepest. There
-    a logarithmic fit, loss = a + b ln(rate), reaches the initial loss and the minimum loss at two rates. The result is
-    the intersection of both intervals.
+    A polynomial of degree 7 in ln(rate) gives the interval in which the slope is at least a quarter of the steepest. In
+    that interval, loss = a + b ln(rate) is fitted. The fit reaches the initial and the minimum loss at two rates, which
+    bound a second interval. The result is the intersection of both.
     """
     if len(rates) < 2 * DEGREE:
         return None
@@ -116,7 +116,7 @@ def ramp(
 
 
 def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, Any], Tensor]) -> float:
-    """Return the rate that an earlier attempt found, else that of a range test, else the plan's.
+    """Return the learning rate of an earlier attempt, or else of a range test, or else of the plan.
 
     Rank 0 writes the curve as JSON and as a plot to the job's checkpoint directory.
     """

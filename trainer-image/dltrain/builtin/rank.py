@@ -1,6 +1,6 @@
 """Run a rank of the built-in trainer: ``python -m dltrain.builtin.rank``, started by mpirun under an agent, or by hand.
 
-It uses only the public API, like a user's script.
+This module uses only the public API, like a user's script.
 """
 
 from functools import partial
@@ -37,7 +37,7 @@ def train(trainer: Trainer) -> None:
     plan = trainer.plan
     data = load(plan.dataset, plan.seed)
     if plan.model.name is None:
-        raise BadInputError("spec.model", f"no built-in model in ${PLAN_ENV}", "a name", "set spec.trainer.command")
+        raise BadInputError("spec.model", f"no name in ${PLAN_ENV}", "a built-in model", "set spec.trainer.command")
     torch.manual_seed(plan.seed)
     network = build(plan.model.name, data.shape)
     (x, _), optimizer = data.train(np.arange(1)), make_optimizer(plan.optimizer, network)
@@ -71,7 +71,7 @@ def _differentiate(trainer: Trainer, model: nn.Module, x: torch.Tensor, y: torch
 
 
 def _settle(trainer: Trainer, data: Dataset) -> None:
-    """Probe with training samples, in any order and as often as needed."""
+    """Probe with the first training samples, and repeat them if a batch needs more."""
     if trainer.settled and trainer.step:
         return  # a resumed run has been probed before
     if trainer.plan.splits_model:

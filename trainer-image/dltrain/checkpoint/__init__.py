@@ -1,1 +1,1 @@
-"""Checkpoints: what they hold, when they are written, and where they are found again."""
+"""Checkpoints: their content, their interval, and how they are written and read."""

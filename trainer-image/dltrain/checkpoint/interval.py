@@ -27,7 +27,7 @@ def between_faults_s(pods: int, faults: int, trained_s: float) -> float:
 
 
 def best_interval_s(cost_s: float, between_s: float) -> float:
-    """Return √(2·C·M) within the bounds. The bound on the cost takes precedence over the others."""
+    """Return √(2·C·M) within the bounds. The bound on the cost takes precedence over the interval's."""
     return max(SHORTEST_S, min(sqrt(2 * cost_s * between_s), LONGEST_S), cost_s / MAX_COST_FRACTION)
 
 

@@ -1,7 +1,8 @@
 """A copy of the newest training state in the memory of every pod, which outlives the ranks.
 
-A restart in the same pods resumes from it. That needs no volume and loses no steps since the last checkpoint there. The
-first rank of each pod writes the copy. Like a checkpoint, it is written atomically and verified by hashes.
+A restart in the same pods resumes from this copy. It needs no volume, and the copy is usually newer than the last
+checkpoint. The first rank of each pod writes the copy. Like a checkpoint, it is written atomically and verified by
+hashes.
 """
 
 import json
@@ -17,14 +18,14 @@ INTERVAL_S = 5.0
 STALL_PART = 0.02
 """Maximum fraction of the training time for copies. A large state is copied less often."""
 RESERVE_NBYTES, RESERVE_GPU_NBYTES = 32 * 2**20, 192 * 2**20
-"""Memory reserved for Open MPI, and per GPU for NCCL, whose shared memory is in the same file system. NCCL may allocate
+"""Memory reserved for Open MPI, and for NCCL per GPU. Their shared memory is in the same file system. NCCL may allocate
 late, because it connects on first use."""
 NOTHING = -1.0
-"""Stands for the step of a pod without a copy."""
+"""Step of a pod that has no copy."""
 
 
 def directory(process_group: ProcessGroup) -> Path | None:
-    """Return the directory of this rank's copy. None if it is not its pod's first rank, or there is no agent."""
+    """Return the directory of this pod's copy; None without an agent, or if another rank writes the copy."""
     path = os.environ.get(MEMORY_ENV)
     return Path(path) if path and process_group.local_rank == 0 else None
 

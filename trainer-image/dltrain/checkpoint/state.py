@@ -13,7 +13,7 @@ from dltrain.device.rank_device import finish
 class Staging:
     """Reusable main memory for snapshots. Memory for copies from a GPU is pinned.
 
-    New memory would cost a page fault per 4 KiB. Together, these take several times as long as the copy.
+    New memory would cost a page fault per 4 KiB. Together, the page faults take several times as long as the copy.
     """
 
     def __init__(self) -> None:
@@ -21,10 +21,10 @@ class Staging:
         self._sources: set[torch.device] = set()
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a contiguous copy, in the memory of the previous one with this ``name`` if it fits.
+        """Return a contiguous copy. It reuses the memory of the previous copy with this ``name`` if that fits.
 
-        A copy from a GPU is asynchronous, because waiting for each would take as long as copying a small tensor. Call
-        ``wait`` before use.
+        A copy from a GPU is asynchronous, because each wait would take as long as copying a small tensor. Call ``wait``
+        before use.
         """
         held = self._held.get(name)
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:

@@ -59,11 +59,11 @@ class Checkpoints:
     """The checkpoints of one job in ``directory``, for the model ``identity``. Only the newest ``keep`` remain.
 
     The directory stores the highest ``term`` of any writer. If another coordinator has taken over, a run with a lower
-    term detects that here, before it writes a checkpoint. A term of 0 makes no claim.
+    term finds the higher one before it writes a checkpoint. A term of 0 is neither stored nor compared.
     """
 
     def __init__(self, directory: Path, identity: str, keep: int, term: int = 0) -> None:
-        """Create the directory and claim the term. Raise BadInputError if it is not writable, or FencedError."""
+        """Create the directory and store the term. Raise BadInputError if it is not writable, or FencedError."""
         self.directory = directory
         self.identity = identity
         self.keep = keep
@@ -79,7 +79,7 @@ class Checkpoints:
             raise BadInputError(_FIELD, found, "a directory this user can write to", _REMEDY) from None
 
     def _claim(self) -> None:
-        """Store the term. Raise FencedError if a higher one is stored already, and OSError."""
+        """Store the term. Raise FencedError if a higher term is stored already, OSError if that fails."""
         path, found = self.directory / TERM, term_in(self.directory)
         if found > self.term > 0:
             why = f"found term {found} in {self.directory}; expected {self.term}: another coordinator has taken over"
@@ -97,7 +97,7 @@ class Checkpoints:
     def save(self, snapshot: Snapshot) -> tuple[Path, int]:
         """Write a checkpoint durably. Return its directory and its size in bytes.
 
-        Raise OSError or FencedError; then no part of the checkpoint is left.
+        Raise OSError or FencedError. In that case no part of the checkpoint is left.
         """
         temporary = self.directory / f".{step_name(snapshot.step)}.{os.getpid()}"
         try:
@@ -142,7 +142,7 @@ class Checkpoints:
     def load(self) -> tuple[Path, dict[str, bytes]] | None:
         """Return the directory and files of the newest checkpoint with valid hashes, or None if there is none.
 
-        Raise BadInputError, without changing anything, if it is of another model or another format.
+        Raise BadInputError if that checkpoint has another model or format. Nothing is changed.
         """
         for step in reversed(self.steps()):
             folder = self.directory / step_name(step)
@@ -176,11 +176,11 @@ class Checkpoints:
                 raise _CorruptError(f"{folder / name}: its hash does not match the manifest")
         if manifest["identity"] != self.identity:
             found = f"{folder}, a checkpoint of another model"
-            raise BadInputError(_FIELD, found, "one of this job's model", "use another volume or that model")
+            raise BadInputError(_FIELD, found, "a checkpoint of this job's model", "use another volume or that model")
         return files
 
     def _prune(self, newest: int) -> None:
-        """Remove old checkpoints, and those newer than the one just written, because ``load`` has skipped these."""
+        """Remove old checkpoints, and those after step ``newest``, which ``load`` has skipped as damaged."""
         steps = self.steps()
         good = [step for step in steps if step <= newest][-self.keep :]
         for step in set(steps) - set(good):

@@ -2,7 +2,7 @@
 
 An object must have ``state_dict`` and ``load_state_dict``, or be a list or dictionary. A checkpoint stores the tensors
 of such a state in a separate file and the rest as JSON that refers to them, so that reading executes no code. Before a
-step is repeated, ``restore`` undoes its changes to these objects since ``freeze``.
+step is repeated, ``restore`` undoes the changes to these objects since ``freeze``.
 """
 
 import copy
@@ -46,7 +46,7 @@ def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any
 
 
 def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """Return the value that was encoded. ``tensor``: returns the tensor with a name."""
+    """Return the value that ``encode`` has encoded. ``tensor``: maps a name to its tensor."""
     if isinstance(value, list):
         return [decode(part, tensor) for part in value]
     if not isinstance(value, dict):
@@ -72,7 +72,7 @@ class UserObjects:
         self._complete = False
 
     def load(self, step: int, stored: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Set the state after ``step`` steps, which ``add`` restores."""
+        """Set the saved state after ``step`` steps. ``add`` restores each object from it."""
         self._resumed, self._stored, self._stored_tensors = step, stored, tensors
 
     def add(self, name: str, given: Any) -> None:
@@ -133,14 +133,14 @@ class UserObjects:
         self._frozen = state, {name: tensor.clone() for name, tensor in tensors.items()}
 
     def restore(self) -> None:
-        """Restore the state of ``freeze`` before the step is repeated."""
+        """Restore the state that ``freeze`` saved, before the step is repeated."""
         if self._frozen is not None:
             state, tensors = self._frozen
             for name in self._objects:
                 self._set(name, state[name], tensors)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the state of all objects as JSON, and the tensors that it refers to, without copying."""
+        """Return (state of all objects as JSON, tensors to which it refers). Tensors are not copied."""
         tensors: dict[str, Tensor] = {}
         return {name: encode(_state(given), (name,), tensors) for name, given in self._objects.items()}, tensors
 

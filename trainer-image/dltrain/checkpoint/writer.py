@@ -42,7 +42,7 @@ class Writer:
     def __init__(
         self, checkpoints: Checkpoints, reporter: RankReporter | None, on_cost: Callable[[float], float] | None = None
     ) -> None:
-        """``on_cost``: takes the training time that a checkpoint cost. Returns the seconds until the next one."""
+        """``on_cost``: takes the seconds of training that a checkpoint cost. Returns the seconds until the next one."""
         self.checkpoints = checkpoints
         self._reporter, self._on_cost = reporter, on_cost
         self._thread: threading.Thread | None = None
@@ -54,7 +54,7 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, snapshot: Snapshot, stall_s: float = 0.0) -> None:
-        """Start to write ``snapshot``, whose tensors must not change. ``stall_s``: the pause of training for it.
+        """Start to write ``snapshot``, whose tensors must not change. ``stall_s``: how long training paused for it.
 
         Raise OSError if the previous checkpoint failed.
         """
@@ -63,7 +63,7 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the checkpoint is durable. Raise OSError if that failed, ValueError for an unsupported dtype."""
+        """Wait until the checkpoint is durable. Raise OSError if writing failed, ValueError for unsupported dtypes."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -99,7 +99,7 @@ class Writer:
 
 
 class CheckpointManager:
-    """The checkpoints of a run. Rank 0 reads and writes them; the other ranks receive the state."""
+    """The checkpoints of a run. Rank 0 reads and writes checkpoints; the other ranks receive the state."""
 
     def __init__(self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter) -> None:
         self.plan, self.process_group, self.reporter = plan, process_group, reporter
@@ -179,7 +179,7 @@ class CheckpointManager:
         return snapshot
 
     def _open_memory(self) -> Writer | None:
-        """Return the writer of this pod's copy, or None if this rank writes none or there is no directory."""
+        """Return the writer of this pod's copy; None if this rank writes no copy or has no directory for it."""
         if self.plan.splits_model:
             return None  # It would gather the whole state for each pod every few seconds.
         try:
@@ -220,10 +220,10 @@ class CheckpointManager:
         durable: bool = True,
         gathered_s: float = 0.0,
     ) -> None:
-        """Start a checkpoint of the state after ``step`` steps, unless there is one. All ranks call this.
+        """Start a checkpoint of the state after ``step`` steps, unless it exists. All ranks call this.
 
-        The state is also copied to the pods' memory, and only there if not ``durable``. ``gathered_s``: the time that
-        gathering the state of all ranks took. Raise OSError if the previous checkpoint failed.
+        The state is also copied to the pods' memory. If ``durable`` is False, it is copied only there. ``gathered_s``:
+        seconds spent on gathering the state of all ranks. Raise OSError if the previous checkpoint failed.
         """
         writers = []
         if durable:

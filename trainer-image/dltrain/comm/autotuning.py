@@ -1,7 +1,7 @@
 """Measurement of the fastest collective for each buffer size at the start of a run.
 
-Models rank algorithms well, but the effect of network, kernel and MPI library shows only in use. On one machine, the
-best segment size was 16 KiB over a slow link and 1 MiB over a fast one.
+Formulas predict the order of algorithms well, but only measurements show the effect of network, kernel and MPI library.
+On one machine, the best segment size was 16 KiB over a slow link and 1 MiB over a fast one.
 """
 
 import time
@@ -18,19 +18,19 @@ from dltrain.comm.core.polling import Run
 from dltrain.comm.core.waiting import wait_until
 
 BUDGET_S = 0.4
-"""Time limit of a comparison of candidates. Only a single all-reduce that takes longer exceeds it."""
+"""Time limit for comparing candidates. It is exceeded only if a single all-reduce takes longer."""
 _ROUNDS = (3, 40)
-"""Minimum and maximum number of measurements per remaining candidate. The time limit may stop after the minimum."""
+"""Minimum and maximum number of measurements per remaining candidate. The time limit applies after the minimum."""
 _FIRST_NBYTES = 256 * 2**10
 _TRIAL_S, _FINAL_S = 10e-3, 50e-3
-"""Maximum time of an all-reduce in the comparison of all candidates, and in that of the best ones. If the buffer takes
+"""Maximum time of one all-reduce while all candidates are compared, and while the best ones are. If the buffer takes
 longer, only a part of it is reduced."""
 _FINALISTS = 4
 _MEASUREMENT_S = 1e-3
 """Duration for which all-reduces are repeated in one measurement."""
 _ELIMINATION_RATIO = 3.0
-"""A candidate that is slower than the best one by this factor in its first measurement is eliminated. The factor is
-large, because a rank that loses its CPU for a moment doubles a measurement."""
+"""A candidate is eliminated if its first measurement is slower than the best one's by this factor. The factor is large,
+because a rank that loses its CPU for a moment doubles a measurement."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Pick:
 
     strategy: str
     segment_nbytes: int = 0
-    """0: it does not use segments, or chooses their size itself."""
+    """0: the collective uses no segments, or chooses their size itself."""
     bandwidth_Bps: float = field(default=0.0, compare=False)
     """Measured bytes of the buffer per second. 0: not measured."""
 
@@ -68,7 +68,7 @@ class Auto(Collective):
     ) -> None:
         """Measure ``candidates``, most likely first, on ``buffers``, which must be zero and stay zero.
 
-        ``picks``: those of an earlier run, which are used instead if they cover all size classes. Raises PeerLostError.
+        ``picks``: picks of an earlier run, used instead if they cover all size classes. Raises PeerLostError.
         """
         super().__init__(comm, buffers)
         self._make = make
@@ -85,7 +85,7 @@ class Auto(Collective):
         self.use(picks)
 
     def reuse(self, picks: Picks) -> None:
-        """Use another run's ``picks``, to add in the same order, if they suit these buffers and these ranks.
+        """Use another run's ``picks`` if they suit these buffers and ranks. Both runs then add in the same order.
 
         All ranks must call it together, without a pending reduction. Raises PeerLostError.
         """
@@ -128,8 +128,8 @@ class Auto(Collective):
     def _measured(self, buffer: torch.Tensor, candidates: Sequence[Pick]) -> Pick:
         """Return the fastest of ``candidates`` on ``buffer``. All ranks get the same result.
 
-        If a buffer is too long for many all-reduces, all candidates are compared on its beginning, and the best ones
-        then on a longer part.
+        If a buffer is too long for many all-reduces, all candidates are compared on its beginning. Then the best ones
+        are compared on a longer part.
         """
         part = buffer[: max(1, _FIRST_NBYTES // buffer.itemsize)]
         if len(part) < len(buffer):
@@ -175,7 +175,7 @@ class Auto(Collective):
         return sorted(((pick, _typical(times[pick])) for pick in left), key=lambda found: found[1])
 
     def _timed(self, collective: Collective, repeats: int) -> float:
-        """Return the seconds of one all-reduce on the slowest rank after a common start, the same on all ranks."""
+        """Return the slowest rank's seconds for one all-reduce after a common start. All ranks get the same value."""
         self._max(0.0)
         began = time.perf_counter()
         for _ in range(repeats):

@@ -1,7 +1,7 @@
 """The process group: start and end of MPI, and the small exchanges besides gradients.
 
-MPI starts only here, and only if mpirun started this process. Plain ``python`` is a process group of one rank without
-MPI.
+Only this module starts MPI, and only if mpirun started this process. Plain ``python`` is a process group of one rank
+without MPI.
 """
 
 import ctypes
@@ -32,7 +32,8 @@ _FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 _TRANSPORTS = "OMPI_MCA_btl"
 SLICE_NBYTES = 2**18
 """Size of messages outside of all-reduces. Open MPI moves only a fragment or two of a message per call, and a waiting
-rank calls it at increasing intervals. In shared memory, 90 MB moved at 90 MB/s in slices of 16 MiB, at 870 in these."""
+rank calls it at increasing intervals. In shared memory, 90 MB moved at 90 MB/s in slices of 16 MiB, but at 870 MB/s in
+slices of this size."""
 
 
 class ProcessGroup:
@@ -46,7 +47,7 @@ class ProcessGroup:
 
     @classmethod
     def start(cls) -> "ProcessGroup":
-        """Join the process group that mpirun started, as the environment says."""
+        """Join the process group that mpirun started. Without mpirun, return a group of one rank."""
         if "OMPI_COMM_WORLD_SIZE" not in os.environ:
             return cls()
         for name, value in _SETTINGS.items():
@@ -98,7 +99,7 @@ class ProcessGroup:
         return agree(self.comm, mine)
 
     def shrink(self) -> None:
-        """Shrink to the live ranks, renumbered in the same order. All of them must call it. Raises PeerLostError."""
+        """Shrink to the live ranks, renumbered in the same order. All live ranks must call it. Raises PeerLostError."""
         revoke(self.comm)
         self.comm = shrink(self.comm)
         self._whole = False
@@ -129,7 +130,7 @@ class ProcessGroup:
         return [content[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)]
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return every rank's values, by rank. All ranks pass equally many. Raises PeerLostError."""
+        """Return every rank's values, by rank. All ranks must pass the same number. Raises PeerLostError."""
         mine = np.array(values, dtype=np.float64)
         everyone = np.empty((self.size, len(mine)))
         everyone[self.rank] = mine
@@ -186,7 +187,7 @@ class ProcessGroup:
 
 
 def find_mpi() -> None:
-    """Load the wheel's MPI library, which mpi4py finds by itself only under mpirun. MPI is not started."""
+    """Load the wheel's MPI library, which mpi4py can find only under mpirun. Do not start MPI."""
     for folder in (Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib"):
         library = folder / "libmpi.so.40"
         if library.exists():

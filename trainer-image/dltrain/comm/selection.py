@@ -92,7 +92,7 @@ def candidates(segment_nbytes: int, region: Region | None, size: int) -> list[Pi
 
 
 def _made(region: Region | None, comm: Any, buffers: list[torch.Tensor], pick: Pick) -> Collective:
-    """Make a collective that needs only MPI, and for SharedMemory a region. It takes over ``comm``."""
+    """Make the collective of ``pick``, which takes over ``comm``. Only SharedMemory needs ``region``."""
     if pick.strategy == "SharedMemory":
         from dltrain.comm.algorithms.shared_memory import SharedMemory
 

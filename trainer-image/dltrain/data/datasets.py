@@ -1,7 +1,7 @@
 """Datasets by name or path, split into a training part and a held-out part.
 
 The bundled datasets are small files beside this module, made by hack/make_datasets.py. Synthetic samples are computed
-from their numbers. python-source is the text of Python's own modules. A path names an ``.npz`` file with x, y, x_test
+from sample numbers. python-source is the text of Python's own modules. A path names an ``.npz`` file with x, y, x_test
 and y_test, or an ``.npy`` or ``.bin`` file of tokens.
 """
 
@@ -69,12 +69,15 @@ class ArrayDataset:
 
 
 def load_by_name(dataset: str, seed: int = 0) -> Dataset:
-    """Load the built-in dataset of this name, or else the file at this path. Raises BadInputError."""
+    """Load the built-in dataset with this name. Without such a dataset, load the file at this path.
+
+    Raises BadInputError.
+    """
     return load(reference(dataset), seed)
 
 
 def reference(dataset: str) -> DatasetRef:
-    """Return the plan's reference to a dataset, which is the name of a built-in one or a path."""
+    """Return the plan's reference to a dataset: the name of a built-in dataset, or a path."""
     return DatasetRef(name=dataset) if dataset in NAMES else DatasetRef(path=dataset)
 
 

@@ -1,7 +1,7 @@
 """Download of one remote file: resumable, verified and atomic.
 
-The folder ``.dljob`` beside the data holds the partial file, the version that it is a part of, and a note on every
-complete file. So a restarted pod, or the next pod at a shared cache, continues from there.
+The folder ``.dljob`` beside the data holds the partial file, a note on its version, and a note on every complete file.
+With these, a restarted pod, or the next pod that uses a shared cache, resumes the download.
 """
 
 import errno
@@ -22,7 +22,7 @@ from dltrain.protocol.errors import BadInputError
 WAITS_S = (0.5, 1.0, 2.0, 4.0)
 """Delays before retries after attempts without progress. An attempt with progress resets them."""
 PATIENCE_S = 15.0
-"""There is no retry after this time without a byte, so that the job's status shows the fault within 30 s. The kubelet
+"""No retry starts after this time without a byte, so that the job's status shows the fault within 30 s. The kubelet
 restarts the container after 10 s, then 20 s and so on up to 5 minutes, and the download continues where it ended."""
 SAY_EVERY_S = 10.0
 _READ_NBYTES = 2**20
@@ -123,7 +123,7 @@ class Download:
         return hashlib.sha256(str(self.target.relative_to(self.notes.parent)).encode()).hexdigest()[:16]
 
     def _complete(self) -> int | None:
-        """Return the file's size if it is complete and neither it nor its source has changed, otherwise None."""
+        """Return the file's size if it is complete, and file and source are unchanged. Otherwise return None."""
         note = _read(self._note)
         try:
             found = self.target.stat()
@@ -192,7 +192,7 @@ class Download:
             self._part.unlink(missing_ok=True)
             raise BadInputError(
                 "spec.dataset.size", f"room for {in_units(self.room_nbytes)}, and at least {in_units(nbytes)} of data",
-                "room for all of it", "raise it",
+                "room for all data", "raise spec.dataset.size",
             )  # fmt: skip
         free = shutil.disk_usage(self.notes).free + size_of(self._part)
         if nbytes > free:
@@ -200,7 +200,7 @@ class Download:
 
     def _check(self, found: str, nbytes: int, remote: Remote, *, resumed: bool) -> None:
         if remote.nbytes is not None and nbytes != remote.nbytes:
-            raise TransientError(f"{self.source.shown}: got {nbytes} bytes of {remote.nbytes}")
+            raise TransientError(f"{self.source.shown}: found {nbytes} bytes; expected {remote.nbytes}")
         if self.sha256 is not None:
             if found == self.sha256:
                 return
@@ -269,7 +269,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a note, or an empty dictionary if it is missing or damaged, which means that nothing was done."""
+    """Return a note. If it is missing or damaged, return an empty dictionary, which means that nothing was done."""
     try:
         found = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

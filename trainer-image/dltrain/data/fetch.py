@@ -1,9 +1,9 @@
 """Fetch a job's data into the pod, or check local data: ``python -m dltrain.data.fetch URI --to FILE``.
 
-The dataset's init container runs it. It fetches ``http``, ``https`` and ``s3`` URIs, and checks ``file`` URIs, which
-are in the image or on a mounted claim, in place. A URI that ends in SHA256SUMS stands for all files that it lists,
-relative to it. Exit codes: 0; 64 if it cannot succeed with this spec; 74 if a retry may succeed; 143 if it was stopped.
-The last line of output gives the reason.
+The dataset's init container runs this command. It fetches ``http``, ``https`` and ``s3`` URIs. It checks ``file`` URIs
+(in the image or on a mounted claim) in place. A URI that ends in SHA256SUMS stands for all files that this file lists,
+relative to it. Exit codes: 0 for success; 64 if the spec cannot succeed; 74 if a retry may succeed; 143 if stopped. The
+last line of output gives the reason.
 """
 
 import argparse
@@ -32,13 +32,13 @@ _POLL_S = 0.5
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dltrain.data.fetch", description="Fetches and checks a dataset.")
     parser.add_argument("uri", help="http://, https://, s3:// or file://")
-    parser.add_argument("--to", type=Path, help="the file to make; not for file://")
-    parser.add_argument("--sha256", help="hex digits that the file at the URI must have")
-    parser.add_argument("--room", type=int, help="bytes that all files together may have")
+    parser.add_argument("--to", type=Path, help="file to write; not for file://")
+    parser.add_argument("--sha256", help="expected checksum of the file at the URI, in hex digits")
+    parser.add_argument("--room", type=int, help="maximum size of all files together, in bytes")
     options = parser.parse_args(arguments)
     local = options.uri.startswith("file://")
     if local == (options.to is not None):
-        parser.error("--to goes with http, https and s3, and with nothing else")
+        parser.error("--to: expected with http, https and s3 URIs, and only with these")
     try:
         if local:
             check(Path(options.uri.removeprefix("file://")), options.sha256)
@@ -48,9 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
         say(str(error))
         return EXIT_BAD_INPUT
     except PermissionError as error:
-        found = f"a claim where uid {os.getuid()} may not write {error.filename}"
+        found = f"no permission of user {os.getuid()} to write {error.filename}"
         remedy = "give its root folder the group 65532 and its write permission, or use another claim"
-        say(str(BadInputError("spec.dataset.cacheClaimName", found, "one that it may write to", remedy)))
+        say(str(BadInputError("spec.dataset.cacheClaimName", found, "a claim that this user may write to", remedy)))
         return EXIT_BAD_INPUT
     except OSError as error:  # TransientError, and a disk that fails
         say(f"{_FIELD}: {error}")
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def fetch(uri: str, target: Path, sha256: str | None = None, room_nbytes: int | None = None) -> None:
-    """Fetch ``uri`` to ``target``, and for SHA256SUMS all files that it lists into the same folder.
+    """Fetch ``uri`` to ``target``. If it is a SHA256SUMS file, also fetch all listed files into the same folder.
 
     ``room_nbytes``: limit on the size of all files. Raises BadInputError or TransientError (see ``download``).
     """
@@ -79,7 +79,7 @@ def fetch(uri: str, target: Path, sha256: str | None = None, room_nbytes: int | 
 
 
 def check(path: Path, sha256: str | None) -> None:
-    """Verify a file's checksum, and for SHA256SUMS those of all files that it lists. Raises BadInputError."""
+    """Verify a file's checksum. If it is a SHA256SUMS file, also verify all listed files. Raises BadInputError."""
     if sha256 is not None:
         _hold(path, sha256, "spec.dataset.sha256")
     if path.name == DATASET_SUMS:
@@ -120,7 +120,7 @@ def read_sums(path: Path) -> dict[str, str]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold a file lock, so that one process at a time fetches into a folder. The others then find the data there."""
+    """Hold a file lock, so that one process at a time fetches into a folder. The others then use its files."""
     with path.open("w") as file:
         said = time.monotonic() - SAY_EVERY_S
         while True:
@@ -130,14 +130,14 @@ def _alone(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() - said >= SAY_EVERY_S:
                     parts = sum(size_of(part) for part in path.parent.glob("*.part"))
-                    say(f"another pod is fetching ({in_units(parts)} under way): waiting for it")
+                    say(f"another pod is fetching ({in_units(parts)} so far); waiting for it")
                     said = time.monotonic()
                 time.sleep(_POLL_S)
             except OSError as error:
                 if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
                     raise
                 found = "a claim without file locks"
-                raise BadInputError("spec.dataset.cacheClaimName", found, "one with", "use another claim") from None
+                raise BadInputError("spec.dataset.cacheClaimName", found, "file locks", "use another claim") from None
         yield
 
 

@@ -11,7 +11,7 @@ from dltrain.protocol.errors import BadInputError
 KEYS = ("x", "y", "x_test", "y_test")
 FIELD = "spec.dataset.uri"
 MAX_CLASSES = 2**20
-"""Larger class numbers are taken for errors, because the model has an output per class."""
+"""Larger class numbers are rejected as errors, because the model has one output per class."""
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:

@@ -14,10 +14,10 @@ from aiohttp import ClientConnectorCertificateError, ClientError, ClientResponse
 from dltrain.protocol.errors import BadInputError
 
 CHUNK_NBYTES = 8 * 2**20
-"""Initial size of a ranged request, and so the loss when a connection is cut."""
+"""Initial size of a ranged request. A cut connection loses at most this."""
 _SHRINK_FACTOR, _MAX_SHRINK, _REGROW_AFTER = 4, 128, 16
-"""A cut connection divides the request size by the first number, down to ``CHUNK_NBYTES`` over the second. The size
-doubles again after every so many requests. Some networks cut all long requests."""
+"""A cut connection divides the request size by the first number, down to ``CHUNK_NBYTES`` divided by the second. The
+size doubles again after the third number of requests. Some networks cut all long requests."""
 STREAMS = 4
 """Number of parallel requests. Object stores limit the bandwidth of each connection below that of a node."""
 CONNECT_S, SILENCE_S = 5.0, 20.0
@@ -33,7 +33,7 @@ _CREDENTIALS = (
 
 
 class TransientError(OSError):
-    """A fault of the network or the server, or a full disk. A retry may succeed and continues where this one ended."""
+    """A fault of the network or the server, or a full disk. A retry resumes the transfer and may succeed."""
 
 
 class NoRangesError(Exception):
@@ -62,7 +62,7 @@ class Source:
         self._fs, self._path = fsspec.core.url_to_fs(uri, use_listings_cache=False, **options)
 
     def beside(self, name: str) -> "Source":
-        """Return the file with that relative name in this file's folder."""
+        """Return the source of the file ``name``, relative to this file's folder."""
         address, mark, query = self.uri.partition("?") if self.uri.startswith("http") else (self.uri, "", "")
         name = quote(name) if mark or self.uri.startswith("http") else name
         return Source(f"{address.rpartition('/')[0]}/{name}{mark}{query}")
@@ -130,7 +130,7 @@ class Source:
         except Exception as error:
             raise self._meaning(error) from error
         if len(data) != end - begin:
-            raise TransientError(f"{self.shown}: got {len(data)} bytes of {end - begin} at {begin}")
+            raise TransientError(f"{self.shown}: found {len(data)} bytes at {begin}; expected {end - begin}")
         return data
 
     def _meaning(self, error: Exception) -> Exception:
@@ -154,7 +154,7 @@ class Source:
             return BadInputError(_FIELD, f"{self.shown} refused{said}", "a file that can be read", "correct the URI")
         if any(isinstance(one, ClientConnectorCertificateError) for one in chain):
             return BadInputError(
-                _FIELD, f"{self.shown} with a certificate of an unknown authority", "a certificate of a known one",
+                _FIELD, f"{self.shown} with a certificate of an unknown authority", "a known authority",
                 "put the authority's certificate into the image and set SSL_CERT_FILE to it in spec.trainer.env",
             )  # fmt: skip
         last = chain[-1]

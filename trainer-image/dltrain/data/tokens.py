@@ -19,7 +19,7 @@ SOURCE_TEST_SEQUENCES = 1_000
 
 
 class TokenText:
-    """A text in sequences: sequence i holds tokens 128 i to 128 i + 127, its targets are those shifted by one.
+    """A text in sequences. Sequence i holds tokens 128 i to 128 i + 127. Its targets are one token further.
 
     The last sequences are held out.
     """

@@ -3,7 +3,7 @@
 A GPU's counter is NVML's total energy in mJ since its driver was loaded (Volta and later, whole GPUs only). CPU
 packages have RAPL counters. They include everything that runs on the node, so one rank of a pod reads them for all.
 Only root can read them, unless the node's administrator allows it (CVE-2020-8694). A missing counter is reported as
-missing, never estimated: the plan has an estimate.
+missing, not replaced by an estimate, because the plan has an estimate.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ class Meter:
 
 
 def meter(device: torch.device, local_rank: int) -> Meter | None:
-    """Return the meter of this rank's device, or None if it has no readable counter or another rank reads it."""
+    """Return the meter of this rank's device; None if there is no readable counter or another rank reads it."""
     try:
         if device.type == "cuda":
             if local_rank >= torch.cuda.device_count():
@@ -76,7 +76,7 @@ class Packages:
 
 
 def _gpu(identity: str, library: str = NVML) -> Callable[[], float]:
-    """Return the energy counter of the GPU with this UUID. Raises OSError if NVML or the GPU has none."""
+    """Return the energy counter of the GPU with this UUID. Raises OSError if NVML or the GPU lacks it."""
     nvml, handle = ctypes.CDLL(library), ctypes.c_void_p()
 
     def call(name: str, *arguments: object) -> None:

@@ -19,7 +19,7 @@ def seed(number: int, device: torch.device = CPU, *, everywhere: bool = False) -
     """Seed torch's generators of the CPU and, on a GPU, of the GPUs. ``everywhere``: also numpy's and Python's.
 
     ``torch.manual_seed`` is not used. Without a GPU it defers three calls and records their stacks as text, which took
-    a third of a small step. With a GPU, it would also seed GPUs for samples, which do not need that.
+    a third of a small step. With a GPU, it would seed GPUs even for samples, which are made on the CPU.
     """
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":

@@ -51,8 +51,9 @@ def same_product(found: str, label: str) -> bool:
 def check(process_group: ProcessGroup, plan: Plan, device: torch.device) -> None:
     """Check that ranks planned on GPUs have them. All ranks must call it together.
 
-    If no rank has one, they train slowly on CPUs, and the log gives the reason (a simulated GPU, an image for CPUs).
-    Raises DeviceMissingError on all ranks if only some have one, because those could not reduce gradients together.
+    If no rank has a GPU, all train slowly on CPUs, and the log gives the reason (a simulated GPU, an image for CPUs).
+    Raises DeviceMissingError on all ranks if only some have a GPU, because GPUs and CPUs cannot reduce gradients
+    together.
     """
     if not any(rank.gpu for rank in plan.ranks):
         return
@@ -99,7 +100,7 @@ def peak_nbytes(device: torch.device) -> int | None:
 
 
 def max_samples(device: torch.device, share: int, batch: int) -> int:
-    """Return how many samples per step fit into the device, from the peak of steps with ``share`` samples.
+    """Return how many samples per step fit into the device, given the peak memory of steps with ``share`` samples.
 
     Call it between two steps, when only persistent memory is allocated. On a CPU it returns ``batch``.
     """
@@ -111,6 +112,6 @@ def max_samples(device: torch.device, share: int, batch: int) -> int:
 
 
 def samples_within(usable_nbytes: int, persistent_nbytes: int, peak_nbytes: int, share: int, batch: int) -> int:
-    """Return the samples that fit: a step's peak is persistent memory plus a part in proportion to its ``share``."""
+    """Return the samples that fit. A step's peak is persistent memory plus an amount in proportion to ``share``."""
     each = max(1, peak_nbytes - persistent_nbytes) / max(1, share)
     return max(share, min(batch, int((MEMORY_FRACTION * usable_nbytes - persistent_nbytes) / each)))

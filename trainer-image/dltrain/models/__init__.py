@@ -26,7 +26,7 @@ class InputShape:
 
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
-"""Makes a model that returns logits for (shape of one sample, classes). Raises ValueError for an unsuitable shape."""
+"""Maps (shape of one sample, classes) to a model that returns logits. Raises ValueError for an unsuitable shape."""
 
 _MODELS: dict[str, tuple[Build, bool]] = {
     "mlp": (mlp, False),

@@ -1,6 +1,6 @@
 """Ways to split a model: a sequence of layers (pipeline stages), or pairs of linear layers (tensor parallelism).
 
-They are derived for a ``Sequential``. Other models need the methods ``layers`` and ``pairs``.
+Both ways are derived for a ``Sequential``. Other models need the methods ``layers`` and ``pairs``.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Layer:
 class Pair:
     """Two linear layers with independent *units* between them: features of an element-wise function, or heads.
 
-    ``first`` computes ``blocks`` values per unit (3 for a head: query, key and value), ``second`` reads one.
+    ``first`` computes ``blocks`` values per unit (3 for a head: query, key and value). ``second`` reads one per unit.
     """
 
     first: str
@@ -43,7 +43,7 @@ class Paired(Protocol):
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """Return the model's sequence of layers. Raises ValueError if it is not a sequence."""
+    """Return the model's sequence of layers. Raises ValueError if the model is not a sequence."""
     if isinstance(model, nn.Sequential):
         return [Layer(module, tuple(module.parameters())) for module in model]
     if isinstance(model, Layered):

@@ -8,7 +8,7 @@ from torch.nn.functional import relu
 
 _GROUPS = 32
 _SMALL_SIDE = 64
-"""Smaller images get the paper's first layer for CIFAR (3 x 3, no pooling), or 32 x 32 would shrink to 1 x 1 early."""
+"""Smaller images get the paper's first layer for CIFAR (3 x 3, no pooling), so that they do not shrink to 1 x 1."""
 
 
 class _Block(Protocol):
@@ -50,7 +50,7 @@ class Basic(Residual):
 
 
 class Bottleneck(Residual):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions (figure 5, right), the stride in the 3 x 3 one."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions (figure 5, right). The 3 x 3 convolution has the stride."""
 
     expansion = 4
 

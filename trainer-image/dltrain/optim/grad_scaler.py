@@ -1,8 +1,8 @@
 """Support for torch's GradScaler (float16 on devices without bfloat16) with gradients that are reduced over ranks.
 
 A script scales its loss, so that float16 gradients do not vanish, and the scaler unscales them before the update. If a
-gradient is not finite, it skips the update and halves the scale. All ranks must decide this from the global batch's
-gradients, and the trainer must know of it, because a step with a skipped update still counts.
+gradient is not finite, the scaler skips the update and halves the scale. All ranks must decide this from the global
+batch's gradients. The trainer must know the decision, because a step with a skipped update still counts.
 
 The scaler calls ``optimizer.step()`` only if it updates, so optimizer hooks do not suffice. Three of its methods are
 therefore replaced. For an optimizer without a trainer they behave as before. ``scale`` registers the scaler.
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 LEAST = 2.0**-24
 """The smallest positive float16. Losses with a smaller scale have no gradients in float16."""
 Found = dict[torch.device, Tensor]
-"""Flags by device, not 0 if a gradient on the device is not finite."""
+"""Flag of each device. It is not 0 if a gradient on the device is not finite."""
 
 
 class Steps(Protocol):
@@ -34,7 +34,7 @@ class Steps(Protocol):
     left_out: bool
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
-        """Unscale the global batch's gradients. Return what was found on any rank."""
+        """Unscale the global batch's gradients. Return flags that are not 0 if any rank found non-finite ones."""
         ...
 
 
@@ -71,7 +71,7 @@ class LossScale:
         self._before = scaler.state_dict()  # for a first use in a step that was abandoned before
 
     def freeze(self) -> None:
-        """Save the scaler's state in an abandoned step. ``restore`` undoes what the loop body does to it afterwards."""
+        """Save the scaler's state in an abandoned step. ``restore`` undoes later changes by the loop body."""
         self._before = self._scaler.state_dict() if self._scaler is not None else None
 
     def restore(self) -> None:

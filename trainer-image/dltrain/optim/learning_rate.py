@@ -7,7 +7,7 @@ parameter. The rate is a pure function of the step, so a resumed run continues e
 from math import cos, pi
 
 WARM_UP = 0.05
-"""Fraction of the steps; at least one step."""
+"""Fraction of the steps that warm up; at least one step."""
 
 
 def rate(base: float, step: int, steps: int) -> float:

@@ -29,8 +29,8 @@ class Schedules:
         """Add a scheduler and restore its saved state. Raises MisuseError if it is not a supported scheduler."""
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
             raise MisuseError(
-                f"scheduler: found {type(scheduler).__name__}; expected one of torch.optim.lr_scheduler whose step() "
-                "needs no argument. Set the learning rate in the optimizer's groups if it depends on more than t.step"
+                f"scheduler: found {type(scheduler).__name__}; expected a torch.optim.lr_scheduler whose step() "
+                "needs no argument. If the rate depends on more than t.step, set it in the optimizer's groups"
             )
         if len(self._registered) < len(self._saved_states):
             scheduler.load_state_dict(_merged(scheduler.state_dict(), self._saved_states[len(self._registered)]))
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def _merged(own: Any, saved: Any) -> Any:
-    """Return ``own`` with saved values in place of its own."""
+    """Return ``own`` with its values replaced by those in ``saved``."""
     if isinstance(own, dict) and isinstance(saved, dict):
         return {key: _merged(part, saved[key]) if key in saved else part for key, part in own.items()} if saved else own
     if isinstance(own, list) and isinstance(saved, list) and any(isinstance(part, dict) for part in saved):

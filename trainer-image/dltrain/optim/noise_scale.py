@@ -1,16 +1,16 @@
-"""The gradient noise scale, which shows up to which size larger batches save steps.
+"""The gradient noise scale: the batch size up to which larger batches save steps.
 
 Ranks process different samples, so their gradients differ by noise alone. Two norms suffice to estimate the variance of
 one sample's gradient (tr Σ) and the square of the true gradient (|G|²). φ = tr Σ / |G|² is the batch size at which both
 are equal (McCandlish et al. 2018, "simple" noise scale). It cannot be measured with one rank.
 
 φ grows while a model trains, often a hundredfold. A plan needs to know how many steps another batch size B' would have
-taken. A step of B makes the fraction B / (φ + B) of the progress of a step without noise. If h is the mean over the
-run's steps of B / (φ_t + B),
+taken. A step with batch size B makes the fraction B / (φ + B) of the progress of a step without noise. If h is the mean
+of B / (φ_t + B) over the run's steps,
 
     steps(B') / steps(B) = (φ/B' + 1) / (φ/B + 1)    where   φ = B (1/h - 1),
 
-exactly, for every B'; and runs at other batch sizes have the same φ. So a run reports this harmonic mean, not a median.
+exactly, for every B'. Runs at other batch sizes have the same φ. So a run reports this harmonic mean, not a median.
 B h = |G|² / E|g|² is between 0 and 1 for every |G|². It is estimated by ratios of means over up to 16 sections of the
 run, because ratios of single steps would be biased.
 """
@@ -21,14 +21,14 @@ from typing import Any
 from dlcontract import MAX_NOISE
 
 MAX_STRIDE = 10
-"""Steps from one of which norms are taken to the next. At every step they made those of a small model on quotas of 0.2
-CPUs a tenth longer."""
+"""Maximum number of steps from one measurement to the next. Measuring at every step made the steps of a small model on
+quotas of 0.2 CPUs a tenth longer."""
 MIN_MEASUREMENTS = 60
-"""Measured steps that a shorter training has nevertheless: more than a profile asks for before it learns of a run."""
+"""Number of measured steps below which the stride is shortened. It is more than a profile requires of a run."""
 MAX_STRETCHES = 16
-"""Stretches of a run that are told apart; when there are more, neighbours become one."""
+"""Maximum number of sections of a run. If there were more, pairs of neighbouring sections are merged."""
 MIN_STEPS = 16
-"""Steps without which nothing is told."""
+"""Minimum number of measured steps for a result."""
 
 
 def stride(steps: int) -> int:
@@ -63,7 +63,7 @@ class NoiseScale:
 
     @property
     def samples(self) -> float | None:
-        """Return φ in samples, or None if it is unknown. If noise hides the gradient, return a lower bound."""
+        """Return φ in samples, or None if it is unknown. If noise hides the gradient, return a lower bound of φ."""
         if self.steps < MIN_STEPS:
             return None
         means = [(n, 1 - noise / (self._batch * square)) for n, noise, square in self._stretches if square > 0]

@@ -1,9 +1,9 @@
 """torch's optimizers for the built-in trainer, without the import of torch's compiler.
 
 ``torch.optim`` imports the compiler when the first optimizer is made and again in ``step``, to exclude some methods
-from ``torch.compile``. These are 800 modules and 1.5 s of CPU time, or 8 s in a pod with a fifth of a core. Nothing is
-compiled here, so the wrapped methods are called directly. If another version of torch wraps them differently, the
-import returns and nothing else changes.
+from ``torch.compile``. These are 800 modules and 1.5 s of CPU time, or 8 s in a pod with a fifth of a core. The trainer
+compiles nothing, so it calls the wrapped methods directly. If another version of torch wraps them differently, the
+compiler is imported again, and nothing else changes.
 """
 
 import inspect

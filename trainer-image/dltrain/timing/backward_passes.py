@@ -1,7 +1,7 @@
 """Measure the duration of the backward passes of a step.
 
 A pass starts at the loss, if the script called ``t.log``. Otherwise it starts at the first parameter that gets its
-gradient, which is the last one used in the forward pass. It ends when the autograd engine ends. With gradient
+gradient. The forward pass used this parameter last. A pass ends when the autograd engine ends. With gradient
 accumulation, the durations of all passes are added. On a GPU, events in the stream measure the time. They are read
 after the step has waited for the stream.
 """
@@ -28,7 +28,7 @@ class Passes:
         self._began: Moment | None = None
 
     def start(self) -> None:
-        """Record that a backward pass runs, if that was not recorded yet."""
+        """Record the start of a backward pass, unless it is already recorded."""
         if self._began is None:
             self._began = self._now()
 
@@ -40,7 +40,7 @@ class Passes:
 
     @property
     def seconds(self) -> float:
-        """Total duration of the step's passes. On a GPU, wait for the stream before."""
+        """Total duration of the step's passes. On a GPU, wait for the stream before reading it."""
         if self._gpu:
             return sum(float(began.elapsed_time(ended)) for began, ended in self._done if ended.query()) / 1e3
         return float(sum(ended - began for began, ended in self._done))

@@ -29,7 +29,7 @@ class Times(NamedTuple):
     exposed_cpu_s: float = 0.0
     """CPU time of all threads of this process during ``exposed_s``."""
     fetch_s: float = 0.0
-    """Making the batch, in any process. What exceeds ``data_s`` overlapped with other steps."""
+    """Making the batch, in any process. The excess over ``data_s`` overlapped with other steps."""
     forward_s: float = 0.0
     """Part of ``compute_s``: forward passes and losses. 0: unknown."""
     backward_s: float = 0.0
@@ -41,8 +41,8 @@ class Times(NamedTuple):
 class Window:
     """The times of the last steps, with ``exposed_s`` divided into waiting and communication.
 
-    The slowest rank waits for no other. Its exposed time, the minimum over all ranks, is communication. What exceeds it
-    on another rank is waiting.
+    The slowest rank waits for no other rank. Its exposed time, the minimum over all ranks, is communication. Any excess
+    over this minimum on another rank is waiting.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dltrain.timing.step_times import Times
 
 BUDGET_WINDOW_S = 1.0
-"""Ten periods of a CPU quota."""
+"""Length of a window: ten periods of a CPU quota."""
 FORGETTING = 1.01
 """Growth of the estimated rate per window, because the cause of a slowdown may have ended."""
 
@@ -37,10 +37,10 @@ def reading() -> Lap:
 class Budget:
     """Estimate ``rate``, the fraction of a CPU that this rank gets under full load.
 
-    It is below 1 under a CPU quota or on a shared CPU. A quota throttles a process only after it has used its part of a
-    period, and a rank that waits uses no CPU time. The duration of computing therefore does not show how much more work
-    the rank could do; its CPU time divided by ``rate`` does. ``rate`` is at most the fraction that the rank got while
-    it computed, and at least the fraction that it got overall.
+    ``rate`` is below 1 under a CPU quota or on a shared CPU. A quota throttles a process only after it has used its
+    part of a period, and a rank that waits uses no CPU time. The duration of computing therefore does not show how much
+    more work the rank could do, but its CPU time divided by ``rate`` does. ``rate`` is at most the fraction of a CPU
+    that the rank got while it computed, and at least the fraction that it got overall.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ AxisName = Literal["strategy", "collective", "framework", "synchronization"]
 
 @dataclass(frozen=True)
 class Axis:
-    """One of the four fields: its path from the spec, and its default value."""
+    """One of the four fields that must be compatible: its path in the spec, and its default value."""
 
     path: tuple[str, ...]
     default: str
@@ -50,7 +50,7 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition in CEL, where ``self`` is the object, and as a Python predicate of the pydantic object."""
+    """A condition in two forms: CEL, where ``self`` is the object, and a Python predicate of the pydantic object."""
 
     cel: str
     holds: Callable[[Any], bool]
@@ -64,7 +64,7 @@ class Condition:
 
 
 def chosen(axis: AxisName, *values: str, inside: str = "") -> Condition:
-    """Return the condition that ``axis`` has one of ``values``. ``inside``: the section that ``self`` stands for."""
+    """Return the condition that ``axis`` has one of ``values``. ``inside``: the section that is ``self``."""
     path, default = AXES[axis].path, AXES[axis].default
     path = path[1:] if inside == path[0] else path
     sections = [".".join(("self", *path[: n + 1])) for n in range(len(path))]
@@ -92,7 +92,7 @@ def compatible(axis: AxisName, *values: str, other: AxisName, inside: str = "") 
 
 
 def compatible_with_field(name: str, attribute: str, *axes: AxisName) -> Condition:
-    """Return the condition that ``axes`` (default: all of the entry) are compatible with the field if it is set."""
+    """Return the condition that the field, if set, is compatible with ``axes`` (default: all axes in its entry)."""
     found = Condition(f"has(self.{name})", lambda s: getattr(s, attribute) is not None)
     allowed = [chosen(axis, *COMPATIBLE[name][axis]) for axis in axes or COMPATIBLE[name]]
     return found.implies(

@@ -129,7 +129,7 @@ class Dataset(ApiModel):
 
     @property
     def claim(self) -> str | None:
-        """Return the claim that is mounted for the data: the one that holds it, or the one that caches it."""
+        """Return the claim to mount, which holds or caches the data; None if there is none."""
         if self._source.startswith("pvc://"):
             return self._source.removeprefix("pvc://").partition("/")[0]
         return self.cache_claim_name
@@ -143,7 +143,7 @@ class Dataset(ApiModel):
 
     @property
     def file(self) -> str | None:
-        """Return the path in the pod of the file that the URI names, or None for a built-in dataset."""
+        """Return the file's path in the pod, or None for a built-in dataset."""
         scheme, _, rest = self._source.partition("://")
         match scheme:
             case "":

@@ -1,11 +1,11 @@
 """All-reduce with 16 bits per number on the network and error feedback.
 
 Each rank sums one part of a buffer for all ranks, in the buffer's precision. It receives that part from every rank,
-rounded to 16 bits, and sends the total back, rounded again. The traffic is half of a ring's, and numbers are rounded
-twice for any number of ranks. The rounding errors of both directions are added to the next step's numbers before they
-are rounded (Karimireddy et al. 2019; both directions: Tang et al. 2019). So over the steps, the mean of the received
-values is the mean of the sent ones. Every rank ends with the same bits. If the scale of the numbers changes (a loss
-scale), the residuals must be rescaled or cleared (``rescale_residuals``).
+rounded to 16 bits, and sends the total back, rounded again. The traffic is half of a ring's. With any number of ranks,
+numbers are rounded twice. The rounding errors of both directions are added to the next step's numbers before rounding
+(Karimireddy et al. 2019; both directions: Tang et al. 2019). Averaged over steps, the received values therefore equal
+the sent values. Every rank ends with the same bits. If the scale of the numbers changes (a loss scale), the residuals
+must be rescaled or cleared (``rescale_residuals``).
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ class Compressed(Polled):
     name = "Compressed"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], kind: str, tail: int = 0) -> None:
-        """Prepare the buffers. ``kind``: one of ``KINDS``. ``tail``: uncompressed elements at the end of the last one.
+        """Prepare the buffers. ``kind``: one of ``KINDS``. ``tail``: uncompressed elements that end the last buffer.
 
         Raises ValueError unless the buffers are float32 or float64 on a CPU.
         """
@@ -64,7 +64,7 @@ class Compressed(Polled):
 
 
 class _Run(Run):
-    """The reduction of one buffer. Phases: 0 waits for this rank's part, 1 for the others' totals, 2 is done."""
+    """The reduction of one buffer. Phase 0 waits for this rank's part, phase 1 for the others' totals; 2: done."""
 
     def __init__(self, comm: Any, tag: int, buffer: torch.Tensor, dtype: torch.dtype) -> None:
         from mpi4py import MPI  # a local import, because importing it may start MPI
@@ -78,7 +78,7 @@ class _Run(Run):
         self._wire = torch.zeros(buffer.numel(), dtype=dtype)
         """Rounded numbers: first this rank's numbers for the others' parts, then all totals."""
         self._residual = torch.zeros_like(buffer)
-        """Rounding errors, which arise when the others' parts and this rank's total are sent."""
+        """Rounding errors of what this rank sends: numbers for the others' parts, and the total of its own part."""
         self._received = torch.zeros((size, stop - start), dtype=dtype)
         self._others = [(rank + i) % size for i in range(1, size)]
         wire, received = _numbers(self._wire), _numbers(self._received)

@@ -1,4 +1,4 @@
-"""MPI's own all-reduce with the algorithm that the library chooses. It is non-blocking, in calls of at most 32 MiB."""
+"""MPI's own all-reduce. The library chooses the algorithm. Calls are non-blocking and reduce at most 32 MiB each."""
 
 from typing import Any
 

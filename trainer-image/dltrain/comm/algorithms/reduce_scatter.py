@@ -1,6 +1,6 @@
 """Reduce-scatter and all-gather, the two halves of an all-reduce, for the sharded optimizer.
 
-Every rank owns one part of every buffer. Together, both have the traffic of one all-reduce.
+Every rank owns one part of every buffer. Together, both operations have the traffic of one all-reduce.
 """
 
 from typing import Any
@@ -17,12 +17,12 @@ NAMES = ("Ring", "Torch")
 
 
 def owned(rank: int, size: int, count: int) -> tuple[int, int]:
-    """Return the part of ``0:count`` elements that ``rank`` owns. With fewer elements than ranks, some are empty."""
+    """Return the range of ``0:count`` that ``rank`` owns. With fewer elements than ranks, some ranges are empty."""
     return chunks(count, size)[(rank + 1) % size]
 
 
 class ReduceScatter(Scheduled):
-    """Leave the sum in each rank's own part. The rest of the buffer is undefined."""
+    """Reduce each part to its owner. The other parts of a rank's buffer are undefined afterwards."""
 
     name = "ReduceScatter"
 
@@ -40,7 +40,7 @@ class AllGather(Scheduled):
 
 
 class TorchReduceScatter(TorchDistributed):
-    """Like ``ReduceScatter``, with one reduction to each owner, because torch's own needs parts of equal size."""
+    """Like ``ReduceScatter``, by one reduction to each owner. torch's reduce-scatter would need parts of equal size."""
 
     name = "TorchReduceScatter"
 

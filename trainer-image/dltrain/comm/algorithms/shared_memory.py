@@ -1,6 +1,6 @@
 """All-reduce in memory that the ranks of one machine share. Messages only signal that data is ready or complete.
 
-Rank r sums part r of all buffers in place, in the order of ranks, and writes the total to all of them. An element is
+Rank r sums part r of all ranks' buffers, in rank order, and writes the total to all of these buffers. An element is
 read and written once per rank, while messages would copy it twice at each hop.
 """
 
@@ -16,7 +16,7 @@ from dltrain.comm.core.waiting import complete
 from dltrain.comm.schedules.schedule import chunks, pieces
 
 _SEGMENT_NBYTES = 128 * 2**10
-"""Segments fit into the cache, so a sum is written to all buffers from there."""
+"""Size of a segment. Segments fit into the cache, from which their sum is written to all buffers."""
 
 
 class SharedMemory(Polled):
@@ -29,7 +29,7 @@ class SharedMemory(Polled):
 
 
 class _Run(Run):
-    """The reduction of one buffer. Phases: 0 waits for the others' buffers, 1 for the others' parts, 2 is done."""
+    """The reduction of one buffer. Phase 0 waits for the others' buffers, phase 1 for their parts; 2: done."""
 
     def __init__(self, comm: Any, tag: int, buffer: torch.Tensor, region: Region) -> None:
         from mpi4py import MPI  # a local import, because importing it may start MPI

@@ -18,7 +18,7 @@ from dltrain.comm.core.fault_tolerance import translate
 
 _TIMEOUT = timedelta(days=1)
 """Timeout of operations after the first one. The agents detect hanging ranks, because they know which phases may take
-long. torch's default (10 minutes with NCCL) would end ranks that wait for another's evaluation."""
+long. torch's default (10 minutes with NCCL) would end ranks that wait while another rank evaluates."""
 _PEER_LOST = re.compile(r"ncclRemoteError|remote process exited|[Cc]onnect|closed by|[Bb]roken pipe|[Ss]ocket")
 """NCCL's messages about a peer that exited or is unreachable."""
 
@@ -27,7 +27,7 @@ class TorchDistributed(Collective):
     name = "Torch"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], host: str = "127.0.0.1") -> None:
-        """Join the process group. ``host``: an address of rank 0 that all ranks can reach. The port is any free one."""
+        """Join the process group. ``host``: an address of rank 0 that all ranks can reach. Any free port is used."""
         import torch.distributed as distributed
 
         super().__init__(comm, buffers)
@@ -97,7 +97,7 @@ class _Pending:
 
 
 def identity(device: torch.device) -> str:
-    """Return a GPU's identity. All CPUs have the same one."""
+    """Return the identity of a GPU. All CPUs have the same identity."""
     if device.type != "cuda":
         return device.type
     found = torch.cuda.get_device_properties(device)
@@ -105,7 +105,7 @@ def identity(device: torch.device) -> str:
 
 
 def backend_for(identities: Sequence[str]) -> str:
-    """Return the backend for ranks on these devices. Raises RuntimeError if only some are on a GPU."""
+    """Return the backend for ranks on these devices. Raises RuntimeError if only some ranks are on a GPU."""
     cpus = identities.count("cpu")
     if 0 < cpus < len(identities):
         numbers = [number for number, device in enumerate(identities) if device == "cpu"]
@@ -116,8 +116,8 @@ def backend_for(identities: Sequence[str]) -> str:
 def raise_lost(error: RuntimeError) -> NoReturn:
     """Raise PeerLostError if ``error`` means a lost peer. Otherwise raise ``error``, which this rank caused.
 
-    Causes of the latter are memory, the device, or a call that NCCL rejects. NCCL uses one class for all its errors, so
-    their messages decide. Other errors, which come from gloo, mean a lost peer.
+    This rank causes errors of memory and device, and calls that NCCL rejects. NCCL has one class for all its errors, so
+    the message decides. All other errors come from gloo and mean a lost peer.
     """
     own = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
     if not own and isinstance(error, torch.distributed.DistBackendError):

@@ -1,8 +1,8 @@
 """The interface of collectives, which reduce gradients over ranks.
 
 Each algorithm has its own module, and ``choose`` maps the plan's names to them. A buffer is a contiguous 1-D CPU or GPU
-tensor that lives as long as the collective and keeps its address. So an algorithm may preallocate and register memory
-and keep persistent requests.
+tensor that lives as long as the collective and keeps its address. Algorithms may therefore preallocate and register
+memory, and use persistent requests.
 """
 
 from abc import ABC, abstractmethod
@@ -57,8 +57,8 @@ class AllOf:
 class Collective(ABC):
     """Reduce buffers over ranks, in place.
 
-    Every rank must construct it with equal buffers (same number, sizes and dtypes, in the same order) and start them in
-    the same order. A rank with share 0 takes part with zeros.
+    Every rank must construct the collective with equal buffers (same number, sizes and dtypes, in the same order) and
+    start reductions in the same order. A rank with share 0 takes part with zeros.
     """
 
     name: ClassVar[str]
@@ -74,14 +74,14 @@ class Collective(ABC):
 
     @abstractmethod
     def start(self, index: int) -> Work:
-        """Start the all-reduce of ``buffers[index]``. The buffer must not be used until it is done."""
+        """Start the all-reduce of ``buffers[index]``. Do not use the buffer until the all-reduce is done."""
 
     def allreduce(self, index: int) -> None:
         """Sum ``buffers[index]`` over all ranks, in place. Raises PeerLostError."""
         self.start(index).wait()
 
     def rescale_residuals(self, factor: float) -> None:  # noqa: B027 - most collectives carry nothing over
-        """Multiply residuals that are carried over to the next reductions by ``factor``. 0 clears them."""
+        """Multiply the residuals for the next reductions by ``factor``. 0 clears the residuals."""
 
     def abandon(self) -> None:
         """Wake the ranks that wait for this one, without waiting for them."""

@@ -21,7 +21,7 @@ def revoke(comm: Any) -> None:
 
 
 def translate(error: Any) -> Exception:
-    """Return the exception for an ``MPI.Exception``. A restart helps after the loss of a peer, but not a wrong call."""
+    """Return PeerLostError for an ``MPI.Exception``; RuntimeError for a wrong call, which a restart cannot fix."""
     from mpi4py import MPI
 
     if error.Get_error_class() in {getattr(MPI, f"ERR_{name}") for name in _OWN_MISTAKES}:

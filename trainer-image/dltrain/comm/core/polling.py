@@ -7,7 +7,7 @@ from dltrain.comm.core.collective import Collective, Work
 from dltrain.comm.core.waiting import LONGEST_LISTEN_S, Backoff
 
 _AMONG_OTHERS_S = 1e-3
-"""Maximum pause while another reduction is pending."""
+"""Maximum pause in seconds while another reduction is pending."""
 
 
 class Run(ABC):
@@ -63,7 +63,7 @@ class Polled(Collective):
     runs: Sequence[Run] = ()
 
     def use_runs(self, runs: Sequence[Run]) -> None:
-        """Use these runs, which make progress on each other while they wait."""
+        """Use these runs. While one run waits, it also makes progress on the others."""
         self.runs = runs
         for run in runs:
             run.siblings = runs

@@ -1,6 +1,6 @@
 """Memory that all ranks of one machine share, with a part for each rank.
 
-It consists of anonymous files (memfd). They vanish with the ranks, and a pod's small /dev/shm does not limit them.
+It consists of anonymous files (memfd). They vanish with the ranks. A pod's small /dev/shm does not limit them.
 """
 
 import mmap
@@ -19,10 +19,10 @@ Bytes = NDArray[np.uint8]
 
 
 class Memory:
-    """The allocator of gradients, which uses memory shared by all ranks of ``comm`` if possible."""
+    """Allocator of gradients. If possible, it uses memory that all ranks of ``comm`` share."""
 
     def __init__(self, comm: Any) -> None:
-        """Prepare it. ``comm``: None for private memory."""
+        """``comm``: communicator of the ranks that share memory; None for private memory."""
         self.region: Region | None = None
         self._comm = comm
 
@@ -36,7 +36,7 @@ class Memory:
 
 
 class Region:
-    """Shared memory. ``parts``: every rank's bytes, by rank, of equal length."""
+    """Shared memory. ``parts``: the bytes of each rank, in rank order and of equal length."""
 
     def __init__(self, parts: list[Bytes], rank: int) -> None:
         self.parts, self._own = parts, parts[rank]
@@ -72,7 +72,7 @@ class Region:
         return torch.from_numpy(self._own).view(dtype)[:count]
 
     def everywhere(self, buffer: torch.Tensor) -> list[NDArray[Any]] | None:
-        """Return every rank's buffer at the same place as ``buffer``, or None if it is not in this rank's part."""
+        """Return every rank's buffer at the offset of ``buffer``; None if ``buffer`` is not in this rank's part."""
         start = buffer.data_ptr() - self._own.ctypes.data
         if not 0 <= start <= start + buffer.nbytes <= self._own.nbytes:
             return None
@@ -83,7 +83,7 @@ class Region:
 def _file(nbytes: int) -> int:
     """Return a new anonymous file of ``nbytes``, or -1 on failure.
 
-    Its memory is allocated at once, because a write to memory that is missing would kill the process.
+    Its memory is allocated at once. If memory ran out during a later write, the kernel would kill the process.
     """
     try:
         file = os.memfd_create("dltrain-gradients")
@@ -98,9 +98,9 @@ def _file(nbytes: int) -> int:
 
 
 def _map(files: list[tuple[int, int]], nbytes: int) -> list[Bytes] | None:
-    """Map the ranks' files (process, descriptor). Return None if one cannot be opened.
+    """Map the ranks' files (process, descriptor). Return None if a file cannot be opened.
 
-    This happens in another PID namespace or for another user.
+    That is the case if a rank is in another PID namespace or belongs to another user.
     """
     parts = []
     for process, file in files:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _SPIN_S = 50e-6
-"""Longer than a message between two ranks of one machine takes, but shorter than a time slice of the scheduler."""
+"""Time of continuous polling: longer than a message within a machine, shorter than a time slice of the scheduler."""
 _LONGEST_SLEEP_S = 1e-3
 LONGEST_LISTEN_S = 10e-3
 """Maximum time to listen on sockets. It bounds the delay of events that wake no socket, such as the loss of a peer."""
@@ -44,7 +44,7 @@ def event_queues() -> set[int]:
 
 
 def listen(descriptors: Iterable[int], *, all_wake: bool) -> None:
-    """Use these descriptors (MPI's epoll descriptors for the sockets of its peers) to wake up from now on.
+    """Wake up on these descriptors from now on: MPI's epoll descriptors for the sockets of its peers.
 
     ``all_wake``: True if the messages of every peer arrive over sockets.
     """
@@ -56,11 +56,11 @@ def listen(descriptors: Iterable[int], *, all_wake: bool) -> None:
 class Backoff:
     """Poll continuously at first, then at increasing intervals.
 
-    If every message arrives over a socket, it listens for three times the time waited so far, at most 10 ms. If
+    If every message arrives over a socket, ``pause`` listens for three times the time waited so far, at most 10 ms. If
     messages arrive in shared memory, it sleeps for a tenth of that time, at most 1 ms: 10 % late, 90 % idle.
 
-    The test of another request may read a message from its socket, which then wakes nobody. So test the awaited request
-    last (see ``complete``). If that is impossible, test it again before a pause that ``listens``.
+    Testing another request may read the awaited message from its socket, which then wakes no rank. So test the awaited
+    request last (see ``complete``). If that is impossible, test it again before a pause that ``listens``.
     """
 
     def __init__(self) -> None:
@@ -96,9 +96,9 @@ class Backoff:
 def complete(requests: Sequence[Any]) -> bool:
     """Return True if all MPI ``requests``, also persistent ones, are complete.
 
-    MPI's test of one request checks again after reading messages, and the first incomplete request ends this call, so a
-    later message for it wakes the rank. MPI's tests of several requests check first and read messages afterwards. Such
-    a message would be noticed only at the next test, without a wake-up.
+    Requests are tested one by one, because MPI's test of one request checks it again after reading messages. The first
+    incomplete request ends this call, so a later message for it wakes the rank. MPI's tests of several requests check
+    first and read messages afterwards, so a message that they read would wait for the next test.
     """
     return all(request.Test() for request in requests)
 

@@ -1,8 +1,8 @@
 """Butterfly (recursive doubling): log2 n exchanges of the whole buffer, with the lowest latency and the most traffic.
 
 If n is no power of two, the ranks beyond the largest power below n send their values to a partner and get the total
-back (Thakur, Rabenseifner and Gropp 2005, section 4.1). One side computes a + b and the other b + a, which are equal to
-the last bit.
+back (Thakur, Rabenseifner and Gropp 2005, section 4.1). In an exchange, one rank computes a + b and its partner b + a.
+Both sums are equal to the last bit.
 """
 
 from dltrain.comm.schedules.engine import Scheduled

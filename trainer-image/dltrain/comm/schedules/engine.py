@@ -22,7 +22,7 @@ _WINDOW = 4
 
 
 class Scheduled(Polled):
-    """A collective with a ``Schedule`` per buffer. Buffers are on the CPU and have a dtype of numpy."""
+    """A collective with a ``Schedule`` per buffer. Buffers are on the CPU and have a dtype that numpy supports."""
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], segment_nbytes: int) -> None:
         super().__init__(comm, buffers)
@@ -118,7 +118,7 @@ class _Run(Run):
             self._posted += 1
 
     def _unblocked(self, index: int) -> bool:
-        """Return True if every send of elements that receive ``index`` overwrites is complete."""
+        """Return True if receive ``index`` may overwrite its elements: all sends of these elements are complete."""
         return all(send < self._begun and self._sends[send].Test() for send in self._blockers[index])
 
     def _reap(self) -> None:

@@ -1,9 +1,9 @@
 """Recursive halving-doubling: reduce-scatter in log2 p exchanges, then all-gather in log2 p, with a ring's traffic.
 
-In exchange l, the partner of rank r is r with bit l flipped. Both hold the same part of the buffer; each keeps one half
-of it and sends the other. After log2 p exchanges a rank holds its own p-th of the sum. Then the same exchanges run in
-reverse order, and each rank sends all that it holds (Rabenseifner 2004). This takes 2 log2 p messages instead of a
-ring's 2 (p - 1). The largest messages go between neighbours, which may share a node.
+In exchange l, the partner of rank r is r with bit l flipped. Both hold the same part of the buffer. Each keeps one half
+and sends the other half. After log2 p exchanges, each rank holds 1/p of the sum. Then the same exchanges run in reverse
+order, and each rank sends all that it holds (Rabenseifner 2004). This takes 2 log2 p messages instead of a ring's
+2 (p - 1). The largest messages go between neighbours, which may share a node.
 
 If n is no power of two, p is the largest power below n, and each rank from p on has a partner. Both first sum one half
 each. The partner gets the other half, takes part in the exchanges, and sends the total back (Thakur, Rabenseifner and
@@ -88,7 +88,7 @@ class _Halves:
         """Bounds of the smallest pieces. All other pieces start and end at one of them."""
 
     def _children(self, node: tuple[int, int], level: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the half of a node that this rank keeps in exchange ``level``, and the one it sends, in leaves."""
+        """Return the halves of a node as ranges of leaves: (kept in exchange ``level``, sent in exchange ``level``)."""
         start, stop = node
         middle = (start + stop) // 2
         halves = (start, middle), (middle, stop)
@@ -97,7 +97,7 @@ class _Halves:
     def _cut(self, node: tuple[int, int], level: int, *, kept_first: bool = False) -> list[Piece]:
         """Split a node into pieces, in the order in which exchanges from ``level`` on send them, or in reverse.
 
-        Both sides of the previous exchange get the same pieces, because their bits are equal from ``level`` on.
+        Both partners of the previous exchange get the same pieces: the bits of their ranks are equal from ``level`` on.
         """
         start, stop = node
         first, last = self._bounds[start], self._bounds[stop]
@@ -108,7 +108,7 @@ class _Halves:
 
 
 class _Ready:
-    """Append messages to a schedule, in which a send starts once all its elements have been received."""
+    """Append messages to a schedule. Each send starts once all its elements have been received."""
 
     def __init__(self, cuts: list[int], schedule: Schedule) -> None:
         self._schedule = schedule

@@ -1,8 +1,8 @@
-"""Synchronous parameter servers: each sums one slice of the buffer. Ranks push to it and pull the totals.
+"""Synchronous parameter servers: each sums one slice of the buffer. Ranks push their slices and pull the totals.
 
-With one server and w workers, its link carries w times the buffer in each direction, so a ring is faster for large w.
-Several servers divide this traffic. A server is a rank with share 0 (Li et al. 2014). Additions are in rank order, so
-the result does not depend on the order of arrival.
+With one server and w workers, the server's link carries w times the buffer in each direction. For large w, a ring is
+faster. Several servers divide this traffic. A server is a rank with share 0 (Li et al. 2014). Additions are in rank
+order, so the result does not depend on the order of arrival.
 """
 
 from typing import Any

@@ -18,7 +18,7 @@ class Ring(Scheduled):
 def ring(rank: int, size: int, count: int, longest: int, hops: range | None = None) -> Schedule:
     """Return the messages of ``rank`` for ``count`` elements in segments of at most ``longest`` elements.
 
-    Chunk c starts at rank c. After n - 1 additions it is complete at rank c - 1 and travels around the ring again.
+    Chunk c starts at rank c. After n - 1 additions it is complete at rank c - 1. It then travels around the ring again.
     ``hops``: consecutive hops out of the 2 (n - 1), by default all.
     """
     right, left = (rank + 1) % size, (rank - 1) % size

@@ -3,8 +3,8 @@
 Every message-passing algorithm is a pure function that returns a ``Schedule``. So tests can check its properties
 (correct sum, no deadlock, matching messages) by simulation for any number of ranks and any size.
 
-Properties: the k-th message from a to b in a's order is the k-th from a in b's order, over the same range. Receives are
-handled strictly in order.
+Properties: the k-th message that rank a sends to b is the k-th that b receives from a, with the same range. Receives
+are handled strictly in order.
 """
 
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class Schedule:
         return self
 
     def blockers(self) -> list[list[int]]:
-        """Return for each receive the earlier sends of elements that it overwrites. They must complete first."""
+        """Return, for each receive, the sends that must complete first, because it overwrites their elements."""
         messages: list[Send | Receive] = [*self.sends, *self.receives]
         cuts = sorted({message.start for message in messages} | {message.stop for message in messages})
         cell = {cut: index for index, cut in enumerate(cuts)}
@@ -82,5 +82,5 @@ def pieces(start: int, stop: int, longest: int) -> list[Piece]:
 
 
 def chunks(count: int, parts: int) -> list[Piece]:
-    """Split ``0:count`` into ``parts`` ranges of nearly equal length. Some are empty if there are fewer elements."""
+    """Split ``0:count`` into ``parts`` ranges of nearly equal length. Some are empty if ``count`` < ``parts``."""
     return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]

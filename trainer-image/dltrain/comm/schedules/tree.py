@@ -15,7 +15,7 @@ class Tree(Scheduled):
 
 
 def tree(rank: int, size: int, count: int, longest: int) -> Schedule:
-    """Return the messages of ``rank``. Its parent lacks its lowest set bit; a child has one more bit below that."""
+    """Return the messages of ``rank``. Clearing its lowest set bit gives its parent; setting a bit below, a child."""
     lowest = rank & -rank if rank else 1 << max(size - 1, 1).bit_length()
     children = [rank + bit for bit in (1 << i for i in range(lowest.bit_length() - 1)) if rank + bit < size]
     schedule = Schedule()

@@ -1,8 +1,8 @@
 """Prefetching of a training's batches, in order.
 
 The samples of a step are known in advance, unless shares change or a step is abandoned. A prefetched batch is used only
-if it holds exactly the samples that the step needs; otherwise all prefetched batches are dropped. So results are equal
-to the last bit with and without prefetching, and the loading method can be chosen by its cost while training runs.
+if it holds exactly the samples that the step needs. Otherwise all prefetched batches are dropped. So results are equal
+to the last bit with and without prefetching, and the loading method may change while training runs.
 """
 
 import sys
@@ -23,17 +23,17 @@ from dltrain.data.feeding.worker_pool import Workers
 from dltrain.protocol.errors import SampleError, WorkerLostError
 
 MIN_FETCH_FRACTION, MIN_FETCH_S = 0.05, 1e-3
-"""Loading must take at least this fraction of a step and this time before it is worth prefetching: a thread shares the
-interpreter with the rank, and a process takes memory."""
+"""Prefetching starts if loading takes at least this fraction of a step and this time. Prefetching has a cost: a thread
+shares the interpreter with the rank, and a process takes memory."""
 MEASURED = 5
 """Number of measured steps, after two that open files and allocate."""
 SPARE = 1.25
-"""Throughput of the workers relative to that of the steps. The margin covers samples that take longer than others."""
+"""Throughput of the workers divided by the throughput of the steps. The margin covers samples that take longer."""
 _THREAD_AHEAD = 2
 
 
 class Lane(Protocol):
-    """A prefetching method. Tickets are issued in order, and batches are read in that order; some may be skipped."""
+    """A prefetching method. Batches are read in the order in which their tickets were issued; some may be skipped."""
 
     def ask(self, request: Request) -> int: ...
 
@@ -124,9 +124,9 @@ class _Asked(NamedTuple):
 
 
 class Feed:
-    """The batches of all steps, one after another. ``spent_s``: time to load the last one, here or in a worker.
+    """The batches of all steps, in order. ``spent_s``: time to load the last batch, in this process or a worker.
 
-    With prefetching, the step waits for less than ``spent_s``.
+    With prefetching, a step waits for less than ``spent_s``.
     """
 
     def __init__(self, loader: Loader, part_of: Callable[[int], Part], seed: int, steps: int) -> None:
@@ -163,9 +163,9 @@ class Feed:
                 lane.close()
 
     def take(self, step: int, part: Part) -> Any:
-        """Return the batch of ``step`` on the device, or None if ``part``, which this rank computes, is empty.
+        """Return this rank's batch of ``step`` on the device. ``part``: its samples. Return None if there are none.
 
-        Raises SampleError if the user's dataset fails, MemoryError or WorkerLostError if a worker does.
+        Raises SampleError if the user's dataset fails, MemoryError or WorkerLostError if a worker fails.
         """
         if (request := Request.of(part, self._seed)) is None:
             return None
@@ -240,7 +240,7 @@ class Feed:
     def _go_back(self, request: Request, error: Exception) -> Any:
         """Continue without workers after one failed, and return the batch.
 
-        The user did not request workers, and the rank may succeed where they fail, because it has run the script.
+        The user did not request workers. The rank may succeed where workers fail, because the rank has run the script.
         """
         assert self._lane is not None
         self._lane.close()

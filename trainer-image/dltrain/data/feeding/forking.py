@@ -2,9 +2,9 @@
 
 A fork of a rank would inherit the state of MPI and CUDA and locks held by other threads, and the kernel would copy
 every page that the rank writes afterwards. A fork of a zygote starts within milliseconds with torch imported, mostly in
-shared memory. Under an agent, the agent's zygote is used, which also forked the rank; otherwise the rank starts its
-own. In both cases the process is killed when the rank exits for any reason: the kernel closes the rank's connection to
-the zygote, or ends the rank's own zygote, and its children end with it.
+shared memory. Under an agent, the agent's zygote is used, which also forked the rank. Otherwise the rank starts its own
+zygote. In both cases the process is killed when the rank exits for any reason. The kernel then closes the rank's
+connection to the agent's zygote, or ends the rank's own zygote together with its children.
 """
 
 import json
@@ -25,7 +25,7 @@ class Child:
     """A Python command line that runs in a fork of a zygote and inherits a descriptor."""
 
     def __init__(self, zygote: socket.socket, argv: Sequence[str], fd: int) -> None:
-        """Order the fork. ``zygote``: a separate connection. ``fd``: a socket, which the child receives.
+        """Request the fork. ``zygote``: a connection for this child only. ``fd``: a socket, which the child receives.
 
         Raises OSError.
         """
@@ -43,7 +43,7 @@ class Child:
         return self._zygote.fileno()
 
     def ended(self, within_s: float) -> Exit | None:
-        """Return how the process ended, or None if it still runs or its zygote has died, too."""
+        """Return how the process ended; None if it still runs, or if its zygote has died as well."""
         while self._received.count(b"\n") < 2 and wait_for(self._zygote, within_s=within_s):
             try:
                 data = self._zygote.recv(4096)
@@ -64,7 +64,7 @@ class WorkerForker:
     """A zygote, and a connection to it for each process to fork."""
 
     def __init__(self, count: int) -> None:
-        """Connect or start a zygote without waiting for its imports; orders wait until then. Raises OSError."""
+        """Connect to a zygote or start one. Do not wait for its imports; requests wait for them. Raises OSError."""
         self._own: subprocess.Popen[bytes] | None = None
         self.connections: list[socket.socket] = []
         self.connections = _agents_zygote(count) or self._start(count)
@@ -91,9 +91,9 @@ class WorkerForker:
 
 
 def _agents_zygote(count: int) -> list[socket.socket]:
-    """Return connections to the agent's zygote, or an empty list if this process is no fork of it.
+    """Return connections to the agent's zygote, or an empty list if the zygote has not forked this process.
 
-    In that case the zygote may run another interpreter.
+    A zygote that has not forked this process may run another interpreter.
     """
     if sys.orig_argv[1:3] != ["-m", "dltrain.launch.zygote"] or SOCKET_ENV not in os.environ:
         return []

@@ -14,7 +14,7 @@ from dltrain.host import cgroup
 from dltrain.protocol.errors import MisuseError
 
 MAX_BATCHES_AHEAD = 128
-"""A socket must hold twice as many messages, from before and after a drop, so that no sender blocks."""
+"""A socket must hold twice as many messages (from before and after a cancellation), so that no sender blocks."""
 
 
 class Loader:
@@ -80,9 +80,9 @@ class Loader:
 
     @property
     def room_nbytes(self) -> int | None:
-        """Return the memory that automatically started workers may use for the dataset, or None if unknown.
+        """Return the memory limit for copies of the dataset in automatically started workers; None if unknown.
 
-        It is half of the free memory, divided by the number of ranks in the pod.
+        The limit is half of the free memory, divided by the number of ranks in the pod.
         """
         free = cgroup.free_nbytes()
         return None if free is None else free // (2 * self._ranks_here)

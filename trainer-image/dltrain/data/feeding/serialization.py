@@ -1,8 +1,8 @@
 """Transfer of objects between a rank and its workers through shared memory, with one copy of tensors and arrays.
 
-A message is a few bytes on a socket and a descriptor of anonymous memory (memfd_create(2)). This memory counts towards
-the container's limit and is freed with its last user. torch's own workers use /dev/shm instead, whose size the pod
-limits; a process that writes beyond the limit is killed by SIGBUS.
+A message consists of a few bytes on a socket and a descriptor of anonymous memory (memfd_create(2)). This memory counts
+towards the container's limit and is freed with its last user. torch's own workers use /dev/shm, whose size the pod
+limits. SIGBUS kills a process that writes beyond that limit.
 
 Objects are serialized by cloudpickle. It sends definitions of the script (a dataset class, a lambda) by value, so a
 worker need not run the script again.
@@ -32,7 +32,7 @@ class Readable(Protocol):
 
 
 def wait_for(*connections: Readable, within_s: float | None = None) -> bool:
-    """Wait until a connection is readable or closed. Return False if none is after ``within_s`` seconds."""
+    """Wait until a connection is readable or closed. Return False if ``within_s`` seconds pass before."""
     poll = select.poll()  # select(2) supports no descriptor above 1023
     for connection in connections:
         poll.register(connection, select.POLLIN)
@@ -99,7 +99,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 def _of_a_file(array: Any) -> bool:
-    """Return True if a numpy.memmap equals its whole file: it is no slice, and changes are not private to it."""
+    """Return True if a numpy.memmap covers its whole file and writes changes to the file (is not copy-on-write)."""
     whole = isinstance(array.base, mmap.mmap) and array.mode in ("r", "r+", "w+")
     return whole and array.filename is not None and Path(array.filename).exists()
 

@@ -21,7 +21,7 @@ from dltrain.device import randomness
 from dltrain.protocol.errors import BadInputError, MisuseError, SampleError
 
 Collate = Callable[[list[Any]], Any]
-"""Makes a batch of samples."""
+"""Makes one batch from a list of samples."""
 _ODD, _MIX, _STIR = (np.array(v, np.uint64) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
@@ -46,7 +46,7 @@ class Request:
 
     @property
     def sample_seeds(self) -> list[int]:
-        """Return a seed per sample: SplitMix64 (Steele, Lea and Flood 2014) of its number, keyed by the epoch."""
+        """Return a seed per sample: SplitMix64 (Steele, Lea and Flood 2014) of its number, with a key per epoch."""
         key = hashlib.blake2b(f"{self.seed} {self.epoch} samples".encode(), digest_size=8).digest()
         z = np.frombuffer(key, np.uint64) + (self.indices.astype(np.uint64) + np.array([1], np.uint64)) * _ODD
         z = (z ^ (z >> np.uint64(30))) * _MIX
@@ -107,7 +107,7 @@ class Source:
 
     @property
     def foreign(self) -> bool:
-        """Return True if the user's code makes the samples. Otherwise they are slices of tensors, or dltrain's."""
+        """Return True if the user's code makes the samples, in contrast to tensors and ``dltrain.data``."""
         return not self.ours and not isinstance(self.dataset, tuple)
 
     def make(self, request: Request) -> Any:

@@ -26,14 +26,14 @@ class MessageKind(IntEnum):
     HELLO = 0
     """Sent twice: with ``sys.path``, then with the Source."""
     MAKE = 1
-    """Load a batch; with its Request."""
+    """Load a batch. The message contains its Request."""
     FORGET = 2
     """Cancel all requests before this ticket."""
     READY = 3
     MADE = 4
-    """A batch and its loading time in seconds; without the batch if the request was cancelled."""
+    """A batch and its loading time in seconds. The batch is None if the request was cancelled."""
     FAILED = 5
-    """An error; with a RemoteError. Ticket 0: the dataset could not be transferred."""
+    """An error, as a RemoteError. Ticket 0: the dataset could not be transferred."""
 
 
 class Head(NamedTuple):
@@ -51,7 +51,7 @@ class Head(NamedTuple):
 
 
 class RemoteError(NamedTuple):
-    """The text of an exception. Its class may not exist in the other process."""
+    """An exception as text, because its class may not exist in the other process."""
 
     text: str
     trace: str

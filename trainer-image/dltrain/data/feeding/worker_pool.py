@@ -1,8 +1,8 @@
 """Worker processes of one rank, which load the batches of future steps.
 
-They replace torch's DataLoader for four reasons. It forks the rank (see ``forking``) or runs the script again in every
-worker. It uses /dev/shm. It cannot cancel requests after an abandoned step. It notices a dead worker after up to five
-seconds, when the agent already reports a hang.
+They replace torch's DataLoader for four reasons. The DataLoader forks the rank (see ``forking``) or runs the script
+again in every worker. It uses /dev/shm. It cannot cancel requests after an abandoned step. It notices a dead worker
+only after up to five seconds, when the agent already reports a hang.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ _EXIT_STATUS_S = 2.0
 
 
 class Workers:
-    """``count`` worker processes, used in turn. Two threads may call ``ask`` and ``get``."""
+    """``count`` worker processes, used in turn. One thread may call ``ask`` while another calls ``get``."""
 
     def __init__(self, source: Source, count: int, room_nbytes: int | None = None) -> None:
-        """Order the processes without waiting for their start. ``room_nbytes``: memory limit for the dataset's copies.
+        """Start the processes without waiting for them. ``room_nbytes``: memory limit for the dataset's copies.
 
         Raises ValueError if the dataset cannot be pickled, MemoryError if its copies exceed the limit, OSError.
         """
@@ -86,7 +86,7 @@ class Workers:
                 serialization.send(worker.connection, Head(MessageKind.FORGET, ticket).packed(), None)
 
     def wake(self) -> None:
-        """Make ``get`` fail in a thread that waits in it, before ``close``."""
+        """Make ``get`` fail in a thread that waits for it. Call this before ``close``."""
         self._closing = True
         for worker in self._workers:
             with contextlib.suppress(OSError):
