@@ -60,7 +60,7 @@ def compare(process_group: ProcessGroup, parameters: Iterable[Tensor], kinds: Ma
     """Compare parameters over the ranks of a process group after ``step`` steps.
 
     ``kinds``: the devices of its ranks, by rank in the job.
-    Raises ParametersDivergedError on every rank if they differ, PeerLostError if a rank is lost.
+    Raise ParametersDivergedError on every rank if they differ, PeerLostError if a rank is lost.
     """
     value = fingerprint(parameters)
     values = [tuple(row) for row in process_group.gather([value >> 32, value & 0xFFFFFFFF])]

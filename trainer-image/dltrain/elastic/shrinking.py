@@ -61,7 +61,7 @@ class Elastic:
     def regroup(self, step: int) -> None:
         """Shrink the process group to the live ranks, which must all be at ``step``.
 
-        Raises PeerLostError if fewer ranks are left than the plan needs.
+        Raise PeerLostError if fewer ranks are left than the plan needs.
         """
         rows: list[list[float]] | None = None
         while rows is None:  # repeat if another rank is lost meanwhile

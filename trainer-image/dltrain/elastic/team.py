@@ -62,7 +62,7 @@ class Team:
 
     @property
     def parallel(self) -> DataParallel:
-        """Return the parallelism strategy. Raises MisuseError before ``take``."""
+        """Return the parallelism strategy. Raise MisuseError before ``take``."""
         if self._parallel is None:
             raise MisuseError("found no model; expected t.wrap(model, optimizer) first")
         return self._parallel
@@ -70,7 +70,7 @@ class Team:
     def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None) -> None:
         """Set the model and the optimizer to train. ``sample``: an input with batch size 1, for model parallelism.
 
-        Raises ValueError if the optimizer has parameters outside the model.
+        Raise ValueError if the optimizer has parameters outside the model.
         """
         check_trained(model, optimizer)
         optimizer.register_step_pre_hook(without_closure)
@@ -90,7 +90,7 @@ class Team:
     def continue_after_loss(self, step: int) -> None:
         """Shrink the process group after a loss, and prepare the rest to continue from ``step``.
 
-        Raises PeerLostError if that is impossible.
+        Raise PeerLostError if that is impossible.
         """
         began = time.perf_counter()
         if self._parallel is None:
@@ -111,7 +111,7 @@ class Team:
     def together(self, step: int, operation: Callable[[], T]) -> T:
         """Run a collective operation of the workers, and repeat it without ranks that are lost meanwhile.
 
-        Raises PeerLostError if the run cannot continue without them.
+        Raise PeerLostError if the run cannot continue without them.
         """
         result = None
         while result is None:
@@ -143,7 +143,7 @@ class Team:
     def _limits(self) -> list[int]:
         """Return the maximum share of each rank, by the memory of its GPU. CPUs have no limit but the batch.
 
-        All workers must call it at the same step. Raises PeerLostError.
+        All workers must call it at the same step. Raise PeerLostError.
         """
         limits = [self.plan.global_batch] * len(self.plan.ranks)
         if any(rank.gpu for rank in self.plan.ranks):
@@ -166,7 +166,7 @@ class Team:
     def agree_on_parameters(self, step: int) -> bool:
         """Compare parameters over the workers, report the result and return True.
 
-        Raises ParametersDivergedError if they differ, PeerLostError.
+        Raise ParametersDivergedError if they differ, PeerLostError.
         """
         parameters = self.parallel.replicated(self.model)
         if self.workers == 1 or not self.shares[self.rank] or not parameters:
