@@ -18,7 +18,7 @@ class Ranks:
     """A layer's access to the ranks. The fields are plain functions, so that copies of a model share them."""
 
     sum: Callable[[Sequence[float]], list[float]]
-    """Returns the element-wise sum over ranks in double precision. All ranks must call it equally often."""
+    """Returns the element-wise sum over ranks in double precision. All ranks must call it in the same order."""
     counts: Callable[[], bool]
     """Returns False if this rank has no samples. It then computes some of another rank, and the result is discarded."""
     weight: Callable[[], float]
@@ -60,8 +60,8 @@ class SyncBatchNorm(_BatchNorm):
 class _Normalize(torch.autograd.Function):
     """Compute y = (x - mean) / sqrt(variance + eps) * weight + bias with statistics over the samples of all ranks.
 
-    If g_r is the gradient of rank r's mean loss and w_r its weight, the gradient of the global loss is w_r g_r, and w_r
-    dx_r = weight / std * (w_r g_r - Σ_s w_s Σ g_s / n - x̂ Σ_s w_s Σ g_s x̂_s / n).
+    Let g_r be the gradient of rank r's mean loss, and w_r its weight. The gradient of the global loss is w_r g_r, and
+    w_r dx_r = weight / std * (w_r g_r - Σ_s w_s Σ g_s / n - x̂ Σ_s w_s Σ g_s x̂_s / n).
     """
 
     @staticmethod

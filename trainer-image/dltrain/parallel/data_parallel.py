@@ -144,8 +144,7 @@ class DataParallel(Placement):
         self._weight = weight
 
     def unscaled(self, scale: float, left: float) -> None:
-        """Record after ``finish`` that losses had the factor ``scale``, and that gradients still have the factor
-        ``left``."""
+        """Record after ``finish`` that losses had the factor ``scale`` and gradients still have the factor ``left``."""
         self.measured_norm /= scale
         self._left = left
         self._seen()

@@ -1,6 +1,6 @@
-"""The parts of the batch, the model and the optimizer that a rank holds.
+"""The parts of the batch, the model and the optimizer that each rank holds.
 
-By default a rank holds the whole model and optimizer, and its part of the batch. Other strategies override this.
+By default, a rank holds the whole model and optimizer, and its part of the batch. Some strategies override this.
 """
 
 from collections.abc import Mapping, Sequence

@@ -115,7 +115,7 @@ def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None
         except ValidationError as error:
             raise _named(error) from None
     if rank >= len(plan.ranks):
-        raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start as many ranks as planned")
+        raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start only planned ranks")
     heap.retain_freed_memory()
     device, name = devices.find_device(plan.ranks[rank])
     reporter.send(Hello(rank=rank, pid=os.getpid(), device=name))
