@@ -19,7 +19,7 @@ from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import ParametersDivergedError
 
 _WORDS, _GPU_WORDS = 2**17, 2**20
-"""Elements per block of the hash. On a CPU, their products of 8 bytes fit into a core's cache. Blocks on a GPU are
+"""Elements per block of the hash. On a CPU, a block's 8-byte products fit into a core's cache. Blocks on a GPU are
 larger, because each needs three kernel launches. Hashes of CPUs and GPUs are never compared."""
 _PRIME = 0x9E3779B97F4A7C15
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -27,7 +27,7 @@ _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @cache
 def _odd(device: torch.device) -> Tensor:
-    """Return an odd factor per element of a block."""
+    """Return a block's odd factors, one per element."""
     count, generator = _WORDS if device.type == "cpu" else _GPU_WORDS, torch.Generator().manual_seed(0)
     return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator).bitwise_or_(1).to(device)
 

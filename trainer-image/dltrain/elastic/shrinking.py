@@ -23,7 +23,7 @@ def inherit(shares: Sequence[int], alive: Sequence[int]) -> tuple[int, ...]:
 
 
 class Elastic:
-    """The live ranks of a plan. ``alive``: their ranks in the plan, in the order of the process group."""
+    """The live ranks of a plan. ``alive``: their numbers in the plan, in the order of the process group."""
 
     def __init__(self, plan: Plan, process_group: ProcessGroup, *, on_cpu: bool) -> None:
         self.alive: tuple[int, ...] = tuple(range(process_group.size))

@@ -57,7 +57,7 @@ class Team:
 
     @property
     def taken(self) -> bool:
-        """Return True if there is a model."""
+        """Return True once ``take`` has set the model."""
         return self._parallel is not None
 
     @property

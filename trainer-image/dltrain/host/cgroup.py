@@ -49,7 +49,7 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """Return how many CPUs this process may use: the minimum of its affinity and its cgroup's quota (v2, else v1)."""
+    """Return the number of CPUs that this process may use, the minimum of affinity and cgroup quota (v2, else v1)."""
     cores = float(len(os.sched_getaffinity(0)))
     try:
         if (root / "cpu.max").exists():

@@ -157,7 +157,7 @@ def kill_group(pid: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when its parent ``parent`` ends."""
+    """Make the kernel kill this process when the process ``parent`` ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -26,7 +26,7 @@ class Ranks:
 
 
 class SyncBatchNorm(_BatchNorm):
-    """A replacement for a BatchNorm layer, with the same parameters and buffers under the same names."""
+    """A replacement for a BatchNorm layer. It has the same parameters and buffers, under the same names."""
 
     def __init__(self, like: _BatchNorm, ranks: "Ranks") -> None:
         nn.Module.__init__(self)

@@ -28,7 +28,7 @@ class Shared(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """The shared values summed over ranks, and the times of the previous step by rank, in seconds."""
+    """The shared values summed over ranks, and each rank's times in the previous step, in seconds."""
 
     shared: Shared
     computed: list[float]

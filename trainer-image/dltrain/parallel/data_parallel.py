@@ -54,8 +54,8 @@ class DataParallel(Placement):
     ) -> None:
         """Allocate the buffer and register the hooks.
 
-        ``collective``: makes the collective of the buckets. ``tail``: number of values shared at every step. ``zeros``:
-        allocates the buffer, by default with torch.
+        ``collective``: makes the collective that reduces the buckets. ``tail``: number of values shared at every step.
+        ``zeros``: allocates the buffer, by default with torch.
         """
         parameters = list(parameters)
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]

@@ -26,7 +26,7 @@ class Bucket:
     stop: int
     """Range of elements in the buffer."""
     parameters: tuple[int, ...]
-    """Indices of its parameters in ``GradientBuffer.parameters``."""
+    """Indices of the bucket's parameters in ``GradientBuffer.parameters``."""
 
 
 def plan_buckets(sizes: Iterable[int], max_size: int, align: int = 1) -> list[Bucket]:
@@ -50,7 +50,7 @@ def plan_buckets(sizes: Iterable[int], max_size: int, align: int = 1) -> list[Bu
 
 
 class GradientBuffer:
-    """The gradients of ``parameters``, their marks and ``tail`` shared numbers in one contiguous buffer."""
+    """A contiguous buffer with the gradients of ``parameters``, their marks, and ``tail`` shared numbers."""
 
     def __init__(
         self,

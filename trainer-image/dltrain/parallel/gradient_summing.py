@@ -62,7 +62,7 @@ def data_parallel(
 
 
 def measured_by(parallel: DataParallel) -> Auto | None:
-    """Return the collective that measures algorithms, or None. Model parallelism has none."""
+    """Return the collective if it measures algorithms, otherwise None. Model parallelism has no such collective."""
     collective = getattr(parallel, "collective", None)
     return collective if isinstance(collective, Auto) else None
 

@@ -42,7 +42,7 @@ Held = Mapping[str, Cut | None]
 
 
 class ModelParallel(DataParallel):
-    """The tail, checkpoints and optimizer of a model that is split over the ranks."""
+    """Tail, checkpoints and optimizer for a model that is split over the ranks."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ def check_trained(model: nn.Module, optimizer: Optimizer) -> None:
     if strange := [tuple(p.shape) for p in trained if p not in known]:
         raise MisuseError(
             f"optimizer: found parameters {strange} that are not the model's; expected only the model's. Put all "
-            "trained parts into one nn.Module"
+            "trained modules into one nn.Module"
         )
 
 
@@ -25,8 +25,8 @@ def check_late(strange: Sequence[nn.Parameter]) -> None:
     if strange:
         raise MisuseError(
             f"optimizer: found parameters {[tuple(p.shape) for p in strange]} that the model did not have in t.wrap; "
-            "expected only the model's: no others are all-reduced. Create the whole model before t.wrap, and freeze "
-            "the parts that you train later"
+            "expected only the model's, because ranks reduce no other gradients. Create the whole model before t.wrap, "
+            "and freeze the parameters that you train later"
         )
 
 

@@ -87,7 +87,7 @@ class Neighbours:
 
 
 class Pipeline(ModelParallel):
-    """One stage. ``run`` processes a batch forward and backward, on all stages together."""
+    """One pipeline stage. ``run`` processes a batch forward and backward, together with all other stages."""
 
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, sample: Tensor, tail: int

@@ -20,7 +20,7 @@ class Placement:
     """True if a rank gets only its part of the reduced gradient. A script then cannot use ``p.grad``."""
 
     def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
-        """Return the part of a step's batch that ``rank`` processes with these ``shares``."""
+        """Return the part of a step's batch that ``rank`` processes, given all ranks' ``shares``."""
         return sampler.part(step, shares, rank)
 
     def predict(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor | None:

@@ -121,10 +121,10 @@ class TensorParallel(ModelParallel):
         if units < process_group.size:
             raise BadInputError(
                 "spec.parallelism.strategy",
-                f"Tensor on {process_group.size} ranks, with a model of which {units} can share a pair of linear layers"
+                f"Tensor on {process_group.size} ranks, with a pair of linear layers of {units} units"
                 if pairs
                 else "Tensor, with a model without a pair of linear layers",
-                f"a pair with a unit for each of {process_group.size} ranks",
+                f"pairs of linear layers with at least {process_group.size} units, one per rank",
                 "choose another strategy, or fewer nodes" if pairs else "choose another model or strategy",
             )
         whole = {rank: cuts_of(model, pairs, rank, process_group.size) for rank in range(process_group.size)}

@@ -52,7 +52,7 @@ class SampleError(RuntimeError):
 
 
 class DeviceMissingError(RuntimeError):
-    """Some ranks found their planned GPU and others did not."""
+    """Some ranks have their planned GPU and others do not."""
 
 
 class WorkerLostError(RuntimeError):

@@ -27,7 +27,7 @@ EXIT_USER_ERROR = 1
 EXIT_NOT_FETCHED = 74
 """The dataset could not be fetched because of the network, the server or a full disk. The kubelet tries again."""
 EXIT_PEER_LOST = 75
-"""Another rank died. Restart."""
+"""Another rank died. The agents restart the ranks."""
 EXIT_DIVERGED = 76
 """The loss is NaN or infinite."""
 EXIT_PARAMETERS_DIVERGED = 77

@@ -127,7 +127,7 @@ class Ledger:
         return transition
 
     def count(self, cause: str) -> None:
-        """Count a restart, or a loss that the other ranks continue without."""
+        """Count a restart by its cause. Also count a loss if the other ranks continue."""
         self.restarts = dict(Counter(self.restarts) + Counter([cause]))
 
     def forget_rank(self, number: int) -> None:

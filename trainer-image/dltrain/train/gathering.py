@@ -24,12 +24,12 @@ from dltrain.train.step import Step
 
 @dataclass(frozen=True)
 class Participants:
-    """Communication with the workers, and the weight of this rank's samples."""
+    """Access to the other workers, and the weight of this rank's samples."""
 
     together: Callable[[Callable[[ProcessGroup], Any]], Any]
     """Run a collective operation on the workers."""
     weight: Callable[[], float]
-    """Return the current weight of this rank's loss in the sum over ranks. Only ratios matter."""
+    """Return the weight of this rank's loss when losses are summed over ranks. Only ratios matter."""
     counts: bool
     """False if this rank has no samples. It then computes some of another rank, and the result is discarded."""
     lost: Callable[[], int | None]

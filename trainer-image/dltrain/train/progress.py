@@ -80,7 +80,7 @@ class Progress:
             self._window.add_exposed(exposed_before)
 
     def asynchronous(self, staleness: float, ahead: float) -> None:
-        """Record the staleness of an asynchronous update, and how many steps this worker is ahead of the slowest."""
+        """Record the staleness of an asynchronous update, and this worker's lead over the slowest worker in steps."""
         self._stale.append(staleness)
         self._ahead = ahead
 
@@ -92,7 +92,7 @@ class Progress:
     def report_step(
         self, step: int, steps: int, epoch: int, rate: float, norm: float | None, share: int, world_size: int
     ) -> None:
-        """Send a progress update: ``step`` of ``steps`` done, learning rate, gradient norm, this rank's share."""
+        """Send a progress update after ``step`` of ``steps``. ``rate``: learning rate. ``norm``: gradient norm."""
         if self._losses:
             self.loss = sum(self._losses) / len(self._losses)
             self._losses = []
@@ -129,7 +129,7 @@ class Progress:
         self.reporter.send(Evaluated(rank=self.rank, step=step, accuracy=accuracy, loss=self.loss))
 
     def outcome(self, steps: int, seconds: float, checkpoint: str | None) -> Outcome:
-        """Return the result of a run of ``steps`` steps, with the last loss and accuracy."""
+        """Return the result of a run after ``steps`` steps, with the last loss and accuracy."""
         return Outcome(steps=steps, seconds=seconds, loss=self.loss, accuracy=self.accuracy, checkpoint=checkpoint)
 
     def end_epoch(self) -> None:

@@ -1,4 +1,4 @@
-"""The contents of a synchronous run's checkpoints, and resuming from them."""
+"""Save a synchronous run in checkpoints, and resume it from them."""
 
 import time
 from collections.abc import Mapping, Sequence

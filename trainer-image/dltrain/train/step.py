@@ -34,7 +34,7 @@ class StepRequests(NamedTuple):
 
 
 class Step:
-    """The current step. One object serves all steps in turn."""
+    """The current step. The same object serves all steps."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class Step:
         self.given_up = False
         """True if the step will be computed again."""
         self.weight = 1.0
-        """Weight of this rank's loss: its fraction of the samples, or what the script passed to ``weigh``."""
+        """Weight of this rank's loss: its fraction of the batch, or the value passed to ``weigh``."""
         self.weight_by_samples = 1.0
-        """b_r / B, regardless of ``weigh``."""
+        """b_r / B, whether or not ``weigh`` was called."""
         self.samples = 0
         """B, the global batch size of the step."""
         self.agreed_step = Agreed(Shared(), [], [], [])
-        """Sums of the values that the ranks shared in this step, and their times in the previous step."""
+        """The values that ranks shared in this step, summed, and each rank's times in the previous step."""
         self.exposed_s: list[float] = []
         """Exposed communication of each worker in the previous step."""
         self.update_due = False

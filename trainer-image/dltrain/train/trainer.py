@@ -55,7 +55,7 @@ class Trainer:
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter, device: torch.device, device_name: str
     ) -> None:
-        """Prepare a run. ``device_name`` is the hardware's name, under which measurements are recorded."""
+        """Prepare a run. ``device_name``: the hardware's name for recording measurements."""
         self._replay = replay.asked(plan)
         if self._replay is not None:
             plan = plan.model_copy(update={"rebalance": False})
@@ -377,7 +377,7 @@ class Trainer:
             self.end_of_epoch = False
 
     def _conclude(self, fetch_s: float) -> None:
-        """Send a progress update after a step, then save or stop if the ranks agreed to."""
+        """Send a progress update after a step. Then save or stop if the ranks agreed to."""
         step, agreed = self._step, self._step.agreed_step.shared
         if self.step == self._first + 1 and self.workers > 1:
             usage_checks.warn_of_differing_buffers(differing_buffers(self.model, self._participants()), self.rank)

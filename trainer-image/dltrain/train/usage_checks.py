@@ -48,7 +48,7 @@ def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
         )
     if again:
         raise MisuseError(
-            "t.wrap: found a second call; expected one. Put all trained parts into one nn.Module with one optimizer"
+            "t.wrap: found a second call; expected one. Put all trained modules into one nn.Module with one optimizer"
         )
 
 
@@ -72,7 +72,7 @@ def numbers(values: Any) -> Sequence[float]:
 
 
 def check_samples(counts: Sequence[int]) -> None:
-    """Raise MisuseError if the dataset has different numbers of samples on the ranks."""
+    """Raise MisuseError if ``counts``, the dataset's number of samples on each rank, are not equal."""
     if len(set(counts)) > 1:
         raise MisuseError(
             f"t.steps: found {', '.join(map(str, counts))} samples in the dataset on ranks 0, 1, …; expected the whole "
@@ -81,7 +81,7 @@ def check_samples(counts: Sequence[int]) -> None:
 
 
 def warn_of_differing_buffers(names: Sequence[str], rank: int) -> None:
-    """Warn on rank 0 of model buffers that differ between ranks after a step."""
+    """Warn, on rank 0, of model buffers that differ between ranks after a step."""
     if names and rank == 0:
         some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         warnings.warn(

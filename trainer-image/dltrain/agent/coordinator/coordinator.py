@@ -49,7 +49,7 @@ class Coordinator:
         self._until = job.events.until
         self._previous = previous
         self._failed_in_a_row = 0
-        """Consecutive attempts that failed without a completed step."""
+        """Number of consecutive failed attempts without a completed step."""
 
     # Called by the agent
 
@@ -89,7 +89,7 @@ class Coordinator:
             self.done.set()
 
     async def _coordinate(self) -> None:
-        """Coordinate one plan. Stay connected after its end, so that a restarted pod learns that the job is over."""
+        """Coordinate one plan. Stay connected after the job's end, so that a restarted pod learns of the end."""
         self.job.membership.call(self.job.plan)
         if (outcome := finished_marker.read(self.job.plan)) is not None:
             self.job.ledger.outcome = outcome
@@ -144,7 +144,7 @@ class Coordinator:
         return True
 
     def _may_return(self, attempt: Attempt) -> bool:
-        """Return True if re-adding the lost ranks would save more time than the restart costs."""
+        """Return True if lost ranks can return and a restart would save more time than it costs."""
         gain_s = self.job.ledger.gain_s(attempt.missing(self.job.plan), len(self.job.plan.ranks))
         waited = time.monotonic() - attempt.shrunk_s > self.job.settings.return_after_s
         return waited and gain_s > RESTART_COST_S and self.job.membership.complete and self.job.plan.checkpoint.enabled

@@ -160,7 +160,7 @@ def diagnose(attempt: Attempt) -> Failure:
         if end.exit_code == EXIT_PEER_LOST:
             return _of_rank(attempt, end, "PeerLost", "lost contact with another rank")
         if end.exit_code == EXIT_STOPPED:
-            return _of_rank(attempt, end, reasons.RANK_STOPPED, "ended as if it was asked to stop, but it was not")
+            return _of_rank(attempt, end, reasons.RANK_STOPPED, "exited as after a stop request, but got none")
     return Failure(reason=reasons.NO_RESULT, message=_NO_RESULT)
 
 
@@ -212,7 +212,7 @@ def killed(end: RankEnded) -> bool:
 
 
 def failure_of_exit(attempt: Attempt, end: RankEnded) -> Failure:
-    """Return the failure of one rank, derived from its exit status alone."""
+    """Return the failure of one rank. Derive it from the exit status only."""
     exit_ = _exit_of(end)
     if end.exit_code == EXIT_BAD_INPUT:
         return _of_rank(attempt, end, reasons.BAD_INPUT, "rejected its input; see the end of its log", retry=False)

@@ -28,7 +28,7 @@ class EventQueue:
     """Events in order of arrival. A new plan or a request to leave interrupts the waiting procedure."""
 
     def __init__(self, record: Callable[[Event], None], tick: Callable[[], None]) -> None:
-        """``record``: records an event. ``tick``: checks time limits, called every ``TICK_S``."""
+        """Create the queue. ``record``: records an event. ``tick``: checks time limits, every ``TICK_S``."""
         self._record, self._tick = record, tick
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._leaving = False

@@ -14,7 +14,7 @@ from dltrain.protocol.volume_layout import claimed_term
 
 
 class SupersededError(Exception):
-    """Another coordinator has a higher term, so this one must end."""
+    """Another coordinator has a higher term, so this coordinator must end."""
 
 
 class Membership:

@@ -77,7 +77,7 @@ class Mpirun:
 
 
 class Launcher:
-    """The mpirun of the current attempt, if any."""
+    """The mpirun process of the current attempt, if any."""
 
     def __init__(self, settings: Settings, reaper: Reaper, env: dict[str, str], links: Links) -> None:
         self._settings, self._reaper, self._env, self._links = settings, reaper, env, links

@@ -56,7 +56,7 @@ class Files(Exchange):
 
 
 class ConfigMaps(Exchange):
-    """Exchange plan and report by ConfigMap."""
+    """Exchange through the job's two ConfigMaps."""
 
     def __init__(self, api: KubeApi, job: str) -> None:
         self._api = api
@@ -139,7 +139,7 @@ class ReportWriter:
         self._urgent = asyncio.Event()
 
     def urge(self) -> None:
-        """Request a report now, for example after a change of phase."""
+        """Request that a report is written now, for example after a change of phase."""
         self._urgent.set()
 
     async def run(self) -> None:

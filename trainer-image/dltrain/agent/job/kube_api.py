@@ -47,8 +47,8 @@ class KubeApi:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not (SERVICE_ACCOUNT / "token").is_file():
             raise ValueError(
-                f"KUBERNETES_SERVICE_HOST: found {host!r}; expected a pod with this variable and a service account token. "
-                "Outside a cluster, set DLJOB_API=off"
+                f"KUBERNETES_SERVICE_HOST: found {host!r}; expected a pod with this variable and a service account "
+                "token. Outside a cluster, set DLJOB_API=off"
             )
         return cls(
             host,
@@ -68,7 +68,7 @@ class KubeApi:
         await self._call("PATCH", self._path(name), json.dumps({"data": data}).encode())
 
     async def watch(self, name: str, resource_version: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield the ConfigMap's events after a version, until the server closes the watch or 5 minutes pass."""
+        """Yield the ConfigMap's events after a version. End when the server closes the watch or after 5 minutes."""
         query = f"?watch=true&fieldSelector=metadata.name%3D{name}&resourceVersion={resource_version}"
         query += f"&timeoutSeconds={_WATCH_S}"
         reader, writer = await self._open("GET", self._path("").rstrip("/") + query, b"")
@@ -119,7 +119,7 @@ class KubeApi:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """Return the HTTP status, and True if the body is chunked."""
+    """Return (HTTP status, True if the body is chunked)."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError as error:

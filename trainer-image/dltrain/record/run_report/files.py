@@ -55,7 +55,7 @@ class RunReportWriter:
     """Write the run report of the coordinator's job."""
 
     def __init__(self, ledger: Ledger, unix_s: float) -> None:
-        """``ledger``: the source of the plan, the phase and the term."""
+        """Prepare the report. ``ledger``: the source of the plan, the phase and the term."""
         self.history = History(ledger.plan, unix_s, read(ledger.plan))
         self._ledger = ledger
         self._writing: asyncio.Future[None] | None = None

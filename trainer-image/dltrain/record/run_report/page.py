@@ -103,7 +103,7 @@ def _skipped(updates: int | None) -> str | None:
 
 
 def _energy(document: Document) -> str:
-    """Return the measured energy and its sources. RAPL counts whole nodes."""
+    """Return the measured energy and its counters. RAPL counts the energy of whole nodes."""
     totals = document.totals
     if totals.energy_J is None:
         return "not readable: the pods cannot read a counter of NVML or RAPL"
