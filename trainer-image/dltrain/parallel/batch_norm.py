@@ -20,7 +20,7 @@ class Ranks:
     sum: Callable[[Sequence[float]], list[float]]
     """Returns the element-wise sum over ranks in double precision. All ranks must call it in the same order."""
     counts: Callable[[], bool]
-    """Returns False if this rank has no samples. It then computes some of another rank, and the result is discarded."""
+    """Returns False if this rank has no samples. It then computes another rank's samples; the result is discarded."""
     weight: Callable[[], float]
     """Returns the weight of this rank's mean loss: b_r / B or a number of tokens. Only ratios matter."""
 

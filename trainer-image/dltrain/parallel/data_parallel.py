@@ -28,7 +28,7 @@ from dltrain.timing.backward_passes import Passes
 from dltrain.timing.stopwatch import Lap, reading
 
 _DRIVE_S, _DRIVEN = 0.5e-3, 3
-"""Minimum seconds between two times that the backward pass makes progress on reductions, and on how many."""
+"""Minimum seconds between two checks of running reductions in the backward pass, and the reductions per check."""
 
 
 def square_of(tensors: Iterable[torch.Tensor]) -> float:
@@ -126,7 +126,7 @@ class DataParallel(Placement):
         self._open, self._finished, self._left = True, False, 1.0
 
     def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
-        """Write ``values`` into the tail from ``position`` on. Return False if this step's tail was already sent.
+        """Write ``values`` into the tail from ``position`` on. Return False if no step is open or its tail was sent.
 
         Copy tensors without reading them, because reading would wait for the forward pass on a GPU.
         """

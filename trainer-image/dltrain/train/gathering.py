@@ -31,7 +31,7 @@ class Participants:
     weight: Callable[[], float]
     """Return the weight of this rank's loss when losses are summed over ranks. Only ratios matter."""
     counts: bool
-    """False if this rank has no samples. It then computes some of another rank, and the result is discarded."""
+    """False if this rank has no samples. It then computes samples of another rank, and the result is discarded."""
     lost: Callable[[], int | None]
     """Return None, or the global batch size if ranks were lost and the step was abandoned.
 

@@ -13,7 +13,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def with_batch_norm(model: Model, team: Team, step: Step, *, synchronize: bool) -> Model:
-    """Synchronize BatchNorm statistics over the ranks, or warn that the model has BatchNorm layers without it."""
+    """Synchronize the model's BatchNorm statistics over the ranks, or warn that they are not synchronized."""
     if team.workers == 1 or not (layers := local_layers(model)):
         return model
     if not synchronize:

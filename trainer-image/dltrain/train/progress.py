@@ -13,7 +13,7 @@ from dltrain.timing.step_times import Times, Window
 
 UPDATE_INTERVAL_S = 0.25
 END_OF_EPOCH_S = 60.0
-"""Minimum limit for the script's pause between epochs, such as an evaluation. A longer epoch raises the limit."""
+"""The script may pause this long between epochs, for example for an evaluation, or as long as the epoch took."""
 
 
 class Progress:

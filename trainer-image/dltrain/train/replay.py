@@ -35,7 +35,7 @@ class Replay:
 
 
 def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the splits that led to the final model. For repeated steps, the last repetition counts.
+    """Return the splits that led to the final model. If a restart repeated steps, the repetition's splits count.
 
     Shares are in the rank order of the largest process group. A lost rank has share 0. Raise ValueError if the report
     does not hold all splits.

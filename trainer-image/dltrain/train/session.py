@@ -158,7 +158,7 @@ def fail(error: BaseException, reporter: RankReporter) -> int:
 
 
 def run(body: Callable[[Trainer], None], make_plan: Callable[[int], Plan] | None = None) -> int:
-    """Start a rank, run ``body`` and end the rank. Return the exit code; the process must exit with it at once.
+    """Start a rank, run ``body`` and end the rank. Return the exit code, with which the process must then exit.
 
     ``make_plan``: see ``start``.
     """

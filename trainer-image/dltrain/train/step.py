@@ -65,7 +65,7 @@ class Step:
         self.update_due = False
         """True if a progress update follows this step."""
         self.gradient_norm: float | None = None
-        """Last gradient norm, taken in steps with ``update_due`` or in which the ranks agreed to save or stop."""
+        """Last finite gradient norm. It is measured if ``update_due``, or if the ranks agreed to save or stop."""
         self.left_out = False
         """True if the GradScalers of all ranks skip the update."""
         self._received = False
@@ -140,11 +140,11 @@ class Step:
             self.gradient_norm = sqrt(agreed.square) if 0 < agreed.square < inf else norm
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
-        """Unscale the reduced gradients for a GradScaler. Return its results per device, made equal on all ranks.
+        """Unscale the reduced gradients for a GradScaler. Return the result of ``divide``, made equal on all ranks.
 
-        ``divide`` multiplies the reduced gradients by ``inverse``, checks them, and returns these results. ``nothing``:
-        the result to return without gradients. Raise the errors of ``sum``, and DivergedError if a gradient is not
-        finite even at the minimum loss scale.
+        ``divide`` multiplies the reduced gradients by ``inverse`` and checks them. ``nothing``: its result without
+        gradients. Raise the errors of ``sum``, and DivergedError if a gradient is not finite even at the minimum loss
+        scale.
         """
         if not self._receive():
             return nothing

@@ -166,7 +166,7 @@ class Trainer:
             self.progress.report_accuracy(self.step, accuracy)
 
     def weigh(self, tokens: float) -> None:
-        """Weight this rank's loss by ``tokens``, the number of tokens that the loss is the mean over, not by samples.
+        """Weight this rank's loss by ``tokens`` instead of samples. The loss must be the mean over so many tokens.
 
         The gradient is then that of the mean over all tokens of the global batch, however the batch is split. Call it
         on every rank or on none, before ``log`` and ``backward()``. A rank that has only padding passes 0; its loss may
@@ -298,7 +298,7 @@ class Trainer:
         return gathered(rows, self._participants())
 
     def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over the global batch, from ``value``, the mean over this rank's samples. It has no gradient.
+        """Return the global batch's mean, from ``value``, the mean over this rank's samples. It has no gradient.
 
         ``value`` has any shape. Use it for statistics that ``forward`` stores in a buffer. Ranks are weighted by
         samples or ``weigh``; between steps equally. All ranks must call it equally often.
@@ -353,7 +353,7 @@ class Trainer:
         self._team.close()
 
     def abandon(self) -> None:
-        """Leave the process group without waiting. Other ranks are notified. The process must exit next."""
+        """Leave the process group without waiting for other ranks, and notify them. The process must exit next."""
         self._team.abandon()
 
     def _participants(self) -> Participants:

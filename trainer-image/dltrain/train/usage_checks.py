@@ -1,4 +1,4 @@
-"""Checks of a training script's API calls. They report a misuse at the wrong call."""
+"""Checks of a training script's API calls. An incorrect call itself fails, instead of a later one."""
 
 import warnings
 from collections.abc import Sequence

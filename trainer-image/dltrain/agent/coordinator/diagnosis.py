@@ -167,7 +167,7 @@ def diagnose(attempt: Attempt) -> Failure:
 def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
     """Return the failure of the rank that hangs.
 
-    The other ranks wait for the hung rank, so the rank with the longest silence may be a waiting one. If its stack
+    All other ranks wait for the hung rank, so the rank with the longest silence may be a waiting rank. If its stack
     shows that it waits, blame the first rank whose stack shows no wait.
     """
     stacks = {n: text.rpartition("hread 0x")[2] for n, text in attempt.logs.items() if "hread 0x" in text}

@@ -23,7 +23,7 @@ class Membership:
     def __init__(self, settings: Settings, links: Links, plan: Plan, min_term: int, *, acting: bool = False) -> None:
         """``min_term``: lower bound of the first term. The plan, or terms that members have obeyed, can raise it.
 
-        ``acting``: True if this pod replaces the plan's first pod. That needs more than half of the pods (``_elect``).
+        ``acting``: True if this pod replaces the plan's first pod. It must then be elected by a majority (``_elect``).
         """
         self.term = max(plan.term, min_term)
         self._boot = uuid.uuid4().hex

@@ -100,7 +100,7 @@ class Launcher:
             self._mpirun.daemon_ended(pod, code, tail)
 
     def check_stopped(self, now_s: float) -> None:
-        """Kill mpirun if SIGSTOP stopped it too long ago. The attempt then ends."""
+        """Kill mpirun if SIGSTOP has stopped it for too long. The attempt then ends."""
         running = [self._mpirun.process] if self._mpirun is not None else []
         for process in self._stopped.poll(running, now_s):
             process.kill()

@@ -111,7 +111,7 @@ def lines(
 
 
 def bars(title: str, x_label: str, parts: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Return a plot with one stacked bar per row, a value for each of ``parts``. Without rows, return ""."""
+    """Return a plot with one stacked bar per row (a value for each of ``parts``), or an empty string without rows."""
     longest = max((sum(values) for _, values in rows), default=0.0)
     if not longest:
         return ""
