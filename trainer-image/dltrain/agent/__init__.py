@@ -1,1 +1,1 @@
-"""PID 1 of every trainer pod: ``main`` starts it."""
+"""The agent, PID 1 of every trainer pod. ``main`` starts it."""

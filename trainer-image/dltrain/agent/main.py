@@ -1,9 +1,9 @@
 """``dljob-agent``: PID 1 of every trainer pod.
 
 The agent starts, watches and ends the ranks of its pod, and reports their progress. Every agent is a member of its job.
-The agent of the plan's first pod is also the coordinator; if that pod is lost, the agent of the next pod takes over.
+The agent of the plan's first pod is also the coordinator. If that pod is lost, the agent of the next pod takes over.
 
-Exit codes: 0 after SIGTERM when the job was over or had no ranks here; 143 after SIGTERM before that; 64 for a wrong
+Exit codes: 0 after SIGTERM if the job was over or this pod had no ranks; 143 after SIGTERM otherwise; 64 for a wrong
 configuration; 1 if another coordinator superseded this one, or after an internal error.
 """
 
@@ -39,7 +39,7 @@ from dltrain.record.ledger import Ledger
 log = logging.getLogger(__name__)
 LAST_REPORT_S = 2.0
 TAKEOVER_S = 0.5
-"""How long a pod waits, for each pod before it in the plan, before it replaces a lost coordinator."""
+"""Before it replaces a lost coordinator, a pod waits this long for each pod before it in the plan."""
 DEFAULT_GRACE_S = 30.0
 
 
@@ -96,7 +96,7 @@ class Agent:
         return None if self.coordinator is None else self.coordinator.job.ledger
 
     async def _stand_by(self) -> None:
-        """Take over as coordinator whenever it is lost, unless a pod before this one in the plan does."""
+        """Whenever the coordinator is lost, take over, unless an earlier pod of the plan does."""
         member = self.member
         while True:
             await member.orphaned.wait()
@@ -117,7 +117,7 @@ class Agent:
                 self.coordinator = self.local.launch_daemon = self.reporter.compose = None
 
     async def _coordinate(self, *, acting: bool = False) -> None:
-        """Follow the plans, and coordinate while this pod is their first or ``acting``. Raise SupersededError."""
+        """Follow new plans. Coordinate while this pod is the plan's first pod or ``acting``. Raise SupersededError."""
         running: asyncio.Task[None] | None = None
         plans = self.exchange.plans()
         coming = asyncio.ensure_future(anext(plans))
@@ -161,7 +161,7 @@ class Agent:
         return asyncio.create_task(coordinator.run())
 
     async def _leave(self) -> int:
-        """Stop the ranks, write the last report, and return the exit code. Return early once nothing runs."""
+        """Stop the ranks, write the last report, and return the exit code. Wait no longer than a rank runs."""
         plan, busy = self.member.plan, bool(self.local.running)
         grace_s = (plan.grace_s if plan is not None else DEFAULT_GRACE_S) - 1.0
         deadline_s = time.monotonic() + grace_s
@@ -196,10 +196,10 @@ class Agent:
 
 
 def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
-    """Return this pod's position in the order of succession for a lost coordinator, or 0 if it must not take over.
+    """Return this pod's position in the succession of a lost coordinator, or 0 if it must not take over.
 
-    A job waits for its first pod instead if it cannot run without that pod, has not started, or is over. A job with
-    two pods also waits, because one pod of two cannot distinguish a lost pod from a network partition.
+    The job waits for its first pod instead if it cannot run without that pod, has not started, or is over. A job with
+    two pods also waits: one pod of two cannot distinguish a lost pod from a network partition.
     """
     if (
         plan is None
@@ -212,7 +212,7 @@ def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
 
 
 def may_coordinate(settings: Settings) -> bool:
-    """Return True if this pod can be a plan's first pod. Only those watch plans, to limit API server load."""
+    """Return True if this pod can be a plan's first pod. Other pods do not watch plans, to limit API server load."""
     return not settings.use_api or settings.pod.endswith("-0")
 
 
@@ -232,7 +232,7 @@ async def _run(settings: Settings) -> NoReturn:
 
 
 def main() -> None:
-    """Run the agent as the environment says."""
+    """Run the agent with settings from the environment."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="[agent] %(asctime)s %(levelname)s %(message)s")
     try:
         settings = Settings.of(os.environ)

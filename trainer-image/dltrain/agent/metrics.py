@@ -1,7 +1,7 @@
 """The Prometheus metrics of a trainer pod, read from the agent's state at each scrape.
 
-Labels have few values: ``rank`` (the ranks of this pod), enumerations, and sizes in powers of four. The values of ranks
-that ended remain until the next attempt, so that the last scrape of a job shows its end.
+Labels have few values: ``rank`` (the ranks of this pod), enumerations, and sizes in powers of four. Values of ended
+ranks remain until the next attempt, so that a job's last scrape shows its end.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ T = TypeVar("T", bound=Record)
 
 @dataclass(frozen=True)
 class StepMetric:
-    """A gauge of one value of a rank's last ``Step``."""
+    """A gauge that shows one value of a rank's last ``Step``."""
 
     name: str
     text: str
@@ -232,7 +232,7 @@ class TrainerCollector(Collector):
             yield from _job_metrics(ledger)
 
     def _latest(self, kind: type[T]) -> Iterator[tuple[int, T]]:
-        """Yield the last message of one type from every rank."""
+        """Yield (rank, last message of this type) for every rank."""
         for n, run in self._local.last_ranks.items():
             if isinstance(message := run.latest.get(kind), kind):
                 yield n, message

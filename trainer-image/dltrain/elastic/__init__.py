@@ -1,1 +1,1 @@
-"""The ranks that train together, their shares, and what happens when one dies."""
+"""The ranks that train together, their shares, and how they continue after a loss."""

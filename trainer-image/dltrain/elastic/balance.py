@@ -1,9 +1,9 @@
-"""Rebalancing of shares by the speeds that are measured while training.
+"""Rebalance shares by the speeds that are measured while training.
 
-Every rank passes the same numbers, which are exchanged with the gradients, so all make the same decision without a
-message. A change is a trial, and is reverted unless steps become shorter. So a wrong prediction costs one window.
-Predictions can be wrong because time is not linear in the share: under a CPU quota, a rank that waits accumulates
-budget and seems faster than it can be in the long run.
+Every rank passes the same numbers, which are exchanged with the gradients. So all ranks make the same decision without
+a message. A change is a trial: it is reverted unless steps become shorter. So a wrong prediction costs one window.
+Predictions can be wrong because time is not linear in the share: under a CPU quota, a waiting rank accumulates budget
+and seems faster than it can be in the long run.
 """
 
 from collections.abc import Sequence
@@ -13,25 +13,25 @@ from dltrain.batch.shares import Speed, fit, worthwhile
 
 WINDOW_STEPS = 20
 WINDOW_S = 2.0
-"""Minimum steps and duration of a window. It covers twenty periods of a CPU quota, which stops a process for the rest
-of each period once it has used its part."""
+"""Minimum number of steps and minimum duration of a window. 2 s are twenty periods of a CPU quota. In each period, a
+process that has used up its quota is stopped for the rest of the period."""
 SETTLING_STEPS = 2
-"""Steps after a change that are not measured, because the first ones allocate buffers of a new size."""
+"""Number of steps after a change that are not measured, because they allocate buffers of a new size."""
 MIN_PREDICTED_GAIN = 0.05
-"""A trial must be predicted to shorten the slowest rank's computing by at least this fraction."""
+"""Start a trial only if it is predicted to shorten the slowest rank's computing by at least this fraction."""
 MIN_MEASURED_GAIN = 0.02
-"""A trial is kept if steps become shorter by at least this fraction."""
+"""Keep a trial only if it shortens steps by at least this fraction."""
 MEMORY = 4
-"""Number of windows of each rank to which a line through (share, seconds) is fitted."""
+"""Number of a rank's last windows to which a line through (share, seconds) is fitted."""
 LONGEST_REST = 64
-"""Maximum number of windows between a failed trial and the next. The number doubles with every failure."""
+"""Maximum number of windows between a failed trial and the next trial. Each failure doubles the number."""
 
 
 class Balance:
-    """Measure steps and propose shares. All ranks have equal instances."""
+    """Measure steps and propose shares. The state is equal on all ranks."""
 
     def __init__(self, shares: Sequence[int], limits: Sequence[int]) -> None:
-        """Begin with ``shares``. ``limits``: the maximum share of each rank by its memory. Share 0: a server."""
+        """Begin with ``shares``; parameter servers have 0. ``limits``: each rank's maximum share, by its memory."""
         self.shares = tuple(shares)
         self._limits = tuple(limits)
         self._best: tuple[int, ...] | None = None
@@ -47,10 +47,10 @@ class Balance:
         self._step_s: list[float] = []
 
     def add(self, computed_s: Sequence[float], demanded_s: Sequence[float], step_s: float) -> tuple[int, ...] | None:
-        """Add a step with the current shares. Return new shares, or None to keep them.
+        """Add a step with the current shares. Return new shares, or None to keep the current ones.
 
-        ``computed_s``: computing time by rank. ``demanded_s``: time in which each rank gets the CPU time that it needs,
-        0 if unknown. ``step_s``: time of the whole step.
+        ``computed_s``: each rank's computing time. ``demanded_s``: time in which each rank gets the CPU time that it
+        needs, or 0 if unknown. ``step_s``: time of the whole step.
         """
         if self._skip:
             self._skip -= 1

@@ -1,11 +1,11 @@
-"""Comparison of the parameters of all ranks by a 64-bit hash, which detects silent data corruption.
+"""Compare the parameters of all ranks by a 64-bit hash, to detect silent data corruption.
 
-Ranks start with equal parameters and apply equal gradients, so parameters stay equal to the bit, unless memory or a
+Ranks start with equal parameters and apply equal gradients. So parameters stay equal to the bit, unless memory or a
 device fails, or a script changes parameters on some ranks only. Losses do not show such faults, because they keep
 falling.
 
-Parameter servers are excluded: they do not run the script's schedules, and nobody uses their parameters. Only ranks on
-the same kind of device are compared, because different devices may round an update differently.
+Parameter servers are not compared: they do not run the script's schedules, and nobody uses their parameters. Only ranks
+on the same kind of device are compared, because different devices may round an update differently.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import ParametersDivergedError
 
 _WORDS, _GPU_WORDS = 2**17, 2**20
-"""Elements per block of the hash. On a CPU, their products of 8 bytes fit into a core's cache. Blocks on a GPU are
+"""Elements per block of the hash. On a CPU, a block's 8-byte products fit into a core's cache. Blocks on a GPU are
 larger, because each needs three kernel launches. Hashes of CPUs and GPUs are never compared."""
 _PRIME = 0x9E3779B97F4A7C15
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -27,7 +27,7 @@ _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @cache
 def _odd(device: torch.device) -> Tensor:
-    """Return an odd factor per element of a block."""
+    """Return a block's odd factors, one per element."""
     count, generator = _WORDS if device.type == "cpu" else _GPU_WORDS, torch.Generator().manual_seed(0)
     return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator).bitwise_or_(1).to(device)
 
@@ -36,8 +36,8 @@ def _odd(device: torch.device) -> Tensor:
 def fingerprint(parameters: Iterable[Tensor]) -> int:
     """Return a 64-bit hash of the parameters' bits, in order, computed on their device (0.9 GB/s per CPU core).
 
-    It is Σ word_i * odd_i mod 2**64 per block, and a polynomial of the blocks' sums. A change of one word always
-    changes it.
+    For each block it is Σ word_i * odd_i mod 2**64; a polynomial combines the sums of the blocks. Every change of a
+    single word changes the hash.
     """
     sums: list[Tensor] = []
     for parameter in parameters:
@@ -51,7 +51,7 @@ def fingerprint(parameters: Iterable[Tensor]) -> int:
 
 
 def dissenters(values: Sequence[object], kinds: Sequence[str]) -> list[int]:
-    """Return the ranks whose value differs from the majority of their kind. In a tie, the lowest rank's is correct."""
+    """Return the ranks whose value differs from their kind's majority. In a tie, the lowest rank's value is right."""
     right = {kind: Counter(v for v, k in zip(values, kinds, strict=True) if k == kind).most_common(1) for kind in kinds}
     return [rank for rank, kind in enumerate(kinds) if values[rank] != right[kind][0][0]]
 
@@ -59,8 +59,8 @@ def dissenters(values: Sequence[object], kinds: Sequence[str]) -> list[int]:
 def compare(process_group: ProcessGroup, parameters: Iterable[Tensor], kinds: Mapping[int, str], step: int) -> None:
     """Compare parameters over the ranks of a process group after ``step`` steps.
 
-    ``kinds``: the devices of its ranks, by rank in the job.
-    Raises ParametersDivergedError on every rank if they differ, PeerLostError if a rank is lost.
+    ``kinds``: the device of each rank, by its number in the plan. Raise ParametersDivergedError on every rank if
+    parameters differ, and PeerLostError if a rank is lost.
     """
     value = fingerprint(parameters)
     values = [tuple(row) for row in process_group.gather([value >> 32, value & 0xFFFFFFFF])]

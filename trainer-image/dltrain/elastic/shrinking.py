@@ -1,8 +1,8 @@
-"""Shrinking the process group after a loss of ranks (ULFM), and the agreement of the ranks on every step.
+"""Shrink the process group after a loss of ranks (ULFM), and let all ranks agree on every step.
 
-A rank that dies during an all-reduce may leave it complete on some ranks only. So a step commits only when all ranks
-agree that they have the reduced gradients. Before that, no rank changes parameters. The survivors therefore compute the
-same step again and divide the lost rank's samples among them: no sample is lost or counted twice.
+If a rank dies during an all-reduce, the operation may be complete on some ranks only. So a step commits only when all
+ranks agree that they have the reduced gradients. Before that, no rank changes parameters. The survivors therefore
+compute the same step again and divide the lost rank's samples among them. No sample is lost or counted twice.
 """
 
 import time
@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 
 def inherit(shares: Sequence[int], alive: Sequence[int]) -> tuple[int, ...]:
-    """Divide the same batch among the ranks ``alive`` in proportion to their shares. The other ranks get 0."""
+    """Return shares of the same batch for the ranks ``alive``, in proportion to their shares. Others get 0."""
     return apportion(sum(shares), [share if rank in alive else 0 for rank, share in enumerate(shares)])
 
 
 class Elastic:
-    """The live ranks of a plan. ``alive``: their ranks in the plan, in the order of the process group."""
+    """The live ranks of a plan. ``alive``: their numbers in the plan, in the order of the process group."""
 
     def __init__(self, plan: Plan, process_group: ProcessGroup, *, on_cpu: bool) -> None:
         self.alive: tuple[int, ...] = tuple(range(process_group.size))
         self.agree_s = 0.0
-        """Duration of the last agreement in seconds, most of which is a wait for the slowest rank."""
+        """Duration of the last agreement in seconds. Most of it is spent waiting for the slowest rank."""
         self._process_group, self._min_ranks, self._number = process_group, plan.min_ranks, process_group.rank
         self.active = (
             plan.min_ranks < process_group.size
@@ -40,9 +40,9 @@ class Elastic:
         """True if the process group may shrink. Otherwise a loss raises PeerLostError, which leads to a restart."""
 
     def run_or_abort(self, operation: Callable[[], T], wake: Callable[[], None]) -> T | None:
-        """Run a collective operation. Return None on all ranks if one was lost before all had completed it.
+        """Run a collective operation. Return None on all ranks if a rank is lost before all complete the operation.
 
-        ``wake``: aborts the operation on ranks that wait in it for a lost one. If not ``active``, a loss raises
+        ``wake``: aborts the operation on ranks in which it waits for a lost rank. If not ``active``, a loss raises
         PeerLostError.
         """
         if not self.active:
@@ -59,9 +59,9 @@ class Elastic:
         return result if agreed else None
 
     def regroup(self, step: int) -> None:
-        """Shrink the process group to the live ranks, which must all be at ``step``.
+        """Shrink the process group to the live ranks. All of them must be at ``step``.
 
-        Raises PeerLostError if fewer ranks are left than the plan needs.
+        Raise PeerLostError if fewer ranks are left than the plan needs.
         """
         rows: list[list[float]] | None = None
         while rows is None:  # repeat if another rank is lost meanwhile

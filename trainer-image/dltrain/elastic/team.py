@@ -1,4 +1,4 @@
-"""The ranks that train together: their shares of the batch, buffers and parallelism strategy, also after losses."""
+"""The ranks that train together: their shares, buffers and parallelism strategy, also after losses."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,23 +29,23 @@ T = TypeVar("T")
 
 
 class Team:
-    """The team as one rank sees it, equal on all ranks. ``shares`` follow measurements and losses of ranks."""
+    """The team as one rank sees it. All ranks see the same. ``shares`` change with measurements and losses of ranks."""
 
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter, lost: Callable[[], None], *, on_cpu: bool
     ) -> None:
-        """Split off the workers. ``lost``: called after the process group has shrunk."""
+        """Split off the workers' process group. ``lost``: called after the process group has shrunk."""
         self.plan, self.process_group = plan, process_group
         self.shares = self.planned_shares
         computes = [rank.role is Role.WORKER for rank in plan.ranks]
         self.worker_group = process_group.split(computes)
         self.worker, self.workers = self.worker_group.rank, sum(computes)
-        """This rank's number among the workers (a server's among the servers), and the number of workers."""
+        """This rank's number among the workers (or among the servers, for a server), and the number of workers."""
         self.elastic = Elastic(plan, process_group, on_cpu=on_cpu)
         self.whole: tuple[int, ...] | None = None
-        """Shares before ranks were lost, for use after their return."""
+        """Shares before ranks were lost, to be restored when they return."""
         self.rank, self.size = process_group.rank, process_group.size
-        """Rank and number of ranks in the plan, regardless of losses."""
+        """This rank's number and the number of ranks in the plan, regardless of losses."""
         self._reporter, self._lost = reporter, lost
         self._parallel: DataParallel | None = None
         self._retired: list[DataParallel] = []
@@ -57,12 +57,12 @@ class Team:
 
     @property
     def taken(self) -> bool:
-        """Return True if there is a model."""
+        """Return True once ``take`` has set the model."""
         return self._parallel is not None
 
     @property
     def parallel(self) -> DataParallel:
-        """Return the parallelism strategy. Raises MisuseError before ``take``."""
+        """Return the parallelism strategy. Raise MisuseError before ``take``."""
         if self._parallel is None:
             raise MisuseError("found no model; expected t.wrap(model, optimizer) first")
         return self._parallel
@@ -70,7 +70,7 @@ class Team:
     def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None) -> None:
         """Set the model and the optimizer to train. ``sample``: an input with batch size 1, for model parallelism.
 
-        Raises ValueError if the optimizer has parameters outside the model.
+        Raise ValueError if the optimizer has parameters outside the model.
         """
         check_trained(model, optimizer)
         optimizer.register_step_pre_hook(without_closure)
@@ -78,9 +78,9 @@ class Team:
         self._rebuild()
 
     def measure(self, step: int, steps: int, *, always: bool) -> bool:
-        """Return True if ranks share the norms of their local gradients at this step of ``steps``.
+        """Return True if ranks share the norms of their local gradients at step ``step`` of ``steps``.
 
-        ``always``: at every step, if the strategy allows it.
+        ``always``: share them at every step, if the strategy allows it.
         """
         measures_square = self.plan.parallelism == "Data" and self.workers > 1
         measures_square = measures_square and (always or step % stride(steps) == 0)
@@ -88,9 +88,9 @@ class Team:
         return measures_square
 
     def continue_after_loss(self, step: int) -> None:
-        """Shrink the process group after a loss, and prepare the rest to continue from ``step``.
+        """Shrink the process group after a loss, and prepare the remaining ranks to continue from ``step``.
 
-        Raises PeerLostError if that is impossible.
+        Raise PeerLostError if that is impossible.
         """
         began = time.perf_counter()
         if self._parallel is None:
@@ -109,9 +109,9 @@ class Team:
         self._lost()
 
     def together(self, step: int, operation: Callable[[], T]) -> T:
-        """Run a collective operation of the workers, and repeat it without ranks that are lost meanwhile.
+        """Run a collective operation of the workers. If ranks are lost meanwhile, repeat it without them.
 
-        Raises PeerLostError if the run cannot continue without them.
+        Raise PeerLostError if the run cannot continue without them.
         """
         result = None
         while result is None:
@@ -121,16 +121,16 @@ class Team:
         return result
 
     def reshard(self, step: int, shares: Sequence[int], reason: str) -> None:
-        """Set the shares from the next step on, equal on every rank, and report them with the reason."""
+        """Set the shares from the next step on and report them with ``reason``. All ranks pass the same values."""
         self.shares = tuple(shares)
         self._reporter.send(Resharded(rank=self.rank, step=step, shares=self.shares, reason=reason))
 
     def balance(
         self, step: int, computed_s: Sequence[float], exposed_s: Sequence[float], demanded_s: Sequence[float]
     ) -> None:
-        """Rebalance shares by the times of the previous step, which ranks exchanged with this step's gradients.
+        """Rebalance shares by the times of the previous step. Ranks exchanged them with this step's gradients.
 
-        ``computed_s``, ``demanded_s``: by rank. ``exposed_s``: of the workers. All are in seconds.
+        All times are in seconds. ``computed_s``, ``demanded_s``: by rank. ``exposed_s``: by worker.
         """
         if not self.plan.rebalance or self.workers == 1 or not exposed_s:
             return
@@ -141,9 +141,9 @@ class Team:
             self.reshard(step, shares, "measured while training")
 
     def _limits(self) -> list[int]:
-        """Return the maximum share of each rank, by the memory of its GPU. CPUs have no limit but the batch.
+        """Return the maximum share of each rank, by the memory of its GPU. On CPUs, only the batch size limits it.
 
-        All workers must call it at the same step. Raises PeerLostError.
+        All workers must call it at the same step. Raise PeerLostError.
         """
         limits = [self.plan.global_batch] * len(self.plan.ranks)
         if any(rank.gpu for rank in self.plan.ranks):
@@ -155,7 +155,7 @@ class Team:
         return limits
 
     def check_weights(self, agreed: Shared, step: int) -> None:
-        """Check the weights of a step in which ranks called ``weigh``, whose total divides the gradient."""
+        """Check the weights of a step in which ranks called ``weigh``. The gradient is divided by their sum."""
         if agreed.weighed != self.workers:
             raise MisuseError(
                 f"t.weigh: found calls on {agreed.weighed:g} of {self.workers} ranks; expected all or none"
@@ -166,7 +166,7 @@ class Team:
     def agree_on_parameters(self, step: int) -> bool:
         """Compare parameters over the workers, report the result and return True.
 
-        Raises ParametersDivergedError if they differ, PeerLostError.
+        Raise ParametersDivergedError if they differ, and PeerLostError if a rank is lost.
         """
         parameters = self.parallel.replicated(self.model)
         if self.workers == 1 or not self.shares[self.rank] or not parameters:
@@ -188,14 +188,14 @@ class Team:
             self._parallel = None
 
     def abandon(self) -> None:
-        """Wake the ranks that wait for this one, without waiting for them. The process must exit next."""
+        """Wake the ranks that wait for this rank, but do not wait for them. The process must exit next."""
         if self._parallel is not None:
             self._parallel.abandon()
         self.worker_group.abandon()
         self.process_group.abandon()
 
     def _rebuild(self) -> DataParallel:
-        """Make the buffers and the strategy for the current ranks. Previous ones stay allocated, but unused."""
+        """Make the buffers and the strategy for the current ranks. Old buffers stay allocated, but unused."""
         if self._parallel is not None:
             self._parallel.retire()
             self._retired.append(self._parallel)

@@ -1,1 +1,1 @@
-"""The local machine: cgroup limits, heap, processes and their output, network interfaces."""
+"""The local machine: cgroup limits, heap, network interfaces, and processes with their output."""

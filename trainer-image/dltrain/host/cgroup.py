@@ -11,9 +11,9 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def oom_kills(root: Path = ROOT) -> int | None:
-    """Return how many processes of this container the kernel has killed for lack of memory, or None if unreadable.
+    """Return how many processes of this container the kernel has killed for lack of memory. None: unreadable.
 
-    cgroup v2 has ``memory.events`` and v1 ``memory/memory.oom_control``. Both contain a line ``oom_kill N``.
+    cgroup v2 has ``memory.events`` and v1 has ``memory/memory.oom_control``. Both contain a line ``oom_kill N``.
     """
     for path in (root / "memory.events", root / "memory" / "memory.oom_control"):
         try:
@@ -28,7 +28,7 @@ def oom_kills(root: Path = ROOT) -> int | None:
 
 
 def free_nbytes(root: Path = ROOT, meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the bytes left without swapping: the smaller of the container's and the machine's. None if unreadable."""
+    """Return the free bytes without swap: the minimum of the container's and the machine's. None if unreadable."""
     found = []
     with suppress(OSError, KeyError):
         found.append(1024 * _numbers(meminfo)["MemAvailable:"])
@@ -49,7 +49,7 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """Return how many CPUs this process may use: the minimum of its affinity and its cgroup's quota (v2, else v1)."""
+    """Return the number of CPUs that this process may use, the minimum of affinity and cgroup quota (v2, else v1)."""
     cores = float(len(os.sched_getaffinity(0)))
     try:
         if (root / "cpu.max").exists():
@@ -64,8 +64,8 @@ def cpu_quota(root: Path = ROOT) -> float:
 def threads(local_size: int) -> int:
     """Return the number of threads for each of ``local_size`` ranks that share the pod's CPUs.
 
-    More threads than the CPU quota would only be throttled. The CPU request also limits the number: on a shared node
-    nothing more is guaranteed, and threads that wait for each other are slow if one of them is not scheduled.
+    The CPU quota limits the number, because further threads would be throttled. The CPU request limits it too: a shared
+    node guarantees no more, and threads that wait for each other are slow if one of them is not scheduled.
     OMP_NUM_THREADS takes precedence.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

@@ -1,4 +1,4 @@
-"""Find the network interface that has an address. Linux only, with the standard library."""
+"""Find the network interface that has a given address. Linux only, with the standard library."""
 
 import fcntl
 import ipaddress

@@ -20,11 +20,11 @@ class Output:
 
     @property
     def tail(self) -> str:
-        """The end of the output, at most ``MAX_LOG_TAIL`` characters."""
+        """The last ``MAX_LOG_TAIL`` characters of the output."""
         return self._tail.decode(errors="replace")[-MAX_LOG_TAIL:]
 
     async def drained(self) -> None:
-        """Wait at most 1 s for the end of the output, because a grandchild may keep the pipe open."""
+        """Wait for the end of the output, but at most 1 s, because a grandchild may keep the pipe open."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._task, _DRAIN_S)
 

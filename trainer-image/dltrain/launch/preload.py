@@ -2,7 +2,7 @@
 
 
 def preload() -> None:
-    """Import torch, mpi4py and the trainer, and load the MPI library. Read no environment, start no thread."""
+    """Import torch, mpi4py and the trainer, and load the MPI library. Do not read the environment or start threads."""
     import mpi4py
 
     mpi4py.rc.initialize = mpi4py.rc.finalize = False

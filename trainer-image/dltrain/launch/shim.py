@@ -1,11 +1,11 @@
-"""A stand-in for a process that Open MPI expects to start, while an agent runs the real process.
+"""A stand-in for a process that Open MPI expects to start. The agent runs the real process.
 
-The MPI daemon runs ``python -I -S shim.py rank`` instead of a rank, and mpirun ``… daemon HOST COMMAND`` instead of
-ssh. The shim sends a request to the pod's agent over a Unix socket, waits, and ends like the real process: with the
-same exit code or the same signal. If the shim is killed, its socket closes and the agent kills the real process.
+The MPI daemon runs ``python -I -S shim.py rank`` instead of a rank, and mpirun runs ``… daemon HOST COMMAND`` instead
+of ssh. The shim sends a request to the pod's agent over a Unix socket and waits. It ends like the real process, with
+the same exit code or the same signal. If the shim is killed, its socket closes and the agent kills the real process.
 
-It imports few modules, all of the standard library, because it runs once per rank under a CPU quota of 0.2, for
-example, where a second of CPU time takes five.
+It imports only a few modules of the standard library, because it runs once per rank. Under a CPU quota of 0.2, for
+example, a second of CPU time takes five seconds.
 """
 
 import _socket
@@ -18,14 +18,14 @@ FORWARDED = ("OMPI_", "PMIX_", "PRTE_", "OPAL_PREFIX=", ATTEMPT_ENV)
 
 
 def request(arguments: list[str], environ: dict[str, str]) -> bytes:
-    """Encode a request: length (8 digits), number of arguments, arguments, variables of MPI. Fields end with NUL."""
+    """Encode a request: length (8 digits), number of arguments, arguments, MPI variables. Fields end with NUL."""
     variables = [f"{name}={value}" for name, value in environ.items() if f"{name}=".startswith(FORWARDED)]
     body = "".join(field + "\0" for field in (str(len(arguments)), *arguments, *variables)).encode()
     return b"%08d" % len(body) + body
 
 
 def parse_request(body: bytes) -> tuple[list[str], dict[str, str]]:
-    """Return the arguments and variables of a request without its length. Raise ValueError if it is malformed."""
+    """Parse a request without its length. Return (arguments, variables). Raise ValueError if it is malformed."""
     fields = body.decode().split("\0")[:-1]
     count = int(fields[0])
     variables = dict(field.partition("=")[::2] for field in fields[1 + count :])

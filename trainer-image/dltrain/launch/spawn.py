@@ -1,4 +1,4 @@
-"""Start ranks: fork the zygote for a Python command, execute any other command."""
+"""Start ranks: fork the zygote for a Python command, and execute any other command."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from dltrain.launch.zygote import can_run
 
 
 class Spawner:
-    """Keep one zygote running, and start processes for command lines."""
+    """Start processes for command lines, and keep one zygote running for this."""
 
     def __init__(self, reaper: Reaper, run_dir: Path, env: dict[str, str]) -> None:
         self._reaper = reaper
@@ -35,7 +35,7 @@ class Spawner:
             self._zygote = self._reaper.start(argv, env=self._env, pass_fds=(fd,))
 
     async def start(self, argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int) -> Process:
-        """Start a command with its output to the descriptor ``output``, which the caller must close.
+        """Start a command with its output to the descriptor ``output``. The caller must close ``output``.
 
         Raise OSError with the name of the command if it cannot be started.
         """
@@ -75,7 +75,7 @@ class Spawner:
 
 
 def is_this_python(command: str, env: dict[str, str]) -> bool:
-    """Return True if a command is the Python interpreter of this agent, with the same packages."""
+    """Return True if a command is this agent's Python interpreter, with the same packages."""
     own = Path(sys.executable)
     if os.sep in command:
         found = Path(command)

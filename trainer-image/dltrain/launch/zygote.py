@@ -1,12 +1,12 @@
 """A process that has imported torch and forks ranks on request: ``python -m dltrain.launch.zygote FD [PARENT]``.
 
-The agent starts it first. The imports take more than a second of CPU time, and five times that at a quota of 0.2. They
-run while the pods connect, once per pod instead of once per rank and restart. The zygote only imports: it creates no
-tensor and starts no thread, so a fork of it is a fresh interpreter with loaded modules.
+The agent starts it first. Its imports take more than a second of CPU time, and five times as long at a quota of 0.2.
+They run while the pods connect, once per pod instead of once per rank and restart. The zygote only imports: it creates
+no tensor and starts no thread, so each fork is like a fresh interpreter with loaded modules.
 
-Each rank has one connection on the Unix socket that is inherited as FD. The agent sends a JSON line (``Order``) with
-the rank's output pipe attached. It receives ``{"pid": n}``, and at the end ``{"status": n}``, a status of waitpid.
-Closing the connection kills the rank.
+Each rank has one connection on the Unix socket that is inherited as FD. The agent sends a JSON line (``Order``) and
+attaches the rank's output pipe. The zygote answers ``{"pid": n}`` and, when the rank ends, ``{"status": n}``, a waitpid
+status. Closing the connection kills the rank.
 
 Ranks order data-loading workers in the same way, with one more descriptor (``data.feeding.forking``).
 """
@@ -37,7 +37,7 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class Order:
-    """The command of a rank: Python arguments, such as ``("-m", "dltrain.builtin.rank")``; environment, directory."""
+    """A rank's command: Python arguments, such as ``("-m", "dltrain.builtin.rank")``, environment and directory."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -45,7 +45,7 @@ class Order:
 
 
 class Serving:
-    """The server for orders. ``run`` returns only in a forked child, with the Order that the child must execute."""
+    """Serve orders. ``run`` returns only in a forked child, with the Order that the child must execute."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
@@ -151,20 +151,20 @@ class _PartialRequest:
 
 
 def kill_group(pid: int) -> None:
-    """Send SIGKILL to the process group of a rank. Do nothing if it has no process left."""
+    """Send SIGKILL to a rank's process group. Do nothing if the group has no process left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when its parent ``parent`` ends."""
+    """Make the kernel kill this process when the process ``parent`` ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def become_rank(order: Order, output: int, parent: int) -> None:
-    """Turn this new fork into the rank: set its process group, output and environment. It dies with its parent."""
+    """Turn this forked process into the rank: set process group, output and environment. It dies with its parent."""
     os.setpgid(0, 0)
     die_with(parent)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123
@@ -214,9 +214,9 @@ def end_gloo_threads() -> None:
     """Destroy process groups while their threads can still end.
 
     gloo's threads release the Python objects of finished collectives slightly late. If the interpreter is already
-    finalizing (CPython up to 3.13), such a thread is unwound out of a destructor and the process aborts. This happened
-    in about one of five exits of an unmodified DistributedDataParallel script on CPUs. Clearing the main module here
-    releases the last reference to the model while the threads are joined.
+    finalizing (CPython up to 3.13), such a thread is unwound out of a destructor, and the process aborts. An unmodified
+    DistributedDataParallel script on CPUs aborted in about one of five exits. Clearing the main module here releases
+    the last reference to the model while the threads are joined.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None:
@@ -228,7 +228,7 @@ def end_gloo_threads() -> None:
 
 
 def can_run(argv: tuple[str, ...]) -> bool:
-    """Return True if ``run`` supports a Python command line. It knows the interpreter's options -m, -c and -u."""
+    """Return True if ``run`` supports a Python command line. It supports the interpreter's options -m, -c and -u."""
     argv = without_u(argv)
     if not argv or Path(argv[0]).is_dir():
         return False
@@ -241,7 +241,7 @@ def without_u(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def import_ahead() -> None:
-    """Import what a rank needs. If an import fails, the rank repeats it and reports the error to the user."""
+    """Import the modules that a rank needs. If an import fails, the rank repeats it and reports the error."""
     try:
         from dltrain.launch.preload import preload
 
@@ -255,7 +255,7 @@ def import_ahead() -> None:
 def main() -> None:
     """Serve orders until the agent ends. DLTRAIN_IMPORT_AHEAD=off skips the imports, for commands without torch.
 
-    PARENT: the zygote ends together with this process, or at once if that has already ended.
+    PARENT: process id. The zygote ends when that process ends, or at once if it has already ended.
     """
     die_with(int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

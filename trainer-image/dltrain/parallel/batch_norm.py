@@ -15,18 +15,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @dataclass(frozen=True)
 class Ranks:
-    """A layer's access to the ranks. The fields are plain functions, so that a copy of a model shares them."""
+    """A layer's access to the ranks. The fields are plain functions, so that copies of a model share them."""
 
     sum: Callable[[Sequence[float]], list[float]]
-    """Element-wise sum over ranks in double precision. Every rank must call it at the same places."""
+    """Returns the element-wise sum over ranks in double precision. All ranks must call it in the same order."""
     counts: Callable[[], bool]
-    """Returns False if this rank has no samples of its own, and therefore computes some of another rank."""
+    """Returns False if this rank has no samples. It then computes another rank's samples; the result is discarded."""
     weight: Callable[[], float]
-    """Returns the weight of this rank's mean loss: b_r / B, or its number of tokens. Only ratios matter."""
+    """Returns the weight of this rank's mean loss: b_r / B or a number of tokens. Only ratios matter."""
 
 
 class SyncBatchNorm(_BatchNorm):
-    """A replacement for a BatchNorm layer, with the same parameters and buffers under the same names."""
+    """A replacement for a BatchNorm layer. It has the same parameters and buffers, under the same names."""
 
     def __init__(self, like: _BatchNorm, ranks: "Ranks") -> None:
         nn.Module.__init__(self)
@@ -38,7 +38,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"batch norm: found input of {input.dim()} dimensions; expected samples by channels")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """Normalize (N, C, …) per channel. Raises ValueError for one value per channel, PeerLostError."""
+        """Normalize (N, C, …) per channel. Raise ValueError for one value per channel, and PeerLostError."""
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
@@ -49,7 +49,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, variance: Tensor) -> None:
-        """Update the running statistics, which evaluation uses. They are equal on all ranks."""
+        """Update the running statistics, which are used in evaluation and are equal on all ranks."""
         assert self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None
         self.num_batches_tracked.add_(1)
         factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
@@ -58,9 +58,9 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalize(torch.autograd.Function):
-    """Compute y = (x - mean) / sqrt(variance + eps) * weight + bias with the statistics of all ranks' samples.
+    """Compute y = (x - mean) / sqrt(variance + eps) * weight + bias with statistics over the samples of all ranks.
 
-    If g_r is the gradient of rank r's mean loss and w_r its weight, the gradient of the global loss is w_r g_r, and
+    Let g_r be the gradient of rank r's mean loss, and w_r its weight. The gradient of the global loss is w_r g_r, and
     w_r dx_r = weight / std * (w_r g_r - Σ_s w_s Σ g_s / n - x̂ Σ_s w_s Σ g_s x̂_s / n).
     """
 
@@ -108,8 +108,8 @@ class _Normalize(torch.autograd.Function):
         own = ctx.ranks.weight() if ctx.counted else 0.0
         if ctx.counted and not own:
             raise RuntimeError(
-                "batch norm: found a rank without tokens whose samples are part of the statistics; expected tokens on "
-                "every rank. Increase the local batch sizes"
+                "batch norm: found a rank with samples but without tokens; expected tokens on every rank. Increase the "
+                "local batch sizes"
             )
         g, gx = gradient.sum(ctx.over), (gradient * normal).sum(ctx.over)
         sums = torch.cat([g, gx]).double() * own if own else torch.zeros(2 * len(g), dtype=torch.float64)
@@ -126,7 +126,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Convert 16-bit numbers, which autocast passes, to float32, because their sums overflow."""
+    """Convert 16-bit numbers (from autocast) to float32, because their sums would overflow."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -134,7 +134,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def synchronized(model: Model, ranks: Ranks) -> Model:
-    """Replace every BatchNorm in ``model`` by SyncBatchNorm. Parameters stay the same objects."""
+    """Replace every BatchNorm layer in ``model`` by SyncBatchNorm. Its parameters remain the same objects."""
     if isinstance(model, _BatchNorm):
         return cast(Model, SyncBatchNorm(model, ranks))
     for name, child in model.named_children():
@@ -143,12 +143,12 @@ def synchronized(model: Model, ranks: Ranks) -> Model:
 
 
 def local_layers(model: nn.Module) -> list[str]:
-    """Return the names of BatchNorm layers, whose statistics would cover only one rank's samples."""
+    """Return the names of unsynchronized BatchNorm layers. Their statistics cover only one rank's samples."""
     return [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
 
 
 def unsynchronized(layers: Sequence[str]) -> str:
-    """Return the warning for a model whose ``layers`` normalize over the samples of one rank."""
+    """Return the warning for a model whose ``layers`` normalize over one rank's samples only."""
     return (
         f"{len(layers)} BatchNorm layers ({layers[0]}, …) use the samples of one rank only, so results depend on the "
         "split of the batch. Set spec.model.syncBatchNorm, or pass sync_batch_norm=True to t.wrap"

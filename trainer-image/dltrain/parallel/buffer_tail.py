@@ -1,6 +1,6 @@
-"""Numbers that ranks sum together with the gradients, in the tail of the gradient buffer.
+"""Numbers in the tail of the gradient buffer, which ranks sum together with the gradients.
 
-With them, ranks agree on the actions after a step without an extra message.
+By these numbers, ranks agree on the actions after a step without an extra message.
 """
 
 from collections.abc import Sequence
@@ -8,27 +8,27 @@ from typing import NamedTuple
 
 
 class Shared(NamedTuple):
-    """The values that are summed over ranks at every step. The times of each rank follow them in the tail."""
+    """A rank's values that are summed over ranks at every step. In the tail, the times of each rank follow them."""
 
     loss: float = 0.0
-    """This rank's contribution to the batch's mean loss."""
+    """This rank's mean loss times its weight."""
     logged: float = 0.0
     """Weight of the samples whose loss was logged."""
     stop: float = 0.0
     save: float = 0.0
     keep: float = 0.0
     square: float = 0.0
-    """Squared norm of this rank's part of the previous gradient, if no rank holds all of it."""
+    """Squared norm of this rank's part of the previous gradient, if the gradient is divided among ranks."""
     within: float = 0.0
-    """Weight times squared norm of the rank's local gradient, which AdaScale needs."""
+    """Weight times squared norm of this rank's local gradient, for AdaScale."""
     weighed: float = 0.0
     """Number of ranks that called ``weigh``."""
     weight: float = 0.0
-    """Weights that they passed, such as numbers of tokens."""
+    """Sum of the weights passed to ``weigh``, such as numbers of tokens."""
 
 
 class Agreed(NamedTuple):
-    """The shared values summed over ranks, and the times of the previous step by rank, in seconds."""
+    """The shared values summed over ranks, and each rank's times in the previous step, in seconds."""
 
     shared: Shared
     computed: list[float]
@@ -44,9 +44,9 @@ def length(ranks: int) -> int:
 def pack(
     shared: Shared, rank: int, ranks: int, compute_s: float, exposed_s: float, demanded_s: float = 0.0
 ) -> list[float]:
-    """Return this rank's values for the tail. The times are those of its previous step.
+    """Return this rank's values for the tail. Times are those of its previous step, in seconds.
 
-    ``demanded_s``: time in which the rank gets the CPU time that it needs (``stopwatch.Budget``), 0 if unknown.
+    ``demanded_s``: time in which the rank gets the CPU time that it needs (``stopwatch.Budget``), or 0 if unknown.
     """
     by_rank = [0.0] * (3 * ranks)
     by_rank[rank::ranks] = compute_s, exposed_s, demanded_s

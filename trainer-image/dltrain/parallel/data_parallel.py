@@ -1,12 +1,13 @@
 """Data-parallel training: the all-reduce of the gradients overlaps with the backward pass.
 
-Rank r computes the mean loss of its b_r samples. Its gradient times b_r / B, summed over ranks, is the gradient of the
-mean over the B samples of the global batch, for every split. The same holds for a mean over tokens instead of samples.
-The total number of tokens is known only after the reduction, and divides the gradient then.
+Rank r computes the mean loss of its b_r samples. Its gradient is multiplied by b_r / B. The sum over ranks is the
+gradient of the mean over the B samples of the global batch, for every split. The same holds for a mean over tokens.
+Their total number is known only after the reduction, so the gradient is divided by it then.
 
-A backward pass that reaches every parameter ends with a wait for the reduction. So a script finds the global batch's
-gradients in ``p.grad`` and may clip or inspect them, as in one process. If parameters are left (such as a head that the
-step does not use), another backward pass may reach them. Then the optimizer's step waits, by calling ``whole``.
+After a backward pass that reaches every parameter, the rank waits for the reduction. So a script finds the global
+batch's gradients in ``p.grad`` and may clip or inspect them, as in one process. If the pass did not reach some
+parameters (such as those of an unused head), another pass may reach them. Then the optimizer's step waits instead, by
+calling ``whole``.
 """
 
 import time
@@ -27,20 +28,20 @@ from dltrain.timing.backward_passes import Passes
 from dltrain.timing.stopwatch import Lap, reading
 
 _DRIVE_S, _DRIVEN = 0.5e-3, 3
-"""Minimum interval at which the backward pass makes progress on reductions, and the number of reductions."""
+"""Minimum seconds between two checks of running reductions in the backward pass, and the reductions per check."""
 
 
 def square_of(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the squared norm of all tensors together. All norms are read at once, as each read waits for a GPU."""
+    """Return the squared norm of all tensors together. Read all norms at once, because each read waits for the GPU."""
     norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
     return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
 
 
 class DataParallel(Placement):
-    """Reduce gradients over ranks by buckets. Hooks start a bucket when the backward pass has completed it.
+    """Reduce gradients over ranks by buckets. Hooks start a bucket's reduction once all its gradients are computed.
 
-    Buckets start in the same order on every rank, whatever order the backward pass completes them in. Hooks also make
-    progress on pending messages, because MPI does so only inside calls.
+    Reductions start in the same order on every rank, whatever order the backward pass completes the buckets in. Hooks
+    also make progress on pending messages, because MPI does so only inside calls.
     """
 
     def __init__(
@@ -53,30 +54,30 @@ class DataParallel(Placement):
     ) -> None:
         """Allocate the buffer and register the hooks.
 
-        ``collective``: makes the collective of the buckets. ``tail``: number of values shared at every step. ``zeros``:
-        allocates the buffer, by default with torch.
+        ``collective``: makes the collective that reduces the buckets. ``tail``: number of values shared at every step.
+        ``zeros``: allocates the buffer, by default with torch.
         """
         parameters = list(parameters)
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         self.buffer = GradientBuffer(parameters, bucket_nbytes, tail, zeros, marked=not self.sharded)
         self.collective = collective(self.buffer.slices)
         self.exposed_s = 0.0
-        """Time of the last step spent waiting for the reduction, without overlap with the backward pass."""
+        """Time of the last step spent waiting for the reduction, not overlapped with the backward pass."""
         self.waited = Lap()
-        """Time of the current step that calls of the script spent waiting for other ranks."""
+        """Time of the current step in which the script's calls waited for other ranks."""
         self.passes = Passes(self.buffer.flat.device)
         """Backward passes of the current step."""
         self.sum_s = 0.0
         """Time of the last step from the start of the first reduction to the end of the last one."""
         self._sums_began = 0.0
         self.square = 0.0
-        """Squared norm of this rank's part of the last gradient, if it holds only a part."""
+        """Squared norm of this rank's part of the last gradient, if the gradient is divided among ranks."""
         self.square_at: int | None = None
-        """Position in the tail of this rank's weight times its squared gradient norm. None: it is not shared."""
+        """Position of this rank's (weight * squared gradient norm) in the tail. None: not shared."""
         self.measured_norm = 0.0
-        """Norm of the global batch's gradient before the script changes it. Set only in steps with ``square_at``."""
+        """Norm of the global batch's gradient before the script changes it. Set only if ``square_at`` is set."""
         self.weight_at: int | None = None
-        """Position in the tail of the sum of the ranks' loss weights, which divides the gradient. None: no division."""
+        """Position of the sum of loss weights in the tail. The gradient is divided by this sum. None: no division."""
         self._own_square: torch.Tensor | float = 0.0
         self._summed: list[float] = []
         """Marks and tail, summed over ranks."""
@@ -101,9 +102,9 @@ class DataParallel(Placement):
         ]
 
     def begin(self, weight: float, shared: list[float]) -> None:
-        """Zero the gradients and open a step. ``weight``: b_r / B. ``shared``: this rank's values of the tail.
+        """Zero the gradients and open a step. ``weight``: b_r / B. ``shared``: this rank's values for the tail.
 
-        Raises MisuseError if the script has made frozen parameters trainable.
+        Raise MisuseError if the script has made frozen parameters trainable.
         """
         if any(parameter.requires_grad for parameter in self._frozen):
             thawed = [tuple(p.shape) for p in self._frozen if p.requires_grad]
@@ -125,9 +126,9 @@ class DataParallel(Placement):
         self._open, self._finished, self._left = True, False, 1.0
 
     def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
-        """Write ``values`` into the tail from ``position`` on. Return False if it is too late for this step.
+        """Write ``values`` into the tail from ``position`` on. Return False if no step is open or its tail was sent.
 
-        Tensors are copied without reading them, because reading would wait for the forward pass on a GPU.
+        Copy tensors without reading them, because reading would wait for the forward pass on a GPU.
         """
         if not self._open or len(self._works) == len(self.buffer.buckets):
             return False
@@ -137,13 +138,13 @@ class DataParallel(Placement):
         return True
 
     def weigh(self, weight: float) -> None:
-        """Replace the weight of this step. Raises MisuseError after its backward pass has begun."""
+        """Replace the weight of this step. Raise MisuseError once the backward pass has begun."""
         if not self._open or self._works or self._reached:
             raise MisuseError("t.weigh: found a call after backward() has begun; expected it before backward()")
         self._weight = weight
 
     def unscaled(self, scale: float, left: float) -> None:
-        """Record after ``finish`` that losses were multiplied by ``scale``, and gradients still by ``left``."""
+        """Record after ``finish`` that losses had the factor ``scale`` and gradients still have the factor ``left``."""
         self.measured_norm /= scale
         self._left = left
         self._seen()
@@ -153,14 +154,14 @@ class DataParallel(Placement):
         self.collective.rescale_residuals(factor)
 
     def gradient_norm(self) -> float:
-        """Return the Euclidean norm of the gradient that this rank holds, before clipping."""
+        """Return the Euclidean norm of the gradient on this rank, before clipping."""
         norm = float(torch.linalg.vector_norm(self.buffer.gradient)) if self._norm is None else self._norm
         return norm / self._left
 
     def clip(self, max_norm: float) -> float:
         """Clip the global batch's gradient to a norm of at most ``max_norm``. Return the norm before clipping.
 
-        Returns 0 if a rank was lost, which ``finish`` raises, or if the step was abandoned.
+        Return 0 if the step was abandoned or a rank was lost; ``finish`` then raises PeerLostError.
         """
         if not (self._open or self._finished) or self._lost is not None:
             return 0.0
@@ -184,7 +185,7 @@ class DataParallel(Placement):
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Accumulate the gradients of backward passes inside. The pass after them is the last of the step."""
+        """Accumulate gradients of backward passes inside the context. The first pass after it ends the step."""
         self._accumulates = True
         try:
             yield
@@ -194,8 +195,8 @@ class DataParallel(Placement):
     def finish(self) -> list[float]:
         """Wait for the reduction of all gradients. Return the summed tail.
 
-        Parameters that no rank's backward pass reached have no gradient afterwards, so that optimizers skip them as in
-        one process. Raises PeerLostError, and MisuseError if the script changed gradients before their reduction.
+        Afterwards, parameters that no rank's backward pass reached have no gradient, so optimizers skip them as in one
+        process. Raise PeerLostError, and MisuseError if the script changed gradients before their reduction.
         """
         assert self._open, "begin comes before finish"
         self._open = False
@@ -209,7 +210,7 @@ class DataParallel(Placement):
         return self._summed[len(self.buffer.marks) :]
 
     def whole(self) -> None:
-        """Wait until the gradients are those of the global batch. Raises PeerLostError, MisuseError as ``finish``."""
+        """Wait until gradients are those of the global batch. Raise PeerLostError and MisuseError as in ``finish``."""
         if self._version not in (None, self.buffer.flat._version) and (self.sharded or not self._whole):
             raise MisuseError(
                 "found gradients changed between backward() and opt.step() before they were reduced over ranks: "
@@ -248,14 +249,14 @@ class DataParallel(Placement):
         self._seen()
 
     def _catch_up(self) -> None:
-        """Wait for the GPU, whose work would otherwise count as time spent on other ranks.
+        """Wait for the GPU. Otherwise its work would count as time spent waiting for other ranks.
 
-        This costs no overlap, because all further work needs the reduced gradients.
+        This loses no overlap, because all further work needs the reduced gradients.
         """
         finish(self.buffer.flat.device)
 
     def _backward_ended(self) -> None:
-        """Finish a backward pass. The autograd engine also calls it after a nested one (a reentrant checkpoint)."""
+        """Finish a backward pass. The autograd engine also calls this after a nested pass (a reentrant checkpoint)."""
         self._queued = False
         self.passes.end()
         if self._lost is not None or self._whole or self.sharded or len(self._works) < len(self.buffer.buckets):
@@ -272,7 +273,7 @@ class DataParallel(Placement):
         self.exposed_s += spent.wall_s
 
     def _seen(self) -> None:
-        """Note the version counter of the gradients' memory, so that later changes by the script are detected."""
+        """Store the version counter of the gradients' memory, to detect later changes by the script."""
         if self._version is not None or self._reached:
             self._version = self.buffer.flat._version
 
@@ -311,7 +312,7 @@ class DataParallel(Placement):
         return ready
 
     def _drive(self) -> None:
-        """Make progress on the oldest reductions, which fill the network links, but not at every hook of a deep model.
+        """Make progress on the oldest reductions, which fill the network links, at most once per ``_DRIVE_S``.
 
         A test of an unfinished reduction yields the CPU. That suits a waiting process, but slows the backward pass.
         """
@@ -347,7 +348,7 @@ class DataParallel(Placement):
         self.collective.abandon()
 
     def retire(self) -> None:
-        """Remove the hooks after a loss of ranks. Keep the collective's memory, where messages may still arrive."""
+        """Remove the hooks after a loss of ranks. Keep the collective's memory: messages may still arrive in it."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

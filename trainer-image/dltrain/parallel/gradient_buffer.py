@@ -1,9 +1,10 @@
 """One contiguous buffer that holds all gradients, and its buckets.
 
-Parameters are in reverse order, because the backward pass reaches the last ones first: the first bucket is complete
-early in the backward pass. ``p.grad`` is a view, so that nothing is copied. The last bucket ends with *marks* and a
-*tail*. A mark counts the ranks whose backward pass reached a parameter. The tail holds numbers that ranks share at
-every step (loss, stop flag, timings). Both are summed with the gradients, without an extra message.
+Parameters are in reverse order, because the backward pass reaches the last ones first. So the first bucket is complete
+early in the backward pass. ``p.grad`` is a view of the buffer, so that nothing is copied. The last bucket ends with
+*marks* and a *tail*. Each mark counts the ranks whose backward pass reached one parameter. The tail holds numbers that
+ranks share at every step (loss, stop flag, timings). Marks and tail are summed with the gradients, without an extra
+message.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,8 +16,8 @@ from torch import Tensor
 from dltrain.protocol.errors import MisuseError
 
 ALIGNED_NBYTES = 64
-"""Alignment of buckets. NCCL copies 16 bytes at a time only if both sides are aligned. Vectors and cache lines of CPUs
-have 64 bytes."""
+"""Alignment of buckets in bytes. NCCL copies 16 bytes at a time only if both sides are aligned; vectors and cache lines
+of CPUs have 64."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,11 @@ class Bucket:
     stop: int
     """Range of elements in the buffer."""
     parameters: tuple[int, ...]
-    """Indices of its parameters in ``GradientBuffer.parameters``."""
+    """Indices of the bucket's parameters in ``GradientBuffer.parameters``."""
 
 
 def plan_buckets(sizes: Iterable[int], max_size: int, align: int = 1) -> list[Bucket]:
-    """Divide consecutive parameters of ``sizes`` elements into buckets that begin at multiples of ``align``.
+    """Divide parameters with these ``sizes`` (elements) in order into buckets that begin at multiples of ``align``.
 
     A bucket has at most ``max_size`` elements, or holds one larger parameter.
     """
@@ -49,7 +50,7 @@ def plan_buckets(sizes: Iterable[int], max_size: int, align: int = 1) -> list[Bu
 
 
 class GradientBuffer:
-    """The gradients of ``parameters``, their marks and ``tail`` shared numbers in one contiguous buffer."""
+    """A contiguous buffer with the gradients of ``parameters``, their marks, and ``tail`` shared numbers."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class GradientBuffer:
     ) -> None:
         """Allocate the buffer. ``zeros``: allocates it, by default with torch. ``marked``: add marks.
 
-        Raises MisuseError if no parameter is trainable, or if parameters differ in dtype or device.
+        Raise MisuseError if no parameter is trainable, or if parameters differ in dtype or device.
         """
         self.parameters = [p for p in parameters if p.requires_grad][::-1]
         kinds = {(p.dtype, p.device) for p in self.parameters}
@@ -105,16 +106,16 @@ class GradientBuffer:
         _fill(self.tail, numbers)
 
     def mark(self, reached: Collection[int]) -> None:
-        """Mark the parameters with these indices."""
+        """Set the marks of the parameters with these indices."""
         if len(reached) == len(self.marks):
             self.marks.fill_(1)
         else:
             _fill(self.marks, [float(index in reached) for index in range(len(self.marks))])
 
     def adopt(self, index: int) -> bool:
-        """Copy the gradient of parameter ``index`` into the buffer if ``p.grad`` was replaced. Restore the view.
+        """If ``p.grad`` of parameter ``index`` was replaced, copy it into the buffer and restore the view.
 
-        Return True if it was replaced by another tensor. Raises MisuseError if that tensor is part of a graph.
+        Return True if another tensor had replaced the view. Raise MisuseError if that tensor is part of a graph.
         """
         parameter, view = self.parameters[index], self.views[index]
         gradient = parameter.grad
@@ -146,7 +147,7 @@ def _like(parameter: Tensor, part: Tensor) -> Tensor:
 
 
 def _fill(numbers: Tensor, values: Sequence[float]) -> None:
-    """Copy ``values`` into ``numbers``, for a GPU from pinned memory, so that the rank does not wait for the GPU.
+    """Copy ``values`` into ``numbers``. A copy to a GPU uses pinned memory, so that the rank does not wait for the GPU.
 
     torch keeps pinned memory alive until the copy has finished.
     """

@@ -1,4 +1,4 @@
-"""Set-up of the gradient all-reduce for a plan: its memory, its algorithm, and the measured choice of algorithms."""
+"""Set up the gradient all-reduce of a plan: memory, algorithm, and the choice of algorithms by measurement."""
 
 import sys
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from dltrain.protocol.rank_messages import Chosen, Summing
 from dltrain.protocol.reporter import RankReporter
 
 _BUCKETS, _MIN_NBYTES = 8, 256 * 2**10
-"""A small model is divided into this many buckets of at least this size. One bucket would wait for the end of the
-backward pass."""
+"""A small model has at most this many buckets, each of at least this size. A single bucket would be reduced only after
+the backward pass."""
 Choices = list[list[Any]]
-"""Size class, algorithm and segment size in bytes of every choice, as stored in a checkpoint (JSON)."""
+"""Each choice as [size class, algorithm, segment size in bytes], as stored in a checkpoint (JSON)."""
 
 
 def data_parallel(
@@ -32,9 +32,9 @@ def data_parallel(
     tail: int,
     before: DataParallel | None = None,
 ) -> DataParallel:
-    """Return the data-parallel strategy of a plan. ``before``: the previous one, whose measurements are reused.
+    """Return a plan's data-parallel strategy. ``before``: the previous strategy, whose measurements are reused.
 
-    All ranks must call it together. Raises PeerLostError, BadInputError.
+    All ranks must call it together. Raise PeerLostError, and BadInputError for gradient compression on a GPU.
     """
     if plan.compression and any(parameter.is_cuda for parameter in parameters):
         raise BadInputError("spec.gradientCompression", "gradients on a GPU", "ranks on CPUs", "remove it")
@@ -62,34 +62,34 @@ def data_parallel(
 
 
 def measured_by(parallel: DataParallel) -> Auto | None:
-    """Return the collective that measures algorithms, or None. Model parallelism has none."""
+    """Return the collective if it measures algorithms, otherwise None. Model parallelism has no such collective."""
     collective = getattr(parallel, "collective", None)
     return collective if isinstance(collective, Auto) else None
 
 
 def choices(parallel: DataParallel) -> Choices:
-    """Return the measured choices for a checkpoint. Other algorithms would add in another order after a restart."""
+    """Return the measured choices, for a checkpoint. After a restart, other algorithms would add in another order."""
     if (auto := measured_by(parallel)) is None:
         return []
     return [[number, pick.strategy, pick.segment_nbytes] for number, pick in sorted(auto.picks.items())]
 
 
 def choices_from_record(sums: Sequence[Summing]) -> Choices:
-    """Convert the message of ``report`` to choices for ``reuse``."""
+    """Convert the choices that ``report`` sent to the form that ``reuse`` takes."""
     return [[size_class(each.nbytes), each.strategy, each.segment_nbytes] for each in sums]
 
 
 def reuse(parallel: DataParallel, picks: Choices) -> None:
-    """Reduce gradients as an earlier run did, if possible here. All ranks must call it together.
+    """Reduce gradients with the algorithms of an earlier run, where possible. All ranks must call it together.
 
-    Raises PeerLostError.
+    Raise PeerLostError.
     """
     if (auto := measured_by(parallel)) is not None:
         auto.reuse({number: Pick(name, segment) for number, name, segment in picks})
 
 
 def report(parallel: DataParallel, reporter: RankReporter) -> None:
-    """Report to the agent and the log how gradients are reduced."""
+    """Report the all-reduce algorithms to the agent and the log."""
     if (auto := measured_by(parallel)) is None:
         return
     picks = sorted(auto.picks.items())

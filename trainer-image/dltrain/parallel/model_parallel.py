@@ -1,10 +1,10 @@
-"""Common base of pipeline and tensor parallelism, where each rank holds a part of the model and processes all samples.
+"""Common base of pipeline and tensor parallelism: each rank holds a part of the model and processes all samples.
 
-Ranks reduce only the tail's numbers and the gradients of parameters that several stages hold. The script's model is
-split in place: its parameters become smaller or empty. Its optimizer gets only the parameters that the rank holds.
+Ranks reduce only the numbers of the tail, and gradients of parameters that several stages hold. The script's model is
+split in place: its parameters become smaller or empty. The script's optimizer keeps only this rank's parameters.
 
-A checkpoint holds the whole model and optimizer state, gathered in rank 0's main memory, so that another number of
-ranks or another strategy can resume from it.
+Rank 0 gathers the whole model and optimizer state in main memory for checkpoints, so that another number of ranks or
+another strategy can resume from them.
 """
 
 import time
@@ -38,11 +38,11 @@ class Cut:
 
 
 Held = Mapping[str, Cut | None]
-"""The parts of parameters that a rank holds, by name. None: the whole parameter."""
+"""A rank's part of each parameter that it holds, by name. None: the whole parameter."""
 
 
 class ModelParallel(DataParallel):
-    """The tail, checkpoints and optimizer of a model that is split over the ranks."""
+    """Tail, checkpoints and optimizer for a model that is split over the ranks."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ModelParallel(DataParallel):
     ) -> None:
         """Split ``model`` and ``optimizer``. ``held_by``: returns the parts that a rank holds.
 
-        Raises ValueError for a model with buffers or with a parameter of two names, or an optimizer with state.
+        Raise ValueError for a model with buffers or with two names for one parameter, or an optimizer with state.
         """
         named = dict(model.named_parameters())
         state = model.state_dict()
@@ -67,7 +67,8 @@ class ModelParallel(DataParallel):
         self._held = held_by(process_group.rank)
         before = [held_by(rank) for rank in range(process_group.rank)]
         self._reported = {n for n, c in self._held.items() if c is not None or not any(n in held for held in before)}
-        """Parameters that this rank contributes to checkpoints and norms. The lowest of several holders does so."""
+        """Parameters that this rank contributes to checkpoints and norms. The lowest rank that holds one contributes
+        it."""
         with torch.no_grad():
             for name, parameter in named.items():
                 if name not in self._held:
@@ -93,7 +94,7 @@ class ModelParallel(DataParallel):
         return []
 
     def finish(self) -> list[float]:
-        """Complete the gradients of this rank's parameters. Return the summed tail. Raises PeerLostError."""
+        """Complete the gradients of this rank's parameters. Return the summed tail. Raise PeerLostError."""
         assert self._open, "begin comes before finish"
         began = time.perf_counter()
         self._open = False
@@ -107,7 +108,7 @@ class ModelParallel(DataParallel):
         return shared
 
     def complete_gradients(self) -> None:
-        """Add the contributions of other ranks to this rank's gradients. Raises PeerLostError."""
+        """Add the contributions of other ranks to this rank's gradients. Raise PeerLostError."""
 
     def _wait(self, seconds: float) -> None:
         """Add time spent waiting for other ranks."""
@@ -123,7 +124,7 @@ class ModelParallel(DataParallel):
         return self.shapes
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the whole model's tensors on rank 0, and nothing on other ranks. Raises PeerLostError."""
+        """Return the whole model's tensors on rank 0, and an empty dictionary elsewhere. Raise PeerLostError."""
         whole = self._gathered({name: self._own[name].data for name in self._reported}, lambda name: name)
         return {name: whole[name] for name in self.shapes if name in whole}
 
@@ -134,9 +135,9 @@ class ModelParallel(DataParallel):
                 own.data.copy_(whole[name] if part is None else part.of(whole[name]))
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the ``state_dict()`` of the whole optimizer on rank 0, and one without state on other ranks.
+        """Return the whole optimizer's ``state_dict()`` on rank 0. Other ranks return one without state.
 
-        Raises PeerLostError.
+        Raise PeerLostError.
         """
         mine = {
             f"{self._members.index(name)}.{key}": value
@@ -155,7 +156,7 @@ class ModelParallel(DataParallel):
         return {"state": states, "param_groups": groups}
 
     def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Load this rank's part of a whole state."""
+        """Load this rank's part of the whole optimizer's state."""
         local = {name: i for i, name in enumerate(name for name in self._members if name in self._own)}
         states: dict[int, dict[str, Any]] = {}
         for index, state in whole["state"].items():
@@ -172,7 +173,7 @@ class ModelParallel(DataParallel):
         optimizer.load_state_dict({"state": states, "param_groups": groups})
 
     def _gathered(self, mine: dict[str, Tensor], name_of: Callable[[str], str]) -> dict[str, Tensor]:
-        """Assemble the tensors of all ranks on rank 0. ``name_of``: returns the parameter that an entry belongs to."""
+        """Assemble the tensors of all ranks on rank 0. ``name_of``: returns the name of an entry's parameter."""
         from safetensors.torch import load, save
 
         whole: dict[str, Tensor] = {}
@@ -190,7 +191,7 @@ class ModelParallel(DataParallel):
 
 
 def collect(process_group: ProcessGroup, content: bytes) -> list[bytes]:
-    """Return every rank's bytes by rank on rank 0, and nothing on other ranks. Raises PeerLostError."""
+    """Return ``content`` of all ranks, in rank order, on rank 0. Other ranks get an empty list. Raise PeerLostError."""
     counts = [int(row[0]) for row in process_group.gather([len(content)])]
     if process_group.rank:
         _transfer(np.frombuffer(content, np.uint8), lambda part: process_group.comm.Isend(part, 0))

@@ -1,4 +1,4 @@
-"""Checks of a script's optimizer: its parameters, and how the script calls ``step``."""
+"""Checks of a script's optimizer: its parameters, and the arguments of its ``step``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,28 +10,28 @@ from dltrain.protocol.errors import MisuseError
 
 
 def check_trained(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise MisuseError if the optimizer has parameters outside the model, whose gradients would not be reduced."""
+    """Raise MisuseError if the optimizer has parameters outside the model. Their gradients would not be reduced."""
     known = set(model.parameters())
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if strange := [tuple(p.shape) for p in trained if p not in known]:
         raise MisuseError(
             f"optimizer: found parameters {strange} that are not the model's; expected only the model's. Put all "
-            "trained parts into one nn.Module"
+            "trained modules into one nn.Module"
         )
 
 
 def check_late(strange: Sequence[nn.Parameter]) -> None:
-    """Raise MisuseError if an optimizer got parameters after ``t.wrap`` that are not the model's (``strange``)."""
+    """Raise MisuseError if, after ``t.wrap``, the optimizer got parameters ``strange`` that are not the model's."""
     if strange:
         raise MisuseError(
             f"optimizer: found parameters {[tuple(p.shape) for p in strange]} that the model did not have in t.wrap; "
-            "expected only the model's: no others are all-reduced. Create the whole model before t.wrap, and freeze "
-            "the parts that you train later"
+            "expected only the model's, because ranks reduce no other gradients. Create the whole model before t.wrap, "
+            "and freeze the parameters that you train later"
         )
 
 
 def without_closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise MisuseError if ``optimizer.step()`` gets a closure, whose gradients would not be reduced."""
+    """Raise MisuseError if ``optimizer.step()`` gets a closure, because its gradients would not be reduced."""
     if any(given is not None for given in (*args[1:], kwargs.get("closure"))):  # args[0]: the optimizer
         raise MisuseError(
             f"{type(optimizer).__name__}.step: found a closure; expected none, because ranks reduce gradients before "

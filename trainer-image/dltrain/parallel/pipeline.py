@@ -1,7 +1,8 @@
 """Pipeline parallelism: rank s holds stage s of the model, and micro-batches pass from stage to stage.
 
-Activations go to the next rank and gradients back to the previous one, through main memory, because the image's MPI
-cannot read GPU memory. Messages are split into segments that need no handshake and are sent while the sender computes.
+Activations go to the next rank and gradients to the previous one. Both go through main memory, because the image's MPI
+cannot read GPU memory. Messages are divided into segments so small that MPI sends them without a handshake, while the
+sender computes.
 """
 
 import time
@@ -24,14 +25,14 @@ from dltrain.parallel.pipeline_stages import costs, cut, sizes, turns
 from dltrain.protocol.errors import BadInputError
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
-"""Returns the mean loss of (outputs, targets)."""
+"""(outputs, targets) → mean loss."""
 
 
 class Neighbours:
     """Exchange of tensors in main memory with the previous and the next rank."""
 
     def __init__(self, comm: Any, segment_nbytes: int, waited: Callable[[float], None]) -> None:
-        """Prepare it. ``comm``: a separate communicator. ``waited``: called with the seconds of each wait."""
+        """Prepare the exchange. ``comm``: its own communicator. ``waited``: called with the seconds of each wait."""
         self.comm, self._segment_nbytes, self._waited = comm, segment_nbytes, waited
         self._sending: list[tuple[Any, Tensor]] = []
 
@@ -48,7 +49,7 @@ class Neighbours:
         self.progress()
 
     def receive(self, tensor: Tensor, peer: int) -> None:
-        """Receive into ``tensor``, which is in main memory."""
+        """Receive into ``tensor``, which must be in main memory."""
         from mpi4py import MPI
 
         began = time.perf_counter()
@@ -86,14 +87,14 @@ class Neighbours:
 
 
 class Pipeline(ModelParallel):
-    """One stage. ``run`` processes a batch forward and backward, on all stages together."""
+    """One pipeline stage. ``run`` processes a batch forward and backward, together with all other stages."""
 
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, sample: Tensor, tail: int
     ):
         """Split the model into stages by the cost of its layers. ``sample``: an input with batch size 1.
 
-        Raises BadInputError if there are more stages than layers with parameters.
+        Raise BadInputError if there are more stages than layers with parameters.
         """
         try:
             known = costs(model, sample)
@@ -117,7 +118,7 @@ class Pipeline(ModelParallel):
         self._tied = self._ties(held_by)
 
     def _ties(self, held_by: Callable[[int], Held]) -> list[tuple[nn.Parameter, MpiAllreduce]]:
-        """Return the all-reduce for the gradient of each parameter that this and other stages hold."""
+        """Return (parameter, all-reduce for its gradient) for each parameter that this stage shares with others."""
         found = []
         held = [held_by(stage) for stage in range(self.stages)]
         for name in self.shapes:
@@ -132,8 +133,8 @@ class Pipeline(ModelParallel):
     def run(self, x: Tensor, y: Tensor, loss_of: LossOf) -> Tensor | None:
         """Process a batch forward and backward in micro-batches. Return its mean loss on the last stage, else None.
 
-        Only the first stage uses ``x``, and only the last stage uses ``y``, apart from their lengths. Raises
-        PeerLostError.
+        Only the first stage uses the content of ``x``, and only the last stage that of ``y``; others use their lengths.
+        Raise PeerLostError.
         """
         parts = sizes(len(y), self.micro_batches)
         xs, ys = torch.split(x, list(parts)), torch.split(y, list(parts))
@@ -164,7 +165,7 @@ class Pipeline(ModelParallel):
         return total
 
     def predict(self, model: nn.Module, x: Tensor) -> Tensor | None:
-        """Return the model's outputs on the last stage, None on the others. Raises PeerLostError."""
+        """Return the model's outputs on the last stage, and None on others. Raise PeerLostError."""
         out = self._forward(self._input(x).detach())
         if self.stage == self.stages - 1:
             return out
@@ -173,7 +174,7 @@ class Pipeline(ModelParallel):
         return None
 
     def _input(self, x: Tensor) -> Tensor:
-        """Return this stage's input for as many samples as ``x`` has."""
+        """Return this stage's input for ``len(x)`` samples."""
         if not self.stage:
             return x
         room = torch.empty((len(x), *self._shape_in), dtype=self._dtype)

@@ -1,9 +1,9 @@
-"""Pipeline stages: the split of a sequence of layers, and the schedule of micro-batches in a stage.
+"""Pipeline stages: how layers are split into stages, and the schedule of micro-batches in a stage.
 
-A stage first runs as many forward passes as there are stages behind it. Then it alternates between a forward and a
-backward pass (1F1B: Narayanan et al. 2021, section 2.2.1). For p stages and k micro-batches, the bubble is GPipe's
-(Huang et al. 2019), p - 1 of k + p - 1 slots. But stage s holds the activations of at most p - s micro-batches, not of
-all k.
+A stage first runs as many forward passes as there are stages after it. Then it alternates between a forward and a
+backward pass (1F1B: Narayanan et al. 2021, section 2.2.1). For p stages and k micro-batches, the bubble is as in GPipe
+(Huang et al. 2019): p - 1 of k + p - 1 slots. But stage s holds the activations of at most p - s micro-batches instead
+of all k.
 """
 
 import copy
@@ -24,17 +24,17 @@ class Cost:
     """The cost of one layer."""
 
     operations: float
-    """Operations per sample, forward and backward, of matrix products, convolutions and attention."""
+    """Operations per sample for matrix products, convolutions and attention, in the forward and backward pass."""
     parameters: int
     output: tuple[int, ...]
-    """Shape of its output for one sample."""
+    """Shape of the layer's output for one sample."""
 
 
 def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
     """Return the cost of each layer, counted on PyTorch's meta device without computing. ``sample``: a batch of one.
 
-    A backward pass has twice the operations of a forward pass, for the gradients of weights and of input. The first
-    layer needs no gradient of its input.
+    A backward pass has twice the operations of a forward pass: once for the gradients of weights, once for those of the
+    input. The first layer with parameters needs no gradient of its input.
     """
     twin = copy.deepcopy(model).to("meta")
     x, found = sample.to("meta"), list[Cost]()
@@ -49,10 +49,11 @@ def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
 
 
 def cut(costs: Sequence[Cost], stages: int) -> list[int]:
-    """Return the first layer of each stage. Stages are contiguous, and each has a parameter.
+    """Return the index of each stage's first layer. Stages are contiguous, and each has a parameter.
 
-    The split minimizes the operations of the costliest stage, and then the parameters of the largest one. It is exact,
-    by dynamic programming over the splits. Raises ValueError if there are fewer layers with parameters than stages.
+    The split minimizes the operations of the costliest stage, and then the parameters of the largest stage. It is
+    exact, by dynamic programming over the splits. Raise ValueError if there are fewer layers with parameters than
+    stages.
     """
     able = sum(cost.parameters > 0 for cost in costs)
     if able < stages:
@@ -85,7 +86,7 @@ class Turn(NamedTuple):
 
 
 def turns(stage: int, stages: int, micro_batches: int) -> list[Turn]:
-    """Return the passes of ``stage`` in order: every micro-batch forward and backward once, in ascending order."""
+    """Return the passes of ``stage`` in order. Each micro-batch has one forward and one backward pass."""
     ahead = min(micro_batches, stages - 1 - stage)
     found = [Turn("forward", i) for i in range(ahead)]
     for i in range(micro_batches - ahead):
@@ -94,5 +95,5 @@ def turns(stage: int, stages: int, micro_batches: int) -> list[Turn]:
 
 
 def sizes(samples: int, micro_batches: int) -> tuple[int, ...]:
-    """Return the sizes of the micro-batches. A batch of fewer samples than micro-batches has fewer micro-batches."""
+    """Return the sizes of the micro-batches. There are fewer than ``micro_batches`` if there are too few samples."""
     return apportion(samples, [1] * min(samples, micro_batches))

@@ -1,6 +1,6 @@
-"""The parts of the batch, the model and the optimizer that a rank holds.
+"""The parts of the batch, the model and the optimizer that each rank holds.
 
-By default a rank holds the whole model and optimizer, and its part of the batch. Other strategies override this.
+By default, a rank holds the whole model and optimizer, and its part of the batch. Some strategies override this.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from dltrain.batch.sampling import Part, Sampler
 
 
 class Placement:
-    """The parts of one rank, and the whole model and optimizer for checkpoints, comparisons and evaluations."""
+    """One rank's parts, and the whole model and optimizer for checkpoints, comparisons and evaluations."""
 
     sharded = False
-    """True if a rank gets only its part of the reduced gradient, so that a script cannot use ``p.grad``."""
+    """True if a rank gets only its part of the reduced gradient. A script then cannot use ``p.grad``."""
 
     def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
-        """Return the part of a step's batch that ``rank`` processes with these ``shares``."""
+        """Return the part of a step's batch that ``rank`` processes, given all ranks' ``shares``."""
         return sampler.part(step, shares, rank)
 
     def predict(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
@@ -37,7 +37,7 @@ class Placement:
         return list(model.parameters())
 
     def shape_of(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
-        """Return tensors with the names, shapes and dtypes of the whole model's."""
+        """Return tensors with the same names, shapes and dtypes as the whole model's tensors."""
         return model.state_dict()
 
     def weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -53,7 +53,7 @@ class Placement:
         return optimizer.state_dict()
 
     def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Load this rank's part of a whole state, in the parameters' memory format, which files do not preserve."""
+        """Load this rank's part of the whole optimizer's state. Restore the memory format, which files lack."""
         optimizer.load_state_dict(whole)
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
@@ -61,8 +61,8 @@ class Placement:
                     state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def any_rank(self, found: bool) -> bool:
-        """Return True if any rank found it in its part of the gradient. Here every rank checks all of it."""
+        """Return True if ``found`` is true on any rank. By default, every rank checks all gradients, so all agree."""
         return found
 
     def spread(self) -> None:
-        """Distribute updated parameters to the ranks that lack them. Here every rank has updated all itself."""
+        """Send updated parameters to the ranks that did not update them. By default, every rank updates all."""

@@ -1,11 +1,11 @@
 """Sharded optimizer (ZeRO-1): each rank updates its part of the parameters and holds the optimizer state for it.
 
-A reduce-scatter sums gradients at the owners of their parts, the owners update, and an all-gather distributes the new
-parameters. The traffic is that of one all-reduce, and optimizer state takes 1/n of the memory (Rajbhandari et al. 2020,
-stage 1). For element-wise optimizers the result equals that of replicated ones.
+A reduce-scatter sums each part of the gradients at its owner. The owners update their parts, and an all-gather
+distributes the new parameters. The traffic is that of one all-reduce, and optimizer state takes 1/n of the memory
+(Rajbhandari et al. 2020, stage 1). For element-wise optimizers the result equals that of replicated ones.
 
-Parameters become views of one buffer with the layout of the gradients. The owned parts of it replace the parameters in
-the script's optimizer, so that its learning rates, groups and hyperparameters apply unchanged.
+Parameters become views of one buffer with the same layout as the gradients. In the script's optimizer, this rank's
+shards of that buffer replace the parameters, so that learning rates, groups and hyperparameters apply unchanged.
 """
 
 import time
@@ -28,7 +28,7 @@ from dltrain.protocol.errors import BadInputError
 
 ELEMENTWISE = (SGD, Adam, AdamW, RMSprop)
 _STATE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg")
-"""State that these optimizers hold per element of a parameter. Besides it there is at most ``step``."""
+"""Names of the per-element state of these optimizers. The only other state is ``step``."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Shard:
     """The part of one parameter that this rank owns."""
 
     parameter: nn.Parameter
-    """One-dimensional view of the buffer of parameters."""
+    """One-dimensional view of the parameter buffer."""
     start: int
     stop: int
     """Range of elements in the whole parameter."""
@@ -44,7 +44,7 @@ class Shard:
 
 
 class OptimizerParallel(DataParallel):
-    """Data parallelism with a sharded optimizer, whose parameters are replaced by this rank's shards."""
+    """Data parallelism with a sharded optimizer. This rank's shards replace the optimizer's parameters."""
 
     sharded = True
 
@@ -60,7 +60,7 @@ class OptimizerParallel(DataParallel):
     ) -> None:
         """Shard the parameters. ``collective``: makes the reduce-scatter. ``gather``: makes the all-gather.
 
-        Raises BadInputError for an optimizer that is not element-wise, ValueError for one that already has state.
+        Raise BadInputError for an optimizer that is not element-wise, and ValueError for an optimizer with state.
         """
         _check(optimizer)
         super().__init__(parameters, collective, bucket_nbytes, tail)
@@ -92,7 +92,7 @@ class OptimizerParallel(DataParallel):
         return any(parameter is shard.parameter for shard in self._shards.values())
 
     def _divide_groups(self) -> None:
-        """Replace whole parameters by this rank's shards in new parameter groups of the optimizer."""
+        """Replace the optimizer's parameters by this rank's shards, in new parameter groups."""
         for group in self._optimizer.param_groups[len(self._groups) :]:
             members = list(group["params"])
             known = {*self.buffer.parameters, *self._frozen}
@@ -103,7 +103,8 @@ class OptimizerParallel(DataParallel):
     def finish(self) -> list[float]:
         """Wait for the reduction as in ``DataParallel``. Only this rank's shards get reduced gradients.
 
-        A frozen parameter gets no gradient. An unused parameter gets zero, so that all its shards count steps alike.
+        A frozen parameter gets no gradient. A parameter that was not used gets zero, so that all its shards count the
+        same number of steps.
         """
         self._divide_groups()
         shared = super().finish()
@@ -126,20 +127,20 @@ class OptimizerParallel(DataParallel):
         return self._process_group.sum([float(found)])[0] > 0
 
     def spread(self) -> None:
-        """Send the updated shards to all ranks. Raises PeerLostError."""
+        """Send the updated shards to all ranks. Raise PeerLostError."""
         began = time.perf_counter()
         _run(self._spread)
         self.exposed_s += time.perf_counter() - began
 
     def gradient_norm(self) -> float:
-        """Return the gradient norm of this rank's shards. It is not finite if their gradient is not."""
+        """Return the gradient norm of this rank's shards. It is not finite if a gradient in them is not finite."""
         return sqrt(self.square) if self.square < inf else self.square
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the ``state_dict()`` of an equivalent replicated optimizer, which any number of ranks can resume from.
+        """Return the ``state_dict()`` of an equivalent replicated optimizer. Any number of ranks can resume from it.
 
-        The ranks exchange one kind of state after another in the gradient buffer, which is unused between two steps.
-        Raises PeerLostError.
+        For each kind of state in turn, ranks exchange their shards in the gradient buffer, which is unused between
+        steps. Raise PeerLostError.
         """
         own = {p: optimizer.state.get(s.parameter, {}) for p, s in self._shards.items()}
         present = [key for state in own.values() for key, value in state.items() if value is not None]
@@ -170,7 +171,7 @@ class OptimizerParallel(DataParallel):
         return {"state": states, "param_groups": groups}
 
     def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Load this rank's shards of a replicated optimizer's state."""
+        """Load this rank's shards from a replicated optimizer's state."""
         members = [p for ps in self._groups for p in ps]
         mine = [p for ps in self._groups for p in ps if p in self._shards]
         local = {p: i for i, p in enumerate(mine)}
@@ -201,7 +202,7 @@ class OptimizerParallel(DataParallel):
 def optimizer_parallel(
     plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int
 ) -> OptimizerParallel:
-    """Return the sharded optimizer of a plan for several ranks."""
+    """Return a plan's sharded optimizer for several ranks."""
     host = plan.ranks[0].host
 
     def collective(buffers: list[Tensor]) -> Collective:

@@ -1,9 +1,9 @@
 """Tensor parallelism: each pair of linear layers is split, and every rank computes a part of its units.
 
-The first layer of a pair is split by outputs (columns of the matrix in papers), the second by inputs, so ranks exchange
-nothing between the two. There is one all-reduce after the second layer in the forward pass, and one before the first
-layer in the backward pass (Shoeybi et al. 2019, section 3). Attention is split by heads. All other layers are on every
-rank.
+The first layer of a pair is split by outputs (columns of the matrix in papers) and the second layer by inputs. So ranks
+exchange nothing between the two layers. There is one all-reduce after the second layer in the forward pass, and one
+before the first layer in the backward pass (Shoeybi et al. 2019, section 3). Attention is split by heads. All other
+layers are on every rank.
 """
 
 import time
@@ -26,15 +26,15 @@ from dltrain.protocol.errors import BadInputError
 
 
 class ActivationAllReduce:
-    """All-reduce of activations with the plan's collective, with a buffer per size."""
+    """All-reduce of activations with the plan's collective. Each size has its own buffer."""
 
     def __init__(self, plan: Plan, process_group: ProcessGroup, on_time: Callable[[float], None]) -> None:
-        """Prepare it. ``on_time``: called with the duration of each all-reduce in seconds."""
+        """Prepare the all-reduce. ``on_time``: called with the duration of each all-reduce in seconds."""
         self._plan, self._process_group, self._on_time = plan, process_group, on_time
         self._by_size: dict[tuple[int, torch.dtype], Collective] = {}
 
     def __call__(self, part: Tensor) -> Tensor:
-        """Return the sum over ranks in a new tensor, bit-identical on all ranks. Raises PeerLostError."""
+        """Return the sum over ranks in a new tensor, bit-identical on all ranks. Raise PeerLostError."""
         began = time.perf_counter()
         key = (part.numel(), part.dtype)
         if key not in self._by_size:
@@ -96,7 +96,7 @@ def units_of(pair: Pair, rank: int, ranks: int) -> range:
 
 
 def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> Held:
-    """Return what ``rank`` holds: its units of each pair of layers, and every unpaired parameter."""
+    """Return the parts that ``rank`` holds: its units of each pair of layers, and every unpaired parameter."""
     held: dict[str, Cut | None] = {name: None for name, _ in model.named_parameters()}
     for pair in pairs:
         units, width = units_of(pair, rank, ranks), _linear(model, pair.second).in_features // pair.units
@@ -110,21 +110,21 @@ def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> H
 
 
 class TensorParallel(ModelParallel):
-    """The tensor-parallel part of this rank: its units of every pair, and all other layers."""
+    """This rank's part of a tensor-parallel model: its units of every pair, and all other layers."""
 
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int
     ) -> None:
-        """Split the model. Raises BadInputError if it has no pair, or if there are more ranks than units in a pair."""
+        """Split the model. Raise BadInputError if it has no pair of layers, or a pair with fewer units than ranks."""
         pairs = pairs_of(model)
         units = min((pair.units for pair in pairs), default=0)
         if units < process_group.size:
             raise BadInputError(
                 "spec.parallelism.strategy",
-                f"Tensor on {process_group.size} ranks, with a model of which {units} can share a pair of linear layers"
+                f"Tensor on {process_group.size} ranks, with a pair of linear layers of {units} units"
                 if pairs
                 else "Tensor, with a model without a pair of linear layers",
-                f"a pair with a unit for each of {process_group.size} ranks",
+                f"pairs of linear layers with at least {process_group.size} units, one per rank",
                 "choose another strategy, or fewer nodes" if pairs else "choose another model or strategy",
             )
         whole = {rank: cuts_of(model, pairs, rank, process_group.size) for rank in range(process_group.size)}
@@ -151,13 +151,13 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def _summed(first: nn.Linear, second: nn.Linear, summing: ActivationAllReduce) -> None:
-    """Add the communication of tensor parallelism to a pair of layers."""
+    """Add the all-reduces of tensor parallelism to a pair of layers."""
     first.register_forward_pre_hook(lambda _, args: (_Enter.apply(args[0], summing),))  # type: ignore[no-untyped-call]
     second.forward = _row(second, summing)  # type: ignore[method-assign, assignment]
 
 
 def _row(layer: nn.Linear, summing: ActivationAllReduce) -> Callable[[Tensor], Tensor]:
-    """Return the forward function of a row-split layer, which adds the bias once, after the all-reduce."""
+    """Return the forward function of a row-split layer. It adds the bias once, after the all-reduce."""
 
     def forward(x: Tensor) -> Tensor:
         total: Tensor = _Leave.apply(linear(x, layer.weight), summing)  # type: ignore[no-untyped-call]

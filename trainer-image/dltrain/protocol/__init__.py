@@ -1,1 +1,1 @@
-"""The messages between ranks and agents, the layout of the volume, and the errors that end a run."""
+"""Messages between ranks and agents, the layout of the volume, and the errors that end a run."""

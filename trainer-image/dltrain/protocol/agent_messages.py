@@ -16,15 +16,15 @@ from dltrain.protocol.rank_messages import RankMessage
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0
-"""A side that receives nothing for this time treats the connection as lost."""
+"""If an agent receives nothing for this time, it treats the connection as lost."""
 MAX_LINE = 4 * 2**20
-"""Enough for a plan with several thousand ranks."""
+"""Maximum length of a line in bytes. It suffices for a plan with several thousand ranks."""
 
 
 class Welcome(Record):
     """The first message of a member.
 
-    ``term``: the highest term it has seen (0: none). ``obeys``: the ``boot`` of the coordinator with that term.
+    ``term``: the highest term that it has seen (0: none). ``obeys``: the ``boot`` of the coordinator with that term.
     ``has_coordinator``: True if that coordinator is connected to the member.
     """
 
@@ -36,7 +36,7 @@ class Welcome(Record):
 
 
 class Assign(Record):
-    """The coordinator sends the plan. Answered by Assigned or Refused. ``boot``: unique per coordinator."""
+    """The coordinator sends the plan. The member answers Assigned or Refused. ``boot``: unique per coordinator."""
 
     type: Literal["assign"] = "assign"
     coordinator: str
@@ -60,8 +60,8 @@ class Refused(Record):
 class Prepare(Record):
     """The coordinator starts an attempt. Members end the processes of earlier attempts and answer Prepared.
 
-    ``pods``: the pods of the plan that take part; empty: all. ``faults``, ``trained_s``: the faults of the run and its
-    training time so far, from which ranks choose the checkpoint interval.
+    ``pods``: the pods of the plan that take part (empty: all). ``faults``, ``trained_s``: number of faults and seconds
+    of training so far, from which ranks choose the checkpoint interval.
     """
 
     type: Literal["prepare"] = "prepare"
@@ -77,7 +77,7 @@ class Prepared(Record):
 
 
 class StartDaemon(Record):
-    """The coordinator asks for the Open MPI daemon with these arguments."""
+    """The coordinator asks a member to run the Open MPI daemon with these arguments."""
 
     type: Literal["start_daemon"] = "start_daemon"
     attempt: str
@@ -105,7 +105,7 @@ class StopRanks(Record):
     attempt: str
     grace_s: float
     progressed: bool = False
-    """True if any rank has reported a step in this attempt. Then the checkpoint needs every rank."""
+    """True if any rank has reported a step in this attempt. A checkpoint then needs every rank."""
 
 
 class EndAttempt(Record):
@@ -141,7 +141,7 @@ class RankUpdate(Record):
 
 
 class RankStopped(Record):
-    """A signal such as SIGSTOP has stopped the process of a rank for ``stopped_s``."""
+    """A signal such as SIGSTOP stopped a rank's process ``stopped_s`` seconds ago."""
 
     type: Literal["rank_stopped"] = "rank_stopped"
     attempt: str
@@ -150,14 +150,14 @@ class RankStopped(Record):
 
 
 class Explain(Record):
-    """The coordinator asks for the stacks of all ranks because one hangs. Answered by a RankLog per rank."""
+    """The coordinator asks for the stacks of all ranks because one rank hangs. Members answer a RankLog per rank."""
 
     type: Literal["explain"] = "explain"
     attempt: str
 
 
 class RankLog(Record):
-    """The end of a running rank's log."""
+    """The last lines of a running rank's log."""
 
     type: Literal["rank_log"] = "rank_log"
     attempt: str
@@ -203,7 +203,7 @@ class Channel:
         self._reader = reader
         self._writer = writer
         self.why = "the connection ended"
-        """The cause of the end, once ``receive`` has returned None."""
+        """The reason why the connection ended; valid once ``receive`` has returned None."""
         self._beating = asyncio.create_task(self._beat())
 
     def send(self, line: Line) -> None:
@@ -212,7 +212,7 @@ class Channel:
             self._writer.write(line.model_dump_json().encode() + b"\n")
 
     async def receive(self) -> Line | None:
-        """Return the next line that is not a heartbeat. Raise ValueError if a line is not of this protocol."""
+        """Return the next line that is not a heartbeat. Raise ValueError if a line does not follow this protocol."""
         while True:
             try:
                 async with asyncio.timeout(SILENCE_S):
@@ -231,7 +231,7 @@ class Channel:
                 return line
 
     async def flush(self) -> None:
-        """Wait until the queued lines were sent, at most ``SILENCE_S``."""
+        """Wait until all queued lines are sent, at most ``SILENCE_S``."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(SILENCE_S):
                 await self._writer.drain()

@@ -1,4 +1,4 @@
-"""The exceptions that end a run, with the failure reason and the exit code of each."""
+"""The exceptions that end a run, each with its failure reason and exit code."""
 
 import re
 import traceback
@@ -17,24 +17,24 @@ from dltrain.protocol.rank_messages import (
 class PeerLostError(RuntimeError):
     """A rank died or was disconnected, so a collective operation failed.
 
-    Communication buffers are invalid afterwards. Parameters stay valid, because a step updates them only after its
-    collective has succeeded.
+    Communication buffers are invalid afterwards. Parameters remain valid, because a step updates them only after its
+    collective operation has succeeded.
     """
 
 
 class FencedError(PeerLostError):
-    """A run with a higher term has started, so this run must not write anything more."""
+    """A run with a higher term has started. This run must not write anything more."""
 
 
 class BadInputError(ValueError):
-    """The job cannot succeed as written. The message names the field, the value found, the expectation and a remedy."""
+    """The job cannot succeed as specified. The message states field, value, expectation and remedy."""
 
     def __init__(self, field: str, found: str, expected: str, remedy: str) -> None:
         super().__init__(f"{field}: found {found}; expected {expected}. {remedy[:1].upper()}{remedy[1:]}")
 
 
 class MisuseError(ValueError):
-    """A script uses the dltrain API incorrectly. A restart would fail in the same way."""
+    """A script uses the dltrain API incorrectly, so a restart would fail in the same way."""
 
 
 class CheckpointError(OSError):
@@ -48,11 +48,11 @@ class CheckpointError(OSError):
 
 
 class SampleError(RuntimeError):
-    """The user's dataset or collate_fn failed. The message names the sample; ``__cause__`` is its exception."""
+    """The user's dataset or collate_fn raised an exception, in ``__cause__``. The message names the sample."""
 
 
 class DeviceMissingError(RuntimeError):
-    """Some ranks found their planned GPU and others did not."""
+    """Some ranks have their planned GPU and others do not."""
 
 
 class WorkerLostError(RuntimeError):
@@ -89,7 +89,7 @@ _SELF_EXPLANATORY = (
     ParametersDivergedError,
     PeerLostError,
 )
-"""Their messages are sufficient without a traceback."""
+"""Exceptions whose messages are sufficient without a traceback."""
 _REASONS_BY_MESSAGE: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(
@@ -100,20 +100,20 @@ _REASONS_BY_MESSAGE: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory"), "OutOfMemory"),
 )
-"""Reasons by the message of a RuntimeError, because torch has no specific class for most errors. First: messages of
-CUDA (cudaGetErrorString) that indicate a hardware fault. Second: messages of torch, NCCL, cuBLAS and cuDNN when the
-memory of the device or the machine is exhausted."""
+"""(pattern of a RuntimeError's message, failure reason), because torch has no specific class for most errors. First:
+CUDA's messages (cudaGetErrorString) about hardware faults. Second: messages of torch, NCCL, cuBLAS and cuDNN about
+exhausted memory of the device or the machine."""
 _OURS = str(Path(__file__).parents[1])
 
 
 def _line(error: BaseException) -> str:
-    """Return the place in the script that called dltrain, such as ``train.py, line 12: ``."""
+    """Return the script's line that called dltrain, such as ``train.py, line 12: ``, or an empty string."""
     script = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_OURS, "<"))]
     return f"{Path(script[-1].filename).name}, line {script[-1].lineno}: " if script else ""
 
 
 def failure(error: BaseException, rank: int, host: str) -> Failure:
-    """Return the failure to report for an exception that ends this rank. Exit with its ``exit_code``."""
+    """Return the failure to report for an exception that ends this rank. The rank must exit with its ``exit_code``."""
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
     if reason == reasons.TRAINING_ERROR and isinstance(error, RuntimeError):
         reason = next((better for pattern, better in _REASONS_BY_MESSAGE if pattern.search(str(error))), reason)

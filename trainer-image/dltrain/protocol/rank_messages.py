@@ -1,8 +1,8 @@
 """Messages between the ranks and the agent of one pod: JSON lines over a Unix socket.
 
-The agent listens at ``$DLTRAIN_SOCKET`` and writes the plan to ``$DLTRAIN_PLAN``. A rank connects when its
-interpreter starts, sends ``Hello``, and then progress updates. A rank that sends nothing until its deadline is treated
-as hung.
+The agent listens at ``$DLTRAIN_SOCKET`` and writes the plan to ``$DLTRAIN_PLAN``. A rank connects when its interpreter
+starts, sends ``Hello``, and then sends progress updates. If a rank sends nothing until its deadline, the agent treats
+it as hung.
 """
 
 import signal
@@ -16,7 +16,7 @@ from dlcontract import CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint
 SOCKET_ENV = "DLTRAIN_SOCKET"
 PLAN_ENV = "DLTRAIN_PLAN"
 MEMORY_ENV = "DLTRAIN_MEMORY"
-"""A directory of the pod for the training state that a restart resumes from."""
+"""Name of the variable with the pod's directory for the training state that a restart resumes from."""
 
 WHERE = signal.SIGUSR2
 """The signal that an agent sends to a hung rank. The rank writes the stack of each thread to its log."""
@@ -25,26 +25,26 @@ EXIT_OK = 0
 EXIT_USER_ERROR = 1
 """The training code raised an exception."""
 EXIT_NOT_FETCHED = 74
-"""The dataset could not be fetched because of the network, the server or a full disk. The kubelet retries."""
+"""The dataset could not be fetched because of the network, the server or a full disk. The kubelet tries again."""
 EXIT_PEER_LOST = 75
-"""Another rank died. Restart."""
+"""Another rank died. The agents restart the ranks."""
 EXIT_DIVERGED = 76
 """The loss is NaN or infinite."""
 EXIT_PARAMETERS_DIVERGED = 77
-"""Ranks hold different parameters. Restart from the last checkpoint, which was written when they agreed."""
+"""Ranks hold different parameters. Restart from the last checkpoint, because parameters were still equal then."""
 EXIT_STOPPED = 143
 """The rank was asked to stop, and its last checkpoint is durable."""
 
 
 class AttemptPlan(Plan):
-    """The plan that an agent writes for the ranks of one attempt: the operator's plan and the history of the run."""
+    """The plan that an agent writes for the ranks of one attempt: the operator's plan and the run's history."""
 
     prior_faults: Annotated[int, Field(ge=0, description="Faults of the run before this attempt.")] = 0
     prior_trained_s: Annotated[float, Field(ge=0, description="Training time in steps before this attempt.")] = 0.0
 
     @classmethod
     def of(cls, plan: Plan, **history: float) -> Self:
-        """Return ``plan`` with this history of its run. Without history, an AttemptPlan is returned unchanged."""
+        """Return ``plan`` with the run's ``history``. Return an AttemptPlan unchanged if ``history`` is empty."""
         if isinstance(plan, cls) and not history:
             return plan
         return cls.model_validate({name: getattr(plan, name) for name in type(plan).model_fields} | history)
@@ -58,7 +58,7 @@ class Hello(Record):
 
 
 class Mark(Record):
-    """A rank reached a milestone of its start."""
+    """A rank has reached a milestone of its start."""
 
     type: Literal["mark"] = "mark"
     rank: int
@@ -75,7 +75,7 @@ class Probed(Record):
 
 
 class Summing(Record):
-    """The all-reduce algorithm for buffers of at least ``nbytes``, up to the next entry's ``nbytes``."""
+    """The all-reduce algorithm for buffers from ``nbytes`` up to the next entry's ``nbytes``."""
 
     nbytes: Annotated[int, Field(ge=0)]
     strategy: str
@@ -84,7 +84,7 @@ class Summing(Record):
 
 
 class Chosen(Record):
-    """The all-reduce algorithms that were fastest in the measurement at the start."""
+    """The all-reduce algorithms that were fastest when measured at the start."""
 
     type: Literal["chosen"] = "chosen"
     rank: int
@@ -99,7 +99,7 @@ class Energy(Record):
 
 
 class Step(Record):
-    """A rank's progress update after a step, at most a few per second. That of rank 0 represents the job."""
+    """A rank's progress update after a step, at most a few per second. Rank 0's updates represent the job."""
 
     type: Literal["step"] = "step"
     rank: int
@@ -154,7 +154,7 @@ class Checkpointed(Record):
 
 
 class Resharded(Record):
-    """Local batch sizes were changed within the plan's bounds, from this step on."""
+    """Local batch sizes change from this step on, within the plan's bounds."""
 
     type: Literal["resharded"] = "resharded"
     rank: int
@@ -164,7 +164,7 @@ class Resharded(Record):
 
 
 class Shrunk(Record):
-    """The process group shrank at this step because ranks died. ``alive``: those left, numbered as in the plan."""
+    """The process group shrank at this step because ranks died. ``alive``: remaining ranks, numbered as in the plan."""
 
     type: Literal["shrunk"] = "shrunk"
     rank: int
@@ -176,7 +176,7 @@ class Shrunk(Record):
 class Busy(Record):
     """A rank announces work that takes longer than a step, such as an evaluation. It may be silent for ``limit_s``.
 
-    Without this message, a rank that is silent for max(5 s, 10 median steps) after its first step is treated as hung.
+    Without this message, a rank is treated as hung if it is silent for max(5 s, 10 median steps) after its first step.
     """
 
     type: Literal["busy"] = "busy"

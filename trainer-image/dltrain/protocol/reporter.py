@@ -1,6 +1,6 @@
-"""The connection of a rank to its agent: progress updates to the agent, stop requests to the rank.
+"""A rank's connection to its agent: progress updates go to the agent, and requests to stop come back.
 
-Without an agent, such as on a laptop, the updates of rank 0 become lines on standard error.
+Without an agent, such as on a laptop, rank 0 prints its updates to standard error.
 """
 
 import faulthandler
@@ -37,7 +37,7 @@ from dltrain.protocol.rank_messages import (
 
 
 class RankReporter:
-    """The connection to the agent, if there is one. ``stop`` is set once this rank was asked to stop."""
+    """The connection to the agent, if there is one. ``stop`` is set once this rank is asked to stop."""
 
     def __init__(self, path: str | None) -> None:
         """Connect to the agent's socket at ``path``, if given. Raise OSError if no agent listens there."""
@@ -52,7 +52,7 @@ class RankReporter:
 
     @classmethod
     def open(cls) -> "RankReporter":
-        """Connect as the environment says. SIGTERM sets ``stop``; the signal ``WHERE`` writes the stacks to the log."""
+        """Connect as the environment specifies. SIGTERM sets ``stop``; ``WHERE`` writes the stacks to the log."""
         reporter = cls(os.environ.get(SOCKET_ENV))
         if reporter._socket is not None and signal.getsignal(WHERE) == signal.SIG_DFL:
             faulthandler.register(WHERE)
@@ -66,7 +66,7 @@ class RankReporter:
         return self._socket is not None
 
     def send(self, message: RankMessage) -> None:
-        """Send an update to the agent. Ignore a lost connection, because training can continue without the agent."""
+        """Send an update to the agent. Ignore a lost connection, because training can continue without an agent."""
         if self._socket is None:
             if self.rank == 0 and (line := describe(message)):
                 print(line, file=sys.stderr, flush=True)  # noqa: T201
@@ -102,7 +102,7 @@ class RankReporter:
 
 
 def describe(message: RankMessage) -> str:
-    """Return a line for people, or an empty string if only an agent needs the update."""
+    """Return a line for people to read, or an empty string if only an agent needs the update."""
     match message:
         case Step():
             loss = f" loss {message.loss:.4f}" if message.loss is not None else ""

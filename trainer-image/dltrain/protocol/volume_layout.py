@@ -1,7 +1,7 @@
-"""Paths of a job's files on the checkpoint volume. The agent imports this module, so it imports neither torch nor MPI.
+"""Paths of a job's files on the checkpoint volume. This module imports neither torch nor MPI, for the agent's sake.
 
-``<directory>/<job>-<uid>/step-0000000100/`` holds a checkpoint. The uid prevents a new job from continuing the
-training of an older job with the same name.
+``<directory>/<job>-<uid>/step-0000000100/`` holds a checkpoint. The uid prevents a new job from continuing the training
+of an older job with the same name.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 from dlcontract import Plan
 
 TERM = "term"
-"""The file beside the checkpoints that holds the highest term of any writer."""
+"""Name of the term file beside the checkpoints. It holds the highest term of any writer."""
 
 
 def job_directory(plan: Plan) -> Path:
@@ -22,7 +22,7 @@ def step_name(step: int) -> str:
 
 
 def claimed_term(plan: Plan) -> int:
-    """Return the highest term of any checkpoint writer, or 0 if there is none or the directory is unreadable."""
+    """Return the highest term of any checkpoint writer, or 0 if there is no readable term file."""
     try:
         return term_in(job_directory(plan))
     except OSError:
@@ -30,7 +30,7 @@ def claimed_term(plan: Plan) -> int:
 
 
 def term_in(folder: Path) -> int:
-    """Return the highest term of any writer, or 0 if there is none or the file is damaged. Raise OSError."""
+    """Return the highest term in the term file, or 0 if there is no file or it is damaged. Raise OSError."""
     try:
         return int((folder / TERM).read_text() or 0)
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""The coordinator's record of the job's progress, and the report created from it. No I/O; callers pass the time."""
+"""The coordinator's record of the job's progress. It produces the job's report. No I/O; callers pass the time."""
 
 from collections import Counter
 
@@ -31,11 +31,11 @@ from dltrain.protocol.rank_messages import (
 HANG_MIN_S = 5.0
 HANG_STEPS = 10.0
 START_DEADLINE_S = 900.0
-"""Time from a rank's first message to its first step. The rank may read a large dataset in between."""
+"""Maximum time from a rank's first message to its first step. The rank may read a large dataset in between."""
 
 
 class Ledger:
-    """Accumulate the messages of ranks for ``report``. Counters continue across restarts and coordinators."""
+    """Accumulate the messages of ranks for ``report``. Counters continue after restarts and changes of coordinator."""
 
     def __init__(self, plan: Plan, previous: Report | None) -> None:
         self.plan = self._placed = plan
@@ -56,7 +56,7 @@ class Ledger:
         self._link: tuple[float | None, float | None] = (None, None)
         self._world_size = 0
         self.leader = 0
-        """The rank whose progress represents the job: the lowest one left."""
+        """The rank whose progress represents the job: the lowest remaining rank."""
         self._deadlines: dict[int, tuple[float, float]] = {}
         if previous is not None and previous.uid == plan.uid:
             self._resume(previous)
@@ -73,7 +73,7 @@ class Ledger:
         self._link = (previous.link_latency_s, previous.link_bandwidth_Bps)
 
     def begin_attempt(self, plan: Plan) -> None:
-        """Begin an attempt with the ranks of ``plan``. Discard the state of the previous ranks."""
+        """Begin an attempt with the ranks of ``plan``. Discard the state of earlier ranks."""
         self._placed = plan
         self._deadlines.clear()
         self._measures.clear()
@@ -82,12 +82,12 @@ class Ledger:
         self.leader = 0
 
     def mark_start(self, **marks: float) -> None:
-        """Set milestones of the start, until the first step is complete."""
+        """Set milestones of the start. Do nothing once the first step is complete."""
         if self.startup.first_step_unix_s is None:
             self.startup = self.startup.model_copy(update=marks)
 
     def record(self, message: RankMessage, now_s: float) -> bool:
-        """Record one message. Return True if it needs a report at once. ``now_s``: of any monotonic clock."""
+        """Record one message. Return True if a report should be written at once. ``now_s``: a monotonic clock."""
         transition = False
         limit_s = self._deadlines.get(message.rank, (0.0, START_DEADLINE_S))[1]
         match message:
@@ -127,7 +127,7 @@ class Ledger:
         return transition
 
     def count(self, cause: str) -> None:
-        """Count a restart, or a loss that the other ranks continue without."""
+        """Count a restart by its cause. Also count a loss if the other ranks continue."""
         self.restarts = dict(Counter(self.restarts) + Counter([cause]))
 
     def forget_rank(self, number: int) -> None:
@@ -135,18 +135,18 @@ class Ledger:
         self._deadlines.pop(number, None)
 
     def silent_rank(self, now_s: float) -> tuple[int, float] | None:
-        """Return the most overdue rank and the seconds of its silence, or None if no rank is overdue."""
+        """Return (most overdue rank, seconds of its silence), or None if no rank is overdue."""
         overdue = [(now_s - heard_s - limit_s, n, now_s - heard_s) for n, (heard_s, limit_s) in self._deadlines.items()]
         worst = max(overdue, default=None)
         return None if worst is None or worst[0] <= 0 else (worst[1], worst[2])
 
     def gain_s(self, missing: int, ranks: int) -> float:
-        """Return the seconds that the job would save if ``missing`` of its ``ranks`` returned now without any cost."""
+        """Return the seconds that the job would save if ``missing`` of its ``ranks`` returned now, at no cost."""
         step = self._step
         return (step.steps - step.step) * step.step_s * missing / ranks if step is not None else 0.0
 
     def mismatches(self) -> tuple[Mismatch, ...]:
-        """Return the ranks that found a different device than planned. Ranks that reported no device do not count."""
+        """Return the ranks on a different device than planned, as far as they have reported their device."""
         return tuple(
             Mismatch(rank=n, planned=self._placed.ranks[n].device[:63], found=found[:63])
             for n, found in sorted(self._found.items())

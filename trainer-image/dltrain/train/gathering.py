@@ -1,9 +1,10 @@
-"""Values of the global batch for a loss or a layer that needs more than this rank's samples.
+"""Collect samples from all ranks, for a loss or a layer that needs the global batch.
 
-A contrastive loss compares each sample with all others. Every rank gets all rows, in the order in which one process
-would have them, and computes a loss L_r from them: the loss of the global batch, or that of its own samples against all
-others. The reduction over ranks weights the gradients of rank r by w_r, its fraction of the batch. The gradient for the
-rows of rank s is therefore Σ_r w_r dL_r/d(rows of s), divided by w_s, by which the reduction multiplies it later.
+A contrastive loss compares each sample with all others. Every rank gets the rows of all ranks, in the order in which
+one process would have them. From them it computes L_r, either the loss of the global batch or the loss of its own
+samples against all others. The reduction over ranks weights the gradients of rank r by w_r, its fraction of the batch.
+The gradient for the rows of rank s is therefore Σ_r w_r dL_r/d(rows of s), divided by w_s because the reduction
+multiplies by w_s later.
 """
 
 from collections.abc import Callable
@@ -23,22 +24,23 @@ from dltrain.train.step import Step
 
 @dataclass(frozen=True)
 class Participants:
-    """Communication with the workers, and the weight of this rank's samples."""
+    """Access to the other workers, and the weight of this rank's samples."""
 
     together: Callable[[Callable[[ProcessGroup], Any]], Any]
     """Run a collective operation on the workers."""
     weight: Callable[[], float]
-    """Return the current weight of this rank's loss in the sum over ranks. Only ratios matter."""
+    """Return the weight of this rank's loss when losses are summed over ranks. Only ratios matter."""
     counts: bool
-    """False if this rank has no samples of its own, and therefore computes some of another rank that do not count."""
+    """False if this rank has no samples. It then computes samples of another rank, and the result is discarded."""
     lost: Callable[[], int | None]
-    """Return the number of rows to continue with if the step was abandoned after a loss of ranks, otherwise None.
+    """Return None, or the global batch size if ranks were lost and the step was abandoned.
 
-    The results of such a step are discarded."""
+    The caller then continues with that number of arbitrary rows. The results are discarded.
+    """
 
 
 def participants(team: Team, step: Step, number: int) -> Participants:
-    """Return the workers and weights of the current step, or equal weights between steps. ``number``: steps done."""
+    """Return access to the workers, with the current step's weights (equal between steps). ``number``: steps done."""
 
     def together(operation: Callable[[ProcessGroup], Any]) -> Any:
         return team.together(number, lambda: operation(team.worker_group))
@@ -54,7 +56,7 @@ def participants(team: Team, step: Step, number: int) -> Participants:
 def gathered(rows: Tensor, participants: Participants) -> Tensor:
     """Gather rows of shape (n, …) on each rank into (N, …), in the order of the ranks.
 
-    Raises MisuseError for a scalar, PeerLostError.
+    Raise MisuseError for a scalar, and PeerLostError.
     """
     if not rows.dim():
         raise MisuseError("t.gather: found one number; expected a row per sample. Use t.sum or t.mean for numbers")
@@ -66,7 +68,7 @@ def gathered(rows: Tensor, participants: Participants) -> Tensor:
 
 
 def averaged(value: Tensor, participants: Participants) -> Tensor:
-    """Return the weighted mean of ``value`` over ranks, in its dtype (float32 for integers). Raises PeerLostError."""
+    """Return the weighted mean of ``value`` over ranks, in its dtype (float32 for integers). Raise PeerLostError."""
     weight = participants.weight() if participants.counts else 0.0
     content = value.detach().to("cpu", torch.float64)
     weighed = content * weight if weight else torch.zeros_like(content)  # the mean over no samples may be NaN
@@ -116,7 +118,7 @@ class _Gather(torch.autograd.Function):
 
 
 def differing_buffers(model: nn.Module, participants: Participants) -> list[str]:
-    """Return the names of buffers that differ between ranks, except in BatchNorm layers, of which ``wrap`` warns."""
+    """Return the names of buffers that differ between ranks, except in BatchNorm layers: ``wrap`` warns of those."""
     known = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)}
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
     sums = [crc32(_bytes(buffer)) for buffer in buffers.values()]

@@ -1,4 +1,4 @@
-"""Splitting held-out data over the ranks."""
+"""Split held-out data over the ranks."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from dltrain.data.feeding.loader import Loader, check_loader
 
 
 def held_out_batches(loader: Loader, shares: Sequence[int], rank: int, seed: int) -> Iterator[Any]:
-    """Yield the rank's part of held-out data once, in batches of its local batch size ``shares[rank]``."""
+    """Yield batches of ``shares[rank]`` samples that cover this rank's part of the held-out data once."""
     check_loader("t.held_out", loader)
     parts = once(loader.samples, shares, rank)
     if not parts:

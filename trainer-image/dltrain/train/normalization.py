@@ -1,4 +1,4 @@
-"""The BatchNorm layers of a model that several ranks train."""
+"""Prepare a model's BatchNorm layers for training on several ranks."""
 
 import warnings
 from typing import TypeVar
@@ -13,7 +13,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def with_batch_norm(model: Model, team: Team, step: Step, *, synchronize: bool) -> Model:
-    """Synchronize the model's BatchNorm layers over the ranks, or warn that they are not synchronized."""
+    """Synchronize the model's BatchNorm statistics over the ranks, or warn that they are not synchronized."""
     if team.workers == 1 or not (layers := local_layers(model)):
         return model
     if not synchronize:

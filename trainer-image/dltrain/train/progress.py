@@ -1,4 +1,4 @@
-"""The progress updates of a rank, at most a few per second."""
+"""Progress updates of a rank. It sends at most a few per second."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from dltrain.timing.step_times import Times, Window
 
 UPDATE_INTERVAL_S = 0.25
 END_OF_EPOCH_S = 60.0
-"""Minimum time that a script may take between epochs, for its evaluation. It may also take as long as the epoch did."""
+"""The script may pause this long between epochs, for example for an evaluation, or as long as the epoch took."""
 
 
 class Progress:
-    """Collect one rank's times and losses, and send them to the agent, to which a long silence means a hang."""
+    """Collect one rank's times and losses and send them to the agent, which treats a long silence as a hang."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Progress:
         self._loss_scale, self._meter = loss_scale, meter
         self.accuracy: float | None = None
         self.loss: float | None = None
-        """Mean over the steps between the last two progress updates."""
+        """Mean loss over the steps between the last two progress updates."""
         self.times = Times(0.0, 0.0, 0.0)
         """Times of the last step."""
         self.gradient_nbytes = 0
@@ -50,9 +50,9 @@ class Progress:
         self._last: Step | None = None
 
     def due(self, last: bool) -> bool:
-        """Return True if a progress update follows this step.
+        """Return True if this rank sends a progress update after this step.
 
-        It follows the first step, the ``last`` one, the first of an epoch, and any step after ``UPDATE_INTERVAL_S``.
+        It does so after the first step, the ``last`` step, the first step of an epoch, and every ``UPDATE_INTERVAL_S``.
         """
         return self._paused or last or time.monotonic() - self._sent_at >= UPDATE_INTERVAL_S
 
@@ -61,7 +61,7 @@ class Progress:
         self._losses.append(loss)
 
     def warm_up(self, times: Times, samples: int) -> None:
-        """Record the first step. It allocates and compiles, so the second step replaces it in the averages."""
+        """Record the first step. It allocates and compiles, so averages omit it after the second step."""
         self.reporter.mark("first_step")
         self.times = times
         self._window.add(times, samples)
@@ -80,19 +80,19 @@ class Progress:
             self._window.add_exposed(exposed_before)
 
     def asynchronous(self, staleness: float, ahead: float) -> None:
-        """Record the staleness of an asynchronous update, and how many steps this worker is ahead of the slowest."""
+        """Record the staleness of an asynchronous update, and this worker's lead over the slowest worker in steps."""
         self._stale.append(staleness)
         self._ahead = ahead
 
     def alive(self) -> None:
-        """Repeat the last progress update, as a sign that the rank waits for others and does not hang."""
+        """Repeat the last progress update, so that the agent does not treat a waiting rank as hung."""
         if self._last is not None:
             self.reporter.send(self._last)
 
     def report_step(
         self, step: int, steps: int, epoch: int, rate: float, norm: float | None, share: int, world_size: int
     ) -> None:
-        """Send a progress update: ``step`` of ``steps`` done, learning rate, gradient norm, this rank's share."""
+        """Send a progress update after ``step`` of ``steps``. ``rate``: learning rate. ``norm``: gradient norm."""
         if self._losses:
             self.loss = sum(self._losses) / len(self._losses)
             self._losses = []
@@ -129,11 +129,11 @@ class Progress:
         self.reporter.send(Evaluated(rank=self.rank, step=step, accuracy=accuracy, loss=self.loss))
 
     def outcome(self, steps: int, seconds: float, checkpoint: str | None) -> Outcome:
-        """Return the result of a run of ``steps`` steps, with the last loss and accuracy."""
+        """Return the result of a run after ``steps`` steps, with the last loss and accuracy."""
         return Outcome(steps=steps, seconds=seconds, loss=self.loss, accuracy=self.accuracy, checkpoint=checkpoint)
 
     def end_epoch(self) -> None:
-        """Announce a pause for the script's work between epochs. It ends with the next progress update."""
+        """Announce a pause for the script's work between epochs. The pause ends with the next progress update."""
         now = time.monotonic()
         self.busy("end of an epoch", max(END_OF_EPOCH_S, now - self._epoch_began))
         self._epoch_began = now

@@ -1,8 +1,8 @@
-"""Replay of a recorded run: its shares at each step, and how it reduced gradients.
+"""Replay a recorded run with its shares at each step and its all-reduce algorithms.
 
-Shares follow measured times and lost ranks, so they differ between two runs of the same job. ``report.json`` records
-them. A run whose ``$DLTRAIN_REPLAY`` names that file uses the recorded values instead of measuring. If the number of
-ranks stayed the same, it then makes the same additions in the same order.
+Shares depend on measured times and lost ranks, so they differ between two runs of the same job. ``report.json`` records
+the shares. If ``$DLTRAIN_REPLAY`` names such a file, a run uses the recorded values instead of measuring. With an
+unchanged number of ranks, it then makes the same additions in the same order.
 """
 
 import os
@@ -22,27 +22,27 @@ REPLAY_ENV = "DLTRAIN_REPLAY"
 class Replay:
     """A recorded run.
 
-    ``splits``: (step, shares by rank from that step on), in ascending order of steps. ``sums``: how the run reduced
-    gradients, as measured at its start.
+    ``splits``: (step, shares by rank from that step on), in ascending order of steps. ``sums``: the all-reduce
+    algorithms that the run measured as fastest at its start.
     """
 
     splits: tuple[tuple[int, tuple[int, ...]], ...]
     sums: tuple[Summing, ...] = ()
 
     def shares(self, step: int) -> tuple[int, ...] | None:
-        """Return the shares at ``step``, from 0, or None before the first record, where the plan's shares apply."""
+        """Return the shares at ``step`` (from 0), or None before the first record. The plan's shares apply there."""
         return next((shares for since, shares in reversed(self.splits) if since <= step), None)
 
 
 def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the splits that led to the final model. Steps that a restart repeated count as they were done last.
+    """Return the splits that led to the final model. If a restart repeated steps, the repetition's splits count.
 
-    The ranks are those of the largest process group, in its order; a lost rank has share 0. Raises ValueError if the
-    report does not hold all splits.
+    Shares are in the rank order of the largest process group. A lost rank has share 0. Raise ValueError if the report
+    does not hold all splits.
     """
     if len(document.splits) < document.totals.splits:
         found = f"{len(document.splits)} of {document.totals.splits} splits"
-        raise ValueError(f"found {found}; expected all. A report drops every second split of a run that has very many")
+        raise ValueError(f"found {found}; expected all. The report of a run with many splits omits some")
     if not document.splits:
         return ()
     places: Sequence[str] = list(max(document.splits, key=lambda split: len(split.shares)).shares)
@@ -57,13 +57,13 @@ def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def asked(plan: Plan) -> Replay | None:
-    """Return the run that ``$DLTRAIN_REPLAY`` names, or None if it is unset.
+    """Return the run that ``$DLTRAIN_REPLAY`` names, or None if the variable is unset.
 
-    Raises BadInputError if the report cannot be read, or the run had another batch size, seed or number of ranks.
+    Raise BadInputError if the report cannot be read, or if its run had another batch size, seed or number of ranks.
     """
     if not (path := os.environ.get(REPLAY_ENV)):
         return None
-    field, remedy = f"${REPLAY_ENV}", "give it the report.json of a run of this job, or unset it"
+    field, remedy = f"${REPLAY_ENV}", "set it to the report.json of a run of this job, or unset it"
     try:
         document = Document.parse(Path(path).read_bytes())
         splits = timeline(document)

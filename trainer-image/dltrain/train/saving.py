@@ -1,4 +1,4 @@
-"""The contents of a synchronous run's checkpoints, and resuming from them."""
+"""Save a synchronous run in checkpoints, and resume it from them."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from dltrain.train.progress import Progress
 
 
 def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> None:
-    """Raise BadInputError if the parameter groups of a checkpoint do not belong to an optimizer like ``optimizer``.
+    """Raise BadInputError if the parameter groups ``kept`` in a checkpoint do not fit ``optimizer``.
 
-    A newer version of torch only adds options to an optimizer. A different optimizer has some options that this one
-    lacks, and lacks some of its options.
+    A newer version of torch only adds options to an optimizer. Another kind of optimizer has some extra options and
+    lacks others.
     """
     here = optimizer.param_groups
     if len(kept) != len(here):
@@ -32,12 +32,12 @@ def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> 
             return
         found = type(optimizer).__name__
         expected = f"one with {', '.join(sorted(theirs - options))}"
-    remedy = "set it back, or use another volume"
+    remedy = "use the same optimizer as before, or another volume"
     raise BadInputError("spec.optimizer", found, f"{expected}, as in the checkpoint", remedy)
 
 
 class Saved(Protocol):
-    """A part of the run whose state is saved beside model and optimizer. The state is made of JSON types."""
+    """An object whose state, made of JSON types, is saved beside model and optimizer."""
 
     def state(self) -> Any: ...
 
@@ -47,7 +47,7 @@ class Saved(Protocol):
 class Saving:
     """Save and restore the model, the optimizer and all other state that the next step depends on.
 
-    ``parts``: the parts of the run with a small state, by the name under which checkpoints store it.
+    ``parts``: the other objects with state, by their names in the checkpoint.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Saving:
         self._user_objects, self._parts = user_objects, parts
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
-        """Resume from the newest checkpoint and return it, or return None without one. All ranks must call it.
+        """Resume from the newest checkpoint and return it, or None if there is no checkpoint. All ranks must call it.
 
-        Raises BadInputError if the checkpoint belongs to another job.
+        Raise BadInputError if the checkpoint belongs to another job.
         """
         self._model, self._optimizer = model, optimizer
         team, parallel = self._team, self._team.parallel
@@ -88,11 +88,11 @@ class Saving:
         return snapshot
 
     def same_ranks(self, snapshot: Snapshot) -> bool:
-        """Return True if the plan's local batch sizes are those of the run that wrote the snapshot."""
+        """Return True if the plan and the run that wrote the snapshot have the same local batch sizes."""
         return tuple(snapshot.state["planned_shares"]) == self._team.planned_shares
 
     def save(self, step: int, epoch: int, *, durable: bool = True) -> None:
-        """Start a checkpoint of the state after ``step`` steps. All ranks must call it. Raises OSError, PeerLostError.
+        """Start a checkpoint of the state after ``step`` steps. All ranks must call it. Raise OSError, PeerLostError.
 
         ``durable``: write it to the volume, not only to the pods' memory.
         """
@@ -116,7 +116,7 @@ class Saving:
         self._checkpoint_manager.save(step, weights, optimizer, state, tensors, durable=durable, gathered_s=gathered_s)
 
     def wait(self) -> None:
-        """Wait until the checkpoint is durable. All ranks wait for rank 0, as they end together. Raises OSError."""
+        """Wait until the checkpoint is durable. All ranks wait for rank 0, because they end together. Raise OSError."""
         if self._team.plan.checkpoint.enabled:
             nbytes = 4 * self._team.parallel.buffer.flat.nbytes  # parameters, and up to three values per parameter
             nbytes += sum(tensor.nbytes for tensor in self._user_objects.state()[1].values())

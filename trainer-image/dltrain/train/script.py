@@ -58,9 +58,9 @@ class _Script:
 
 
 def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None) -> Trainer:
-    """Implement ``dltrain.init``. Like anywhere in the script, an uncaught exception ends the process.
+    """Implement ``dltrain.init``. From then on, an uncaught exception in the script is reported and ends the process.
 
-    Raises MisuseError on a second call.
+    Raise MisuseError on a second call.
     """
     if _Script.made:
         raise MisuseError("dltrain.init: found a second call; expected one call per process")

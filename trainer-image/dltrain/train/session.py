@@ -1,4 +1,4 @@
-"""The start of a rank, which makes a ``Trainer`` of its environment, and its end, reported with an exit code."""
+"""Start a rank, create its ``Trainer`` from the environment, and end the rank with a report and an exit code."""
 
 import os
 import socket
@@ -25,12 +25,12 @@ from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 
 ECHO_S = 3.0
-"""Without an agent, ranks other than 0 delay an input error this long. Most such errors occur on all ranks: rank 0 then
-prints the message once, and its exit makes mpirun end the others. They print it themselves if rank 0 did not fail."""
+"""Without an agent, ranks other than 0 wait this long before they print an input error. Most such errors occur on all
+ranks. Then rank 0 prints the message once, and its exit makes mpirun end the others."""
 
 
 def read_plan() -> Plan | None:
-    """Return the agent's plan, or None without an agent. Raises BadInputError if it cannot be read."""
+    """Return the agent's plan, or None without an agent. Raise BadInputError if the plan cannot be read."""
     path = os.environ.get(PLAN_ENV)
     if not path:
         return None
@@ -38,7 +38,7 @@ def read_plan() -> Plan | None:
         return AttemptPlan.parse(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         found = f"{path}: {error}"
-        raise BadInputError(f"${PLAN_ENV}", found, "a plan of schema 1", "start it under dljob-agent") from None
+        raise BadInputError(f"${PLAN_ENV}", found, "a plan of schema 1", "start the rank with dljob-agent") from None
 
 
 def local_plan(
@@ -53,9 +53,9 @@ def local_plan(
     dataset: DatasetRef | None = None,
     optimizer: OptimizerRef | None = None,
 ) -> Plan:
-    """Return a plan for a run without an operator, on this machine, with equal local batch sizes.
+    """Return a plan for a run on this machine without an operator. Local batch sizes are equal.
 
-    ``model``: by default, the running script. Raises BadInputError for an invalid ``batch`` or ``collective``.
+    ``model``: by default, the running script. Raise BadInputError for an invalid ``batch`` or ``collective``.
     """
     if not isinstance(batch, int) or batch < world_size:
         raise BadInputError(
@@ -99,14 +99,14 @@ def _named(error: ValidationError) -> BadInputError:
 def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None) -> Trainer:
     """Join the process group and announce this rank to the agent.
 
-    ``make_plan``: makes a plan for a number of ranks, if no agent gives one. Raises BadInputError if there is no plan,
-    or if the number of ranks is not the plan's.
+    ``make_plan``: returns a plan for a number of ranks; called if no agent provides a plan. Raise BadInputError if
+    there is no plan, or if the number of ranks differs from the plan's.
     """
     plan = read_plan()
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
     reporter.rank = rank
     if plan is None and make_plan is None:
-        raise BadInputError(f"${PLAN_ENV}", "nothing", "the path of a plan", "start it under dljob-agent")
+        raise BadInputError(f"${PLAN_ENV}", "nothing", "the path of a plan", "start the rank with dljob-agent")
     size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
     if plan is None:
         assert make_plan is not None, "checked above"
@@ -115,7 +115,7 @@ def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None
         except ValidationError as error:
             raise _named(error) from None
     if rank >= len(plan.ranks):
-        raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start as many as planned")
+        raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start only planned ranks")
     heap.retain_freed_memory()
     device, name = devices.find_device(plan.ranks[rank])
     reporter.send(Hello(rank=rank, pid=os.getpid(), device=name))
@@ -136,14 +136,14 @@ def finish(trainer: Trainer) -> None:
 
 
 def end(trainer: Trainer) -> None:
-    """Leave the process group together with all ranks, without a report."""
+    """Leave the process group together with all other ranks. Send no report."""
     trainer.close()
     trainer.process_group.close()
     trainer.reporter.close()
 
 
 def fail(error: BaseException, reporter: RankReporter) -> int:
-    """Report to the agent and the log why this rank ends. Return the exit code."""
+    """Report the reason why this rank ends to the agent and the log. Return the exit code."""
     news = failure(error, reporter.rank, socket.gethostname())
     reporter.send(Failed(rank=reporter.rank, failure=news))
     if news.log_tail:
@@ -158,7 +158,7 @@ def fail(error: BaseException, reporter: RankReporter) -> int:
 
 
 def run(body: Callable[[Trainer], None], make_plan: Callable[[int], Plan] | None = None) -> int:
-    """Start a rank, run ``body`` and end it. Return the exit code, with which the process must exit next.
+    """Start a rank, run ``body`` and end the rank. Return the exit code, with which the process must then exit.
 
     ``make_plan``: see ``start``.
     """

@@ -1,7 +1,7 @@
-"""One synchronous step: what the ranks exchange and agree on, its timing, and how it is abandoned.
+"""One synchronous step: the values that ranks exchange, their agreement, its timing, and how it is abandoned.
 
 Ranks agree on the actions after a step by a few numbers in the tail of the gradient buffer. So a request to stop or to
-save costs no extra message and takes effect on all ranks in the same step.
+save needs no extra message, and takes effect on all ranks in the same step.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class StepRequests(NamedTuple):
 
 
 class Step:
-    """The current step. One object serves all steps in turn."""
+    """The current step. The same object serves all steps."""
 
     def __init__(
         self,
@@ -53,30 +53,30 @@ class Step:
         self.given_up = False
         """True if the step will be computed again."""
         self.weight = 1.0
-        """Weight of this rank's loss: its fraction of the samples, or what the script passed to ``weigh``."""
+        """Weight of this rank's loss: its fraction of the batch, or the value passed to ``weigh``."""
         self.weight_by_samples = 1.0
-        """b_r / B, regardless of ``weigh``."""
+        """b_r / B, whether or not ``weigh`` was called."""
         self.samples = 0
         """B, the global batch size of the step."""
         self.agreed_step = Agreed(Shared(), [], [], [])
-        """Sums of the values that the ranks shared in this step, and their times in the previous step."""
+        """The values that ranks shared in this step, summed, and each rank's times in the previous step."""
         self.exposed_s: list[float] = []
         """Exposed communication of each worker in the previous step."""
         self.update_due = False
         """True if a progress update follows this step."""
         self.gradient_norm: float | None = None
-        """Norm of the last finite gradient for which ``update_due`` was true or all agreed to save."""
+        """Last finite gradient norm. It is measured if ``update_due``, or if the ranks agreed to save or stop."""
         self.left_out = False
-        """True if a GradScaler skips the update, which it does on all ranks."""
+        """True if the GradScalers of all ranks skip the update."""
         self._received = False
         self._scale: float | None = None
-        """Loss scale of a GradScaler that has checked this step's gradients."""
+        """Loss scale, once a GradScaler has checked this step's gradients."""
         self._carried_scale = 1.0
-        """Loss scale that the residuals of gradient compression were computed with."""
+        """Loss scale of the residuals of gradient compression."""
         self._measuring = False
         """True if ranks share the norms of their local gradients."""
         self._late = (0.0, 0.0)
-        """Loss that was logged after the reduction of its step, and its weight. The next step reports it."""
+        """Loss that was logged after its step's reduction, and its weight. The next step reports both."""
         self._buffers_before: list[Tensor] = []
 
     def begin(self, part: Part, number: int, steps: int, requests: StepRequests) -> None:
@@ -109,7 +109,7 @@ class Step:
     def weigh(self, tokens: float) -> None:
         """Weight this rank's loss; see ``Trainer.weigh``."""
         if not 0 <= tokens < inf:
-            raise MisuseError(f"t.weigh: found {tokens} tokens; expected the number that the loss is the mean over")
+            raise MisuseError(f"t.weigh: found {tokens} tokens; expected the number of tokens in the mean loss")
         # A rank without samples computes one of another rank, which must not count twice.
         self.weight = float(tokens) if self.weight_by_samples else 0.0
         self._team.parallel.weigh(self.weight)
@@ -118,8 +118,8 @@ class Step:
     def sum(self) -> None:
         """Wait for the reduced gradients, before an update. Set ``given_up`` if ranks were lost meanwhile.
 
-        Raises DivergedError if a loss or gradient is not finite, PeerLostError if the run cannot continue without the
-        lost ranks.
+        Raise DivergedError if a loss or gradient is not finite, and PeerLostError if the run cannot continue without
+        the lost ranks.
         """
         if not self.open:
             return  # the script updates outside of the loop, which dltrain does not manage
@@ -140,11 +140,11 @@ class Step:
             self.gradient_norm = sqrt(agreed.square) if 0 < agreed.square < inf else norm
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
-        """Unscale the global batch's gradients for a GradScaler. Return what it found, made equal on all ranks.
+        """Unscale the reduced gradients for a GradScaler. Return the result of ``divide``, made equal on all ranks.
 
-        ``divide`` multiplies the gradients by ``inverse`` and checks them, after the reduction. ``nothing`` is its
-        result without gradients. Raises what ``sum`` raises, and DivergedError if a gradient is not finite even at the
-        minimum scale.
+        ``divide`` multiplies the reduced gradients by ``inverse`` and checks them. ``nothing``: its result without
+        gradients. Raise the errors of ``sum``, and DivergedError if a gradient is not finite even at the minimum loss
+        scale.
         """
         if not self._receive():
             return nothing
@@ -170,7 +170,7 @@ class Step:
             self._carried_scale = scale
 
     def _receive(self) -> bool:
-        """Wait for the reduction, once per step, and read what the ranks shared. Return False if it was abandoned."""
+        """Wait for the reduction, once per step, and read the shared values. Return False if the step was abandoned."""
         if self._received:
             return True
         team, parallel = self._team, self._team.parallel
@@ -202,7 +202,7 @@ class Step:
         return value
 
     def updated(self) -> bool:
-        """Close the step after an optimizer update. Return False if it was already closed or abandoned."""
+        """Close the step after an optimizer update. Return False if the step was already closed or abandoned."""
         if not self.open:
             return False
         self.open = False
@@ -233,10 +233,10 @@ class Step:
                 buffer.copy_(before)  # undo the update of running statistics in forward
 
     def count(self, fetch_s: float, *, first: bool) -> None:
-        """Record the times of the finished step and rebalance by them.
+        """Record the times of the finished step and rebalance shares by them.
 
-        ``fetch_s``: time to load its batch, in this process or a worker. ``first``: the first step of this process,
-        which allocates and compiles.
+        ``fetch_s``: time to load the step's batch, in this process or a worker. ``first``: True for the first step of
+        this process, which allocates and compiles.
         """
         team, agreed = self._team, self.agreed_step
         agree_s = team.elastic.agree_s

@@ -55,7 +55,7 @@ class Trainer:
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter, device: torch.device, device_name: str
     ) -> None:
-        """Prepare a run. ``device_name`` is the hardware's name, under which measurements are recorded."""
+        """Prepare a run. ``device_name``: the hardware's name for recording measurements."""
         self._replay = replay.asked(plan)
         if self._replay is not None:
             plan = plan.model_copy(update={"rebalance": False})
@@ -66,19 +66,19 @@ class Trainer:
         self.step = 0
         """Number of completed steps."""
         self.total_steps = plan.steps or 0
-        """Steps of the whole training. If the plan gives epochs, ``steps`` sets it from the size of the dataset."""
+        """Total number of steps. If the plan gives epochs, ``steps`` computes it from the size of the dataset."""
         self.epoch = 0
         self.end_of_epoch = False
         """True if the current batch is the last one of its epoch."""
         self.settled = not plan.rebalance
-        """True if ``shares`` must stay as they are: the plan fixes them, or they come from the resumed run."""
+        """True if ``shares`` must not change: the plan fixes them, or the resumed run determined them."""
         self.stopped = False
         """True once the ranks have agreed to stop on request."""
         self.checkpoint_manager = CheckpointManager(plan, process_group, reporter)
         self.noise = NoiseScale(plan.global_batch)
         """Estimate of the run's gradient noise scale."""
         self.budget = Budget()
-        """Estimate of the CPU time that this rank gets per second."""
+        """Estimated CPU seconds that this rank gets per second."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
         self._schedules, self._loss_scale, self._user_objects = Schedules(), LossScale(), UserObjects()
         energy = meter(device, process_group.local_rank)
@@ -92,7 +92,7 @@ class Trainer:
         self._began = time.monotonic()
         self._first = 0
         self._passed = False
-        """True once ``steps`` is exhausted."""
+        """True once ``steps`` has ended."""
 
     def wrap(
         self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None, sample: Tensor | None = None
@@ -101,8 +101,8 @@ class Trainer:
 
         All ranks start from equal parameters, or from the newest checkpoint if there is one. The loss must be the mean
         over this rank's batch. ``sync_batch_norm``: compute BatchNorm statistics over the global batch instead of this
-        rank's part (default: as the plan says). ``sample``: an input with batch size 1; a pipeline measures the layers'
-        cost on it. Raises MisuseError, and BadInputError if the checkpoint belongs to another job.
+        rank's batch (default: as in the plan). ``sample``: an input with batch size 1, from which a pipeline counts the
+        cost of each layer. Raise MisuseError, and BadInputError if the checkpoint belongs to another job.
         """
         usage_checks.check_wrapped(model, optimizer, again=self._team.taken)
         synchronize = self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm
@@ -130,13 +130,13 @@ class Trainer:
         prefetch: int | None = None,
         collate_fn: Collate | None = None,
     ) -> Loader:
-        """Return a loader of a dataset, which is a map-style torch ``Dataset`` or a tuple of tensors.
+        """Return a loader for a dataset: a map-style torch ``Dataset`` or a tuple of tensors.
 
-        ``workers``: number of processes that load batches while steps compute. By default, the loader starts as many as
-        it needs to keep up, at most one per spare CPU of this rank, and none if samples are cheap; 0 loads between
-        steps. ``prefetch``: number of batches loaded ahead, by default two per worker; 0 disables it. ``collate_fn``:
-        makes a batch of samples, by default torch's function. Only ``collate_fn`` affects the result of the training.
-        Raises ValueError for invalid arguments.
+        ``workers``: number of processes that load batches while steps compute; 0 loads between steps. By default, the
+        loader starts as many as it needs to keep up: none if samples are cheap, and at most one per spare CPU of this
+        rank. ``prefetch``: number of batches loaded ahead (default: two per worker; 0 disables it). ``collate_fn``:
+        makes a batch of samples (default: torch's function). Only ``collate_fn`` affects the result of the training.
+        Raise ValueError for invalid arguments.
         """
         spare_cpus = max(0, int(cpus(self.process_group.local_size)) - 1)
         return Loader(
@@ -152,7 +152,7 @@ class Trainer:
 
     @property
     def dataset_path(self) -> Path:
-        """Return the local path of spec.dataset.uri or, without a manifest, of $DLJOB_DATASET. Raises BadInputError."""
+        """Return the path of spec.dataset.uri or, without a manifest, of $DLJOB_DATASET. Raise BadInputError."""
         return usage_checks.dataset_path(self.plan)
 
     def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None) -> None:
@@ -166,7 +166,7 @@ class Trainer:
             self.progress.report_accuracy(self.step, accuracy)
 
     def weigh(self, tokens: float) -> None:
-        """Weight this rank's loss, a mean over ``tokens`` tokens, by their number instead of by samples.
+        """Weight this rank's loss by ``tokens`` instead of samples. The loss must be the mean over so many tokens.
 
         The gradient is then that of the mean over all tokens of the global batch, however the batch is split. Call it
         on every rank or on none, before ``log`` and ``backward()``. A rank that has only padding passes 0; its loss may
@@ -200,7 +200,7 @@ class Trainer:
     def schedule(self, scheduler: LRScheduler, *, each_epoch: bool = False) -> None:
         """Run a torch learning-rate scheduler after each step or epoch, and save its state in checkpoints.
 
-        Call it after ``wrap``, in the same order at every start. Do not call ``scheduler.step()`` yourself. Raises
+        Call it after ``wrap``, and in the same order after a restart. Do not call ``scheduler.step()`` yourself. Raise
         ValueError for a scheduler that dltrain cannot run.
         """
         self._schedules.add(scheduler, each_epoch)
@@ -209,9 +209,9 @@ class Trainer:
         """Save further objects in checkpoints under these names, and restore them after a restart.
 
         An object is a list, a dictionary, or has ``state_dict()`` and ``load_state_dict()``. Call it after ``wrap`` and
-        before ``steps``. Rank 0's objects are saved, so they should be the same on all ranks. Change objects only after
-        ``opt.step()``: if a step is computed again, earlier changes may be applied twice. Raises ValueError for an
-        object that cannot be saved, MisuseError before ``wrap``.
+        before ``steps``. Checkpoints hold rank 0's objects, so they should be equal on all ranks. Change objects only
+        after ``opt.step()``: if a step is computed again, earlier changes may be applied twice. Raise ValueError for an
+        object that cannot be saved, and MisuseError before ``wrap``.
         """
         if not self._team.taken:
             raise MisuseError("t.keep: found no model; expected t.wrap(model, optimizer) first")
@@ -231,9 +231,9 @@ class Trainer:
         self.progress.busy(what, limit_s)
 
     def steps(self, loader: Loader) -> Iterator[Any]:
-        """Yield this rank's batch of each remaining step, on its device. The body must call ``optimizer.step()`` once.
+        """Yield this rank's batch for each remaining step, on its device. The body must call ``optimizer.step()`` once.
 
-        Raises SystemExit after a request to stop, when the checkpoint is durable.
+        Raise SystemExit after a request to stop, when the checkpoint is durable.
         """
         check_loader("t.steps", loader)
         counts = self._team.together(self.step, lambda: self._team.worker_group.gather([loader.samples]))
@@ -292,21 +292,21 @@ class Trainer:
     def gather(self, rows: Tensor) -> Tensor:
         """Gather the rows of all ranks in the order of the global batch, for a loss that compares all samples.
 
-        The shape is (n, …) on a rank with n samples, and (N, …) in the result. Autograd supports it: compute the loss
-        of the global batch from the result on every rank. All ranks must call it equally often.
+        A rank with n samples passes shape (n, …); all ranks get (N, …). Autograd supports it: compute the loss of the
+        global batch from the result on every rank. All ranks must call it equally often.
         """
         return gathered(rows, self._participants())
 
     def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over the global batch of ``value``, a mean over this rank's samples. It has no gradient.
+        """Return the global batch's mean, from ``value``, the mean over this rank's samples. It has no gradient.
 
-        Use it for statistics that ``forward`` stores in a buffer. ``value`` has any shape. Ranks are weighted by their
-        samples, or by ``weigh``; between steps equally. All ranks must call it equally often.
+        ``value`` has any shape. Use it for statistics that ``forward`` stores in a buffer. Ranks are weighted by
+        samples or ``weigh``; between steps equally. All ranks must call it equally often.
         """
         return averaged(value, self._participants())
 
     def held_out(self, loader: Loader) -> Iterator[Any]:
-        """Yield this rank's part of held-out data once, in batches of its local batch size.
+        """Yield this rank's part of the held-out data once, in batches of its local batch size.
 
         Each sample is on exactly one rank. Ranks may get different numbers of batches, or no batch, so call ``sum``
         only after the loop.
@@ -320,12 +320,12 @@ class Trainer:
 
     @property
     def parallel(self) -> DataParallel:
-        """Return the parallelism strategy. Raises MisuseError before ``wrap``."""
+        """Return the parallelism strategy. Raise MisuseError before ``wrap``."""
         return self._team.parallel
 
     @property
     def worker(self) -> int:
-        """Return this rank's number among the workers, or a parameter server's number among the servers."""
+        """Return this rank's number among the workers, or among the servers if it is a parameter server."""
         return self._team.worker
 
     @property
@@ -335,7 +335,7 @@ class Trainer:
 
     @property
     def alive(self) -> int:
-        """Return the number of ranks that train: the planned ranks without those that are lost at present."""
+        """Return the number of ranks that train: the planned ranks without those that are currently lost."""
         return len(self._team.elastic.alive)
 
     def reshard(self, shares: Sequence[int], reason: str) -> None:
@@ -348,12 +348,12 @@ class Trainer:
         return self.progress.outcome(self.step, time.monotonic() - self._began, last.path if last else None)
 
     def close(self) -> None:
-        """Wait for a pending checkpoint and free the collective. Raises OSError if the checkpoint cannot be written."""
+        """Wait for a pending checkpoint and free the collective. Raise OSError if the checkpoint cannot be written."""
         self.checkpoint_manager.wait()
         self._team.close()
 
     def abandon(self) -> None:
-        """Leave the process group without waiting for other ranks, which learn of it. The process must exit next."""
+        """Leave the process group without waiting for other ranks, and notify them. The process must exit next."""
         self._team.abandon()
 
     def _participants(self) -> Participants:
@@ -377,7 +377,7 @@ class Trainer:
             self.end_of_epoch = False
 
     def _conclude(self, fetch_s: float) -> None:
-        """Send a progress update after a step, then save or stop if the ranks agreed to."""
+        """Send a progress update after a step. Then save or stop if the ranks agreed to."""
         step, agreed = self._step, self._step.agreed_step.shared
         if self.step == self._first + 1 and self.workers > 1:
             usage_checks.warn_of_differing_buffers(differing_buffers(self.model, self._participants()), self.rank)

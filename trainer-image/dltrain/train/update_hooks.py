@@ -1,7 +1,7 @@
-"""Hooks before and after an optimizer's update, also for optimizers whose ``step`` calls that of a base class.
+"""Hooks before and after an optimizer's update, also if its ``step`` calls the ``step`` of a base class.
 
 torch runs the hooks for each class that defines ``step``, so they run twice if a subclass calls ``super().step()``.
-Only the outer call counts, because it may change parameters before and after the inner one.
+Only the outer call counts, because it may change parameters before and after the inner call.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Checks that report a misuse of the API by a training script at the call that is wrong."""
+"""Checks of a training script's API calls. An incorrect call itself fails, instead of a later one."""
 
 import warnings
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ NO_UPDATE = (
 
 
 def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
-    """Check the arguments of ``t.wrap``. ``again``: it was called before. Raises MisuseError."""
+    """Raise MisuseError if the arguments of ``t.wrap`` are invalid, or if it is called ``again``."""
     for name, given, kind in (("model", model, nn.Module), ("optimizer", optimizer, Optimizer)):
         if not isinstance(given, kind):
             found = f"{type(given).__module__}.{type(given).__name__}"
@@ -48,12 +48,12 @@ def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
         )
     if again:
         raise MisuseError(
-            "t.wrap: found a second call; expected one. Put all trained parts into one nn.Module with one optimizer"
+            "t.wrap: found a second call; expected one. Put all trained modules into one nn.Module with one optimizer"
         )
 
 
 def number(loss: Any) -> Tensor:
-    """Return the loss as a detached tensor of shape (). Raises MisuseError if it is not one number."""
+    """Return the loss as a detached tensor of shape (). Raise MisuseError if the loss is not a single number."""
     try:
         found = torch.as_tensor(loss).detach()
     except (TypeError, ValueError, RuntimeError):
@@ -64,7 +64,7 @@ def number(loss: Any) -> Tensor:
 
 
 def numbers(values: Any) -> Sequence[float]:
-    """Return ``values`` if it is a sequence. Raises MisuseError for a single number."""
+    """Return ``values`` if it is a sequence. Raise MisuseError for a single number."""
     if not hasattr(values, "__len__") or (isinstance(values, Tensor) and not values.dim()):
         raise MisuseError(f"t.sum: found one {type(values).__name__}; expected a list, such as t.sum([right, seen])")
     found: Sequence[float] = values
@@ -72,7 +72,7 @@ def numbers(values: Any) -> Sequence[float]:
 
 
 def check_samples(counts: Sequence[int]) -> None:
-    """Raise MisuseError if the dataset has different numbers of samples on the ranks."""
+    """Raise MisuseError if ``counts``, the dataset's number of samples on each rank, are not equal."""
     if len(set(counts)) > 1:
         raise MisuseError(
             f"t.steps: found {', '.join(map(str, counts))} samples in the dataset on ranks 0, 1, …; expected the whole "
@@ -81,7 +81,7 @@ def check_samples(counts: Sequence[int]) -> None:
 
 
 def warn_of_differing_buffers(names: Sequence[str], rank: int) -> None:
-    """Warn on rank 0 of model buffers that differ between ranks after a step."""
+    """Warn, on rank 0, of model buffers that differ between ranks after a step."""
     if names and rank == 0:
         some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         warnings.warn(
@@ -93,7 +93,7 @@ def warn_of_differing_buffers(names: Sequence[str], rank: int) -> None:
 
 
 def warn_of_a_second_pass(step: int) -> None:
-    """Warn that ``t.steps`` was called again after all steps, as in a loop over epochs around it."""
+    """Warn that ``t.steps`` was called again after all ``step`` steps, for example in a loop over epochs."""
     warnings.warn(
         f"t.steps: found another call after all {step} steps; expected one, because t.steps covers all epochs. Remove "
         "the loop over epochs around it, and use t.epoch and t.end_of_epoch inside",
@@ -102,14 +102,14 @@ def warn_of_a_second_pass(step: int) -> None:
 
 
 def check_max_norm(max_norm: float) -> None:
-    """Raise MisuseError if ``max_norm`` is no limit for a gradient's norm."""
+    """Raise MisuseError if ``max_norm`` is not a finite number above 0."""
     if not 0 < max_norm < inf:
         raise MisuseError(f"t.clip_gradients: max_norm: found {max_norm}; expected a finite number above 0")
 
 
 def dataset_path(plan: Plan) -> Path:
-    """Return the local path of the job's dataset. Raise BadInputError if it has none."""
+    """Return the local path of the job's dataset. Raise BadInputError if the job has no dataset."""
     if plan.dataset.path is None:
         found = f"nothing, and ${DATASET_VARIABLE} unset"
-        raise BadInputError("spec.dataset.uri", found, "where the data is", "set one of them")
+        raise BadInputError("spec.dataset.uri", found, "the location of the data", "set one of them")
     return Path(plan.dataset.path)

@@ -1,1 +1,1 @@
-"""The agent that leads its job: it launches the ranks, watches, restarts and reports."""
+"""The coordinator, an agent that launches, watches and restarts the ranks of its job, and reports."""

@@ -1,8 +1,8 @@
-"""The coordinator of a job: it connects to the pods, launches, watches and restarts the ranks, and reports.
+"""The coordinator of a job connects to the pods, launches, watches and restarts the ranks, and writes the report.
 
-It runs in the agent of the plan's first pod. If an elastic job loses that pod, the next pod that is alive takes over
-with a higher term. ``ObservedJob`` records events; the procedure in this module waits for conditions on that record
-and decides.
+It runs in the agent of the plan's first pod. If an elastic job loses that pod, the next live pod takes over with a
+higher term. ``ObservedJob`` records events. The procedure in this module waits until the record meets a condition, and
+decides the next action.
 """
 
 import asyncio
@@ -21,18 +21,19 @@ from dltrain.protocol import agent_messages as proto
 log = logging.getLogger(__name__)
 
 SETTLE_S = 0.5
-"""After the first failure: time for the message about its cause to arrive after those about its consequences."""
+"""Maximum wait after the first failure: messages about its consequences can arrive before the message about its
+cause."""
 FAREWELL_S = 10.0
-"""After the result: time for all ranks to exit by themselves."""
+"""Maximum wait after the result for all ranks to exit by themselves."""
 END_S = 10.0
 GATHER_S = 1.0
-"""Before an elastic job continues without a pod: time for a pod whose agent only restarted to reconnect."""
+"""Maximum wait for missing pods before an elastic job continues without them. A restarted agent may reconnect."""
 SHRINK_S = 3.0
-"""After the death of a rank: time for the others to report that they continue without it."""
+"""Maximum wait after the death of a rank for the others to report that they continue without it."""
 RESTART_COST_S = 5.0
-"""The minimum time that a restart to re-add lost ranks must save."""
+"""A restart to re-add lost ranks must save at least this time."""
 LEAVE_MARGIN_S = 3.0
-"""The part of a pod's grace period reserved for killing processes that did not exit by themselves."""
+"""Time reserved at the end of a pod's grace period for killing processes that did not exit."""
 COORDINATOR_LOST = Failure(reason="CoordinatorLost", message="another coordinator has taken over", counts=False)
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
@@ -41,19 +42,19 @@ class Coordinator:
     """Coordinate one plan after another until this pod must leave or another coordinator supersedes this one."""
 
     def __init__(self, job: ObservedJob, previous: Report | None) -> None:
-        """``previous``: the last report of an earlier coordinator."""
+        """``previous``: the last report of an earlier coordinator, if any."""
         self.job = job
         self.done = asyncio.Event()
         """Set once the coordinator has ended."""
         self._until = job.events.until
         self._previous = previous
         self._failed_in_a_row = 0
-        """Consecutive attempts that failed without a completed step."""
+        """Number of consecutive failed attempts without a completed step."""
 
     # Called by the agent
 
     def replan(self, plan: Plan) -> None:
-        """Pass on a newer plan, which the agent of this pod has received."""
+        """Queue a newer plan that this pod's agent has received."""
         self.job.events.put(plan)
 
     def leave(self) -> None:
@@ -88,7 +89,7 @@ class Coordinator:
             self.done.set()
 
     async def _coordinate(self) -> None:
-        """Coordinate one plan. Stay connected after its end, so that a restarted pod learns that the job is over."""
+        """Coordinate one plan. Stay connected after the job's end, so that a restarted pod learns of the end."""
         self.job.membership.call(self.job.plan)
         if (outcome := finished_marker.read(self.job.plan)) is not None:
             self.job.ledger.outcome = outcome
@@ -122,7 +123,7 @@ class Coordinator:
             await self._after(failure, attempt)
 
     async def _watch(self, attempt: Attempt) -> bool:
-        """Watch an attempt until it ends, its failure can be diagnosed, or lost ranks can return.
+        """Watch an attempt until it ends, until its failure can be diagnosed, or until lost ranks can return.
 
         Return True if the attempt succeeded.
         """
@@ -143,13 +144,13 @@ class Coordinator:
         return True
 
     def _may_return(self, attempt: Attempt) -> bool:
-        """Return True if re-adding the lost ranks would save more time than the restart costs."""
+        """Return True if lost ranks can return and a restart would save more time than it costs."""
         gain_s = self.job.ledger.gain_s(attempt.missing(self.job.plan), len(self.job.plan.ranks))
         waited = time.monotonic() - attempt.shrunk_s > self.job.settings.return_after_s
         return waited and gain_s > RESTART_COST_S and self.job.membership.complete and self.job.plan.checkpoint.enabled
 
     def _report_losses(self, attempt: Attempt) -> None:
-        """Report lost ranks that the others continue without. These losses do not count against the back-off limit."""
+        """Report lost ranks if the others continue without them. Such losses do not count for the back-off limit."""
         for end in attempt.losses:
             failure = failure_of_exit(attempt, end).model_copy(update={"counts": False})
             log.warning("%s: %s; the other ranks continue", failure.reason, failure.message)
@@ -161,7 +162,8 @@ class Coordinator:
     async def _gather(self) -> None:
         """Wait until every pod of the plan is connected, has the plan, and is not leaving.
 
-        If the job has trained before, wait only until enough pods for a smaller process group are.
+        If the job has trained before, wait at most ``GATHER_S`` for every pod, and then until enough pods for a smaller
+        process group are present.
         """
         if self.job.ledger.phase is not RunPhase.RESTARTING:
             self.job.set_phase(RunPhase.WAITING)
@@ -212,7 +214,7 @@ class Coordinator:
         await self._idle(RunPhase.SUCCEEDED)
 
     async def _after(self, failure: Failure, attempt: Attempt) -> None:
-        """Count and report a failure. Then wait before the next attempt, or fail the job."""
+        """Count and report a failure. Then either wait before the next attempt, or fail the job."""
         log.warning("%s: %s", failure.reason, failure.message)
         self.job.record_failure(failure)
         self.job.ledger.failures += failure.counts
@@ -230,7 +232,7 @@ class Coordinator:
         await self._until(lambda: False)
 
     def _adopt(self) -> None:
-        """Adopt the new plan. Pods that are only in the old plan get it too, and then have no ranks."""
+        """Adopt the new plan. Pods that are only in the old plan get it too, and run no ranks from then on."""
         assert self.job.events.new_plan is not None
         self.job.plan, self.job.events.new_plan = self.job.events.new_plan, None
         if self.job.ledger.phase is RunPhase.FAILED:
@@ -243,7 +245,7 @@ class Coordinator:
         self.job.ledger.term = self.job.membership.term
 
     async def _stop_attempt(self, grace_s: float) -> None:
-        """Let the ranks checkpoint and exit, then kill the rest."""
+        """Let the ranks checkpoint and exit. Kill those that still run afterwards."""
         attempt = self.job.attempt
         if attempt is not None:
             attempt.stopping = True
@@ -255,7 +257,7 @@ class Coordinator:
         await self._end_attempt()
 
     async def _end_attempt(self) -> None:
-        """End the processes of the attempt on every pod that can be reached."""
+        """End the attempt's processes on all pods that the coordinator can reach."""
         attempt, self.job.attempt = self.job.attempt, None
         self.job.account.history.halted(time.time())
         self.job.launcher.end()

@@ -1,7 +1,7 @@
-"""Diagnose why an attempt ended: from its recorded events to one ``Failure``. Pure.
+"""Diagnose why an attempt ended: derive one ``Failure`` from its recorded events. No I/O.
 
-One death has many consequences: surviving ranks exit with EXIT_PEER_LOST, and others are killed. The rules are ordered
-by how likely each event is the cause.
+One death has many consequences: surviving ranks exit with EXIT_PEER_LOST, and others are killed. The rules are in the
+order of how likely each event is the cause.
 """
 
 import re
@@ -35,9 +35,9 @@ class Attempt:
     lost: dict[str, str] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
     hung: tuple[int, float] | None = None
-    """The hung rank, and for how many seconds it was silent."""
+    """(hung rank, seconds since its last message)"""
     logs: dict[int, str] = field(default_factory=dict)
-    """The ends of the logs of running ranks, collected once a rank hangs."""
+    """The last lines that running ranks logged, collected once a rank hangs."""
     launcher_runs: bool = False
     launcher: Exit | None = None
     launcher_tail: str = ""
@@ -47,33 +47,33 @@ class Attempt:
     stopping: bool = False
     """True once the ranks were asked to stop."""
     absent: set[int] = field(default_factory=set)
-    """Lost ranks that the others have reported to continue without."""
+    """Lost ranks. The other ranks reported that they continue without them."""
     handled: set[int] = field(default_factory=set)
-    """The ranks of ``absent`` whose loss was reported."""
+    """The ranks in ``absent`` whose loss the coordinator has reported."""
     shrunk_s: float = 0.0
-    """Time of the last such report, on the clock of ``started_s``."""
+    """Time of the launch or of the last shrinking of the process group, in seconds."""
 
     @property
     def all_ended(self) -> bool:
         return len(self.ended.keys() | self.absent) == len(self.plan.ranks)
 
     def missing(self, plan: Plan) -> int:
-        """Return how many ranks of the whole plan do not take part."""
+        """Return how many ranks of the complete plan ``plan`` do not take part."""
         return len(plan.ranks) - len(self.plan.ranks) + len(self.absent)
 
     @property
     def deaths(self) -> list[RankEnded]:
-        """Ranks that failed, except those that the others continue without."""
+        """Ends of failed ranks, except lost ranks that the others continue without."""
         return [end for n, end in self.ended.items() if end.exit_code != EXIT_OK and not self._survived(n)]
 
     @property
     def losses(self) -> list[RankEnded]:
-        """Lost ranks that the others continue without and whose loss was not reported yet."""
+        """Ends of lost ranks that the others continue without, if the coordinator has not reported the loss yet."""
         return [self.ended[n] for n in sorted(self.absent - self.handled) if n in self.ended and self._survived(n)]
 
     @property
     def survivable(self) -> bool:
-        """True if the remaining ranks may be able to continue, because the only fault is that ranks were killed."""
+        """True if the remaining ranks may continue, because the only faults are killed ranks."""
         left = len(self.plan.ranks) - len(self.ended.keys() | self.absent)
         return bool(
             self.plan.min_ranks <= left
@@ -88,16 +88,16 @@ class Attempt:
 
     @property
     def over(self) -> bool:
-        """True if all ranks, mpirun and its daemons ended by themselves."""
+        """True if mpirun has ended, and all ranks have ended or are lost."""
         return self.all_ended and not self.launcher_runs
 
     def gone(self, rank: Rank) -> bool:
-        """Return True if a rank's process is not known to run."""
+        """Return True if a rank's process ended, did not start, or is in a lost pod."""
         return rank.rank in self.ended or rank.rank not in self.up or rank.pod in self.lost
 
     @property
     def succeeded(self) -> bool:
-        """True if every rank ended and, for scripts that train with ``dltrain``, rank 0 reported a result."""
+        """True if every rank ended, and rank 0 reported a result. Scripts without ``dltrain`` need no result."""
         if not self.all_ended:
             return False
         if self.outcome is not None:
@@ -106,7 +106,7 @@ class Attempt:
 
     @property
     def over_or_troubled(self) -> bool:
-        """True if there is nothing more to wait for."""
+        """True if the attempt succeeded, cannot succeed any more, or has a result."""
         return self.succeeded or self.troubled or self.outcome is not None
 
     @property
@@ -125,7 +125,7 @@ class Attempt:
 
 
 def diagnose(attempt: Attempt) -> Failure:
-    """Return the most likely cause. ``counts`` is false if the job is not at fault, because a pod left or was lost."""
+    """Return the most likely cause. ``counts`` is False if a pod left or was lost, so that the job is not at fault."""
     for number, failure in attempt.failures:
         if failure.reason != "PeerLost":
             return _completed(failure, number, attempt)
@@ -160,15 +160,15 @@ def diagnose(attempt: Attempt) -> Failure:
         if end.exit_code == EXIT_PEER_LOST:
             return _of_rank(attempt, end, "PeerLost", "lost contact with another rank")
         if end.exit_code == EXIT_STOPPED:
-            return _of_rank(attempt, end, reasons.RANK_STOPPED, "ended as if it was asked to stop, but it was not")
+            return _of_rank(attempt, end, reasons.RANK_STOPPED, "exited as after a stop request, but got none")
     return Failure(reason=reasons.NO_RESULT, message=_NO_RESULT)
 
 
 def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
     """Return the failure of the rank that hangs.
 
-    The other ranks wait for it, so the rank that was silent for the longest time may be a waiting one. If its stack
-    shows that it waits, blame the first rank whose stack does not.
+    All other ranks wait for the hung rank, so the rank with the longest silence may be a waiting rank. If its stack
+    shows that it waits, blame the first rank whose stack shows no wait.
     """
     stacks = {n: text.rpartition("hread 0x")[2] for n, text in attempt.logs.items() if "hread 0x" in text}
     if _WAITS.search(stacks.get(number, "")):
@@ -185,7 +185,7 @@ def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
 
 
 _WAITS = re.compile(r"/dltrain/comm/(?!process_group\.py)")
-"""Matches the stack of a rank that waits for others. process_group.py is excluded, as it also starts and ends MPI."""
+"""Matches the stack of a rank that waits for others. Excludes process_group.py, which also starts and ends MPI."""
 
 _NO_RESULT = (
     "all ranks ended with exit code 0, but rank 0 reported no result. A training script must iterate t.steps to its "
@@ -195,7 +195,10 @@ _CONSEQUENCES = frozenset({"PeerLost", reasons.RANK_STOPPED, "LaunchFailed", rea
 
 
 def explained(attempt: Attempt) -> bool:
-    """Return True if the cause is known: it is not a mere consequence, and its rank has ended."""
+    """Return True if the cause is certain.
+
+    That is, it is not a consequence of another failure, and its rank has ended. For a hang, all logs must have arrived.
+    """
     failure = diagnose(attempt)
     if failure.reason == "Hung":
         return len(attempt.logs.keys() | attempt.ended.keys()) >= len(attempt.up)
@@ -204,12 +207,12 @@ def explained(attempt: Attempt) -> bool:
 
 
 def killed(end: RankEnded) -> bool:
-    """Return True if a signal killed the rank, but not for lack of memory. This equals the loss of its pod."""
+    """Return True if a signal killed the rank, but not for lack of memory. Losing its pod has the same effect."""
     return end.signal is not None and not end.out_of_memory
 
 
 def failure_of_exit(attempt: Attempt, end: RankEnded) -> Failure:
-    """Return the failure of one rank, derived from its exit status alone."""
+    """Return the failure of one rank. Derive it from the exit status only."""
     exit_ = _exit_of(end)
     if end.exit_code == EXIT_BAD_INPUT:
         return _of_rank(attempt, end, reasons.BAD_INPUT, "rejected its input; see the end of its log", retry=False)
@@ -240,7 +243,7 @@ def _of_rank(attempt: Attempt, end: RankEnded, reason: str, what: str, *, retry:
 
 
 def _completed(failure: Failure, number: int, attempt: Attempt) -> Failure:
-    """Add what only the agent knows to a failure that a rank reported."""
+    """Complete a failure that a rank reported with facts that only the agent has."""
     end = attempt.ended.get(number)
     exit_code = failure.exit_code
     if exit_code is None and end is not None:
@@ -260,5 +263,5 @@ def _exit_of(end: RankEnded) -> Exit:
 
 
 def delay_s(failed_in_a_row: int) -> float:
-    """Return the seconds to wait after so many attempts without a step: 0, 1, 2, 4, 8, 10, 10…"""
+    """Return the seconds to wait after ``failed_in_a_row`` attempts without a step: 0, 1, 2, 4, 8, 10, 10…"""
     return 0.0 if failed_in_a_row == 0 else min(10.0, 2.0 ** (failed_in_a_row - 1))

@@ -1,7 +1,7 @@
-"""The queue of events that a procedure waits on.
+"""The queue of events that the coordinator's procedure waits on.
 
-Callbacks of connections and processes only put events into the queue and decide nothing. ``until`` has each event
-recorded, and then checks the condition that the procedure waits for.
+Callbacks of connections and processes only put events into the queue and decide nothing. ``until`` passes each event to
+``record``, and then checks the condition that the procedure waits for.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dltrain.agent.coordinator.links import LinkEvent
 
 TICK_S = 0.5
 Event = LinkEvent | Plan | None
-"""None: check the condition again."""
+"""An event of the job. None: check the condition again."""
 
 
 class ReplannedError(Exception):
@@ -25,10 +25,10 @@ class LeavingError(Exception):
 
 
 class EventQueue:
-    """Events in the order of their arrival. A new plan or a request to leave interrupts the waiting procedure."""
+    """Events in order of arrival. A new plan or a request to leave interrupts the waiting procedure."""
 
     def __init__(self, record: Callable[[Event], None], tick: Callable[[], None]) -> None:
-        """``record``: records an event. ``tick``: checks time limits, called every ``TICK_S``."""
+        """Create the queue. ``record``: records an event. ``tick``: checks time limits, every ``TICK_S``."""
         self._record, self._tick = record, tick
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._leaving = False
@@ -48,9 +48,9 @@ class EventQueue:
     async def until(
         self, condition: Callable[[], bool], within_s: float | None = None, *, interruptible: bool = True
     ) -> bool:
-        """Process events until the condition holds (return True) or the time is over (return False).
+        """Process events until the condition holds or the time is over. Return True if the condition holds.
 
-        Raise LeavingError and ReplannedError if ``interruptible``, and at any time the errors of ``record``.
+        Raise LeavingError and ReplannedError if ``interruptible``, and the errors of ``record`` in any case.
         """
         deadline_s = None if within_s is None else time.monotonic() + within_s
         while True:

@@ -18,12 +18,12 @@ class Marker(Record):
 
 
 def marker_path(plan: Plan) -> Path:
-    """Return the marker's path. It contains the job's uid, so that a new job of the same name ignores it."""
+    """Return the marker's path. The job's uid in the path prevents a new job of the same name from using the marker."""
     return Path(plan.checkpoint.directory) / f"finished-{plan.uid}.json"
 
 
 def read(plan: Plan) -> Outcome | None:
-    """Return the result of this job, or None if it is not marked as finished."""
+    """Return the result of this job, or None if there is no readable marker."""
     if not plan.checkpoint.enabled:
         return None
     try:

@@ -1,6 +1,6 @@
-"""The coordinator's connections to the members of its job. They reconnect as long as the coordinator is active.
+"""The coordinator's connections to the members of its job. Lost connections are opened again until ``close``.
 
-Each attempt resolves the host name again, because a pod's DNS record can appear later than the pod.
+The host name is resolved for each try, because a pod's DNS record can appear later than the pod.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Links:
         self._channels: dict[str, proto.Channel] = {}
 
     def want(self, hosts: dict[str, str]) -> None:
-        """Keep connections to these pods (name → host) and close all others."""
+        """Connect to these pods (name → host) and keep the connections open. Close all others."""
         for pod in [pod for pod in self._tasks if pod not in hosts]:
             self._tasks.pop(pod).cancel()
         for pod, host in hosts.items():

@@ -1,7 +1,7 @@
 """The membership of a job: the connected pods of the plan, and the coordinator's term.
 
-A term is a number that only grows. A new coordinator takes a term above the highest one that any member has obeyed. A
-coordinator that later finds a higher term was superseded and must end, because a job must not have two.
+A term is a number that only grows. A new coordinator takes a term above the highest term that any member has obeyed. If
+a coordinator later finds a higher term, it was superseded and must end, because a job must not have two coordinators.
 """
 
 import uuid
@@ -14,16 +14,16 @@ from dltrain.protocol.volume_layout import claimed_term
 
 
 class SupersededError(Exception):
-    """Another coordinator has a higher term, so this one must end."""
+    """Another coordinator has a higher term, so this coordinator must end."""
 
 
 class Membership:
-    """The current plan and the members that have received it. ``complete`` once all pods of the plan have."""
+    """The current plan and the members that have received it. ``complete``: True once all pods of the plan have it."""
 
     def __init__(self, settings: Settings, links: Links, plan: Plan, min_term: int, *, acting: bool = False) -> None:
-        """``min_term``: the first term, unless the plan has a higher one or a member obeys an equal or higher one.
+        """``min_term``: lower bound of the first term. The plan, or terms that members have obeyed, can raise it.
 
-        ``acting``: True if this pod replaces the plan's first pod. That needs more than half of the pods (``_elect``).
+        ``acting``: True if this pod replaces the plan's first pod. It must then be elected by a majority (``_elect``).
         """
         self.term = max(plan.term, min_term)
         self._boot = uuid.uuid4().hex
@@ -54,7 +54,7 @@ class Membership:
         self._links.want({pod: self._settings.pod_ip if pod == own else host for pod, host in hosts.items()})
 
     def welcome(self, pod: str, welcome: proto.Welcome, *, fresh: bool) -> None:
-        """Handle the greeting of a member. ``fresh``: no attempt was launched yet. Raise SupersededError."""
+        """Handle a member's Welcome. ``fresh``: True if no attempt was launched yet. Raise SupersededError."""
         if self._voters is not None:
             self._elect(pod, welcome)
         elif welcome.term < self.term or welcome.obeys in ("", self._boot):
@@ -66,10 +66,10 @@ class Membership:
             raise SupersededError(f"pod {pod} obeys term {welcome.term}, this coordinator has {self.term}")
 
     def _elect(self, pod: str, welcome: proto.Welcome) -> None:
-        """Count the pods without a coordinator. Take over once they are more than half of the pods.
+        """Count the pods without a coordinator. Become the coordinator once they are more than half of the pods.
 
-        In a network partition, at most one side therefore gets a new coordinator. Raise SupersededError if a pod is
-        connected to a coordinator.
+        So in a network partition at most one side gets a new coordinator. Raise SupersededError if a pod is connected
+        to a coordinator.
         """
         assert self._voters is not None, "an election is in progress"
         if welcome.has_coordinator:
@@ -81,14 +81,14 @@ class Membership:
             self._assign_all()
 
     def answered(self, pod: str, line: proto.Assigned | proto.Refused) -> None:
-        """Record a member's answer to the plan. Raise SupersededError if it refused."""
+        """Record a member's answer to the plan. Raise SupersededError if the member refused."""
         if isinstance(line, proto.Refused):
             raise SupersededError(f"pod {pod}: {line.why}")
         if line.digest == self._digest:
             self._assigned.add(pod)
 
     def leaves(self, pod: str) -> None:
-        """Record that a pod received SIGTERM. It is not present until it reconnects."""
+        """Record that a pod received SIGTERM. It does not count as present until it reconnects."""
         self._away.add(pod)
 
     def lost(self, pod: str) -> None:
@@ -120,6 +120,6 @@ class Membership:
 
 
 def term_after(plan: Plan, previous: Report | None) -> int:
-    """Return a term above those in the last report and on the volume, in case every agent is new."""
+    """Return a term above those in the last report and on the volume, because new agents have seen no term."""
     reported = previous.term if previous is not None and previous.uid == plan.uid else 0
     return max(reported, claimed_term(plan) if plan.checkpoint.enabled else 0) + 1

@@ -16,9 +16,9 @@ from dltrain.protocol import agent_messages as proto
 
 
 class Mpirun:
-    """One mpirun, which launches the ranks of a plan.
+    """One mpirun process, which launches the ranks of a plan.
 
-    If mpirun ends by itself, ``ended`` gets its exit status and last output.
+    If mpirun ends by itself, ``ended`` is called with its exit status and last output.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Mpirun:
         links: Links,
         ended: Callable[[Exit, str], None],
     ) -> None:
-        """Start mpirun. Raise ValueError if mpirun cannot launch this plan, OSError if mpirun cannot be started."""
+        """Start mpirun. Raise ValueError if mpirun cannot launch this plan, and OSError if mpirun cannot be started."""
         self._attempt, self._pods, self._links = attempt, plan.pods, links
         self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
         command = commands.mpirun_command(plan, settings.pod, socket.gethostname(), as_root=os.geteuid() == 0)
@@ -58,7 +58,7 @@ class Mpirun:
         return await ended
 
     def daemon_ended(self, pod: str, code: int, tail: str) -> None:
-        """Complete the ``launch_daemon`` call of a pod, because its daemon ended."""
+        """Complete a pod's ``launch_daemon`` call after its daemon ended."""
         ended = self._daemons.pop(pod, None)
         if ended is not None and not ended.done():
             ended.set_result((code, tail))
@@ -77,7 +77,7 @@ class Mpirun:
 
 
 class Launcher:
-    """The mpirun of the current attempt, if any."""
+    """The mpirun process of the current attempt, if any."""
 
     def __init__(self, settings: Settings, reaper: Reaper, env: dict[str, str], links: Links) -> None:
         self._settings, self._reaper, self._env, self._links = settings, reaper, env, links
@@ -100,13 +100,13 @@ class Launcher:
             self._mpirun.daemon_ended(pod, code, tail)
 
     def check_stopped(self, now_s: float) -> None:
-        """Kill mpirun if SIGSTOP has stopped it for too long. Its end then ends the attempt."""
+        """Kill mpirun if SIGSTOP has stopped it for too long. The attempt then ends."""
         running = [self._mpirun.process] if self._mpirun is not None else []
         for process in self._stopped.poll(running, now_s):
             process.kill()
 
     def end(self) -> None:
-        """Kill mpirun, if it runs, without reporting its end."""
+        """Kill mpirun if it runs. Do not report its end."""
         mpirun, self._mpirun = self._mpirun, None
         if mpirun is not None:
             mpirun.end()

@@ -1,7 +1,7 @@
-"""A job as its coordinator observes it. It records the events of one queue, and makes no decisions.
+"""A job as its coordinator observes it: a record of the events of one queue. It makes no decisions.
 
-It does publish direct consequences at once: the job's phase, a plan that only got a new number or term, and the need
-for a report.
+It only publishes direct consequences at once: the job's phase, a plan in which only the number or the term changed, and
+the need for a report.
 """
 
 import logging
@@ -24,7 +24,7 @@ from dltrain.record.run_report import files as runreport
 
 log = logging.getLogger(__name__)
 LAUNCH_LIMIT_S = 300.0
-"""Time from a launch until every rank's process must have started. It usually takes 1 to 2 s; mpirun has no limit."""
+"""Maximum time from a launch until every rank's process has started. 1 to 2 s are usual. mpirun has no limit."""
 _LAUNCH_TIMEOUT = Failure(
     reason="LaunchFailed",
     message=f"mpirun did not start all ranks within {LAUNCH_LIMIT_S:.0f} s. Check that the job's pods can reach each "
@@ -58,13 +58,13 @@ class ObservedJob:
         self.membership = Membership(settings, self.links, plan, term_after(plan, previous), acting=acting)
         self.ledger.term = self.membership.term
         self.prepared: set[str] = set()
-        """Pods that are ready for the ranks of the attempt."""
+        """Pods that are ready to start the attempt's ranks."""
         self.ending: set[str] = set()
         """Pods that may still run processes of the previous attempt."""
         self.attempt: Attempt | None = None
         self.attempts = 0
         self.trained = False
-        """True if ranks have completed a step under this plan, even with an earlier coordinator."""
+        """True if ranks have completed a step of this plan, under this or an earlier coordinator."""
 
     def _tick(self) -> None:
         attempt = self.attempt

@@ -1,4 +1,4 @@
-"""Read the plan and write the report: in the job's two ConfigMaps, or in two files."""
+"""Read the plan and write the report, either in the job's two ConfigMaps or in two files."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ class Exchange(ABC):
 
     @abstractmethod
     def plans(self) -> AsyncIterator[Plan]:
-        """Yield the current plan and every later one. Wait for the first one. Log and skip invalid plans."""
+        """Wait for the first plan. Yield it and every later plan. Log and skip invalid plans."""
 
     @abstractmethod
     async def previous_report(self) -> Report | None:
-        """Return the last report of a job with this name, or None if there is none or it is unreadable."""
+        """Return the last report under this job's name, or None if there is no readable one."""
 
     @abstractmethod
     async def write(self, report: Report) -> None:
@@ -56,7 +56,7 @@ class Files(Exchange):
 
 
 class ConfigMaps(Exchange):
-    """Exchange plan and report by ConfigMap."""
+    """Exchange through the job's two ConfigMaps."""
 
     def __init__(self, api: KubeApi, job: str) -> None:
         self._api = api
@@ -105,7 +105,7 @@ class ConfigMaps(Exchange):
 
 
 def parse_plan(text: str) -> Plan | None:
-    """Return the plan, or log an error and return None, because an agent must survive an unreadable plan."""
+    """Parse a plan. If it is unreadable, log an error and return None, because the agent must not end."""
     if not text:
         return None
     try:
@@ -128,7 +128,7 @@ def parse_report(text: str) -> Report | None:
 
 
 class ReportWriter:
-    """Write ``compose()`` at once when urged, else every ``PERIOD_S``. Skip unchanged reports."""
+    """Write ``compose()`` every ``PERIOD_S``, and at once after ``urge``. Skip unchanged reports."""
 
     PERIOD_S = 10.0
 
@@ -139,11 +139,11 @@ class ReportWriter:
         self._urgent = asyncio.Event()
 
     def urge(self) -> None:
-        """Request a report now, for example after a change of phase."""
+        """Request that a report is written now, for example after a change of phase."""
         self._urgent.set()
 
     async def run(self) -> None:
-        """Write reports forever. Retry a failed write with the content that is current by then."""
+        """Write reports forever. After a failed write, try again with the content that is current by then."""
         wait_s = _RETRY_S[0]
         while True:
             with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""The Kubernetes API calls of an agent, with the standard library: the client library takes 60 MB in every pod."""
+"""The Kubernetes API calls of an agent, without the Kubernetes client library, which takes 60 MB in every pod."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ _WATCH_S = 300
 
 
 class ApiError(Exception):
-    """The API server answered with an error; ``status`` is its HTTP status."""
+    """The API server answered with an error. ``status`` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -23,7 +23,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, status: int, answer: bytes) -> "ApiError":
-        """Create the error from a response body: a Status object, or any text from a proxy."""
+        """Create the error from a response body, which is a Status object or arbitrary text of a proxy."""
         try:
             message = json.loads(answer)["message"]
         except (ValueError, KeyError, TypeError):
@@ -47,8 +47,8 @@ class KubeApi:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not (SERVICE_ACCOUNT / "token").is_file():
             raise ValueError(
-                f"KUBERNETES_SERVICE_HOST: found {host!r} and no service account's token; expected a pod with one. "
-                "Outside a cluster, set DLJOB_API=off"
+                f"KUBERNETES_SERVICE_HOST: found {host!r}; expected a pod with this variable and a service account "
+                "token. Outside a cluster, set DLJOB_API=off"
             )
         return cls(
             host,
@@ -68,7 +68,7 @@ class KubeApi:
         await self._call("PATCH", self._path(name), json.dumps({"data": data}).encode())
 
     async def watch(self, name: str, resource_version: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield the ConfigMap's events after a version, until the server closes the watch or 5 minutes pass."""
+        """Yield the ConfigMap's events after a version. End when the server closes the watch or after 5 minutes."""
         query = f"?watch=true&fieldSelector=metadata.name%3D{name}&resourceVersion={resource_version}"
         query += f"&timeoutSeconds={_WATCH_S}"
         reader, writer = await self._open("GET", self._path("").rstrip("/") + query, b"")
@@ -119,7 +119,7 @@ class KubeApi:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """Return the HTTP status, and True if the body is chunked."""
+    """Return (HTTP status, True if the body is chunked)."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError as error:
@@ -129,7 +129,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
 
 
 async def _body(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:
-    """Yield the body in parts, up to the last chunk or the end of the connection."""
+    """Yield the body piece by piece until the last chunk or the end of the connection."""
     try:
         while chunked and (size := int((await reader.readline()).split(b";")[0] or b"0", 16)):
             yield (await reader.readexactly(size + 2))[:-2]

@@ -18,8 +18,7 @@ RETURN_AFTER_S = 10.0
 class Settings:
     """Settings from the operator's pod template. Only tests change ports, directories and times.
 
-    Without a Kubernetes API (``DLJOB_API=off``) the plan is read from ``plan_file`` and the report is
-    written to ``report_file``, in the same way as the ConfigMaps.
+    Without a Kubernetes API (``DLJOB_API=off``), ``plan_file`` and ``report_file`` replace the two ConfigMaps.
     """
 
     job: str
@@ -33,11 +32,12 @@ class Settings:
     tls_dir: Path
     run_dir: Path
     memory_dir: Path
-    """A directory in memory for the newest training state. It outlives the ranks."""
+    """A directory in memory for the newest training state. It remains when ranks end."""
     agent_port: int
     metrics_port: int
     return_after_s: float
-    """Minimum seconds before a restart re-adds lost ranks, so that a rank that fails repeatedly costs little time."""
+    """Minimum seconds from a loss of ranks to a restart that re-adds them, so that a rank that often fails costs
+    little."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> "Settings":
@@ -91,9 +91,9 @@ class Settings:
 
 
 def complete_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment, plus variables that libraries expect and that a pod with an arbitrary UID lacks.
+    """Return the environment, plus variables that libraries need and that a pod with an arbitrary UID lacks.
 
-    HOME is set to a writable directory if it is not one, since with a read-only root only /tmp is. USER is set because
+    HOME becomes a writable directory if it is not writable: with a read-only root, only /tmp is. USER is set because
     ``getpass`` fails without a passwd entry. numpy gets one BLAS thread, because it starts a thread pool on import.
     """
     result = dict(env)

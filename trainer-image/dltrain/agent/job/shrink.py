@@ -1,4 +1,4 @@
-"""Shrink the plan of an elastic job to the pods that are left. Pure."""
+"""Shrink the plan of an elastic job to the remaining pods. No I/O."""
 
 from collections.abc import Collection
 
@@ -7,10 +7,11 @@ from dltrain.batch.shares import apportion
 
 
 def shrink_plan(plan: Plan, pods: Collection[str]) -> Plan | None:
-    """Return the plan for ``pods`` alone. Their ranks are renumbered and split the batch in proportion to their shares.
+    """Return a plan with only the ranks of ``pods``, renumbered. They divide the batch in proportion to their shares.
 
-    Return None if the job cannot shrink: too few ranks; a parameter server, whose slices are laid out for the plan's
-    ranks; model parallelism; or a script for torchrun, which may not support resuming with fewer ranks.
+    Return None if the job cannot shrink, for one of these reasons: too few ranks; a parameter server, whose slices are
+    laid out for the plan's ranks; model parallelism; or a script for torchrun, which may not support resuming with
+    fewer ranks.
     """
     ranks = [rank for rank in plan.ranks if rank.pod in pods]
     if len(ranks) == len(plan.ranks):

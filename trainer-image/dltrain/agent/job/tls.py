@@ -1,7 +1,7 @@
-"""Mutual TLS between the agents of one job. Only holders of the job's Secret can connect.
+"""Mutual TLS between the agents of one job. Only agents with the job's Secret can connect.
 
-Each job has its own CA in its Secret, so a certificate signed by it belongs to this job. Host names in certificates are
-not checked, because all pods share one certificate and a new plan can change their names.
+Each job has its own CA in its Secret, so every certificate signed by this CA belongs to the job. Host names in
+certificates are not checked, because all pods share one certificate and a new plan can change their names.
 """
 
 import ssl

@@ -1,7 +1,7 @@
-"""The ranks of one pod: start, stop and kill them, receive their messages, and copy their output to the log.
+"""Start, stop and kill the ranks of one pod, receive their messages, and copy their output to the log.
 
-Two Unix sockets are in the run directory: ``ranks.sock`` for the messages of ranks (``protocol.rank_messages``), and
-``local.sock`` for the processes that stand in for those of Open MPI (``launch.shim``).
+The run directory has two Unix sockets: ``ranks.sock`` for the messages of ranks (``protocol.rank_messages``), and
+``local.sock`` for the shims that stand in for processes of Open MPI (``launch.shim``).
 """
 
 import asyncio
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Event = RankUp | RankUpdate | RankStopped | RankLog | RankEnded | DaemonEnded
 DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
-"""(host, shell command) → exit code and last output of the MPI daemon. It replaces ssh."""
+"""(host, shell command) → (exit code, last output) of the MPI daemon. A replacement for ssh."""
 
 SHARED_MEMORY = Path("/dev/shm")
 STOPPED_POLL_S = 0.5
 WRITE_S = 0.2
-"""Time for a rank to write its stacks to its log."""
+"""Time that a rank has to write its stacks to its log."""
 
 
 class LocalRanks:
@@ -86,7 +86,7 @@ class LocalRanks:
         self._spawn(self._watch_stopped())
 
     async def _watch_stopped(self) -> None:
-        """Report ranks that SIGSTOP has stopped. Kill a stopped MPI daemon, which ends the attempt. Runs forever."""
+        """Report ranks that SIGSTOP has stopped. Kill a stopped MPI daemon, which ends the attempt. Never return."""
         stopped = StoppedProcesses()
         while True:
             await asyncio.sleep(STOPPED_POLL_S)
@@ -100,7 +100,7 @@ class LocalRanks:
                     process.kill()
 
     async def begin(self, attempt: str, plan: Plan) -> None:
-        """Begin an attempt with this plan. Kill the processes of the previous attempt."""
+        """Kill the processes of the previous attempt, then begin an attempt with this plan."""
         await self.end()
         self.attempt, self._plan = attempt, plan
         commands.session_dir(self.run_dir).mkdir(mode=0o700)
@@ -129,7 +129,7 @@ class LocalRanks:
         self._clear_mpi()
 
     def _clear_mpi(self) -> None:
-        """Remove the files of a killed MPI, and its shared memory, which counts against the pod's memory limit."""
+        """Remove the files and shared memory of a killed MPI. Shared memory counts against the pod's memory limit."""
         shutil.rmtree(commands.session_dir(self.run_dir), ignore_errors=True)
         for pattern in (f"sm_segment.{socket.gethostname()}.{os.getuid()}.*", "nccl-*"):
             for segment in SHARED_MEMORY.glob(pattern):
@@ -137,11 +137,11 @@ class LocalRanks:
                     segment.unlink()
 
     def stop(self, grace_s: float, *, progressed: bool | None) -> None:
-        """Ask the ranks to checkpoint and exit. Kill those with nothing to save at once, the rest after ``grace_s``.
+        """Ask the ranks to checkpoint and exit. Kill ranks without progress at once, and the rest after ``grace_s``.
 
-        ``progressed``: True if any rank of the attempt has completed a step, so that every rank is needed for a
-        checkpoint, even one that has not reported a step yet. None: not known yet; the coordinator will send it.
-        A rank that never connected runs a custom script, so it gets SIGTERM.
+        ``progressed``: True if any rank of the attempt has completed a step. A checkpoint then needs every rank, even
+        one that has not reported a step yet. None: unknown; the coordinator will send it. A rank that never connected
+        runs a custom script, so it gets SIGTERM.
         """
         for run in self.running.values():
             if run.writer is None:
@@ -153,7 +153,7 @@ class LocalRanks:
             asyncio.get_running_loop().call_later(grace_s, run.process.kill)
 
     def explain(self) -> None:
-        """Make the connected ranks write their stacks to their logs, then report the ends of all logs."""
+        """Make the connected ranks write their stacks to their logs. Then report the last lines of all logs."""
         for run in self.running.values():
             if run.writer is not None:
                 run.process.send_alone(rank_messages.WHERE)
@@ -164,7 +164,7 @@ class LocalRanks:
         self._emit(RankLog(attempt=attempt, rank=run.rank.rank, tail=run.output.tail))
 
     def start_daemon(self, arguments: tuple[str, ...]) -> None:
-        """Run the Open MPI daemon. Its end is an event."""
+        """Run the Open MPI daemon. Emit an event when it ends."""
         attempt = self.attempt
         read_fd, write_fd = os.pipe()
         env = commands.mpi_environment(self._env, self._interface, attempt, self.run_dir)
@@ -185,9 +185,9 @@ class LocalRanks:
         self._spawn(watch())
 
     async def start_rank(self, rank: Rank, attempt: str, mpi: dict[str, str] | None = None) -> Running:
-        """Start one rank. Its start and its end are events. ``mpi``: the variables that the Open MPI daemon set for it.
+        """Start one rank. Emit events for its start and end. ``mpi``: variables that the Open MPI daemon set for it.
 
-        Raise ValueError if the attempt has ended, OSError if the command cannot be started.
+        Raise ValueError if the attempt has ended, and OSError if the command cannot be started.
         """
         plan = self._plan
         if attempt != self.attempt or plan is None:
@@ -218,7 +218,7 @@ class LocalRanks:
         return run
 
     def start_all(self) -> None:
-        """Start this pod's ranks directly, without MPI. Report a rank that cannot be started as ended."""
+        """Start this pod's ranks directly, without MPI. If a rank cannot be started, report that it ended."""
         for rank in self.ranks_here():
             self._spawn(self._start_one(rank, self.attempt))
 
@@ -290,7 +290,7 @@ class LocalRanks:
                     code, text = await self.launch_daemon(host, " ".join(words))
                     how = f"exit {code}\n{text}"
                 case _:
-                    how = f"exit 1\nshim: found request {arguments[:2]}; expected rank, or daemon on the coordinator\n"
+                    how = f"exit 1\nshim: found request {arguments[:2]}; expected rank, or daemon (coordinator only)\n"
             writer.write(how.encode())
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):

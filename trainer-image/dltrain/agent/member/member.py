@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Member:
-    """The state of a member: the term, the plan, and the coordinator that it obeys."""
+    """The state of a member: its term, its plan, and the coordinator that it obeys."""
 
     def __init__(self, pod: str, job_uid: str) -> None:
         self.pod = pod
@@ -44,7 +44,7 @@ class Member:
             self._obeyed.send(event)
 
     def leave(self) -> None:
-        """Tell the current coordinator and every later one that this pod received SIGTERM."""
+        """Report to the current coordinator, and to every later one, that this pod received SIGTERM."""
         self.leaving = True
         if self._obeyed is not None:
             self._obeyed.send(proto.Leaving())
@@ -112,7 +112,7 @@ class Member:
             case proto.Prepare():
                 plan = shrink_plan(self.plan, line.pods) if line.pods else self.plan
                 if plan is None:
-                    raise ValueError(f"found an attempt with the pods {line.pods}; expected enough pods for the plan")
+                    raise ValueError(f"found an attempt with pods {line.pods}; expected enough pods for the plan")
                 current_plan = plan.model_copy(update={"term": self.term})
                 history = {"prior_faults": line.faults, "prior_trained_s": line.trained_s}
                 await self.local.begin(line.attempt, AttemptPlan.of(current_plan, **history))

@@ -32,7 +32,7 @@ class Running:
     def ask_to_stop(self, writer: asyncio.StreamWriter, grace_s: float) -> None:
         """Ask the rank to stop.
 
-        This writes to the socket directly. If the rank has ended, an asyncio transport that fails to write would also
+        Write to the socket directly. An asyncio transport that fails to write, because the rank has ended, would also
         drop the rank's last unread messages.
         """
         with contextlib.suppress(OSError):

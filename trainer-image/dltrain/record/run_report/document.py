@@ -1,6 +1,6 @@
 """The content of ``report.json``: one run from its first attempt to its end, across restarts, pods and plans.
 
-The size is bounded for runs of any length: points average over more and more steps, and lists of events are thinned.
+The size is bounded for runs of any length: a point averages over more and more steps, and lists of events are thinned.
 Documentation: ``docs/reference/run-report.md``.
 """
 
@@ -15,12 +15,12 @@ SCHEMA = 1
 
 
 class Point(Record):
-    """Means over the ``steps`` steps that end with ``step``."""
+    """Means over ``steps`` steps, the last of which is ``step``."""
 
     step: int
     steps: Annotated[int, Field(ge=1)]
     unix_s: float
-    """Time of the last of these steps."""
+    """Time of the last step."""
     loss: float | None = None
     learning_rate: float | None = None
     gradient_norm: float | None = None
@@ -56,7 +56,7 @@ class PlanEntry(Record):
 
 
 class Split(Record):
-    """The local batch sizes from ``step`` on, by place: pod name, ``/``, local rank."""
+    """The local batch sizes from ``step`` on, by place (pod name, ``/``, local rank)."""
 
     step: int
     unix_s: float
@@ -65,7 +65,7 @@ class Split(Record):
 
 
 class AttemptRecord(Record):
-    """The number of ranks that train from ``unix_s`` on. 0 while the job is stopped or restarts."""
+    """The number of ranks that train from ``unix_s`` on; 0 while the job is stopped or restarts."""
 
     step: int
     unix_s: float
@@ -87,7 +87,7 @@ class Checkpoint(Record):
 
 
 class RankTotal(Record):
-    """The parts of a rank's time over all attempts, estimated from means over its last 50 steps at each update."""
+    """Where a rank's time went in all attempts, estimated at each update from means over its last 50 steps."""
 
     place: str
     device: str = ""
@@ -102,7 +102,7 @@ class RankTotal(Record):
 
 
 class Totals(Record):
-    """Totals over the whole run. They are exact even if the lists of events were thinned."""
+    """Totals over the whole run. They remain exact when lists of events are thinned."""
 
     training_s: Annotated[float, Field(description="Time spent in steps.")] = 0.0
     down_s: Annotated[float, Field(description="Time from each fault to the next step.")] = 0.0
@@ -162,7 +162,7 @@ class Document(Record):
 
     @property
     def prediction_error(self) -> float | None:
-        """(predicted - measured) / measured step time, over all steps with a prediction."""
+        """The error (predicted - measured) / measured of the step time, over all steps with a prediction."""
         points = [(p.predicted_s, p.step_s, p.steps) for p in self.points if p.predicted_s]
         measured = sum(step_s * steps for _, step_s, steps in points)
         return sum((predicted - step_s) * steps for predicted, step_s, steps in points) / measured if measured else None
@@ -175,7 +175,7 @@ MEANS = (
 
 
 def merged(first: Point, second: Point) -> Point:
-    """Return one point for the steps of both. ``second`` is the later one."""
+    """Return one point for the steps of two points. ``second`` is the later point."""
     steps = first.steps + second.steps
     means: dict[str, Any] = {}
     for name in MEANS:

@@ -1,7 +1,7 @@
 """Write the run report beside the checkpoints: ``report.json`` and ``report.html``.
 
-The report is also written during the training, so that users can read it and a later coordinator can continue it. A
-slow or missing volume must not delay the job, so a thread writes the report, and errors are only logged.
+The report is also written during the training. So users can read it, and a later coordinator can continue it. A slow or
+missing volume must not delay the job. So a thread writes the report, and errors are only logged.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 JSON, HTML = "report.json", "report.html"
 INTERVAL_S = 30.0
 LIMIT_S = 10.0
-"""How long a job waits for its report at its end."""
+"""Maximum time that a job waits for its report at its end."""
 
 
 def read(plan: Plan) -> Document | None:
-    """Return the existing report of this job, or None if there is none or it is unreadable."""
+    """Return the existing report of this job, or None if there is no readable report."""
     if not plan.checkpoint.enabled:
         return None
     path = job_directory(plan) / JSON
@@ -34,7 +34,7 @@ def read(plan: Plan) -> Document | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("cannot read the report %s, so a new one begins: %s", path, error)
+        log.warning("cannot read the run report %s; starting a new report: %s", path, error)
         return None
     return document if document.uid == plan.uid else None
 
@@ -55,7 +55,7 @@ class RunReportWriter:
     """Write the run report of the coordinator's job."""
 
     def __init__(self, ledger: Ledger, unix_s: float) -> None:
-        """``ledger``: the source of the plan, the phase and the term."""
+        """Prepare the report. ``ledger``: the source of the plan, the phase and the term."""
         self.history = History(ledger.plan, unix_s, read(ledger.plan))
         self._ledger = ledger
         self._writing: asyncio.Future[None] | None = None
@@ -64,7 +64,7 @@ class RunReportWriter:
         self._failed = False
 
     def tick(self, unix_s: float) -> None:
-        """Write in the background every ``INTERVAL_S``, and at once after a fault, because this pod may fail next."""
+        """Write in the background every ``INTERVAL_S`` and, because this pod may fail next, at once after a fault."""
         due = unix_s - self._written_unix_s >= INTERVAL_S or self.history.faults != self._written_faults
         if not due or (self._writing is not None and not self._writing.done()):
             return
@@ -76,7 +76,7 @@ class RunReportWriter:
             await asyncio.shield(self._writing)
 
     async def write(self, phase: RunPhase, unix_s: float, outcome: Outcome | None = None) -> str | None:
-        """Write the report after the ranks have stopped. Return the page's path, or None on an error or a timeout."""
+        """Write the report after the ranks have stopped. Return the HTML page's path, or None on failure or timeout."""
         self.history.halted(unix_s)
         plan = self._ledger.plan
         if not plan.checkpoint.enabled:

@@ -1,6 +1,6 @@
 """Accumulate the messages of a run into its report, in bounded memory, without I/O. Callers pass the time.
 
-Steps that are repeated after a restart replace their first run, so that a series contains each step once.
+If steps are repeated after a restart, they replace the earlier ones, so that a series contains each step once.
 """
 
 from collections import Counter
@@ -23,19 +23,19 @@ from dltrain.record.run_report.document import (
 )
 
 CAPACITY = 512
-"""Maximum number of points of a series and entries of a list."""
+"""Maximum number of points in a series, and of entries in a list."""
 SHARES = 20_000
-"""Maximum number of local batch sizes in all splits together."""
+"""Maximum number of local batch sizes in all splits of a report together."""
 E = TypeVar("E")
 
 
 def place(rank: Rank) -> str:
-    """Return the place of a rank. It stays the same when ranks are renumbered after a loss."""
+    """Return a rank's place, which stays the same when ranks are renumbered after a loss."""
     return f"{rank.pod}/{rank.local_rank}"
 
 
 def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
-    """Return at most ``capacity`` entries: drop every second one, but never the first or last, until they fit."""
+    """Return at most ``capacity`` entries. Drop every second entry until they fit, but keep the first and the last."""
     kept = list(entries)
     while len(kept) > max(2, capacity):
         kept = [*kept[:-1:2], kept[-1]]
@@ -43,7 +43,7 @@ def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
 
 
 class History:
-    """The history of one run. ``previous``: the report of an earlier coordinator."""
+    """The history of one run. ``previous``: the report of an earlier coordinator, to be continued."""
 
     def __init__(self, plan: Plan, unix_s: float, previous: Document | None = None) -> None:
         self._plan = self._placed = plan
@@ -69,9 +69,9 @@ class History:
         self._ranks = {total.place: total for total in before.ranks}
         self._measures: dict[int, RankMeasure] = {}
         self._last_steps: dict[int, int] = {}
-        """Step of each rank's last update in this attempt."""
+        """Step number in each rank's last update of this attempt."""
         self._used_J: dict[int, float] = {}
-        """Energy in each rank's last update in this attempt."""
+        """Energy in each rank's last update of this attempt, in joules."""
         self._down_since: float | None = next((f.unix_s for f in self._faults if f.resumed_unix_s is None), None)
         self._split_known = False
         self._launched_at = 0
@@ -85,7 +85,7 @@ class History:
 
     @property
     def lost(self) -> int:
-        """Number of faults without time for a checkpoint: all except pods that received SIGTERM."""
+        """Number of faults that left no time for a checkpoint: all except pods that received SIGTERM."""
         return self.faults - self._totals.faults.get("PodStopped", 0)
 
     @property
@@ -94,7 +94,7 @@ class History:
         return self._totals.training_s
 
     def begin_attempt(self, whole: Plan, placed: Plan, unix_s: float) -> None:
-        """Begin an attempt of the plan ``whole``. ``placed``: the plan for the pods that are present."""
+        """Begin an attempt of the plan ``whole``. ``placed``: that plan, shrunk to the pods that are present."""
         self._plan, self._placed = whole, placed
         self._measures, self._last_steps, self._used_J, self._split_known = {}, {}, {}, False
         expected, digest = whole.expected, whole.digest()
@@ -129,7 +129,7 @@ class History:
                 self._measures = {rank: measure for rank, measure in self._measures.items() if rank in message.alive}
 
     def fault(self, failure: Failure, unix_s: float) -> None:
-        """Record a fault. Training counts as down until the next step."""
+        """Record a fault. The training counts as down until the next step."""
         fault = Fault(step=self.step, unix_s=unix_s, failure=failure)
         self._faults = thinned([*self._faults, fault])
         counts = Counter(self._totals.faults) + Counter([failure.reason])
@@ -224,7 +224,7 @@ class History:
         )
 
     def _add_energy(self, message: Step) -> None:
-        """Add the energy since the rank's last update. Repeated steps count each time."""
+        """Add the energy used since the rank's last update. Repeated steps count each time."""
         if message.energy is None:
             return
         more_J = max(0.0, message.energy.joules - self._used_J.get(message.rank, 0.0))
@@ -254,7 +254,7 @@ class History:
         self._points = merged_points
 
     def _go_back(self, step: int) -> None:
-        """Discard the points after ``step``, because training resumes from it."""
+        """Discard the points after ``step``, from which training resumes."""
         if step < self.step:
             repeated = self._totals.steps_repeated + self.step - step
             self._totals = self._totals.model_copy(update={"steps_repeated": repeated})

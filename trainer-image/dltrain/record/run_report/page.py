@@ -1,7 +1,7 @@
 """The run report as one HTML file without external resources: figures, plots and the values of the plots.
 
-The file is also well-formed XML, so that tools can read its tables. Text of the run (messages, logs, names) is escaped.
-A content security policy forbids scripts and requests.
+The file is also well-formed XML, so that tools can read its tables. Text from the run (messages, logs, names) is
+escaped. A content security policy forbids scripts and requests.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,9 +11,9 @@ from dltrain.record.run_report.document import Document
 from dltrain.record.run_report.plots import Curve, Mark, bars, clean, lines, number
 
 LINES = 8
-"""Maximum number of curves of single ranks in a plot."""
+"""Maximum number of ranks with a curve in a plot."""
 BARS = 64
-"""Maximum number of bars. With more ranks, the plot shows the most relevant ones."""
+"""Maximum number of bars in a plot. If there are more ranks, the plot shows the most relevant ones."""
 PARTS = ("computing", "communicating", "waiting", "reading data")
 
 _STYLE = """
@@ -103,7 +103,7 @@ def _skipped(updates: int | None) -> str | None:
 
 
 def _energy(document: Document) -> str:
-    """Return the measured energy and its sources. RAPL counts whole nodes."""
+    """Return the measured energy and its counters. RAPL counts the energy of whole nodes."""
     totals = document.totals
     if totals.energy_J is None:
         return "not readable: the pods cannot read a counter of NVML or RAPL"
@@ -151,7 +151,7 @@ def _plots(document: Document) -> Iterable[str]:
 
 
 def _split_plot(document: Document) -> str:
-    """Plot the local batch sizes over steps, of all ranks or of those that changed most."""
+    """Plot local batch sizes over steps, for all ranks or those with the largest changes."""
     splits = document.splits
     moved = {
         name: max(seen) - min(seen)

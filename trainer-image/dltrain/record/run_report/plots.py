@@ -15,7 +15,7 @@ COLOURS = 8
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve. ``points``: (x, y) by rising x. ``steps``: True if a value holds until the next point."""
+    """A curve. ``points``: (x, y) in ascending order of x. ``steps``: True if each value holds until the next point."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -59,7 +59,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def _extent(low: float, high: float, margin: float) -> tuple[float, float]:
-    """Return the ends of an axis from ``low`` to ``high`` plus a relative margin. Its length is never 0."""
+    """Return the ends of an axis from ``low`` to ``high`` plus a relative margin. The ends always differ."""
     length = high - low
     if length <= 1e-9 * max(abs(low), abs(high), 1e-30):
         length = max(abs(high), 1e-9)
@@ -111,7 +111,7 @@ def lines(
 
 
 def bars(title: str, x_label: str, parts: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Return one stacked bar per row, with one value for each of ``parts``, or an empty string without rows."""
+    """Return a plot with one stacked bar per row (a value for each of ``parts``), or an empty string without rows."""
     longest = max((sum(values) for _, values in rows), default=0.0)
     if not longest:
         return ""
