@@ -65,8 +65,8 @@ class Watches:
     ) -> None:
         """Watch until ``stop`` is set or a signal arrives. ``end`` stops the operator's own tasks.
 
-        When kopf ends, it treats all running tasks as its own. It waits 5 s for them and raises their errors, such as a
-        rejected object. The operator's tasks therefore end first.
+        When kopf ends, it waits 5 s for all tasks that still run, and raises their errors. The operator's own tasks
+        therefore end before kopf does.
         """
 
         async def cleanup(**_: Any) -> None:

@@ -12,7 +12,7 @@ from dljob.status import Event, Verdict
 
 @dataclass(frozen=True)
 class Scale:
-    """New replicas of a StatefulSet; its template does not change."""
+    """A new replica count of a StatefulSet; its template stays."""
 
     name: str
     replicas: int

@@ -89,7 +89,7 @@ class Agent:
             (ended,) = done
             await self.local.end()
             ended.result()
-            raise AssertionError("the tasks of the coordinator and the reporter never end by themselves")
+            raise AssertionError("a task of the agent ended by itself; expected a signal first")
         return await self._leave()
 
     def _ledger(self) -> Ledger | None:

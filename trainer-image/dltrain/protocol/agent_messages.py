@@ -36,7 +36,7 @@ class Welcome(Record):
 
 
 class Assign(Record):
-    """The coordinator sends the plan. The member answers Assigned or Refused. ``boot``: unique per coordinator."""
+    """The coordinator sends the plan; the member answers Assigned or Refused. ``boot``: new UUID per start."""
 
     type: Literal["assign"] = "assign"
     coordinator: str

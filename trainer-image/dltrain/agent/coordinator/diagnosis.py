@@ -63,12 +63,12 @@ class Attempt:
 
     @property
     def deaths(self) -> list[RankEnded]:
-        """Ends of failed ranks, except lost ranks that the others continue without."""
+        """The end of each failed rank, unless the others continue without it."""
         return [end for n, end in self.ended.items() if end.exit_code != EXIT_OK and not self._survived(n)]
 
     @property
     def losses(self) -> list[RankEnded]:
-        """Ends of lost ranks that the others continue without, if the coordinator has not reported the loss yet."""
+        """The end of each lost rank that the others continue without, until its loss was reported."""
         return [self.ended[n] for n in sorted(self.absent - self.handled) if n in self.ended and self._survived(n)]
 
     @property

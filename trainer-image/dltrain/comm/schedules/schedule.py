@@ -35,7 +35,7 @@ class Send:
 
 @dataclass(slots=True)
 class Schedule:
-    """One rank's messages in order. Sends are in ascending order of ``after``."""
+    """One rank's messages in order. Sends are sorted by ``Send.after``."""
 
     receives: list[Receive] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)

@@ -46,7 +46,7 @@ class Loader:
         if workers and not self.source.foreign:
             raise MisuseError(f"workers: found {workers} for samples in memory; expected no workers. Omit it")
         if workers and prefetch is not None and prefetch < workers:
-            raise MisuseError(f"prefetch: found {prefetch} batches for {workers} workers; expected one per worker")
+            raise MisuseError(f"prefetch: found {prefetch} for {workers} workers; expected at least {workers}")
         if workers == 0 and prefetch and self.source.foreign:
             raise MisuseError(
                 f"prefetch: found {prefetch} with workers=0; expected workers that load the batches. A thread cannot "

@@ -87,7 +87,7 @@ class Checkpoint(Record):
 
 
 class RankTotal(Record):
-    """Where a rank's time went in all attempts, estimated at each update from means over its last 50 steps."""
+    """A rank's times in all attempts. Each progress update adds its new steps, times the means of its last 50 steps."""
 
     place: str
     device: str = ""
