@@ -209,8 +209,8 @@ class Plan(Record):
             raise ValueError(f"ranks: found {servers} parameter servers with {self.synchronization}; expected 1")
         if self.parallelism != "Data" or self.model.command or self.optimizer.find_rate or self.rebalance:
             raise ValueError(
-                f"synchronization: found {self.synchronization}; expected parallelism Data and a built-in model, without "
-                "find_rate or rebalance"
+                f"synchronization: found {self.synchronization}; expected parallelism Data and a built-in model, "
+                "without find_rate or rebalance"
             )
         if self.optimizer.scaling == "AdaScale":
             raise ValueError(f"optimizer.scaling: found AdaScale with {self.synchronization}; expected Synchronous")
