@@ -140,7 +140,7 @@ FAILURES: dict[str, tuple[dict[str, object], tuple[str, ...], int, tuple[str, ..
     "bad request": ({"answers": [-400]}, (), EXIT_BAD_INPUT, ("spec.dataset.uri", "refused", "400")),
     "always busy": ({"answers": [-503]}, (), EXIT_NOT_FETCHED, ("spec.dataset.uri", "/data/train.npz", "503")),
     "wrong checksum": ({}, ("--sha256", "0" * 64), EXIT_BAD_INPUT, ("spec.dataset.sha256", SUM, "0" * 64)),
-    "no room": ({}, ("--room", "100000"), EXIT_BAD_INPUT, ("spec.dataset.size", "97.7 KiB", "580.2 KiB", "Raise it")),
+    "no room": ({}, ("--room", "100000"), EXIT_BAD_INPUT, ("spec.dataset.size", "97.7 KiB", "580.2 KiB", "Raise spec.dataset.size")),
     "no room, detected during the download": (
         {"ranges": False, "files": {"/data/train.npz": DATA}}, ("--room", "500000"), EXIT_BAD_INPUT, ("spec.dataset.size",),
     ),

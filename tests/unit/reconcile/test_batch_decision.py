@@ -255,4 +255,4 @@ class TestCommandLine:
         text = (folder / "profiles.yaml").read_text().replace("model: digits-cnn", "model: mlp")
         (folder / "other.yaml").write_text(text)
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--profiles", "other.yaml"]) == 0
-        assert "open: --profiles: found mlp; expected digits-cnn: " in capsys.readouterr().err
+        assert "open: --profiles: found mlp; expected digits-cnn. " in capsys.readouterr().err
