@@ -53,7 +53,7 @@ def test_broken_jobs_do_not_block_others(play: Play, operator: OperatorProcess) 
     play.submit("crooked", podTemplateOverrides=[{"manager": "me", "spec": {"dnsPolicy": "Whatever"}}])
     play.run("straight")
     play.finish("straight")
-    # Before Kubernetes 1.31, the API server accepted a StatefulSet whose pods it then rejected.
+    # The API server of 1.30 accepts such a StatefulSet and rejects its pods.
     reasons = ("ObjectRejected", "PodsRejected")
     play.until_reported("crooked", "PodsReady", reasons, f"crooked-{play.device}", "Whatever")
     play.patch("crooked", podTemplateOverrides=[])
