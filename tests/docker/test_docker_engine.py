@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from devcluster.embedded import packages
+from devcluster.images import pip_config
 from devcluster.images.builders import PUBLIC_BASE, Buildah
 from devcluster.paths import cache_root
 from devcluster.progress import Progress
@@ -54,6 +56,15 @@ def base(engine: str, tmp_path_factory: pytest.TempPathFactory) -> str:
         archive = tmp_path_factory.mktemp("base") / "base.tar"
         builder.save(builder.base(), archive, PUBLIC_BASE)
         run(["docker", "--host", engine, "load", "--input", archive], timeout_s=300)
+    if (certificates := pip_config.read().ca_bundle) is not None:
+        # The classic builder has no mounts, so a base image brings the certificates of this machine's network.
+        folder = tmp_path_factory.mktemp("certificates")
+        shutil.copy(certificates, folder / "ca.pem")
+        (folder / "Dockerfile").write_text(
+            f"FROM {PUBLIC_BASE}\nCOPY ca.pem /etc/ca.pem\nENV PIP_CERT=/etc/ca.pem SSL_CERT_FILE=/etc/ca.pem\n"
+        )
+        options = ["build", "--tag", PUBLIC_BASE, str(folder)]
+        run(["docker", "--host", engine, *options], env={"DOCKER_BUILDKIT": "0"}, timeout_s=300)
     return PUBLIC_BASE
 
 
