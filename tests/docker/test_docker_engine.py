@@ -34,7 +34,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     options = [f"--host={address}", f"--data-root={data}", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
     with log.open("wb") as output:
         # Builds use the machine's network without a bridge or firewall rules, so that the machine is unchanged.
-        command = [daemon, *options, "--bridge=none", "--iptables=false", "--ip6tables=false"]
+        # In a mount namespace of its own, whose mounts end with it: one that stays breaks the removal of temporary files.
+        private = ["unshare", "--mount", "--propagation", "private"]
+        command = [*private, daemon, *options, "--bridge=none", "--iptables=false", "--ip6tables=false"]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         deadline_s = time.monotonic() + START_LIMIT_S
