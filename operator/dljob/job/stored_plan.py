@@ -6,12 +6,12 @@ again after a restart. Groups are stored only once, in the ranks of ``plan.json`
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import dlcontract
 from dljob.api import DLJobSpec, PlanGroup, PlanStatus
@@ -51,6 +51,13 @@ class StoredPlan(BaseModel):
     ] = False
     warning: str | None = None
 
+    @model_validator(mode="after")
+    def _groups_have_requests(self) -> Self:
+        groups = {rank.group for rank in self.plan.ranks}
+        if groups != self.cpu_m.keys():
+            raise ValueError(f"cpu_m: found groups {sorted(self.cpu_m)}; expected {sorted(groups)}, as in the plan")
+        return self
+
     @property
     def revision(self) -> str:
         """Return the revision of the pods. All pods of the old revision stop before pods of a new revision start."""
@@ -59,13 +66,10 @@ class StoredPlan(BaseModel):
     @property
     def groups(self) -> tuple[PodGroup, ...]:
         """Return the groups of the plan's ranks, in rank order."""
-        groups = []
-        for name, group in groupby(self.plan.ranks, lambda rank: rank.group):
-            ranks = list(group)
-            nodes = len({rank.pod for rank in ranks})
-            first = ranks[0]
-            groups.append(PodGroup(name, first.device, first.gpu, nodes, len(ranks) // nodes, self.cpu_m[name]))
-        return tuple(groups)
+        return tuple(
+            PodGroup(name, ranks[0].device, ranks[0].gpu, nodes, len(ranks) // nodes, self.cpu_m[name])
+            for name, ranks, nodes in _grouped(self.plan)
+        )
 
     @property
     def nodes(self) -> int:
@@ -91,21 +95,30 @@ class StoredPlan(BaseModel):
         if not isinstance(mine, dict):
             raise ValueError(f"{OPERATOR_KEY}: found {type(mine).__name__}; expected an object")  # noqa: TRY004
         plan = dlcontract.Plan.parse(data[dlcontract.PLAN_KEY])
-        status = {**(mine.get("status") or {}), "groups": plan_groups(plan)}
-        return cls.model_validate({**mine, "plan": plan, "status": status})
+        if isinstance(mine.get("status"), dict):
+            mine["status"]["groups"] = _plan_groups(plan)
+        return cls.model_validate({**mine, "plan": plan})
 
 
-def plan_groups(plan: dlcontract.Plan) -> tuple[PlanGroup, ...]:
+def _plan_groups(plan: dlcontract.Plan) -> tuple[PlanGroup, ...]:
     """Return the groups of ``status.plan`` for the ranks of a trainer's plan."""
-    groups = []
+    return tuple(
+        PlanGroup(
+            name=name,
+            device=ranks[0].device,
+            nodes=nodes,
+            ranks=len(ranks),
+            batch_per_rank=tuple(rank.share for rank in ranks),
+        )
+        for name, ranks, nodes in _grouped(plan)
+    )
+
+
+def _grouped(plan: dlcontract.Plan) -> Iterator[tuple[str, list[dlcontract.Rank], int]]:
+    """Yield the name, the ranks and the number of nodes of each group of the plan, in rank order."""
     for name, group in groupby(plan.ranks, lambda rank: rank.group):
         ranks = list(group)
-        shares = tuple(rank.share for rank in ranks)
-        nodes = len({rank.pod for rank in ranks})
-        groups.append(
-            PlanGroup(name=name, device=ranks[0].device, nodes=nodes, ranks=len(ranks), batch_per_rank=shares)
-        )
-    return tuple(groups)
+        yield name, ranks, len({rank.pod for rank in ranks})
 
 
 def spec_digest(spec: DLJobSpec) -> str:
