@@ -2,7 +2,7 @@
 
 The test writes the files in this folder. After a change of the rendered objects, run
 
-    DLJOB_UPDATE_GOLDEN=1 python -m pytest tests/golden
+    hack/update-golden
 
 and review the difference. The real planner plans each job on a fixed cluster. Two things differ from the applied
 objects, so that files are readable and do not change with the performance model: the JSON in the plan's ConfigMap is
@@ -10,7 +10,6 @@ shown as YAML, and predictions as ``(predicted)``.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +23,10 @@ from dljob.calibrate import Learned, NoiseOf
 from dljob.cluster import ClusterView
 from dljob.job.stored_plan import OPERATOR_KEY, StoredPlan
 from support.builders import A100, CPUS, DIGITS, MIXED, T4, Json, rendered, seen
+from support.golden import assert_golden
 from support.schema_validation import assert_valid
 
 HERE = Path(__file__).resolve().parent
-UPDATE = "DLJOB_UPDATE_GOLDEN"
 HINTS = {"parameters": 1_000_000, "flopsPerSample": 3e6}
 
 
@@ -184,11 +183,7 @@ def manifests_of(name: str) -> tuple[Json, ...]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_manifests_match_the_golden_file(name: str) -> None:
-    path, text = HERE / f"{name}.yaml", text_of(name)
-    if os.environ.get(UPDATE):
-        path.write_text(text, encoding="utf-8")
-    assert path.exists(), f"{path.name}: no such file; make it with {UPDATE}=1 and review it"
-    assert text == path.read_text(encoding="utf-8"), f"{path.name}: review the change, then accept it with {UPDATE}=1"
+    assert_golden(HERE / f"{name}.yaml", text_of(name))
 
 
 @pytest.mark.parametrize("name", CASES)

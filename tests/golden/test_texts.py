@@ -5,7 +5,6 @@ difference.
 """
 
 import argparse
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +14,10 @@ from pydantic import ValidationError
 from dljob.api import DLJobSpec
 from dljob.cli.entry import parser
 from dljob.job.spec_errors import in_words
+from support.golden import assert_golden
 from support.spec_cases import BAD, CASES, MINIMAL, with_field
 
 HERE = Path(__file__).resolve().parent / "texts"
-UPDATE = "DLJOB_UPDATE_GOLDEN"
 
 
 def helps() -> Iterator[str]:
@@ -47,10 +46,4 @@ TEXTS = {"cli-help.txt": helps, "invalid-specs.txt": errors}
 def test_texts_match_the_golden_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("sys.argv", ["dljob"])
-    text, path = "\n".join(TEXTS[name]()), HERE / name
-    if os.environ.get(UPDATE):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), (
-        f"{name}: review the change, then accept it with hack/update-golden"
-    )
+    assert_golden(HERE / name, "\n".join(TEXTS[name]()))
