@@ -17,7 +17,8 @@ def test_plan_counts_shared_memory_that_pods_request(ranks: int) -> None:
         shm = memory.shm_nbytes(ranks, is_gpu)
         assert shm >= ranks * 128 * 2**20
         without = memory.pod_nbytes(workload, 8, ranks, is_gpu) - shm
-        assert without >= memory.AGENT_NBYTES + ranks * min(memory.PROCESS_NBYTES, memory.GPU_PROCESS_NBYTES)
+        process_nbytes = memory.GPU_PROCESS_NBYTES if is_gpu else memory.PROCESS_NBYTES
+        assert without >= memory.AGENT_NBYTES + ranks * process_nbytes
 
 
 def test_pod_requests_the_memory_of_the_plan() -> None:
