@@ -49,6 +49,10 @@ class Kubectl:
             raise KubectlError(f"{' '.join(command)}: {done.stderr.strip()}")
         return done.stdout
 
+    def server_minor(self) -> int:
+        """Return the minor version of the API server."""
+        return int(json.loads(self.run("version", "-o", "json"))["serverVersion"]["minor"].rstrip("+"))
+
     def apply(self, *manifests: dict[str, Any], flags: tuple[str, ...] = ()) -> str:
         return self.run("apply", *flags, "-f", "-", stdin=yaml.safe_dump_all(manifests))
 

@@ -55,24 +55,20 @@ class Play:
     def until_ready(self, name: str, pods: int = 2) -> None:
         self.kubectl.wait_job(name, "pods ready", lambda j: j.get("status", {}).get("ready") == f"{pods}/{pods}", 30)
 
-    def until_reported(
-        self, name: str, kind: str, reason: str | tuple[str, ...], *words: str, status: str = "False"
-    ) -> Json:
-        """Wait until the job has the condition, for one of the reasons, and its event exists. Return the job."""
-        reasons = (reason,) if isinstance(reason, str) else reason
+    def until_reported(self, name: str, kind: str, reason: str, *words: str, status: str = "False") -> Json:
+        """Wait until the job has the condition and its event exists. Return the job."""
 
         def reported(job: Json) -> bool:
             return any(
                 c["type"] == kind
-                and c["reason"] in reasons
+                and c["reason"] == reason
                 and c["status"] == status
                 and all(w in c["message"] for w in words)
                 for c in job.get("status", {}).get("conditions", [])
             )
 
-        text = " or ".join(reasons)
-        job = self.kubectl.wait_job(name, f"{kind}/{text} naming {words}", reported, 60)
-        wait_for(f"an event {text} of {name}", lambda: [e for e in self.events(name) if e["reason"] in reasons], 10)
+        job = self.kubectl.wait_job(name, f"{kind}/{reason} naming {words}", reported, 30)
+        wait_for(f"an event {reason} of {name}", lambda: [e for e in self.events(name) if e["reason"] == reason], 10)
         return job
 
     def events(self, name: str) -> list[Json]:
