@@ -1,6 +1,7 @@
 """The plan of a job, which the operator sends to the agents in the ConfigMap ``<job>-plan``."""
 
 import hashlib
+import json
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -17,7 +18,7 @@ class Role(StrEnum):
 
 
 class Rank(Record):
-    """One rank: its place and its local batch size."""
+    """One rank (process) of the training: the pod and the device on which it runs, and its local batch size."""
 
     rank: Annotated[int, Field(ge=0)]
     pod: Name
@@ -47,7 +48,7 @@ class ModelRef(Record):
 
 
 class DatasetRef(Record):
-    """A built-in dataset by name, or a path in the pod."""
+    """The training data: either the name of a built-in dataset, or the path of the data in the pod."""
 
     name: str | None = None
     path: str | None = None
@@ -82,7 +83,11 @@ class CheckpointRef(Record):
 
 
 class Expectation(Record):
-    """The operator's prediction. The trainer exports it as metrics beside its measurements."""
+    """The times in seconds that the operator predicted: median and p90 of a step, and the whole training.
+
+    The trainer shows the predicted times of a step and of the training in its run report, and exports the predicted
+    step time as a metric.
+    """
 
     step_s: Annotated[float, Field(ge=0)] = 0.0
     step_p90_s: Annotated[float, Field(ge=0)] = 0.0
@@ -92,8 +97,9 @@ class Expectation(Record):
 class Plan(Record):
     """The complete plan of a job. The trainer needs only the plan and the job's volumes.
 
-    Invariants: ranks are numbered 0..n-1 in order; shares sum to ``global_batch``, or each equals it with model
-    parallelism; every worker has a share of at least 1; exactly one of ``epochs`` and ``steps`` is set.
+    Invariants: The n ranks are numbered 0..n-1 in order. The shares (local batch sizes) of all ranks add up to
+    ``global_batch``; with model parallelism, each share equals ``global_batch``. Every worker has a share of at least
+    1. Exactly one of ``epochs`` and ``steps`` is set.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -111,7 +117,7 @@ class Plan(Record):
             description="True: ranks measure the collectives at their start and use the fastest for each bucket size."
         ),
     ] = False
-    """If True, ``collective`` is the operator's expectation."""
+    """If ``measure_collective`` is True, ``collective`` is only the one that the operator expects to be the fastest."""
     compression: Annotated[
         Literal["BF16", "FP16"] | None,
         Field(description="Number format of compressed gradients, with error feedback. None: no compression."),
@@ -203,7 +209,7 @@ class Plan(Record):
         return self
 
     def _check_asynchronous(self) -> None:
-        """Raise ValueError if the plan does not allow asynchronous training."""
+        """Raise ValueError if other fields of the plan do not allow asynchronous or stale-synchronous training."""
         servers = sum(r.role is Role.SERVER for r in self.ranks)
         if servers != 1:
             raise ValueError(f"ranks: found {servers} parameter servers with {self.synchronization}; expected 1")
@@ -216,7 +222,7 @@ class Plan(Record):
             raise ValueError(f"optimizer.scaling: found AdaScale with {self.synchronization}; expected Synchronous")
 
     def _check_model_parallel(self) -> None:
-        """Raise ValueError if the plan does not allow model parallelism."""
+        """Raise ValueError if other fields of the plan do not allow its model parallelism."""
         if any(r.share != self.global_batch for r in self.ranks):
             found = sorted({r.share for r in self.ranks})
             raise ValueError(
@@ -241,15 +247,27 @@ class Plan(Record):
         return tuple(dict.fromkeys(r.pod for r in self.ranks))
 
     def to_json(self) -> str:
-        """Return canonical JSON: equal plans have equal text."""
-        return self.model_dump_json(by_alias=True)
+        """Return canonical JSON: equal plans have equal text.
+
+        Fields with their default values are omitted. An agent of an earlier release, which rejects unknown fields, then
+        rejects a plan only if the plan uses something new. A default must therefore never change.
+        """
+        fields = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        return json.dumps({"schema": self.schema_, **fields}, separators=(",", ":"))
 
     @classmethod
-    def parse(cls, text: str | bytes) -> Self:
-        """Parse a plan from JSON. Raise pydantic's ValidationError, a ValueError that names the field."""
-        return cls.model_validate_json(text)
+    def parse(cls, text: str | bytes, *, ignore_unknown: bool = False) -> Self:
+        """Parse a plan from JSON. Raise pydantic's ValidationError, a ValueError that names the field.
+
+        ``ignore_unknown``: accept fields of a later release. Only the operator does so, which may have been rolled back
+        while the agents run the plan.
+        """
+        return cls.model_validate_json(text, extra="ignore" if ignore_unknown else None)
 
     def digest(self) -> str:
-        """Return a digest of all but number, term and expectation: 12 hex digits. Equal digests mean equal training."""
+        """Return a digest of 12 hex digits. Plans with equal digests train in the same way.
+
+        The digest does not depend on ``number``, ``term`` and ``expected``.
+        """
         body = self.model_copy(update={"number": 1, "term": 1, "expected": Expectation()})
         return hashlib.sha256(body.to_json().encode()).hexdigest()[:12]

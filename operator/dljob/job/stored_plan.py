@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 import dlcontract
 from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 
 OPERATOR_KEY = "operator.json"
+DIGEST_VERSION = "v1"
+"""Version of ``spec_digest``. A release with another version must still compute the digests of this one."""
 _NOT_IN_DIGEST = ("suspend",)
 _RUN_POLICY_NOT_IN_DIGEST = ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "nodeLostSeconds")
 
@@ -34,7 +36,9 @@ class PodGroup:
 
 
 class StoredPlan(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """The plan in force. Unknown fields are ignored, because a later release may have written it before a rollback."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     plan: dlcontract.Plan
     status: PlanStatus
@@ -50,6 +54,8 @@ class StoredPlan(BaseModel):
         bool, Field(description="True: no plan uses model parallelism, because its steps took too long for this spec.")
     ] = False
     warning: str | None = None
+    _stored: dict[str, str] | None = PrivateAttr(None)
+    """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""
 
     @model_validator(mode="after")
     def _groups_have_requests(self) -> Self:
@@ -75,8 +81,29 @@ class StoredPlan(BaseModel):
     def nodes(self) -> int:
         return len(self.plan.pods)
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy. With changes it is a new plan, which ``data`` renders anew."""
+        copy = super().model_copy(update=update, deep=deep)
+        if update:
+            copy._stored = None
+        return copy
+
+    def with_term(self, term: int) -> Self:
+        """Return the plan with another term. Nothing else in its stored form changes."""
+        changed = self.model_copy(update={"plan": self.plan.model_copy(update={"term": term})})
+        if self._stored is not None:
+            document = json.loads(self._stored[dlcontract.PLAN_KEY]) | {"term": term}
+            text = json.dumps(document, separators=(",", ":"))
+            changed._stored = {**self._stored, dlcontract.PLAN_KEY: text}
+        return changed
+
     def data(self) -> dict[str, str]:
-        """Return the data of the ConfigMap, which ``parse`` reads."""
+        """Return the data of the ConfigMap, which ``parse`` reads. The data of a parsed plan are returned unchanged.
+
+        If another release of the operator wrote the plan, running agents would otherwise get a plan in another form.
+        """
+        if self._stored is not None:
+            return dict(self._stored)
         mine = self.model_dump(
             mode="json", by_alias=True, exclude={"plan": True, "status": {"groups"}}, exclude_none=True
         )
@@ -94,10 +121,12 @@ class StoredPlan(BaseModel):
         mine: Any = json.loads(data[OPERATOR_KEY])
         if not isinstance(mine, dict):
             raise ValueError(f"{OPERATOR_KEY}: found {type(mine).__name__}; expected an object")  # noqa: TRY004
-        plan = dlcontract.Plan.parse(data[dlcontract.PLAN_KEY])
+        plan = dlcontract.Plan.parse(data[dlcontract.PLAN_KEY], ignore_unknown=True)
         if isinstance(mine.get("status"), dict):
             mine["status"]["groups"] = _plan_groups(plan)
-        return cls.model_validate({**mine, "plan": plan})
+        found = cls.model_validate({**mine, "plan": plan}, extra="ignore")
+        found._stored = {key: data[key] for key in (dlcontract.PLAN_KEY, OPERATOR_KEY)}
+        return found
 
 
 def _plan_groups(plan: dlcontract.Plan) -> tuple[PlanGroup, ...]:
@@ -122,8 +151,14 @@ def _grouped(plan: dlcontract.Plan) -> Iterator[tuple[str, list[dlcontract.Rank]
 
 
 def spec_digest(spec: DLJobSpec) -> str:
-    """Return the digest of the fields on which plan and pods depend. Equal digests need no new plan and no new pods."""
-    manifest = {key: value for key, value in spec.manifest().items() if key not in _NOT_IN_DIGEST}
-    policy = manifest.get("runPolicy", {})
-    manifest["runPolicy"] = {key: policy[key] for key in policy if key not in _RUN_POLICY_NOT_IN_DIGEST}
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+    """Return the digest of the fields on which plan and pods depend. Equal digests need no new plan and no new pods.
+
+    Fields with their default values are left out, because a release that adds a field with a default must not change
+    the digests of existing jobs. A default must therefore never change.
+    """
+    manifest = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    manifest = {key: value for key, value in manifest.items() if key not in _NOT_IN_DIGEST}
+    policy = manifest.pop("runPolicy", {})
+    if policy := {key: policy[key] for key in policy if key not in _RUN_POLICY_NOT_IN_DIGEST}:
+        manifest["runPolicy"] = policy
+    return f"{DIGEST_VERSION}-{hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]}"

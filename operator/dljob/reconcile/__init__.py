@@ -1,4 +1,7 @@
-"""Compute the whole desired state of a job (``Desired``) from what is observed (``Observed``). No clock, no I/O."""
+"""Compute the whole desired state of a job (``Desired``) from its observed state (``Observed``).
+
+The package does no I/O and reads no clock: callers pass the time.
+"""
 
 from dljob.reconcile.decide import needs_view, reconcile
 from dljob.reconcile.desired import Desired, RunMeasurements, Scale, Target

@@ -1,4 +1,4 @@
-"""The main decision: the desired state of a job from its observed state."""
+"""Decide on the desired state of a job from its observed state. This is the entry point of the package."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -13,15 +13,21 @@ from dljob.reconcile.fence import fence
 from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.rollout import bring_down, bring_up, in_force, quiet
 from dljob.reconcile.volume import blocks, volume_ready
-from dljob.render import RenderConfig
+from dljob.render import Names, RenderConfig
 from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready
 
 RECHECK_S = 30.0
-"""Seconds after which a job that waits for something external is reconciled again; most changes also cause an event."""
+"""Seconds after which a job that waits for a usable volume is reconciled again.
+
+Most changes in the cluster also cause a watch event, which starts a reconcile earlier.
+"""
 
 
 def needs_view(observed: Observed, parsed: ParsedJob | None = None) -> bool:
-    """Return True if ``reconcile`` would plan. It then needs a ClusterView, which costs a list of all pods."""
+    """Return True if ``reconcile`` would plan this job, and so needs ``observed.view``.
+
+    The caller sets the view only on demand, because it must list all pods of the cluster for it.
+    """
     if observed.job.deleting:
         return False
     parsed = parsed or parse_observed(observed)
@@ -45,6 +51,8 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     draft.verdicts.append(Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
     if observed.leftovers:
         return _after_predecessor(parsed, draft, now)
+    if parsed.plan_problem is not None and not quiet(observed):
+        return _with_unreadable_plan(parsed, draft, parsed.plan_problem, now)
     if parsed.accepted is not None and (end := run.ending(parsed, now)):
         return _end(parsed, draft, end, now)
     target, plan_only = _plan(parsed, draft, config, now)
@@ -61,7 +69,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
 def _plan(
     parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime
 ) -> tuple[StoredPlan | None, PlanStatus | None]:
-    """Return the plan that should be in force, and the plan that is only shown (mode PlanOnly)."""
+    """Return the plan that should run, and the plan that the status only shows (mode PlanOnly). Either may be None."""
     assert parsed.spec is not None
     if not planning.wants_plan(parsed):
         if parsed.accepted is not None and parsed.spec.planning.mode is not PlanningMode.PLAN_ONLY:
@@ -97,7 +105,7 @@ def _suspend(parsed: ParsedJob, draft: Draft) -> None:
 def _roll(
     parsed: ParsedJob, draft: Draft, spec: DLJobSpec, target: StoredPlan, config: RenderConfig, now: datetime
 ) -> None:
-    """Bring up the pods of the target plan. First stop all pods of another plan."""
+    """Start the pods of the plan ``target``. If pods of another plan still run, only stop those in this reconcile."""
     observed, current = parsed.observed, parsed.accepted
     if find(parsed.before.conditions, "Suspended") is not None:
         draft.verdicts.append(Verdict("Suspended", FALSE, "NotSuspended", "spec.suspend is false"))
@@ -145,7 +153,7 @@ def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool 
 
 
 def _without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
-    """Leave a job with an invalid spec running under its plan, and create nothing."""
+    """Handle a job whose spec is invalid: if it has a plan, its pods continue to run. Create nothing."""
     if parsed.accepted is None:
         return _finish(parsed, draft, None, now)
     if end := run.ending(parsed, now):
@@ -155,8 +163,22 @@ def _without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
     return _finish(parsed, draft, parsed.accepted, now)
 
 
+def _with_unreadable_plan(parsed: ParsedJob, draft: Draft, problem: str, now: datetime) -> Desired:
+    """Leave the pods of a plan that this release cannot read as they are: they train, and a restart would lose time."""
+    text = (
+        f"ConfigMap {Names.of(parsed.observed.job).plan}: found a plan that this release of the operator cannot read "
+        f"({problem:.500}); the pods run on. Upgrade the operator, or delete the ConfigMap to plan the job again"
+    )
+    draft.wanted = sum(item.replicas for item in parsed.observed.sets)
+    draft.verdicts.append(Verdict("Planned", FALSE, "PlanUnreadable", text))
+    return _finish(parsed, draft, None, now)
+
+
 def _after_predecessor(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
-    """Wait until objects with the job's names but another owner (such as a deleted job of this name) are gone."""
+    """Wait until objects that have the names of this job's objects but another owner are gone.
+
+    The owner may be a deleted job of the same name.
+    """
     text = (
         f"found {', '.join(parsed.observed.leftovers)} with another owner; the job waits until they are gone: delete "
         "them, or choose another job name"

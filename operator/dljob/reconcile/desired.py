@@ -1,4 +1,4 @@
-"""The desired state of a job as data: the result of a reconcile."""
+"""Data classes for the desired state of a job, which is the result of a reconcile."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from dljob.status import Event, Verdict
 
 @dataclass(frozen=True)
 class Scale:
-    """A new replica count of a StatefulSet; its template stays."""
+    """A new replica count for a StatefulSet, whose pod template does not change."""
 
     name: str
     replicas: int
@@ -20,7 +20,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Target:
-    """An object to delete; ``force``: do not wait for its kubelet, because the node is lost."""
+    """An object to delete. ``force``: delete a pod without waiting for its kubelet, because the pod's node is lost."""
 
     kind: str
     name: str
@@ -30,19 +30,22 @@ class Target:
 
 @dataclass(frozen=True)
 class RunMeasurements:
-    """Measurements of a run of one model, for the profiles of its devices."""
+    """Measurements of one run of a job, with which the operator updates the profiles of the job's model and devices."""
 
     model: str
     report: Report
     place: Place | None = None
-    """Placement of the run; None unless the run used one device type, with equally many devices on each node."""
+    """Placement of the run. None unless the run used one device type, with the same number of devices on each node."""
     data: str | None = None
-    """Key of the run's dataset."""
+    """Key of the dataset for which the profile stores the gradient noise scale. None: do not store the noise scale."""
 
 
 @dataclass(frozen=True)
 class Desired:
-    """Desired state. The controller applies objects in order, then secret, scales, deletes, events and status."""
+    """Desired state of a job.
+
+    The controller applies the secret and the objects, then the scales, the deletes, the events and the status.
+    """
 
     objects: tuple[Manifest, ...] = ()
     secret: str | None = None
@@ -51,7 +54,7 @@ class Desired:
     deletes: tuple[Target, ...] = ()
     delete_job: bool = False
     plan: StoredPlan | None = None
-    """The plan in ``objects``, whose pods should run."""
+    """The plan that ``objects`` contain and whose pods should run. None if no pods should run."""
     status: DLJobStatus | None = None
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
@@ -60,7 +63,7 @@ class Desired:
 
 @dataclass
 class Draft:
-    """A ``Desired`` under construction, within one call of ``reconcile``."""
+    """Mutable collection of the fields of a ``Desired``, within one call of ``reconcile``."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     objects: list[Manifest] = field(default_factory=list)

@@ -1,7 +1,9 @@
-"""Fencing of pods on lost nodes, whose StatefulSet would wait forever for a kubelet that does not answer.
+"""Fencing of pods on lost nodes.
 
-After ``nodeLostSeconds`` the operator raises the job's term and force-deletes the pods. Agents that return later have a
-lower term and are rejected. The plan with the new term is applied before any pod is deleted.
+A StatefulSet does not replace a pod on a lost node, because it waits for a kubelet that no longer answers. After
+``nodeLostSeconds`` the operator therefore raises the job's term, a number in the plan, and force-deletes the pods.
+If an agent on such a node returns later, it has a lower term, and the other agents reject it. The operator applies the
+plan with the new term before it deletes a pod.
 """
 
 from datetime import datetime, timedelta
@@ -13,7 +15,10 @@ from dljob.reconcile.parsed import ParsedJob
 
 
 def fence(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan, now: datetime) -> StoredPlan:
-    """Add the deletion of overdue pods to the draft. Return the plan, with a higher term if any pod is overdue."""
+    """Add the deletion of overdue pods to the draft. Return the plan, with a higher term if any pod is overdue.
+
+    A pod is overdue if its node has been lost for ``nodeLostSeconds``.
+    """
     lost_s, nodes = spec.run_policy.node_lost_seconds, parsed.observed.lost_nodes
     overdue = []
     for pod in parsed.observed.pods:
@@ -27,5 +32,4 @@ def fence(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan
     if not overdue:
         return accepted
     draft.deletes.extend(Target("Pod", pod.name, pod.uid, force=True) for pod in overdue)
-    plan = accepted.plan.model_copy(update={"term": accepted.plan.term + 1})
-    return accepted.model_copy(update={"plan": plan})
+    return accepted.with_term(accepted.plan.term + 1)

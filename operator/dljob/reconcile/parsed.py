@@ -1,4 +1,4 @@
-"""Parse spec, status, plan and report of an observed job, and describe parse errors."""
+"""Parse the spec, status, plan and report of an observed job, and describe errors in the spec and the report."""
 
 import json
 from dataclasses import dataclass
@@ -21,8 +21,10 @@ class ParsedJob:
     spec: DLJobSpec | None
     spec_problem: str | None
     digest: str | None
-    """Digest of the spec, if it is valid."""
+    """Digest of the spec; None if the spec is invalid."""
     accepted: StoredPlan | None
+    plan_problem: str | None
+    """Why the stored plan does not parse; None if it does, or if there is none."""
     report: Report | None
     report_problem: str | None
 
@@ -33,7 +35,7 @@ class ParsedJob:
 
 def parse_observed(observed: Observed) -> ParsedJob:
     spec, spec_problem = _spec(observed)
-    accepted = _accepted(observed)
+    accepted, plan_problem = _accepted(observed)
     report, report_problem = _report(observed, accepted)
     return ParsedJob(
         observed=observed,
@@ -42,6 +44,7 @@ def parse_observed(observed: Observed) -> ParsedJob:
         spec_problem=spec_problem,
         digest=spec_digest(spec) if spec else None,
         accepted=accepted,
+        plan_problem=plan_problem,
         report=report,
         report_problem=report_problem,
     )
@@ -56,21 +59,24 @@ def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:
         return None, in_words(error)
 
 
-def _accepted(observed: Observed) -> StoredPlan | None:
-    """Return the plan in force; None if there is none, if it does not parse, or if it belongs to another job."""
+def _accepted(observed: Observed) -> tuple[StoredPlan | None, str | None]:
+    """Return the plan in force and its problem. Both are None if there is none, or if it belongs to another job."""
     if observed.plan is None:
-        return None
+        return None, None
     try:
         accepted = StoredPlan.parse(observed.plan)
-    except ValueError:
-        return None
-    return accepted if accepted.plan.uid == observed.job.uid else None
+    except ValidationError as error:
+        return None, in_words(error, "plan").replace("\n", " ")[:1000]
+    except ValueError as error:
+        return None, str(error)[:1000]
+    return (accepted, None) if accepted.plan.uid == observed.job.uid else (None, None)
 
 
 def _report(observed: Observed, accepted: StoredPlan | None) -> tuple[Report | None, str | None]:
-    """Return the report and its problem, if any.
+    """Return the report and a description of its problem. Either may be None.
 
-    Reports of other jobs and of fenced coordinators are dropped. If only the noise scale is invalid, the rest is used.
+    A report of another job or of a fenced coordinator is ignored. If only the noise scale of a report is invalid, the
+    report is returned without the noise scale.
     """
     if observed.report is None:
         return None, None
@@ -83,13 +89,14 @@ def _report(observed: Observed, accepted: StoredPlan | None) -> tuple[Report | N
         problem = f"{where}: {first['msg']} ({error.error_count()} errors in total)"
         if any(each["loc"][:1] != ("noise",) for each in error.errors()):
             return None, _ignored(observed, problem)
-        # Nothing depends on the noise scale while the job runs, but without the rest the job would never end.
+        # Nothing depends on the noise scale while the job runs. Without the rest of the report, the operator would not
+        # notice that the job ends.
         report = Report.model_validate_json(json.dumps({**json.loads(observed.report), "noise": None}))
         problem = f"the noise scale of this run is ignored: {problem}"
     except ValueError as error:
         return None, _ignored(observed, str(error))
     if report.uid != observed.job.uid:
-        return None, None  # It belongs to an earlier job of this name; its ConfigMap will be deleted with that job.
+        return None, None  # From a deleted job of this name. Its ConfigMap will be deleted too.
     if accepted is not None and report.term < accepted.plan.term:
         return None, None  # A fenced coordinator wrote it.
     return report, problem

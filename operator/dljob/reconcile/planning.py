@@ -1,4 +1,4 @@
-"""Make the plan of a job from its spec and the cluster, or find the reason why none is possible."""
+"""Make the plan of a job from its spec and the cluster, or find the reason why no plan is possible."""
 
 from dataclasses import replace
 from math import ceil
@@ -13,11 +13,15 @@ from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Group, Infeasible, RunningBatch
 from dljob.planner.plan import plan
 from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.rollout import quiet
 from dljob.render import Names, RenderConfig
 from dljob.status import FALSE, TRUE, Verdict
 
 MAX_SET_NAME = 52
-"""Longest StatefulSet name: a pod label of at most 63 characters holds the name and a hash of 11 characters."""
+"""Maximum length of a StatefulSet name.
+
+Kubernetes appends a hash of 11 characters to the name, and stores both in a pod label of at most 63 characters.
+"""
 RETRY_S = 15.0
 """Seconds after which planning is retried if no plan was possible. Changes of nodes also cause a retry."""
 
@@ -26,9 +30,11 @@ MODEL_PARALLELISM_WAS_SLOW = "this job's steps with model parallelism took longe
 
 
 def wants_plan(parsed: ParsedJob) -> bool:
-    """Return True if the spec needs a plan that does not exist yet."""
+    """Return True if the current spec needs a plan that does not exist yet."""
     spec = parsed.spec
     if spec is None or parsed.finished or spec.suspend:
+        return False
+    if parsed.plan_problem is not None and not quiet(parsed.observed):
         return False
     if spec.planning.mode is PlanningMode.PLAN_ONLY:
         return not _shown(parsed)
@@ -44,9 +50,9 @@ def _shown(parsed: ParsedJob) -> bool:
 
 
 def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
-    """Return a plan for the spec on the current cluster.
+    """Return a plan for the spec on the current cluster, or the reason why no plan is possible.
 
-    If the new plan differs from the plan in force only in its number, return the plan in force.
+    If the new plan differs from the current plan of the job only in its number, the result contains the current plan.
     """
     job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
     assert spec is not None and view is not None and parsed.digest is not None
@@ -61,7 +67,8 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     current = parsed.accepted
     shown = parsed.before.plan if current is None and parsed.observed.sets else None
     last = current.plan.number if current else shown.number if shown else 0
-    # After a fence the plan's ConfigMap may have been deleted. The last coordinator's report still has the term.
+    # Someone may have deleted the ConfigMap of the plan after the operator raised the term. The report of the last
+    # coordinator still contains the term.
     term = current.plan.term if current else parsed.report.term if parsed.report else 1
     service = Names.of(job).service
     proposed = trainer_plan(
@@ -71,7 +78,7 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         return contradicted
     if current is not None and current.plan.digest() == proposed.digest():
         proposed = current.plan
-    elif shown is not None and shown.digest == proposed.digest():  # Only its ConfigMap was deleted.
+    elif shown is not None and shown.digest == proposed.digest():  # Only the plan's ConfigMap was deleted.
         proposed = proposed.model_copy(update={"number": shown.number})
     prediction = decision.chosen.prediction
     return StoredPlan(
@@ -86,10 +93,11 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
 
 
 def _model_parallelism_was_slow(parsed: ParsedJob) -> bool:
-    """Return True if strategy Auto chose model parallelism for this spec, and steps took longer than predicted.
+    """Return True if strategy Auto chose model parallelism for this spec, and its steps took longer than predicted.
 
-    A job is replanned for the same spec only if measurements contradict its plan. Steps with model parallelism do not
-    update profiles, so the planner would find the same plan again, or a similar one.
+    This is a conclusion from the stored plan: a job is planned again for an unchanged spec only if measurements
+    contradict its plan. Steps with model parallelism do not update profiles. With model parallelism still allowed, the
+    planner would therefore choose the same plan again, or a similar one.
     """
     spec, current = parsed.spec, parsed.accepted
     if spec is None or current is None or spec.parallelism.strategy is not ParallelismStrategy.AUTO:
@@ -98,10 +106,10 @@ def _model_parallelism_was_slow(parsed: ParsedJob) -> bool:
 
 
 def _running_batch(parsed: ParsedJob) -> RunningBatch | None:
-    """Return the batch size that a job with batchSizeRange must continue to use; None if the planner may choose.
+    """Return the batch size that a job with ``batchSizeRange`` must continue to use; None if the planner may choose.
 
-    The planner may choose after an edit before the first checkpoint, and if the range no longer contains the batch
-    size. In the second case, ``_by_checkpoint`` then checks the choice.
+    The planner may choose for a new job, and if the user edited the spec before the first checkpoint. It may also
+    choose if the range no longer contains the batch size; ``_by_checkpoint`` checks that choice.
     """
     spec, current = parsed.spec, parsed.accepted
     assert spec is not None
@@ -112,13 +120,14 @@ def _running_batch(parsed: ParsedJob) -> RunningBatch | None:
     shown = current.status if current is not None else parsed.before.plan
     if shown is None:
         return None
-    # The status alone does not tell whether ranks split the model, so that each had the whole batch.
+    # The stored plan has the global batch. The sum over ranks from the status is correct only for data parallelism,
+    # because with model parallelism each rank has the whole batch.
     batch = (
         current.plan.global_batch
         if current is not None
         else sum(share for group in shown.groups for share in group.batch_per_rank)
     )
-    choice = shown.batch_choice  # None if the range is new.
+    choice = shown.batch_choice  # None if the user has just added the range.
     least = bounds.min or spec.global_batch_size
     return RunningBatch(batch, choice.noise_scale if choice else None) if least <= batch <= bounds.max else None
 
@@ -126,7 +135,7 @@ def _running_batch(parsed: ParsedJob) -> RunningBatch | None:
 def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasible | None:
     """Return the reason why the proposed plan cannot resume from the job's checkpoint; None if it can.
 
-    The trainer would reject the plan and the job would fail. The plan in force therefore stays, and the job continues.
+    The trainer would reject such a plan, and the job would fail. The job therefore continues with its current plan.
     """
     saved = parsed.before.last_checkpoint
     if saved is None or not (current.checkpoint.enabled and proposed.checkpoint.enabled):
@@ -149,9 +158,9 @@ def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasib
 
 
 def _cpu_m(group: Group, view: ClusterView) -> int:
-    """Return the CPU request of a group's pods in thousandths.
+    """Return the CPU request of a group's pods in thousandths of a core.
 
-    It is the plan's need, but at most half of the free CPU, so that the pods fit on the planned nodes.
+    The request is what the plan needs, but at most half of the free CPU of a planned node, so that the pods fit.
     """
     free = sorted((node.free_cpu for node in view.nodes if node.device == group.device), reverse=True)[: group.nodes]
     half_m = int(500 * min(free, default=0.0))

@@ -1,8 +1,12 @@
 """Replan a running job whose measurements contradict its plan.
 
-The reason of the condition PlanContradicted stores the state. SlowerThanPredicted: the measurements update the
-profiles, and the operator plans once more with them. Replanning: it found a better plan, and the pods write a
-checkpoint and stop. NoBetterPlan: it found no better plan. Replanned: the new plan is in force.
+The reason of the condition PlanContradicted stores the state of this process:
+
+- SlowerThanPredicted: the measurements update the profiles, and the operator will plan once more with these profiles.
+- Replanning: the operator found a better plan, and the pods of the old plan write a checkpoint and stop.
+- NoBetterPlan: the operator found no better plan.
+- Replanned: the new plan has replaced the old one.
+- AsPredicted: a later measurement agreed with the plan.
 """
 
 from dataclasses import replace
@@ -22,17 +26,23 @@ from dljob.status import FALSE, TRUE, Verdict, find
 
 CONDITION = "PlanContradicted"
 MIN_STEPS = 100
-"""The first steps do not count, because caches are cold and the trainer is still adapting local batch sizes."""
+"""Number of steps before a measured step time can contradict the plan.
+
+The first steps are not representative, because caches are cold and the trainer is still adapting local batch sizes.
+"""
 LEARNING_S = 5.0
-"""Delay between updating profiles and planning with them. The updates return through a watch of the API server."""
+"""Seconds between updating the profiles and planning with them.
+
+The operator plans with cached profiles, and a watch of the API server must first bring the updates into the cache.
+"""
 START_UP_S = 20.0
-"""Cost of changing the plan if the job's own start-up time was not measured."""
+"""Seconds that a change of the plan is assumed to take if the job's own start-up time was not measured."""
 MAX_REPLANS = 3
-"""Limit for one spec: after so many wrong predictions, the next one is unlikely to be better."""
+"""Maximum number of replans for one spec. After that many wrong predictions, another one is unlikely to be better."""
 
 
 def undecided(parsed: ParsedJob) -> bool:
-    """Return True if the operator must search for a better plan, which needs a view of the cluster."""
+    """Return True if the operator must search for a better plan for a running job, which needs ``Observed.view``."""
     found = find(parsed.before.conditions, CONDITION)
     return (
         found is not None
@@ -43,7 +53,10 @@ def undecided(parsed: ParsedJob) -> bool:
 
 
 def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
-    """Return the plan to continue with, and add verdicts and measurements to the draft."""
+    """Return the plan with which the job should continue: its current plan or a better one.
+
+    Add the verdict about the condition PlanContradicted and, if the plan is contradicted, measurements to the draft.
+    """
     accepted, report = parsed.accepted, parsed.report
     if accepted is None or report is None or not _may(parsed):
         return accepted
@@ -53,14 +66,15 @@ def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
         return _move(parsed, draft, config)
     text = _contradiction(parsed, accepted, report, now)
     if text is None:
-        was_slower = reason == "SlowerThanPredicted"  # NoBetterPlan stays, because it is checked once for each plan.
+        was_slower = reason == "SlowerThanPredicted"  # NoBetterPlan does not change: one search per plan.
         if was_slower and report.phase is RunPhase.RUNNING and report.plan_number == accepted.plan.number:
             draft.verdicts.append(Verdict(CONDITION, FALSE, "AsPredicted", "the step time is within the prediction"))
         return accepted
     if reason is None:
         assert parsed.spec is not None
         learned = run.measurements(parsed.spec, report, accepted)
-        # The noise scale grows during training. The end of the run reports it again, from all steps.
+        # ``data=None`` leaves the noise scale out of the profile. It grows during training, and the report at the end
+        # of the run contains the noise scale of all steps.
         draft.measurements = learned and replace(learned, data=None)
         draft.verdicts.append(Verdict(CONDITION, TRUE, "SlowerThanPredicted", text))
         draft.requeue_in(LEARNING_S)
@@ -86,7 +100,8 @@ def reset_contradiction(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> Non
 def _may(parsed: ParsedJob) -> bool:
     """Return True if the job may be replanned.
 
-    Fixed plans stay. So do plans that minimize energy or cost, because a run measures neither.
+    Plans that the user fixed are never replaced. Plans that minimize energy or cost are not replaced either, because
+    a run measures neither energy nor cost.
     """
     spec, accepted = parsed.spec, parsed.accepted
     return (
@@ -101,7 +116,10 @@ def _may(parsed: ParsedJob) -> bool:
 
 
 def _contradiction(parsed: ParsedJob, accepted: StoredPlan, report: Report, now: datetime) -> str | None:
-    """Describe measured and predicted step time if the measured one exceeds the plan's p90; otherwise return None."""
+    """Describe how measurements contradict the plan. Return None if they do not, or if there are too few.
+
+    A measured step time contradicts the plan if it exceeds the predicted 90th percentile (p90).
+    """
     launched = find(parsed.before.conditions, "Running")
     running_s = 0.0
     if launched is not None and launched.status is TRUE:
@@ -121,14 +139,18 @@ def _contradiction(parsed: ParsedJob, accepted: StoredPlan, report: Report, now:
 
 
 def _judged(parsed: ParsedJob, accepted: StoredPlan, report: Report, config: RenderConfig, text: str) -> Verdict:
-    """Return the verdict whether another plan finishes the training sooner, including the cost of the change."""
+    """Return the condition PlanContradicted after a search for a better plan.
+
+    Another plan is better if it finishes the training sooner, including the time for the change of plan. ``text``
+    describes the contradiction and becomes part of the message.
+    """
     assert report.step_s is not None
     other = _other(parsed, accepted, config)
     if isinstance(other, str):
         return Verdict(CONDITION, TRUE, "NoBetterPlan", f"{text}; {other}")
     left, startup = max(0, report.steps - report.step), parsed.before.startup
     switch_s = (startup.total_seconds if startup else None) or START_UP_S
-    again = left if accepted.plan.checkpoint.enabled else report.steps  # Without checkpoints it starts again.
+    again = left if accepted.plan.checkpoint.enabled else report.steps  # Without checkpoints, step 0 follows.
     stay_s, move_s = left * report.step_s, again * other.plan.expected.step_p90_s + switch_s
     both = (
         f"the remaining {left} steps take {stay_s:.3g} s with this plan, "
@@ -140,7 +162,7 @@ def _judged(parsed: ParsedJob, accepted: StoredPlan, report: Report, config: Ren
 
 
 def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> StoredPlan | str:
-    """Return the best plan with current profiles, or the reason why there is no better plan."""
+    """Return the best plan according to the current profiles, or the reason why no plan is better than ``accepted``."""
     found = planning.decide(parsed, config)
     if isinstance(found, Infeasible):
         whole = " without model parallelism" if accepted.plan.splits_model else ""
@@ -156,10 +178,10 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
 
 
 def _layout(accepted: StoredPlan) -> object:
-    """Return the parts of a plan that only a restart can improve.
+    """Return the parts of a plan that can be improved only by a restart, as a value for comparing two plans.
 
-    The trainer itself adapts local batch sizes, and chooses the collective if ranks measure it. Another CPU request
-    makes no step faster.
+    A running job adapts its local batch sizes itself, and it chooses its collective itself if the plan lets ranks
+    measure collectives. A different CPU request does not make steps faster, so the result does not contain it.
     """
     plan, places = accepted.plan, [replace(group, cpu_m=1) for group in accepted.groups]
     return places, plan.parallelism, plan.micro_batches, "measured" if plan.measure_collective else plan.collective

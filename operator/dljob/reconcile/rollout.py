@@ -1,7 +1,7 @@
-"""Bring pods of a plan up and down: the objects to apply, scale and delete, in order.
+"""Start and stop the pods of a plan: find the objects to apply, scale and delete.
 
-Pods of two plans or templates never run at the same time. A change first stops all pods, and each writes a checkpoint.
-Plans and templates are therefore written only while no pod runs.
+Pods of two plans or templates never run at the same time. Before a change of the plan, all pods write a checkpoint and
+stop. The operator writes the new plan and the new pod templates only after that.
 """
 
 from dljob.api import DLJobSpec
@@ -12,7 +12,10 @@ from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, s
 
 
 def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> None:
-    """Apply all objects of the job with all replicas. Delete StatefulSets whose groups are not in the plan."""
+    """Add to the draft all objects that the job needs to run with all replicas of its plan.
+
+    Also add the deletion of StatefulSets whose groups are not in the plan.
+    """
     job = observed.job
     draft.objects.extend(support(job, spec, accepted, config))
     claim = checkpoint_claim(job, spec, accepted)
@@ -32,13 +35,13 @@ def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: Stored
 
 
 def bring_down(draft: Draft, observed: Observed) -> None:
-    """Scale all StatefulSets to 0; everything else stays."""
+    """Add to the draft that all StatefulSets are scaled to 0. Other objects of the job do not change."""
     draft.scales.extend(Scale(item.name, 0) for item in observed.sets if item.replicas > 0)
     draft.wanted = 0
 
 
 def in_force(observed: Observed, accepted: StoredPlan) -> bool:
-    """Return True if all StatefulSets with replicas have the template of this plan."""
+    """Return True if every StatefulSet with at least one replica has the pod template of this plan."""
     return all(item.spec_digest == accepted.revision for item in observed.sets if item.replicas > 0)
 
 

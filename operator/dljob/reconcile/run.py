@@ -1,4 +1,4 @@
-"""Conditions about the run, from the coordinator's report and the pods."""
+"""Derive conditions and measurements of a job's run from the coordinator's report and the pods."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ REPORTING = "ReportValid"
 
 
 def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
-    """Return the verdict Complete or Failed if the job is over."""
+    """Return the verdict Complete or Failed if the job has ended; otherwise None."""
     report, accepted = parsed.report, parsed.accepted
     if report is not None and accepted is not None and report.plan_number == accepted.plan.number:
         if report.phase is RunPhase.SUCCEEDED:
@@ -31,9 +31,10 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
 
 
 def _no_data(parsed: ParsedJob) -> Verdict | None:
-    """Return the verdict Failed if a pod found that the dataset of the current spec cannot be fetched.
+    """Return the verdict Failed if a pod found that the dataset of the current spec cannot be fetched; otherwise None.
 
-    If this happens to a replaced pod, an elastic job that has trained continues, because its other pods have the data.
+    An elastic job that has already trained does not fail: only a replacement pod lacks the data, and the job can
+    continue on its other pods.
     """
     if parsed.accepted is None or parsed.accepted.spec_digest != parsed.digest:
         return None
@@ -76,7 +77,10 @@ def _count_of_failures(failures: int, limit: int) -> str:
 
 
 def _describe(failure: Failure, more: str = "") -> str:
-    """Describe a failure: rank, host, message, exit code and log. Parts that the message contains are not repeated."""
+    """Describe a failure by rank, host, message, exit code, the text ``more`` and the log.
+
+    Parts that the message already contains are not repeated.
+    """
     message, log = failure.message, failure.log_tail.strip()
     where = f"rank {failure.rank}" if failure.rank is not None and f"rank {failure.rank} " not in message else ""
     where = " on ".join(part for part in (where, failure.host if failure.host not in message else "") if part)
@@ -97,7 +101,10 @@ def _last_failure(failure: Failure | None) -> str:
 
 
 def active_since(status: DLJobStatus) -> datetime | None:
-    """Return the start of the job or its last resumption, whichever is later; None while it is suspended."""
+    """Return the time when the job started or was last resumed, whichever is later.
+
+    Return None while the job is suspended and before it has started.
+    """
     resumed = find(status.conditions, "Suspended")
     if resumed is not None and resumed.status is TRUE:
         return None
@@ -106,7 +113,10 @@ def active_since(status: DLJobStatus) -> datetime | None:
 
 
 def deadline(parsed: ParsedJob, now: datetime) -> datetime | None:
-    """Return the time when ``activeDeadlineSeconds`` ends, counted from now for a job that is only starting."""
+    """Return the time when ``activeDeadlineSeconds`` ends; None without a limit and for a suspended job.
+
+    For a job that has not started yet, the limit counts from ``now``.
+    """
     if parsed.spec is None or parsed.spec.suspend:
         return None
     limit_s = parsed.spec.run_policy.active_deadline_seconds
@@ -132,7 +142,7 @@ def running(parsed: ParsedJob, accepted: StoredPlan) -> Verdict:
     ready = sum(pod.ready for pod in pods)
     if report is None or report.plan_number != accepted.plan.number:
         was = find(parsed.before.conditions, "Running")
-        if was is not None and (was.status is TRUE or was.reason in RECOVERING):  # Its coordinator was fenced.
+        if was is not None and (was.status is TRUE or was.reason in RECOVERING):  # Its coordinator was on a lost node.
             return Verdict(
                 "Running",
                 FALSE,
@@ -153,9 +163,10 @@ def running(parsed: ParsedJob, accepted: StoredPlan) -> Verdict:
 
 
 def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
-    """Return the Running condition when the report says that ranks run, but no pod is ready.
+    """Return the Running condition for the case that the report says that ranks run, but no pod is ready.
 
-    Pods that were ready before are lost. Otherwise they are still starting.
+    ``was``: the previous Running condition, if any. If the job was running or recovering, its pods are considered lost.
+    Otherwise they are still starting.
     """
     if was is None or (was.status is FALSE and was.reason not in RECOVERING):
         return Verdict("Running", FALSE, "Starting", f"0 of {accepted.nodes} pods are ready")
@@ -165,7 +176,7 @@ def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
 
 
 def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
-    """Yield the conditions that exist only after a problem: ReportValid and DeviceMismatch."""
+    """Yield the conditions ReportValid and DeviceMismatch. A job has these only after the first such problem."""
     report, before = parsed.report, parsed.before.conditions
     if parsed.report_problem is not None:
         yield Verdict(REPORTING, FALSE, "InvalidNoiseScale" if report else "InvalidReport", parsed.report_problem)
@@ -185,10 +196,10 @@ def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
 
 
 def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -> RunMeasurements | None:
-    """Return the measurements of a run for profiles; None if ranks used, or may have used, model parallelism.
+    """Return the measurements of a run with which profiles are updated; None if ranks may have used model parallelism.
 
-    If the strategy is Auto and the plan is gone, ranks may have used model parallelism. The placement is set only for
-    one device type, with equal numbers of devices on each node and without parameter servers.
+    If the plan is missing and the strategy is Auto, ranks may have used model parallelism. The placement is set only
+    for a plan with one group of pods and without a parameter server.
     """
     asked = spec.parallelism.strategy
     if accepted.plan.splits_model if accepted is not None else asked.splits_model or asked is ParallelismStrategy.AUTO:

@@ -1,4 +1,4 @@
-"""Check that the volumes are usable before pods wait for them. Every problem names its remedies."""
+"""Check that the volumes of a job are usable, before its pods wait for them. Every message names the remedies."""
 
 from collections.abc import Iterable
 
@@ -14,16 +14,16 @@ _HOPELESS = {
     "ClaimNotFound", "ClaimNotShared", "StorageClassNotFound", "NoDefaultStorageClass", "DatasetClaimNotFound",
     "DatasetClaimNotShared",
 }  # fmt: skip
-"""Reasons for which pods would wait forever."""
+"""Reasons of VolumeReady=False for which pods would wait forever."""
 
 
 def volume_ready(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict:
-    """Return the VolumeReady condition: problems of the dataset's claim first, then the checkpoint claim."""
+    """Return the VolumeReady condition. Problems of the dataset's claim take precedence over the checkpoint claim."""
     return _dataset(observed, spec, accepted) or _checkpoints(observed, spec, accepted)
 
 
 def blocks(verdict: Verdict) -> bool:
-    """Return True if no pod should be created until the user fixes the problem."""
+    """Return True if the VolumeReady condition ``verdict`` says that no pod can start until a user fixes a problem."""
     return verdict.status is FALSE and verdict.reason in _HOPELESS
 
 
@@ -92,7 +92,7 @@ def _existing(claim: ClaimSeen) -> Verdict:
 
 
 def _class(observed: Observed, spec: DLJobSpec) -> Verdict | None:
-    """Return the verdict about a claim that dljob would create, if no storage class could ever bind it."""
+    """Return the problem of a claim that dljob would create if the cluster has no storage class for it; else None."""
     wanted = spec.checkpoint.volume.storage_class_name
     if observed.classes is None:
         return None

@@ -24,11 +24,19 @@ from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
 def previous(job: JobSeen) -> DLJobStatus:
-    """Return the current status, or an empty one if it does not parse (edited by hand, or of another version)."""
-    try:
-        return DLJobStatus.model_validate(job.status)
-    except ValidationError:
-        return DLJobStatus()
+    """Return the current status. Unknown and invalid fields (of a later release, or edited by hand) are dropped.
+
+    Conditions and times that are valid stay, so that a finished job is not started again.
+    """
+    status = dict(job.status)
+    while True:
+        try:
+            return DLJobStatus.model_validate(status, extra="ignore")
+        except ValidationError as error:
+            invalid = {str(item["loc"][0]) for item in error.errors() if item["loc"]}
+            if not invalid & status.keys():
+                return DLJobStatus()
+            status = {key: value for key, value in status.items() if key not in invalid}
 
 
 def build(
@@ -42,9 +50,11 @@ def build(
     wanted: int = 0,
     plan_only: PlanStatus | None = None,
 ) -> DLJobStatus:
-    """Return the status after this reconcile. ``wanted``: number of pods that should run now.
+    """Return the status of a job after this reconcile.
 
-    ``report`` is the last valid report of this job, possibly for an older plan. Without a report, earlier values stay.
+    ``before``: the status before it. ``wanted``: number of pods that should run now. ``report``: last valid report of
+    this job, possibly for an older plan. If it is None, the values of earlier reports do not change. ``plan_only``: a
+    plan to show that must not run (mode PlanOnly).
     """
     job = observed.job
     conditions = merge(before.conditions, verdicts, job.generation, now)
@@ -76,7 +86,10 @@ def _milliseconds(time: datetime) -> datetime:
 
 
 def _time(unix_s: float) -> datetime:
-    """Return a time in UTC, to the second. Reports are untrusted, so times are limited to the year 9999."""
+    """Convert Unix time to a time in UTC, rounded down to seconds and limited to the year 9999.
+
+    The limit prevents errors, because the time may come from a report, and reports are untrusted.
+    """
     return datetime.fromtimestamp(min(unix_s, 253402300799.0), UTC).replace(microsecond=0)
 
 
@@ -103,7 +116,8 @@ def _from_report(
     }
     saved = report.last_checkpoint or status.last_checkpoint
     if report.steps > 0:
-        # A checkpoint proves its step. An earlier report, or one of an attempt that resumes from it, may be behind.
+        # A checkpoint proves that training reached its step. The report may show a lower step if it is older than the
+        # checkpoint, or if an attempt is just resuming from the checkpoint.
         step = min(max(report.step, saved.step if saved else 0), report.steps)
         changes["progress"] = Progress(
             step=step,
@@ -152,7 +166,10 @@ def _measured(report: Report, accepted: StoredPlan) -> Measured:
 
 
 def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | None:
-    """Return the seconds of each part. Clocks differ and creation times are rounded, so negative values become 0."""
+    """Return the seconds of each part of the start-up; None if the job has no start time yet.
+
+    A negative value becomes 0. It can occur because clocks differ and Kubernetes rounds creation times to seconds.
+    """
     marks, accepted_at = report.startup, status.start_time
     if accepted_at is None:
         return None
@@ -173,7 +190,7 @@ def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | Non
 
 
 def human_duration(seconds: float) -> str:
-    """Format a time with its two largest units, such as 2h5m or 40s; at most 999999 days."""
+    """Format a duration with its two largest units, such as 2h5m or 40s. Longer ones become 999999 days."""
     left = timedelta(seconds=round(min(seconds, 86400.0 * 999_999)))
     hours, rest = divmod(left.seconds, 3600)
     minutes, rest_s = divmod(rest, 60)
