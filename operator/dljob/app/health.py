@@ -1,4 +1,4 @@
-"""HTTP server of /metrics, /healthz and /readyz on one port, read-only."""
+"""HTTP server for /metrics, /healthz and /readyz on one port."""
 
 from collections.abc import Awaitable, Callable
 
@@ -7,14 +7,18 @@ from aiohttp import web
 from dljob.controller.metrics import CONTENT_TYPE, Metrics
 
 Problem = Callable[[], str | None]
-"""Returns a description of the problem, or None."""
+"""Function that returns the description of a problem, or None if there is no problem."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def serve(
     port: int, metrics: Metrics, ill: Problem, not_ready: Problem, scraped: Callable[[], None]
 ) -> web.AppRunner:
-    """Start the server. ``scraped`` is called before metrics are collected. Call ``cleanup`` on the result to stop."""
+    """Start the HTTP server. Call ``cleanup`` on the result to stop the server.
+
+    ``ill``: problem that /healthz reports. ``not_ready``: problem that /readyz reports. ``scraped``: called before each
+    answer to /metrics, so that it can update metrics.
+    """
 
     async def exposition(request: web.Request) -> web.Response:
         scraped()

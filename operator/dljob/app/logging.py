@@ -1,4 +1,4 @@
-"""Logging of the operator's process: one line per message, as text or JSON."""
+"""Logging of the operator's process. Messages are text or JSON, with one JSON object per line."""
 
 import json
 import logging
@@ -20,7 +20,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up(level: str, form: str) -> None:
-    """Log to stderr. kopf logs every event, so only its warnings are logged unless the level is debug."""
+    """Log to stderr. ``form``: ``text`` or ``json``.
+
+    kopf logs every watch event, so only its warnings and errors are logged, unless ``level`` is ``debug``.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s")

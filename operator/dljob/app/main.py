@@ -1,4 +1,7 @@
-"""``dljob-operator``: the operator's process. Only environment variables configure it; see ``settings``."""
+"""Main module of the command ``dljob-operator``, which runs the operator.
+
+Only environment variables configure the operator; the module ``settings`` lists them.
+"""
 
 import asyncio
 import logging
@@ -28,7 +31,7 @@ PORT_RANGES_SINCE = (1, 25)
 
 
 class Operator:
-    """One operator: creates, runs and stops its parts."""
+    """The operator: creates, runs and stops the health server, the watches, the workers and the leader election."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -40,7 +43,7 @@ class Operator:
         self._controller: Controller | None = None
 
     async def run(self) -> None:
-        """Run until a signal arrives. Raise the error of a part that failed."""
+        """Run the operator until a signal arrives. If a background task fails, stop and raise its error."""
         settings, connection = self._settings, connect()
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(connection.session())
@@ -75,7 +78,10 @@ class Operator:
             raise self._failure
 
     async def _kinds_served(self, api: Api) -> tuple[int, int]:
-        """Wait until the API server serves dljob's kinds; kopf would not notice them later. Return its version."""
+        """Wait until the API server serves dljob's kinds. Return the major and minor version of the API server.
+
+        kopf must start afterwards, because it would not notice kinds that appear later.
+        """
         while True:
             try:
                 version = await api.version()
@@ -83,7 +89,8 @@ class Operator:
                     self._waits_for = f"the CustomResourceDefinition of {kind.kind}"
                     await api.find(kind, None, limit="1")
             except ApiError as error:
-                # An operator of some namespaces may not list all of them, but a 403 shows that the kind exists.
+                # An operator that is limited to some namespaces must not list a kind in all namespaces. The code 403
+                # still shows that the kind exists.
                 if error.code == 403:
                     return version
                 log.warning("waiting for %s: %s", self._waits_for, error)
@@ -92,7 +99,7 @@ class Operator:
                 return version
 
     async def _work(self, controller: Controller, watches: Watches, leader: Leader) -> None:
-        """Wait for full caches and the Lease, then run the workers and renew the Lease."""
+        """Wait for a complete cache and, with leader election, the Lease. Then run the workers and renew the Lease."""
         self._waits_for = "the first lists of all kinds"
         await watches.synced.wait()
         self._waits_for = None
@@ -106,7 +113,7 @@ class Operator:
                 group.create_task(leader.hold())
 
     async def _resync(self, kube: Kube) -> None:
-        """Periodically find deletions that watches missed, and reconcile every job."""
+        """Periodically remove objects from the cache whose deletion the watches missed, and queue every job."""
         while True:
             await asyncio.sleep(self._settings.resync_s)
             for kind in WATCHED:
@@ -119,7 +126,7 @@ class Operator:
                 self._queue.add(job.key)
 
     async def _guarded(self, task: Coroutine[Any, Any, None]) -> None:
-        """Stop the operator if a part fails. Its Deployment then restarts it."""
+        """Run a background task. If the task fails, stop the operator, which its Deployment then restarts."""
         try:
             await task
         except BaseExceptionGroup as errors:

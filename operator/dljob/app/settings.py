@@ -48,7 +48,10 @@ class Settings:
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> "Settings":
-        """Return the settings of an environment. Raise ValueError with the variable, the value and what is expected."""
+        """Return the settings from environment variables.
+
+        Raise ValueError for an invalid variable, with its name, its value and what is expected.
+        """
         image = env.get("DLJOB_TRAINER_IMAGE", "")
         if not image:
             raise ValueError("DLJOB_TRAINER_IMAGE: found nothing; expected the trainer image of jobs; set it")
@@ -71,7 +74,10 @@ class Settings:
         )
 
     def render(self, *, port_ranges: bool) -> RenderConfig:
-        """Return the settings for manifests. ``port_ranges``: the API server supports ``endPort`` (1.25 and later)."""
+        """Return the settings for rendering manifests.
+
+        ``port_ranges``: the API server supports ``endPort`` in a NetworkPolicy (Kubernetes 1.25 and later).
+        """
         return RenderConfig(
             trainer_image=self.trainer_image,
             image_pull_policy=self.trainer_pull_policy,

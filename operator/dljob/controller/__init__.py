@@ -1,1 +1,4 @@
-"""The main loop: watches feed a work queue, and workers reconcile one job at a time. Only this package uses kopf."""
+"""The main loop of the operator. Only this package uses kopf.
+
+Watches add the keys of changed jobs to a work queue. Workers take keys from the queue and reconcile the jobs.
+"""

@@ -1,7 +1,8 @@
 """Connect to the API server.
 
-In a pod, the service account provides the credentials. Its token rotates, so it is read again periodically. Elsewhere,
-credentials come from the kubeconfig. Only a kubeconfig with an exec plugin needs the package ``kubernetes``.
+In a pod, the service account provides the credentials. Kubernetes replaces the token from time to time, so it is read
+again periodically. Outside of a pod, the kubeconfig provides the credentials. The package ``kubernetes`` is needed only
+for a kubeconfig with an exec plugin.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ REREAD_S = 60.0
 
 @dataclass(frozen=True)
 class Connection:
-    """Address of the API server, and credentials."""
+    """Address of the API server, and the credentials for it."""
 
     info: kopf.ConnectionInfo
 
@@ -54,14 +55,17 @@ def connect() -> Connection:
     if info is None:
         raise ValueError("credentials: found none; expected a pod's service account or a kubeconfig; set KUBECONFIG")
     if TOKEN.exists() and (host := os.environ.get("KUBERNETES_SERVICE_HOST")):
-        # The IP address works without DNS, which may not be available in the cluster yet.
+        # The IP address works even if the cluster's DNS is not available yet.
         address = f"[{host}]" if ":" in host else host
         info = replace(info, server=f"https://{address}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}")
     return Connection(info)
 
 
 async def keep_token_fresh(*sessions: aiohttp.ClientSession) -> None:
-    """Read the service account's token periodically. Kubernetes replaces it long before it expires."""
+    """Read the token of the service account periodically, and set it in the sessions.
+
+    Kubernetes replaces the token long before the old one expires. Return immediately outside of a pod.
+    """
     while TOKEN.exists():
         await asyncio.sleep(REREAD_S)
         token = TOKEN.read_text(encoding="utf-8").strip()

@@ -1,6 +1,6 @@
-"""Reconcile jobs: observe, decide, apply. Many jobs run at once, but only one reconcile per job.
+"""Reconcile jobs: observe, decide, apply. Many jobs are reconciled at the same time, but each job only once at a time.
 
-The controller is level-triggered: a key names the job to reconcile, never the change.
+The controller is level-triggered: a key in the queue names a job to reconcile, not what changed.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ class Controller:
         self._kube, self._cache, self._warning_events, self._queue = kube, cache, warning_events, queue
         self._config, self._metrics, self._now = config, metrics, now
         self._planning = asyncio.Lock()
-        """Held while a job is planned. Two plans at the same time could reserve the same nodes."""
+        """Lock for planning. If two jobs were planned at the same time, both plans could use the same free nodes."""
         self._reservations: dict[JobKey, tuple[Reservation, ...]] = {}
         self._uids: dict[JobKey, str] = {}
 
     async def work(self) -> None:
-        """Process keys from the queue forever, as one worker."""
+        """Run one worker: process keys from the queue forever."""
         while True:
             key = await self._queue.get()
             self._metrics.queue_depth.set(len(self._queue))
@@ -66,7 +66,7 @@ class Controller:
                 self._queue.done(key)
 
     async def process(self, key: JobKey) -> None:
-        """Reconcile one job. Errors affect only this job: they are logged, and the job is retried."""
+        """Reconcile one job. After an error, log it and retry the job later, so that other jobs are not affected."""
         began = monotonic()
         try:
             requeue_s = await self._reconcile(key)
@@ -133,7 +133,7 @@ class Controller:
             secret = kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now())
             await complete_all([secret, kube.apply(job, [m for m in desired.objects if m["kind"] != "StatefulSet"])])
         if await kube.apply(job, desired.objects):
-            # Watches report what happens next, but not that nothing happens.
+            # Watches report only changes. Check again later, in case nothing changes.
             self._queue.add_after(job.key, RECHECK_S)
         await complete_all(kube.scale(job, item.name, item.replicas) for item in desired.scales)
         await complete_all(kube.delete(job, target) for target in desired.deletes)
@@ -144,7 +144,11 @@ class Controller:
             self._metrics.record_transition(before, desired.status)
 
     async def _publish(self, observed: Observed, desired: Desired) -> None:
-        """Write events, then the status. After a crash in between, events are counted twice, but never lost."""
+        """Write the events and then the status.
+
+        If the operator crashes between the two, it writes the events again after its restart. They are counted twice
+        but never lost.
+        """
         for event in desired.events:
             log.info("%s/%s: %s: %s", *observed.job.key, event.reason, event.message)
             await self._kube.record_event(observed.job, event, self._now())
@@ -152,7 +156,10 @@ class Controller:
             await self._kube.write_status(observed.job, desired.status.manifest())
 
     def _reserve(self, key: JobKey, desired: Desired) -> None:
-        """Reserve the plan's resources for its pods until the scheduler has placed them."""
+        """Reserve the resources of a new plan, so that other jobs are not planned on them.
+
+        ``_settle`` drops the reservation when the scheduler has placed the pods.
+        """
         if desired.plan is None:
             return
         self._reservations[key] = tuple(
@@ -161,7 +168,7 @@ class Controller:
         )
 
     def _settle(self, key: JobKey) -> None:
-        """Drop the reservation of a job if its pods are placed or no longer needed."""
+        """Drop the reservation of a job if all its pods have nodes or no pods are needed."""
         reservations = self._reservations.get(key)
         if reservations is None:
             return
@@ -185,7 +192,7 @@ class Controller:
         }
 
     def count_jobs(self) -> None:
-        """Set the gauge of jobs by phase from the cache."""
+        """Set the gauges of jobs by phase and of the queue's depth."""
         counts = dict.fromkeys(PHASES, 0)
         for job in self._cache.jobs():
             phase = (job.status or {}).get("phase") or "Pending"
@@ -197,7 +204,7 @@ class Controller:
 
 
 def _learned(profile: Mapping[str, Any]) -> Learned | None:
-    """Return the constants of a profile; None if it was edited by hand and is invalid."""
+    """Return the measured constants of a DLProfile; None if its status is invalid, for example after a manual edit."""
     try:
         return learned(DLProfileStatus.model_validate(profile.get("status") or {}))
     except ValidationError as error:

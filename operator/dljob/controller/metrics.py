@@ -1,4 +1,7 @@
-"""All metrics of the operator. Labels are bounded. A job's name is never a label, because its series would remain."""
+"""All metrics of the operator. Every label has few possible values.
+
+A job's name is never a label, because its time series would still exist after the job is deleted.
+"""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -16,14 +19,17 @@ _RESULTS = ("ok", "rejected", "error")
 
 
 def _diverged(status: DLJobStatus) -> int:
-    """Return how often ranks had different parameters: restarts with this cause, plus 1 if the job failed for it."""
+    """Return how often the ranks of a job had different parameters.
+
+    The number is the number of restarts with this cause, plus 1 if the job failed with this reason.
+    """
     failed = find(status.conditions, "Failed")
     last = failed is not None and is_true(status.conditions, "Failed") and failed.reason == PARAMETERS_DIVERGED
     return status.restarts_by_cause.get(PARAMETERS_DIVERGED, 0) + int(last)
 
 
 class Metrics:
-    """The metrics, in a registry of their own, so that each test has one."""
+    """The operator's metrics, in a registry of each instance, so that tests do not share metrics."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call] # Avoids one extra series per metric.
@@ -110,7 +116,10 @@ class Metrics:
             self.finished.labels(outcome)
 
     def record_transition(self, before: DLJobStatus, after: DLJobStatus) -> None:
-        """Count the restarts, divergences and outcomes that a new status adds to the previous status."""
+        """Count the restarts, parameter divergences and finished jobs by which ``after`` differs from ``before``.
+
+        Also observe the prediction error of a job that has just finished.
+        """
         self.recoveries.inc(max(0, after.restarts - before.restarts))
         self.diverged.inc(max(0, _diverged(after) - _diverged(before)))
         for outcome in ("Complete", "Failed"):
@@ -120,10 +129,10 @@ class Metrics:
                     self.plan_error.observe(after.measured.step_error)
 
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
-        """Count one request; ``resource`` is one of the few kinds that the operator uses."""
+        """Count one request to the API server and observe its duration. ``resource``: plural of a Kubernetes kind."""
         self.requests.labels(verb, resource, str(code)).inc()
         self.request_s.labels(verb).observe(seconds)
 
     def text(self) -> bytes:
-        """Return the metrics in the format ``CONTENT_TYPE``."""
+        """Return all metrics in the text format whose content type is ``CONTENT_TYPE``."""
         return generate_latest(self.registry)

@@ -1,8 +1,8 @@
-"""Feed the cache from kopf's watches, and the queue from changes of the cache.
+"""Update the cache from kopf's watches, and add the jobs that a change affects to the work queue.
 
-Of kopf's handlers, only ``index``, ``on.event``, ``on.login`` and ``on.cleanup`` are used, because the others write
-finalizers or annotations into users' objects. The indices of all kinds run before the first handler, so that no job is
-reconciled before the cache is complete.
+The module uses only kopf's handlers ``index``, ``on.event``, ``on.login`` and ``on.cleanup``, because the others write
+finalizers or annotations into users' objects. kopf indexes the existing objects of all kinds before it calls the first
+event handler. Workers wait for this call, so that no job is reconciled before the cache is complete.
 """
 
 import asyncio
@@ -20,17 +20,20 @@ from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATE
 
 WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PROFILE)
 LABELLED = (STATEFUL_SET, POD, CONFIG_MAP)
-"""Kinds for which only the jobs' own objects matter. The API server filters them by label."""
+"""Kinds of which the operator needs only the objects of jobs. The API server selects these by their label."""
 SETTLE_S = 1.0
-"""Changes of nodes, classes and claims come in bursts. The affected jobs are reconciled once per burst."""
+"""Seconds between a change of a node, storage class, claim or pod and the reconcile of other affected jobs.
+
+Such changes come in bursts, and with the delay each affected job is reconciled only once for a burst.
+"""
 
 
 class Watches:
-    """The handlers of kopf, which turn objects into cache entries and keys of the queue."""
+    """kopf's handlers. They write watched objects to the cache and add the keys of affected jobs to the work queue."""
 
     def __init__(self, cache: Cache, queue: WorkQueue[JobKey], server: str, session: aiohttp.ClientSession) -> None:
         self.synced = asyncio.Event()
-        """Set when all objects that existed at the start are in the cache."""
+        """Event that is set when the cache contains all objects that existed at the start."""
         self.registry = kopf.OperatorRegistry()
         self._cache, self._queue, self._server, self._session = cache, queue, server, session
         self._settling: asyncio.TimerHandle | None = None
@@ -46,7 +49,7 @@ class Watches:
 
     @staticmethod
     def settings() -> kopf.OperatorSettings:
-        """Return settings of kopf without its events, peering and scanning, and with a time limit on each request."""
+        """Return settings for kopf: no events, peering and scanning; a time limit for each request."""
         settings = kopf.OperatorSettings()
         settings.posting.enabled = False
         settings.peering.standalone = True
@@ -70,14 +73,14 @@ class Watches:
         """
 
         async def cleanup(**_: Any) -> None:
-            stop.set()  # kopf also waits for it.
+            stop.set()  # kopf also waits for this event.
             await end()
 
         kopf.on.cleanup(id="end", registry=self.registry)(cleanup)
         await kopf.operator(
             registry=self.registry,
             settings=self.settings(),
-            # Without an identity kopf looks up the user name, which an arbitrary UID does not have.
+            # Without an identity, kopf looks up the name of its user, but an arbitrary user id has no name.
             identity=peering.Identity(identity),
             clusterwide=not namespaces,
             namespaces=namespaces,
@@ -85,7 +88,7 @@ class Watches:
         )
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
-        """Return the session of the watches."""
+        """Return the HTTP session for kopf's watches."""
         return kopf.AiohttpSession(server=self._server, aiohttp_session=self._session)
 
     def _indexer(self, kind: Kind) -> Callable[..., Awaitable[None]]:
@@ -114,7 +117,7 @@ class Watches:
             self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
 
     def _settle(self) -> None:
-        """Queue the jobs that wait for the cluster, and those with pods on a lost node."""
+        """Queue the jobs that wait for nodes or volumes, and the jobs with pods on lost nodes."""
         self._settling = None
         for key in self._cache.affected_by_cluster():
             self._queue.add(key)

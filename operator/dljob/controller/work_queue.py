@@ -1,7 +1,8 @@
-"""A queue of keys that merges duplicates, with one worker per key, delays and back-off.
+"""A queue of keys for several workers. It merges duplicates and supports delays and exponential back-off.
 
-A key that is added while a worker processes it is queued again afterwards. A key that is added twice is queued once.
-If a key is added with several delays, the earliest counts. Use a queue in one event loop only.
+Two workers never process the same key at the same time: a key that is added while a worker processes it is queued
+again when that worker is done. A key that is already in the queue is not added again. If a key is added with several
+delays, it is due after the one that ends first. Use a queue in one event loop only.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ class WorkQueue(Generic[K]):
     def __init__(self) -> None:
         self._ready: deque[K] = deque()
         self._waiting: set[K] = set()
-        """Keys in ``_ready``, and keys that were added while busy."""
+        """Keys in ``_ready``, and keys that were added while a worker processed them."""
         self._busy: set[K] = set()
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
@@ -53,7 +54,7 @@ class WorkQueue(Generic[K]):
         self.add(key)
 
     async def get(self) -> K:
-        """Wait for the next key and mark it as busy until ``done``."""
+        """Wait for the next key and return it. The key is busy until the worker calls ``done``."""
         while not self._ready:
             self._wakeup.clear()
             await self._wakeup.wait()
@@ -80,7 +81,7 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     def forget(self, key: K) -> None:
-        """Drop the failures and timer of a key that no longer exists."""
+        """Drop the failure count and the timer of a key whose job no longer exists."""
         self._failures.pop(key, None)
         if timer := self._timers.pop(key, None):
             timer.cancel()

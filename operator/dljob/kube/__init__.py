@@ -1,7 +1,7 @@
-"""Access to the Kubernetes API: observe and apply.
+"""Access to the Kubernetes API: observe the cluster and apply changes.
 
-The package uses REST over aiohttp, without threads and without a generated client. Such a client would need most of an
-idle operator's memory.
+The package sends REST requests with aiohttp and uses neither threads nor a generated client. With a generated client,
+most of the memory of an idle operator would belong to that client.
 """
 
 from dljob.kube.cache import Cache, JobKey

@@ -1,7 +1,8 @@
-"""Cache of the watched objects, trimmed to what the operator needs.
+"""Cache of the objects that the operator watches, reduced to the fields that the operator needs.
 
-A cached object is replaced only by a newer one (by resourceVersion), so that answers to writes may arrive before watch
-events. ``prune`` finds deletions that a broken watch missed. Use a cache in one event loop only.
+An object in the cache is replaced only by a version with a higher resourceVersion. The answer to a write may therefore
+arrive before or after the watch event. ``Cache.prune`` finds deletions that a broken watch missed. Use a cache in one
+event loop only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATE
 from dljob.render import Names
 
 JobKey = tuple[str, str]
-"""Namespace and name."""
+"""Namespace and name of a job."""
 MAX_DELETED = 10_000
 _FOREVER = datetime.fromtimestamp(0, UTC)
 
@@ -37,7 +38,7 @@ class _Entry:
     version: int | None
     owner: str | None
     job: JobKey | None
-    """The job in the object's label."""
+    """Key of the job that the object's label names; None without the label."""
     seen: Any
 
 
@@ -54,10 +55,10 @@ class Cache:
     def __init__(self) -> None:
         self._stores = {plural: _Store() for plural in _TRIM}
         self._deleted: dict[str, None] = {}
-        """Uids of deleted objects, oldest first. A late answer must not add them again."""
+        """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
 
     def put(self, kind: Kind, body: Mapping[str, Any]) -> bool:
-        """Add or update an object. Return True if something that decisions depend on changed."""
+        """Add or update an object. Return True if a field on which decisions depend has changed."""
         store, meta = self._stores[kind.plural], body["metadata"]
         key = (meta.get("namespace") or "", meta["name"])
         version = _version(meta.get("resourceVersion"))
@@ -75,7 +76,10 @@ class Cache:
         return old is None or old.uid != meta["uid"] or old.seen != seen
 
     def drop(self, kind: Kind, namespace: str, name: str, uid: str | None = None) -> bool:
-        """Remove an object unless its uid differs from ``uid``. Return True if it was removed."""
+        """Remove an object. Return True if the object was removed.
+
+        Do nothing if the object is not cached or if ``uid`` is given and the object has another uid.
+        """
         store = self._stores[kind.plural]
         entry = store.entries.get((namespace, name))
         if entry is None or (uid is not None and entry.uid != uid):
@@ -101,9 +105,10 @@ class Cache:
     def prune(
         self, kind: Kind, present: Iterable[str], before: int | None, namespace: str | None = None
     ) -> list[JobKey]:
-        """Drop cached objects whose uids are not in ``present``. Return the keys of their jobs.
+        """Remove cached objects whose uids are not in ``present``. Return the keys of the jobs of removed objects.
 
-        ``before``: resourceVersion of the list ``present``. ``namespace``: the only namespace in it; None: all.
+        ``present``: uids from a list of the API server. ``before``: resourceVersion of this list. Newer objects are
+        never removed, and without ``before`` no object is. ``namespace``: the namespace of the list; None: all.
         """
         uids, store = set(present), self._stores[kind.plural]
         gone = [
@@ -138,7 +143,7 @@ class Cache:
         return [entry.seen for entry in self._of(POD, key)]
 
     def applied(self, kind: Kind, namespace: str, name: str) -> str | None:
-        """Return the digest of the manifest from which the cached object was applied; None if it is not cached."""
+        """Return the digest of the manifest that was last applied to an object; None if the object is not cached."""
         store = self._stores.get(kind.plural)
         entry = store.entries.get((namespace, name)) if store else None
         return getattr(entry.seen, "applied", None) if entry else None
@@ -148,7 +153,10 @@ class Cache:
         return [store.entries[key[0], name] for name in sorted(store.by_job.get(key, ()))]
 
     def affected_by_cluster(self) -> list[JobKey]:
-        """Return the jobs that wait for nodes, classes or claims, and those with pods on lost nodes."""
+        """Return the keys of jobs that wait for nodes or volumes, and of jobs with pods on lost nodes.
+
+        A change of nodes, storage classes, claims or pods may affect these jobs.
+        """
         found: list[JobKey] = []
         for job in self.jobs():
             conditions = {c["type"]: c for c in job.status.get("conditions") or ()}
@@ -159,7 +167,10 @@ class Cache:
         return found
 
     def observe(self, key: JobKey) -> Observed | None:
-        """Return the cached state of a job, without view, profiles and rejections; None if it is gone."""
+        """Return the cached state of a job; None if there is no such job.
+
+        The caller sets ``view``, ``learned`` and ``rejected``.
+        """
         job = self.job(key)
         if job is None:
             return None

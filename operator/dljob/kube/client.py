@@ -1,8 +1,9 @@
 """The operator's actions on the cluster.
 
-An object is applied only if its manifest differs from the last applied one. Watched objects store a digest of it in an
-annotation, so that a restarted operator does not apply them again. For other kinds, the operator stores the digest in
-memory.
+The operator applies an object only if its manifest differs from the one that it applied last. To find out, it compares
+digests of the two manifests. An annotation of each object stores the digest. For kinds that are watched, the operator
+reads the annotation, so that it does not apply the objects again after a restart. For other kinds, the operator also
+stores the digest in memory.
 """
 
 import asyncio
@@ -29,14 +30,21 @@ from dljob.render.names import metadata
 from dljob.status import Event, merge_patch
 
 PODS_REUSED_S = 2.0
-"""Lifetime of a cached list of all pods. Reservations cover plans made in that time."""
+"""Seconds for which a list of all pods is reused. Pods of plans that are made in this time are not in the list.
+
+Reservations account for the resources of these pods.
+"""
 _LAST = ("RoleBinding", "StatefulSet")
-"""Kinds to apply last: a RoleBinding is rejected before its Role exists (without ``bind``); pods need all objects."""
+"""Kinds to apply last.
+
+An operator without the permission ``bind`` cannot create a RoleBinding before its Role exists. The pods of a
+StatefulSet need all other objects.
+"""
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class RejectedError(Exception):
-    """The API server rejected an object of a job, and will do so until something else changes."""
+    """The API server rejected an object of a job. A retry is useless until the object or the cluster changes."""
 
     def __init__(self, kind: str, name: str, message: str) -> None:
         super().__init__(f"{kind} {name}: {message}")
@@ -50,11 +58,11 @@ class Kube:
         self._resync_s = resync_s
         self._namespaces: Sequence[str | None] = namespaces or (None,)
         self._applied: dict[tuple[str, str, str], tuple[str, float]] = {}
-        """(kind, namespace, name) → digest of the applied manifest, and time."""
+        """Applied objects: (kind, namespace, name) → (digest of the manifest, monotonic time of the answer in s)."""
         self._pods: tuple[float, list[Body]] | None = None
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
-        """Apply the manifests that have changed, those that need other objects last. Return their number.
+        """Apply the manifests that have changed, first those on which other objects depend. Return their number.
 
         Raise RejectedError if the API server rejects an object, and ApiError if a request fails otherwise.
         """
@@ -88,14 +96,14 @@ class Kube:
             self._cache.put(kind, answer)
 
     def forget(self, key: JobKey, uid: str) -> None:
-        """Drop the digests of a job that is gone."""
+        """Forget the applied digests of a job that no longer exists."""
         names = Names(key[1], uid)
         for name in {names.account, names.service, names.plan, names.report, names.secret, names.claim}:
             for kind in (*kinds.APPLIED, "Secret"):
                 self._applied.pop((kind, key[0], name), None)
 
     async def ensure_secret(self, job: JobSeen, name: str, cluster_domain: str, now: datetime) -> None:
-        """Create the job's Secret if it does not exist. The operator never reads or updates it."""
+        """Create the Secret with the job's TLS keys if it does not exist. The operator never reads or updates it."""
         key = ("Secret", job.namespace, name)
         last = self._applied.get(key)
         if last is not None and monotonic() - last[1] < self._resync_s:
@@ -139,7 +147,10 @@ class Kube:
         await self.api.delete(kinds.DLJOB, job.namespace, job.name, uid=job.uid)
 
     async def write_status(self, job: JobSeen, status: Mapping[str, Any]) -> bool:
-        """Write the status if it has changed. Return True if it was written. Ignore a job that was deleted."""
+        """Write the status of a job if it has changed. Return True if the status was written.
+
+        Return False if it has not changed or if the job was deleted.
+        """
         patch = merge_patch(job.status, status)
         if not patch:
             return False
@@ -185,7 +196,7 @@ class Kube:
             await self.api.merge(kinds.EVENT, job.namespace, name, again)
 
     async def view(self, job: JobSeen | None, reservations: Iterable[view.Reservation]) -> ClusterView:
-        """Return the free resources of the cluster for ``job``, including those that the job's own pods use."""
+        """Return the free resources of the cluster. Resources that the pods of ``job`` use count as free."""
         pods = await self._all_pods()
         if job is not None:
             mine = {pod.uid for pod in self._cache.pods_of(job.key)}
@@ -193,7 +204,10 @@ class Kube:
         return view.cluster_view(self._cache.nodes(), pods, reservations)
 
     async def _all_pods(self) -> list[Body]:
-        """Return the active pods of all namespaces, or of the watched ones if the operator may read only those."""
+        """Return all pods that have not ended.
+
+        If the operator is limited to some namespaces, return only the pods of these namespaces.
+        """
         if self._pods is not None and monotonic() - self._pods[0] < PODS_REUSED_S:
             return self._pods[1]
         found: list[Body] = []
@@ -224,7 +238,7 @@ class Kube:
                 self._cache.put(kinds.PROFILE, answer)
 
     async def prune(self, kind: Kind, selector: str = "") -> list[JobKey]:
-        """Drop cached objects whose deletion the watches missed. Return the keys of their jobs."""
+        """Remove cached objects of this kind whose deletion the watches missed. Return the keys of their jobs."""
         jobs: list[JobKey] = []
         for namespace in self._namespaces if kind.namespaced else (None,):
             present, before = await self.api.uids(kind, namespace, selector)
@@ -233,7 +247,7 @@ class Kube:
 
 
 async def complete_all(calls: Iterable[Any]) -> None:
-    """Await all calls, then raise the first error, so that no call is left running in the background."""
+    """Await all calls, also if some fail, and then raise the first error. No call continues in the background."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

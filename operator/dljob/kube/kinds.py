@@ -1,4 +1,4 @@
-"""The kinds that the operator uses, with their paths on the API server."""
+"""The Kubernetes kinds that the operator uses, with their URL paths on the API server."""
 
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -14,7 +14,10 @@ class Kind:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Return the path of an object or list. Without ``namespace``, the list is over all namespaces."""
+        """Return the URL path of an object, or of the list of all objects if ``name`` is empty.
+
+        Without ``namespace``, the list contains the objects of all namespaces.
+        """
         root = "/api/" if "/" not in self.api_version else "/apis/"
         parts = [root + self.api_version]
         if self.namespaced and namespace:
@@ -47,4 +50,4 @@ APPLIED = {
         SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, NETWORK_POLICY, CLAIM, STATEFUL_SET,
     )
 }  # fmt: skip
-"""The kinds of a job's objects that the operator applies."""
+"""Name of a kind → the kind, for the objects of a job that the operator applies."""

@@ -1,7 +1,8 @@
-"""Leader election by a Lease, so that only one of several operators works.
+"""Leader election with a Kubernetes Lease, so that only one of several operators is active.
 
-A leader that cannot renew the Lease stops before another operator can take it. A leader that shuts down releases the
-Lease at once. Node clocks may differ, so each operator measures times with its own clock, from when it saw a change.
+A leader that cannot renew the Lease stops before another operator can acquire the Lease. A leader that shuts down
+releases the Lease immediately. The clocks of nodes may differ. Each operator therefore ignores the times in the Lease,
+and measures with its own clock how long ago it saw the Lease change.
 """
 
 import asyncio
@@ -18,24 +19,28 @@ log = logging.getLogger("dljob.kube.leader")
 
 LEASE_NAME = "dljob-operator"
 DURATION_S = 18
-"""Seconds without renewal after which another operator may take the Lease."""
+"""Seconds after the last renewal when another operator may acquire the Lease."""
 RENEW_S = 2.5
 RETRY_S = 1.0
 GIVE_UP_S = 14.0
-"""Seconds without renewal after which a leader stops, before another starts."""
+"""Seconds after the last renewal when a leader stops. Less than ``DURATION_S``: two leaders are never active."""
 
 
 class LeaseLostError(Exception):
-    """Another operator took the Lease, or it could not be renewed."""
+    """This operator is no longer the leader: another one acquired the Lease, or the Lease could not be renewed."""
 
 
 class Leader:
     def __init__(self, api: Api, namespace: str, identity: str, clock: Callable[[], float] = monotonic) -> None:
         self._api, self._namespace, self._identity, self._clock = api, namespace, identity, clock
         self._seen: tuple[str, float] | None = None
-        """The last resourceVersion of the Lease, and when it was seen first."""
+        """The latest resourceVersion of the Lease, and the time when this operator first saw it."""
         self._asked = clock()
-        """Time of the last request. Other operators count from its write, which may be long before a late answer."""
+        """Time when this operator began its last attempt to write the Lease.
+
+        The deadline for the next renewal counts from here, because other operators may see the write before its answer
+        arrives here.
+        """
 
     async def acquire(self) -> None:
         """Wait until this operator holds the Lease."""
@@ -49,7 +54,7 @@ class Leader:
             await asyncio.sleep(RETRY_S)
 
     async def hold(self) -> None:
-        """Renew the Lease until it is lost, then raise LeaseLostError."""
+        """Renew the Lease periodically. Raise LeaseLostError when this operator loses the Lease."""
         renewed = self._asked
         while True:
             await asyncio.sleep(RENEW_S)
@@ -76,7 +81,7 @@ class Leader:
             log.warning("the Lease was not released: %s", error)
 
     async def _take(self) -> bool:
-        """Take or renew the Lease. Return True if this operator holds it now."""
+        """Acquire or renew the Lease. Return True if this operator is the holder of the Lease now."""
         self._asked = self._clock()
         try:
             lease = await self._api.get(LEASE, self._namespace, LEASE_NAME)
@@ -112,7 +117,7 @@ class Leader:
         }
 
     async def _written(self, call: Any) -> bool:
-        """Return True if the write succeeded. A conflict means that another operator was faster."""
+        """Await ``call``, which writes the Lease. Return False if another operator wrote it first (a conflict)."""
         try:
             lease = await call
         except ApiError as error:

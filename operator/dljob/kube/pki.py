@@ -1,7 +1,8 @@
-"""A certificate authority and one certificate per job, with which its agents authenticate each other.
+"""One certificate authority and one certificate for each job, with which the job's agents authenticate each other.
 
-All pods of a job share one key pair, because they are one principal: whoever can read one pod's Secret can read all.
-The certificate is valid for servers and clients, with the names of the headless Service and its pods.
+All pods of a job share one key pair. Separate keys would not protect better, because whoever can read the Secret of
+one pod can also read the Secrets of the others. The certificate is valid for servers and clients and contains the DNS
+names of the headless Service and its pods.
 """
 
 import secrets
@@ -14,14 +15,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALID_FOR = timedelta(days=3650)
-"""Longer than any training, because a job's Secret is never renewed. It is deleted with the job."""
+"""Lifetime of a certificate. It is longer than any training, because certificates are never renewed.
+
+The Secret with the certificate is deleted together with its job.
+"""
 _SKEW = timedelta(hours=1)
-"""Allowance for node clocks that are behind."""
+"""Certificates are valid from this time before their creation, because the clocks of some nodes may be behind."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Certificates and private key in PEM format."""
+    """Certificate of the authority, and the certificate and private key of a job, in PEM format."""
 
     ca_cert: bytes
     cert: bytes
@@ -29,10 +33,11 @@ class Credentials:
 
 
 def issue(job: str, namespace: str, service: str, cluster_domain: str, now: datetime) -> Credentials:
-    """Create a certificate authority and the only certificate that it signs. The authority's key is not stored.
+    """Create a certificate authority and the only certificate that it signs.
 
-    An agent verifies the name to which it connects, ``<pod>.<service>.<namespace>.svc.<domain>``. The certificate
-    contains a wildcard for these names, and the plain ``service`` name.
+    The key of the authority is discarded, so nobody can sign another certificate with it. An agent verifies the DNS
+    name to which it connects, ``<pod>.<service>.<namespace>.svc.<cluster_domain>``. The certificate contains a wildcard
+    for these names, and the name ``service``.
     """
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"dljob {secrets.token_hex(8)}")])

@@ -1,4 +1,4 @@
-"""REST calls to the API server. Each has a time limit and is retried after temporary errors."""
+"""REST calls to the API server. Each call has a time limit and is retried after temporary errors."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ _RETRIED = {429, 500, 502, 503, 504}
 
 Body = dict[str, Any]
 Requested = Callable[[str, str, int, float], None]
-"""Callback for each request: verb, resource, code (0: no answer), seconds."""
+"""Callback after each request. Arguments: verb, resource, HTTP status code (0: no answer), duration in seconds."""
 
 
 class ApiError(Exception):
@@ -38,7 +38,7 @@ class ApiError(Exception):
 
     @property
     def rejected(self) -> bool:
-        """Return True if a retry of the same request is useless for now: invalid object, quota or policy."""
+        """Return True if a retry is useless for now: the object is invalid, or a quota or policy forbids it."""
         return self.code in (400, 403, 404, 405, 413, 415, 422)
 
 
@@ -54,13 +54,16 @@ class Api:
         return await self._call("get", "GET", kind, kind.path(namespace, name))
 
     async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Body]:
-        """Return all items. The server omits their kind and apiVersion."""
+        """Return all objects of a kind, without the fields ``kind`` and ``apiVersion``. ``params``: URL parameters."""
         found = await self._call("list", "GET", kind, kind.path(namespace), params=params)
         items: list[Body] = found.get("items") or []
         return items
 
     async def uids(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[str], int | None]:
-        """Return the uids of all objects that ``selector`` matches, and the list's resourceVersion."""
+        """Return the uids of all objects that the label selector matches, and the resourceVersion of this list.
+
+        The resourceVersion is None if it is not a number. An empty selector matches all objects.
+        """
         accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
         params = {"labelSelector": selector} if selector else {}
         path = kind.path(namespace)
@@ -74,7 +77,10 @@ class Api:
         return await self._call("create", "POST", kind, path, body=body, params={"fieldManager": FIELD_OWNER})
 
     async def replace(self, kind: Kind, body: Mapping[str, Any]) -> Body:
-        """Replace an object. Raise ApiError (conflict) unless the body has the object's current resourceVersion."""
+        """Replace an object.
+
+        Raise ApiError with ``conflict`` if the object on the server has another resourceVersion than ``body``.
+        """
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"])
         return await self._call("update", "PUT", kind, path, body=body, params={"fieldManager": FIELD_OWNER})
 
@@ -87,9 +93,9 @@ class Api:
         owner: str = FIELD_OWNER,
         strict: bool = False,
     ) -> Body:
-        """Apply an object (server-side apply). Take over fields of other managers.
+        """Apply an object with server-side apply, and take over fields that other field managers own.
 
-        ``strict``: reject unknown fields, if the server supports that.
+        ``owner``: name of the field manager. ``strict``: unknown fields are an error, if the server supports that.
         """
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"], subresource)
         params = {"fieldManager": owner, "force": "true"} | ({"fieldValidation": "Strict"} if strict else {})
@@ -150,7 +156,7 @@ class Api:
         content: str,
         accept: str = "application/json",
     ) -> Body:
-        """Send a request, with retries after temporary errors. The caller resolves conflicts."""
+        """Send a request, and repeat it after temporary errors. Conflicts (code 409) are not temporary errors."""
         attempt = 1
         while True:
             began = monotonic()

@@ -1,4 +1,4 @@
-"""Reduce objects of the API server to the parts on which decisions depend. No I/O."""
+"""Reduce objects of the API server to the fields on which the operator's decisions depend. The module does no I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,10 @@ from dljob.job.observed import (
 
 Body = Mapping[str, Any]
 _OWN_TAINTS = "node.kubernetes.io/"
-"""Prefix of the node controller's taints. They are ignored, because they repeat ``ready`` and ``schedulable``."""
+"""Prefix of the taints that the node controller sets.
+
+These taints are ignored, because ``NodeSeen.ready`` and ``NodeSeen.schedulable`` already say the same.
+"""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,10 @@ def pod(body: Body) -> PodSeen:
 
 
 def _fetching(container: Body) -> Fetching | None:
-    """Return the state of the fetch; None if it has succeeded or cannot start (see ``stuck``)."""
+    """Return the state of the dataset's init container; None if it has succeeded or has not started.
+
+    ``PodSeen.stuck`` says why a container cannot start.
+    """
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
     if ended and ended.get("exitCode"):
@@ -107,7 +113,11 @@ def _fetching(container: Body) -> Fetching | None:
 
 
 def _stuck(container: Body) -> Stuck | None:
-    """Return why the container waits. If its last run is the reason, include how that run ended."""
+    """Return the reason why a container waits; None if it does not wait.
+
+    If the container waits because its last run ended, the reason says how this run ended. The result is also None for
+    a dataset container that is being retried, because ``_fetching`` reports this case.
+    """
     waiting = (container.get("state") or {}).get("waiting")
     if not waiting:
         return None
@@ -161,7 +171,7 @@ def storage_class(body: Body) -> ClassSeen:
 
 
 def node(body: Body) -> NodeSeen:
-    """Return a node without heartbeats and images, so that an unchanged node compares equal."""
+    """Return the fields of a node that matter. Without heartbeats and images, an unchanged node compares equal."""
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     ready: Body = next((item for item in status.get("conditions") or () if item["type"] == "Ready"), {})
     since = ready.get("lastTransitionTime")

@@ -1,4 +1,4 @@
-"""Build the ClusterView (total and free resources of each node) from nodes and pods. No I/O."""
+"""Build the ClusterView (total and free resources of each node) from nodes and pods. The module does no I/O."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,10 @@ from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABELS, PLAIN_CPU
 
 @dataclass(frozen=True)
 class Reservation:
-    """Resources of a plan whose pods the scheduler has not placed yet."""
+    """Resources on ``nodes`` nodes for one group of a plan whose pods the scheduler has not placed yet.
+
+    ``devices``, ``cpu`` (in cores) and ``memory_nbytes`` are needed on each of these nodes.
+    """
 
     device: str
     nodes: int
@@ -33,7 +36,10 @@ class _Used:
 def cluster_view(
     nodes: Iterable[NodeSeen], pods: Iterable[Mapping[str, Any]], reservations: Iterable[Reservation] = ()
 ) -> ClusterView:
-    """Return the ready, schedulable nodes without the resources of ``pods`` (API objects) and ``reservations``."""
+    """Return a view of the nodes that are ready and schedulable.
+
+    Resources that ``pods`` (API objects) request or that ``reservations`` contain do not count as free.
+    """
     used: dict[str, _Used] = {}
     for pod in pods:
         name = pod["spec"].get("nodeName")
@@ -46,7 +52,7 @@ def cluster_view(
 
 
 def amount(text: str) -> Decimal:
-    """Parse a quantity of the API server, including ``1e3`` and ``100n``. Return 0 for invalid text."""
+    """Parse a Kubernetes quantity, including forms such as ``1e3`` and ``100n``. Return 0 for invalid text."""
     try:
         return quantity(text)
     except ValueError:
@@ -62,7 +68,11 @@ def _requests(container: Mapping[str, Any], resource: str) -> Decimal:
 
 
 def _add(used: _Used, spec: Mapping[str, Any]) -> None:
-    """Add a pod's requests as the scheduler counts them: the sum of containers or the largest init container."""
+    """Add the resource requests of a pod to ``used``, counted as the scheduler counts them.
+
+    They are the sum over containers or the largest request of an init container, whichever is larger, plus the pod's
+    overhead.
+    """
     gpus = ((resource, "gpus") for resource in GPU_RESOURCES.values())
     for resource, attribute in (("cpu", "cpu"), ("memory", "memory"), *gpus):
         total = sum((_requests(item, resource) for item in spec.get("containers") or ()), Decimal(0))
@@ -78,7 +88,8 @@ def _node(node: NodeSeen, used: _Used) -> Node:
     product = next((node.labels[label] for label in GPU_PRODUCT_LABELS.values() if label in node.labels), None)
     if gpus > 0 and product is None:
         product = node.labels.get(DEVICE_LABEL)
-    # A node without its device plugin has no free device. It does not count as a CPU node, where no pod would fit.
+    # If the device plugin of a GPU node does not run, the node has no free device. It must not count as a CPU node,
+    # because CPU pods are not placed on nodes with a GPU label.
     is_gpu = product is not None and (gpus > 0 or DEVICE_LABEL not in node.labels)
     bandwidth = float(amount(node.bandwidth)) if node.bandwidth else 0.0
     return Node(
@@ -97,7 +108,10 @@ def _node(node: NodeSeen, used: _Used) -> Node:
 
 
 def _less(nodes: list[Node], reservation: Reservation) -> list[Node]:
-    """Subtract a reservation from the freest nodes of its device, as the scheduler will most likely do."""
+    """Return the nodes after subtracting a reservation from those of its device type with the most free resources.
+
+    The scheduler will most likely place the pods there.
+    """
     fitting = sorted(
         (node for node in nodes if node.device == reservation.device), key=lambda n: (-n.free_devices, -n.free_cpu)
     )[: reservation.nodes]

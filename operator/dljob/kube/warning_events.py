@@ -1,6 +1,7 @@
-"""Warning events of other controllers about an object whose status does not show the problem.
+"""Find warning events of other controllers. They explain problems that the status of an object does not show.
 
-There are too many events to watch. The operator therefore queries events, only for objects with a lasting problem.
+A cluster has too many events to watch. The operator therefore queries events, and only about objects with a problem
+that lasts.
 """
 
 from dataclasses import dataclass, replace
@@ -14,13 +15,19 @@ from dljob.render import Names
 from dljob.status import NOT_YET
 
 RECHECK_S = 5.0
-"""Interval between queries about a lasting problem."""
+"""Seconds between two queries about the same object with a lasting problem."""
 _PATIENCE_S = {"Pod": 20.0}
-"""How long a problem must last before it is reported; default ``RECHECK_S``. Mounts often fail once at the start."""
+"""Seconds that a problem must last before its warning is reported, by kind. Other kinds: ``RECHECK_S``.
+
+The value for pods is longer, because mounting a volume often fails once at the start.
+"""
 STALE = timedelta(minutes=20)
-"""Older events are ignored. A StatefulSet that cannot create a pod retries and warns again within this time."""
+"""Events that are older than this are ignored.
+
+If a StatefulSet still cannot create a pod, its controller has retried and warned again within this time.
+"""
 _IGNORED = {"FailedScheduling", "Unhealthy"}
-"""Reasons that the pod's own conditions already show."""
+"""Reasons of events that repeat what the conditions of the pod already show."""
 
 
 @dataclass
@@ -35,12 +42,13 @@ class WarningEvents:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._watched: dict[tuple[str, str, str], _Watched] = {}
-        """Problems by namespace, kind and name of the object."""
+        """Objects with a possible problem: (namespace, kind, name) → their state."""
 
     async def added_to(self, observed: Observed, now: datetime) -> tuple[Observed, bool]:
-        """Add warnings to the observed state of a job. Also return True if the job has a possible problem.
+        """Return the observed state of a job with added warnings, and True if the job has a possible problem.
 
-        Possible problems: a pending claim, a StatefulSet without all its pods, a container that does not start.
+        Possible problems are a pending checkpoint claim, a StatefulSet without all its pods, and a container that is
+        still starting.
         """
         job, troubled = observed.job, False
         claims, sets, pods = dict(observed.claims), list(observed.sets), list(observed.pods)
@@ -59,11 +67,15 @@ class WarningEvents:
                 problem = await self.about(job.namespace, "Pod", pod.name, now)
                 pods[i] = replace(pod, stuck=Stuck("CannotStart", problem)) if problem else pod
                 troubled = True
-                break  # One pod is enough, because the others have the same problem.
+                break  # One pod is enough: the others usually have the same problem.
         return replace(observed, claims=claims, sets=tuple(sets), pods=tuple(pods)), troubled
 
     async def about(self, namespace: str, kind: str, name: str, now: datetime) -> str | None:
-        """Return the last warning about an object with a lasting problem. The first call starts the clock."""
+        """Return the message of the latest warning about an object that has a problem; None if there is none yet.
+
+        The first call for an object marks the start of its problem. Later calls query events only if the problem lasts
+        and if the last query is at least ``RECHECK_S`` seconds old.
+        """
         key, clock = (namespace, kind, name), monotonic()
         self._watched = {k: v for k, v in self._watched.items() if clock - v.asked_at < 4 * RECHECK_S}
         watched = self._watched.setdefault(key, _Watched(clock, clock, clock))
@@ -81,5 +93,8 @@ class WarningEvents:
 
 
 def _time(event: dict[str, object]) -> str:
-    """Return the time of an event's last occurrence. Events of the newer API have another field for it."""
+    """Return the time of an event's last occurrence as text; empty if unknown.
+
+    Events of the API ``events.k8s.io`` have another field for this time.
+    """
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")

@@ -1,4 +1,4 @@
-"""Render the manifests of a job from its spec and plan. No I/O."""
+"""Render the Kubernetes manifests of a job from its spec and plan. The package does no I/O."""
 
 from dljob.render.config import RenderConfig
 from dljob.render.names import Names

@@ -1,4 +1,4 @@
-"""Settings of the installation for manifests, the same for all jobs."""
+"""Settings of a dljob installation that affect the manifests of all jobs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +14,6 @@ class RenderConfig:
     image_pull_secrets: tuple[str, ...] = ()
     cluster_domain: str = "cluster.local"
     metrics_peers: tuple[Mapping[str, Any], ...] = ()
-    """NetworkPolicyPeers that may read the pods' metrics. Empty: all."""
+    """NetworkPolicyPeers that may read the metrics of the trainer pods. Empty: every source may read them."""
     port_ranges: bool = True
-    """True if the API server supports ``endPort`` in a NetworkPolicy (1.25 and later)."""
+    """True if the API server supports ``endPort`` in a NetworkPolicy (Kubernetes 1.25 and later)."""

@@ -9,12 +9,15 @@ from dljob.job.observed import DATASET_CONTAINER
 from dljob.render.config import Manifest
 
 DEFAULT_SIZE = "2Gi"
-"""Space for fetched data on a node."""
+"""Size limit of the volume for fetched data on each node, if the spec sets no ``dataset.size``."""
 _COMMAND = ("python", "-m", "dltrain.data.fetch")
 
 
 def volume(spec: DLJobSpec) -> list[Manifest]:
-    """Return the volume ``dataset``: a claim, or space on the node's disk; no volume for a built-in dataset."""
+    """Return a list with the volume ``dataset``, or an empty list if the job needs no volume for its data.
+
+    The volume is the claim that the spec names, or else an ``emptyDir`` on the node's disk for data to fetch.
+    """
     data = spec.dataset
     if data.claim:
         claim = {"claimName": data.claim} if data.remote else {"claimName": data.claim, "readOnly": True}
@@ -52,6 +55,7 @@ def init_container(spec: DLJobSpec, image: Manifest, environment: Sequence[Manif
         "resources": {"requests": requests, "limits": {"memory": "512Mi"}},
         "securityContext": security,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *mount(spec, writable=data.remote)],
-        # The last line of its log names the error. The operator copies it from the pod's status to the job's.
+        # The last log line of this container names the error. The kubelet copies that line to the pod's status, from
+        # which the operator copies it to the job's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }

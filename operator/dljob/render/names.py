@@ -10,7 +10,7 @@ from dljob.job.observed import GROUP_LABEL, JOB_LABEL, JobSeen
 
 @dataclass(frozen=True)
 class Names:
-    """Names of a job's objects. Job names have at most 40 characters, so that all of these are DNS labels."""
+    """Names of a job's Kubernetes objects. A job name has at most 40 characters, so that every name is a DNS label."""
 
     job: str
     uid: str
@@ -38,7 +38,10 @@ class Names:
 
     @property
     def secret(self) -> str:
-        """Return the name of the Secret. It contains the uid, so that a new job never uses the keys of an old one."""
+        """Return the name of the Secret with the TLS keys.
+
+        The name contains the job's uid, so that a new job never uses the keys of an old job with the same name.
+        """
         return f"{self.job}-tls-{self.uid.replace('-', '')[:8]}"
 
     @property
@@ -60,7 +63,10 @@ def labels(job: JobSeen, group: str | None = None) -> dict[str, str]:
 
 
 def metadata(job: JobSeen, name: str, *, owned: bool = True, **more: Any) -> dict[str, Any]:
-    """Return the metadata of a job's object. ``owned``: the garbage collector deletes it with the job."""
+    """Return the metadata of a Kubernetes object that belongs to ``job``.
+
+    If ``owned`` is true, the garbage collector deletes the object together with the job. ``more``: further fields.
+    """
     owner = {
         "apiVersion": API_VERSION,
         "kind": "DLJob",

@@ -1,6 +1,7 @@
 """The NetworkPolicy of a job's pods, for incoming traffic only.
 
-Cluster administrators decide about outgoing traffic. If the default blocked a script's data, users would disable it.
+Cluster administrators decide about outgoing traffic. If the default policy prevented a training script from loading
+its data, users would disable the policy.
 """
 
 from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS
@@ -12,7 +13,10 @@ from dljob.render.names import Names, metadata
 
 
 def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> Manifest:
-    """Allow agent and MPI ports from the job's own pods, metrics from the configured sources, and nothing else.
+    """Return the NetworkPolicy of a job's pods.
+
+    The job's own pods may connect to the agent and MPI ports, and the configured sources to the metrics port. Nothing
+    else is allowed.
 
     ``torch.distributed`` listens on ports that the kernel chooses. If a job uses it, the job's pods may reach each
     other on every TCP port. Jobs on GPUs always use it, whatever the plan's collective.
@@ -40,7 +44,7 @@ def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: 
 
 
 def _mpi_ports(config: RenderConfig) -> list[Manifest]:
-    """Return one port range. For API servers before 1.25, which reject ``endPort``, return each port."""
+    """Return the MPI ports as one range, or one by one for API servers before Kubernetes 1.25, which reject a range."""
     first, last = MPI_PORTS
     if config.port_ranges:
         return [{"protocol": "TCP", "port": first, "endPort": last}]

@@ -1,10 +1,10 @@
-"""Apply users' changes to a manifest: merge maps, merge lists of named items by name, replace other values."""
+"""Merge users' overrides into a manifest: maps key by key, lists of named items by name. Replace all other values."""
 
 from collections.abc import Mapping
 from typing import Any
 
 _KEYS = ("name", "mountPath", "containerPort", "topologyKey")
-"""Fields that may identify the items of a list in a pod spec. The first field that all items have is used."""
+"""Fields that may identify the items of a list in a pod spec. The first one that all items have identifies them."""
 
 
 def merged(base: Any, change: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The pod template of one group. It does not contain the plan, so that a new plan does not change the template."""
+"""The pod template of one group of pods. A template does not contain the plan, so a new plan does not change it."""
 
 from math import ceil
 from typing import Any
@@ -29,12 +29,15 @@ from dljob.render.names import Names, labels
 from dljob.render.overrides import merged
 
 UID = 65532
-"""User of the pods, without permissions on the node. The image works with any user."""
+"""User id of the processes in trainer pods. This user has no permissions on the node. The image works with any id."""
 DEVICE_LABEL = "dljob.dev/device"
 GPU_PRODUCT_LABELS = {"nvidia": "nvidia.com/gpu.product", "amd": "amd.com/gpu.product-name"}
-"""Labels of NVIDIA's GPU feature discovery and AMD's node labeller. Other nodes may have ``DEVICE_LABEL``."""
+"""Node labels with the GPU model, by vendor, as NVIDIA's GPU feature discovery and AMD's node labeller set them.
+
+Nodes without these labels may have ``DEVICE_LABEL`` instead.
+"""
 PLAIN_CPU = "cpu"
-"""Device type of CPU nodes without a label."""
+"""Device type of CPU nodes that have no ``DEVICE_LABEL``."""
 TMP_LIMIT = "2Gi"
 AGENT_COMMAND = ("dljob-agent",)
 
@@ -82,7 +85,7 @@ def pod_template(
     for override in spec.pod_template_overrides:
         change = {"metadata": override.metadata.manifest(), "spec": override.spec}
         template = merged(template, change)
-    # Selectors depend on these labels, so an override must not change them.
+    # The selectors of other objects match these labels, so an override must not change them.
     template["metadata"]["labels"] |= labels(job, group.name)
     return template
 
@@ -117,10 +120,11 @@ def _device_terms(group: PodGroup) -> list[Manifest]:
 
 
 def _gpu_tolerations(group: PodGroup) -> list[Manifest]:
-    """Return the toleration of the GPU taint.
+    """Return the toleration for the taint of GPU nodes, or an empty list for a group without GPUs.
 
-    Nodes with GPUs often have a taint that keeps off pods without GPUs. Its key is the resource's name. Only some
-    clusters add the toleration themselves (admission controller ExtendedResourceToleration).
+    Nodes with GPUs often have a taint that prevents pods without GPUs from running there. The key of the taint is the
+    name of the GPU resource. Only some clusters add the toleration to pods themselves (with the admission controller
+    ExtendedResourceToleration).
     """
     if not group.is_gpu:
         return []
@@ -141,7 +145,8 @@ def _container(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: PodGr
         "resources": _resources(spec, accepted, group),
         "securityContext": _security(),
         "volumeMounts": _mounts(spec),
-        # The last log lines of a crashed agent appear in the pod's status, and from there in the job's.
+        # The kubelet copies the last log lines of a crashed agent to the pod's status. The operator copies them from
+        # there to the job's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if spec.trainer.image:  # A custom image is built FROM the trainer image, but may have any entry point.
@@ -175,7 +180,7 @@ def _probe(path: str, period_s: int, failures: int) -> Manifest:
 
 
 def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Manifest]:
-    """Return the environment: the user's variables, overridden by the operator's."""
+    """Return the environment variables of a trainer container. The operator's variables override the user's."""
     ours: dict[str, Any] = {
         JOB_VARIABLE: {"value": job.name},
         NAMESPACE_VARIABLE: {"value": job.namespace},
@@ -184,7 +189,8 @@ def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Ma
         CLUSTER_DOMAIN_VARIABLE: {"value": config.cluster_domain},
         POD_VARIABLE: {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
         POD_IP_VARIABLE: {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
-        # The CPU request in thousandths. It determines the threads of a rank, instead of the size of the node.
+        # The CPU request in thousandths of a core. A rank derives its number of threads from this request, not
+        # from the number of cores of the node.
         CPUS_VARIABLE: {"valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}},
         "HOME": {"value": "/tmp"},
         "TMPDIR": {"value": "/tmp"},
@@ -200,9 +206,10 @@ def _users_variables(spec: DLJobSpec) -> list[Manifest]:
 
 
 def _resources(spec: DLJobSpec, accepted: StoredPlan, group: PodGroup) -> Manifest:
-    """Return requests and limits.
+    """Return the resource requests and limits of a trainer container.
 
-    Memory is always limited, so that a pod above its prediction does not harm its node. CPU is limited on request only.
+    Memory is always limited, so that a pod that uses more than predicted does not harm other pods of its node. CPU is
+    limited only if the spec sets ``resources.cpuLimit``.
     """
     memory = spec.resources.memory or f"{ceil(accepted.memory_nbytes / 2**20)}Mi"
     requests: dict[str, str] = {"cpu": spec.resources.cpu or _cpu(group.cpu_m), "memory": memory}

@@ -13,7 +13,8 @@ def stateful_set(
 ) -> Manifest:
     """Return the StatefulSet of a group.
 
-    It starts all pods at once and does not update running pods. The operator changes a template only at zero replicas.
+    The StatefulSet starts all pods at once and does not update running pods. The operator changes its pod template only
+    while it has zero replicas.
     """
     names = Names.of(job)
     return {

@@ -1,4 +1,8 @@
-"""Objects that the pods of a job need before they start: identity, plan, report, Service and volume."""
+"""Kubernetes objects that the pods of a job need before they start.
+
+These are the ServiceAccount with its Role, the ConfigMaps of plan and report, the Service, the NetworkPolicy and the
+volume claim.
+"""
 
 from dlcontract import AGENT_PORT, METRICS_PORT
 from dljob.api import DLJobSpec
@@ -16,7 +20,11 @@ def plan_config_map(job: JobSeen, accepted: StoredPlan) -> Manifest:
 
 
 def _report_config_map(job: JobSeen) -> Manifest:
-    """Return the report's ConfigMap without ``data``, which the coordinator owns. Applying it preserves the report."""
+    """Return the ConfigMap of the report without the field ``data``.
+
+    Only the job's coordinator writes ``data``. When the operator applies the manifest, it therefore does not
+    change the report.
+    """
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, Names.of(job).report)}
 
 
@@ -30,7 +38,7 @@ def _service_account(job: JobSeen) -> Manifest:
 
 
 def _role(job: JobSeen) -> Manifest:
-    """Return the Role of the agents, who may read their plan and write their report, and nothing else."""
+    """Return the Role of the job's agents. They may read the plan, read and write the report, and do nothing else."""
     names = Names.of(job)
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -65,7 +73,10 @@ def _role_binding(job: JobSeen) -> Manifest:
 
 
 def _service(job: JobSeen) -> Manifest:
-    """Return the headless Service, with addresses of unready pods, because agents must find each other to get ready."""
+    """Return the headless Service of the job's pods.
+
+    It publishes the addresses of pods that are not ready, because agents must find each other to become ready.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -83,9 +94,10 @@ def _service(job: JobSeen) -> Manifest:
 
 
 def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Manifest | None:
-    """Return the claim that dljob creates; None if the user names one or disables checkpoints.
+    """Return the volume claim for checkpoints. Return None if the user names a claim or disables checkpoints.
 
-    A job on one node uses ReadWriteOnce, because most default classes lack ReadWriteMany.
+    The claim of a job on one node has the access mode ReadWriteOnce, because most default storage classes do not
+    support ReadWriteMany.
     """
     volume = spec.checkpoint.volume
     if not spec.checkpoint.enabled or volume.claim_name:
@@ -105,7 +117,10 @@ def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Man
 
 
 def support(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> tuple[Manifest, ...]:
-    """Return all objects that the pods need, except the claim and the Secret (``kube`` creates its keys)."""
+    """Return all objects that the pods need, except the volume claim and the Secret with the TLS keys.
+
+    ``checkpoint_claim`` returns the claim. The package ``kube`` creates the Secret, because it must generate the keys.
+    """
     return (
         _service_account(job),
         _role(job),

@@ -1,4 +1,7 @@
-"""Build a job's status from plan, observed state and verdicts, and the events about its changes. No I/O."""
+"""Build the status of a job, and the events about changes of the status. The package does no I/O.
+
+The inputs are the job's plan, the observed state of its objects and the verdicts of the checks in a reconcile.
+"""
 
 from dljob.status.build import build, previous
 from dljob.status.conditions import FALSE, RECOVERING, TRUE, UNKNOWN, Verdict, find, is_true

@@ -1,4 +1,4 @@
-"""Turn verdicts into metav1.Conditions with correct transition times, and derive the phase from them."""
+"""Turn verdicts of checks into metav1.Conditions with correct transition times, and derive the job's phase."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,10 @@ from dljob.api import Condition, ConditionStatus, Phase
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 MAX_MESSAGE = 2048
-"""Longer messages are shortened. People read them, and every change of the status stores them again."""
+"""Maximum length of a condition's message in characters. Longer messages are shortened.
+
+People read the messages, and every change of the status stores them again.
+"""
 
 RECOVERING = ("Restarting", "PodsLost")
 """Reasons of Running=False for a job that ran before and recovers."""
@@ -27,7 +30,7 @@ class Verdict:
 def merge(
     previous: Iterable[Condition], verdicts: Iterable[Verdict], generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """Update the previous conditions by the verdicts, in order of first appearance.
+    """Return the previous conditions, updated and extended by the verdicts, in order of first appearance.
 
     The transition time changes only when the status of a condition changes, as metav1.Condition requires.
     """
@@ -47,7 +50,7 @@ def merge(
 
 
 def _cut(message: str) -> str:
-    """Shorten a message in its middle, because the last line of a log is the most informative."""
+    """Remove the middle of a message that is too long. The end often is the last log line, which helps most."""
     if len(message) <= MAX_MESSAGE:
         return message
     half = MAX_MESSAGE // 2 - 3

@@ -1,4 +1,4 @@
-"""Kubernetes events about changes of conditions."""
+"""Kubernetes events about changes of a job's conditions."""
 
 import hashlib
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
     "FetchingDataset",
 }  # fmt: skip
-"""Reasons that cause no event, because something has merely not started yet or is over."""
+"""Reasons of conditions that cause no event. They only say that something has not started yet or is over."""
 _QUIET_WHEN_TRUE = {"Accepted", "NotNeeded"}
 MAX_MESSAGE = 1000
-"""The API server rejects messages of more than 1024 characters."""
+"""Maximum length of an event's message in characters. The API server rejects messages of more than 1024 characters."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,10 @@ class Event:
     message: str
 
     def name(self, job: str, uid: str) -> str:
-        """Return a name that is equal for equal events of a job, so that repetitions raise the count of one event."""
+        """Return the object name of this event. Equal events of a job have equal names.
+
+        A repetition therefore raises the count of the existing event.
+        """
         digest = hashlib.sha256(f"{uid}/{self.reason}/{self.message}".encode()).hexdigest()[:16]
         return f"{job}.{digest}"
 

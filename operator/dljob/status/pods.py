@@ -64,7 +64,10 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
 
 
 def _fetching(pods: Sequence[PodSeen]) -> Verdict | None:
-    """Return the verdict about dataset fetches that run or are retried. ``run`` fails the job if no retry can help."""
+    """Return the verdict about pods whose dataset fetch is running or is being retried; None without such pods.
+
+    The module ``reconcile.run`` fails the job if no retry can succeed.
+    """
     fetching = [pod for pod in pods if pod.fetching is not None]
     failed = [pod for pod in fetching if pod.fetching and pod.fetching.exit_code is not None]
     if failed:
@@ -94,7 +97,10 @@ def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
 
 
 def _not_made(observed: Observed) -> Verdict | None:
-    """Return the verdict about a StatefulSet that cannot create pods because of a quota, a policy or an override."""
+    """Return the verdict about the first StatefulSet that cannot create its pods; None if there is no such StatefulSet.
+
+    A quota, a policy or an override may be the cause.
+    """
     for item in observed.sets:
         if item.problem and item.replicas:
             text = (
