@@ -6,4 +6,4 @@ CollectiveName = Literal["Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling", 
 COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
 
 MEASURABLE: tuple[CollectiveName, ...] = ("Ring", "MPI", "Tree", "Butterfly", "HalvingDoubling")
-"""Collectives that need only MPI and no servers. Ranks may measure these and choose among them."""
+"""Collectives that need only MPI and no parameter server. Ranks may measure the times of these and use the fastest."""

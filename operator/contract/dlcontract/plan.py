@@ -247,20 +247,20 @@ class Plan(Record):
         return tuple(dict.fromkeys(r.pod for r in self.ranks))
 
     def to_json(self) -> str:
-        """Return canonical JSON: equal plans have equal text.
+        """Return the plan as canonical JSON, so that equal plans have equal text.
 
-        Fields with their default values are omitted. An agent of an earlier release, which rejects unknown fields, then
-        rejects a plan only if the plan uses something new. A default must therefore never change.
+        Fields with their default values are omitted. An agent of an earlier release rejects unknown fields, so it
+        accepts a plan that uses nothing new. Because of the omission, the default of a field must never change.
         """
         fields = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return json.dumps({"schema": self.schema_, **fields}, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str | bytes, *, ignore_unknown: bool = False) -> Self:
-        """Parse a plan from JSON. Raise pydantic's ValidationError, a ValueError that names the field.
+        """Parse a plan from JSON. If it is invalid, raise pydantic's ValidationError (a ValueError) with the field.
 
-        ``ignore_unknown``: accept fields of a later release. Only the operator does so, which may have been rolled back
-        while the agents run the plan.
+        ``ignore_unknown``: True to ignore unknown fields, which a later release may have written. Only the operator
+        ignores them, because it may be rolled back while agents run the plan.
         """
         return cls.model_validate_json(text, extra="ignore" if ignore_unknown else None)
 

@@ -6,16 +6,16 @@ REPORT_KEY = "report.json"
 AGENT_PORT = 7470
 """TCP port for mTLS between the agents of one job."""
 MPI_PORTS = (7500, 7599)
-"""First and last TCP port of Open MPI and its daemons: unencrypted, open to the job's pods only."""
+"""First and last TCP port that Open MPI and its daemons use, unencrypted. Only the job's own pods may connect."""
 METRICS_PORT = 9470
-"""TCP port for HTTP, read-only: /metrics, /healthz and /readyz."""
+"""TCP port on which a trainer pod serves /metrics, /healthz and /readyz (HTTP, read-only)."""
 
 TLS_DIR = "/etc/dljob/tls"
-"""Mount path of the job's Secret: ca.crt, tls.crt, tls.key."""
+"""Mount path of the job's Secret, which contains the files ca.crt, tls.crt and tls.key."""
 CHECKPOINT_DIR = "/var/lib/dljob/checkpoints"
 """Mount path of the checkpoint volume."""
 DATASET_DIR = "/var/lib/dljob/dataset"
-"""Mount path of the claim of a pvc:// dataset (read-only), and the folder of fetched data."""
+"""Mount path of the training data: the read-only volume of a pvc:// dataset, or the volume with fetched data."""
 
 JOB_VARIABLE = "DLJOB_NAME"
 NAMESPACE_VARIABLE = "DLJOB_NAMESPACE"
@@ -24,18 +24,22 @@ SERVICE_VARIABLE = "DLJOB_SERVICE"
 CLUSTER_DOMAIN_VARIABLE = "DLJOB_CLUSTER_DOMAIN"
 POD_VARIABLE = "DLJOB_POD"
 POD_IP_VARIABLE = "DLJOB_POD_IP"
-"""Environment of a trainer pod: the job, its headless Service, the cluster's DNS domain, and the pod itself."""
+"""Name of the environment variable with a trainer pod's own IP address.
+
+The six constants before it name the variables with the job's name, namespace and UID, the name of its headless Service,
+the cluster's DNS domain, and the pod's name.
+"""
 CPUS_VARIABLE = "DLTRAIN_CPUS_M"
-"""Environment of a trainer pod: its CPU request in thousandths."""
+"""Name of the environment variable with a trainer pod's CPU request, in thousandths of a CPU."""
 DATASET_SUMS = "SHA256SUMS"
-"""Name of a checksum file in the format of sha256sum. A dataset URI that ends in it stands for all listed files."""
+"""Name of a checksum file in the format of sha256sum. A dataset URI that ends in this name means all listed files."""
 DATASET_VARIABLE = "DLJOB_DATASET"
-"""Environment of a trainer pod: path of the data of ``spec.dataset.uri``."""
+"""Name of the environment variable with the path at which a trainer pod finds the data of ``spec.dataset.uri``."""
 
 EXIT_BAD_INPUT = 64
-"""Exit code of ranks and of the dataset's init container if the spec cannot succeed."""
+"""Exit code of a rank, or of the init container that fetches the dataset, if the job's spec cannot succeed."""
 
 
 def config_map_names(job: str) -> tuple[str, str]:
-    """Return the names of a job's ConfigMaps for plan and report."""
+    """Return (name of the ConfigMap with the plan, name of the ConfigMap with the report) of a job."""
     return f"{job}-plan", f"{job}-report"

@@ -10,4 +10,4 @@ RANK_STOPPED = "RankStopped"
 TRAINING_ERROR = "TrainingError"
 
 OF_PROGRAM = (COMMAND_NOT_FOUND, RANK_FAILED, RANK_CRASHED, RANK_STOPPED, NO_RESULT, TRAINING_ERROR)
-"""Failures that the training script causes."""
+"""Reasons of the failures that the training script causes, if the job runs one."""

@@ -19,7 +19,7 @@ class Record(BaseModel):
 
 
 class UntrustedRecord(Record):
-    """Base of the parts of a report. Unknown fields are ignored.
+    """Base class of a report and its parts. Unknown fields are ignored.
 
     A trainer may be newer than the operator, such as after a rollback or with a custom image. If the operator rejected
     new fields, the trainer's jobs would never end. Unknown fields of a plan, in contrast, are rejected.
@@ -29,7 +29,10 @@ class UntrustedRecord(Record):
 
 
 def schema_of(text: str | bytes) -> Any:
-    """Return a document's schema number, or None. It distinguishes a newer document from an invalid one."""
+    """Return the schema number of a JSON document, or None if it has none.
+
+    The number shows whether a document that cannot be parsed has a newer schema or is invalid.
+    """
     import json
 
     document = json.loads(text)

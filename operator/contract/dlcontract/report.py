@@ -16,7 +16,7 @@ MAX_NOISE = 1e9
 
 
 class RunPhase(StrEnum):
-    """State of the job, as its coordinator reports it."""
+    """State of the job, as reported by its coordinator (the agent that starts the ranks and watches them)."""
 
     WAITING = "Waiting"
     LAUNCHING = "Launching"
@@ -28,7 +28,7 @@ class RunPhase(StrEnum):
 
 
 class RankMeasure(UntrustedRecord):
-    """Means over the most recent steps of one rank, in seconds."""
+    """The parts of one rank's step time, as means over its most recent steps in seconds; with its local batch size."""
 
     rank: Annotated[int, Field(ge=0, le=100_000)]
     device: Annotated[str, Field(max_length=63)] = ""
@@ -62,14 +62,17 @@ class ProbePoint(UntrustedRecord):
 
 
 class Noise(UntrustedRecord):
-    """The gradient noise scale of a run in samples, and the number of steps (``dltrain.optim.noise_scale``)."""
+    """The gradient noise scale of a run in samples, and the number of steps in which it was measured.
+
+    ``dltrain.optim.noise_scale`` defines and measures it.
+    """
 
     samples: Annotated[float, Field(ge=0, le=MAX_NOISE)]
     steps: Count
 
 
 class Failure(UntrustedRecord):
-    """The reason why the ranks ended, in words for the user."""
+    """The failure that ended the ranks: a reason in CamelCase, a message for the user, and details if known."""
 
     reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=64)]
     message: Text
@@ -88,7 +91,7 @@ class CheckpointMark(UntrustedRecord):
 
 
 class StartupMarks(UntrustedRecord):
-    """Unix times of the start-up, for status.startup."""
+    """Unix times at which a job reached the stages of its start-up. ``status.startup`` of the DLJob shows them."""
 
     agents_up_unix_s: UnixTime | None = None
     launched_unix_s: UnixTime | None = None
@@ -115,7 +118,7 @@ class Mismatch(UntrustedRecord):
 
 
 class Report(UntrustedRecord):
-    """Report about a job from its coordinator; untrusted input for the operator."""
+    """The report that a job's coordinator writes for the operator. It is untrusted input: parse it with ``parse``."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     uid: Name
@@ -152,7 +155,7 @@ class Report(UntrustedRecord):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """Parse a report from JSON of at most 1 MiB. Raise ValueError that names the field if it is invalid."""
+        """Parse a report from JSON of at most 1 MiB. If it is invalid, raise a ValueError that names the field."""
         if len(text) > 2**20:
             raise ValueError(f"report: found {len(text)} bytes; expected at most {2**20}")
         return cls.model_validate_json(text)

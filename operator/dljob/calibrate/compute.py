@@ -10,9 +10,9 @@ from dljob.perf.fit.fitting import agreeing
 
 MAX_POINTS = 64
 MEMORY = 200
-"""Maximum number of observations that count in a point, so that later measurements keep some weight."""
+"""Maximum number of observed steps that count in the mean of a point, so that later measurements keep some weight."""
 ABSURD = 100.0
-"""Maximum factor between a measured and an expected time. A measurement further off counts as an error."""
+"""Maximum factor between a measured and an expected time. A measurement that differs more counts as an error."""
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5
 
 
@@ -45,10 +45,11 @@ def without_outliers(measured: Iterable[Measured], expected_s: Callable[[int], f
 
 
 def in_session(steady: Sequence[Measured], probes: Sequence[Measured]) -> list[Measured]:
-    """Return the steady steps of a run, and its probes of other batches, scaled to fit the steady steps.
+    """Return the measurements of a run: its steady steps, and its probes of other batches with corrected times.
 
-    Probes run before the job is under load, so all probes of a run are wrong by a common factor. The factor is the
-    median of (steady time / probed time) over the batches with both. Without such batches, probes are not scaled.
+    Steady steps are those of the training itself. Probes are short timings before it, when the device is not yet under
+    load, so all probes of a run are wrong by a common factor. The factor is the median of (steady time / probed time)
+    over the batches that have both. If no batch has both, return the probes unchanged.
     """
     pairs = [log(s.compute_s / p.compute_s) for s in steady for p in probes if s.batch == p.batch]
     if not pairs:
@@ -67,11 +68,12 @@ def learn(
     expected_s: Callable[[int], float] | None = None,
     fetch_s: float | None = None,
 ) -> Learned:
-    """Return the constants after one more run.
+    """Return the one-device and link constants after one more run. Other constants in ``before`` are not returned.
 
     ``steady``: steps of the run itself. ``probes``: short timings before the run. ``expected_s``: function from a batch
-    to its time by the catalogue, to reject absurd measurements. ``fetch_s``: seconds to prepare a sample. Times of
-    equal batches are averaged in the logarithm, weighted by observations. Impossible values change nothing.
+    to the catalogue's time for it, to reject absurd measurements. ``fetch_s``: seconds to prepare a sample. Times of
+    equal batches are averaged in the logarithm, weighted by the number of observed steps. Impossible values are
+    ignored.
     """
     session = in_session([m for m in steady if believable(m)], [m for m in probes if believable(m)])
     points = {p.batch: p for p in before.points}
@@ -90,7 +92,10 @@ def learn(
 
 
 def _merged(old: LearnedPoint | None, new: LearnedPoint) -> LearnedPoint:
-    """Return the geometric mean of both points, weighted by observations. ``old`` counts at most ``MEMORY`` / 2."""
+    """Return the geometric mean of both points, weighted by their observations.
+
+    At most ``MEMORY`` / 2 observations of ``old`` count. Return ``new`` if ``old`` is None.
+    """
     if old is None:
         return new
     w = min(old.observations, MEMORY // 2)
@@ -106,7 +111,10 @@ def _moved(old: float | None, new: float | None, least: float, most: float) -> f
 
 
 def _bounded(points: list[LearnedPoint]) -> tuple[LearnedPoint, ...]:
-    """Return at most ``MAX_POINTS`` points. Drop points whose neighbours are closest (by ratio), but never the ends."""
+    """Return at most ``MAX_POINTS`` points, of points in rising order of their batches.
+
+    Drop the points whose two neighbours have the smallest ratio of batches, but never the first and the last point.
+    """
     while len(points) > MAX_POINTS:
         inner = range(1, len(points) - 1)
         i = min(

@@ -33,7 +33,10 @@ class Place:
 
 @dataclass(frozen=True)
 class StepPoint:
-    """Mean step seconds over ``observations`` runs, without input time. ``batch``: samples on the busiest device."""
+    """Mean step seconds over ``observations`` runs on several devices, without input time.
+
+    ``batch``: number of samples on the device with the most.
+    """
 
     place: Place
     batch: int
@@ -52,7 +55,7 @@ class Learned:
     compute_spread: float | None = None
     """Standard deviation of log(measured / predicted) for computing time; None without multi-device measurements."""
     link_spread: float | None = None
-    """Standard deviation of log(measured / predicted) for communication time; None likewise."""
+    """Standard deviation of log(measured / predicted) for communication; None without multi-device measurements."""
     steps: tuple[StepPoint, ...] = ()
     """Measured multi-device steps."""
     noise: NoiseOf | None = None

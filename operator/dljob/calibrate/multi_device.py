@@ -15,14 +15,14 @@ from dljob.perf.step.step import P90
 
 MAX_PLACES = 64
 MAX_RUNS = 20
-"""Maximum number of runs that count in a point, so that later runs keep some weight."""
+"""Maximum number of runs that count in the mean of a point, so that later runs keep some weight."""
 _ALONE = 1e6
-"""Factor on or divisor of the computing time at which communication, or computing, is negligible."""
+"""Factor on the computing time that makes communication negligible. Dividing by it makes computing negligible."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Constants fitted to multi-device steps."""
+    """Constants of the performance model, fitted to measured steps on several devices."""
 
     constants: Constants
     reference_s: float
@@ -37,11 +37,12 @@ class Scaling:
 
 
 def remembered(points: Sequence[StepPoint], new: StepPoint, one_s: Callable[[int], float]) -> tuple[StepPoint, ...]:
-    """Return the points after one more run.
+    """Return the measured multi-device steps after one more run, whose step is ``new``.
 
-    Times of equal placements and batches are averaged in the logarithm. Beyond ``MAX_PLACES`` points, those with the
-    fewest observations are dropped. An invalid time changes nothing, and so does a time that differs by more than a
-    factor ``ABSURD`` from the earlier time of the same placement and batch (or, without one, from ``one_s(batch)``).
+    Times of equal placements and batches are averaged in the logarithm. If there are more than ``MAX_PLACES`` points,
+    those with the fewest observations are dropped. An invalid time is ignored, and so is a time that differs by more
+    than a factor ``ABSURD`` from the expected time. The expected time is the earlier time of the same placement and
+    batch or, if there is none, ``one_s(batch)``, the step time on one device.
     """
     known = {(p.place, p.batch): p for p in points}
     old = known.get((new.place, new.batch))
@@ -60,7 +61,10 @@ def remembered(points: Sequence[StepPoint], new: StepPoint, one_s: Callable[[int
 
 
 def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], reference_s: float) -> Scaling | None:
-    """Return the fitted constants, or None without points. ``one_s``: function from a batch to its one-device time."""
+    """Return the constants fitted to the measured steps ``points``, or None without points.
+
+    ``one_s``: function from a batch to its step seconds on one device. ``reference_s``: a typical value of ``one_s``.
+    """
     if not points:
         return None
     posterior = fit(reference_s, _runs(points, one_s), np.array([p.step_s for p in points]))
@@ -76,10 +80,12 @@ def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], re
 def next_place(
     points: Sequence[StepPoint], one_s: Callable[[int], float], reference_s: float
 ) -> tuple[Place, int] | None:
-    """Return the next (placement, batch per device) to measure, or None without points or with enough points.
+    """Return the next (placement, batch per device) to measure.
 
-    Candidates use a power of two of nodes (at most twice the most measured), a power of two of devices per node (at
-    most the most measured), and the smallest, the middle or the largest measured batch.
+    Return None without points, after ``MAX_PROBES`` points, or if all candidates were measured. In a candidate, the
+    number of nodes is a power of two, up to twice the largest measured number. The number of devices per node is a
+    power of two, up to the largest measured number. The batch is the smallest, the middle or the largest measured one.
+    ``one_s``: function from a batch to its step seconds on one device. ``reference_s``: a typical value of ``one_s``.
     """
     if not points or len(points) >= MAX_PROBES:
         return None

@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from math import exp, isfinite, log
 
 MIN_STEPS = 50
-"""Minimum number of measured steps. Shorter runs are ignored."""
+"""Minimum number of steps in which a run must measure the noise scale. Shorter runs are ignored."""
 MAX_RUNS = 5
-"""Maximum number of runs that count in the mean, because φ changes with the learning rate and the training length."""
+"""Maximum number of runs that count in the mean of the noise scale.
+
+Older runs count less, because the noise scale changes with the learning rate and the length of the training."""
 _MIN_SAMPLES = 1.0
-"""Lower bound of φ in samples. No batch is smaller, so a lower value would not change the choice. Without the bound, a
-run that measured zero (for example with the same samples on all ranks) would dominate the mean of logarithms."""
+"""Lower bound of the noise scale in samples. No batch is smaller than one sample, so a lower value would not change the
+choice of the batch size. Without the bound, a run that measured zero (for example with the same samples on all ranks)
+would dominate the mean of logarithms."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,9 @@ def after(before: NoiseOf | None, run: NoiseOf) -> NoiseOf | None:
 
 
 def known(profiles: Mapping[str, NoiseOf | None], data: str) -> NoiseOf | None:
-    """Return the noise scale with the most runs on ``data``, or None. ``profiles``: device -> a model's noise scale."""
+    """Return the noise scale of a model that was measured in the most runs on ``data``, or None if there is none.
+
+    ``profiles``: the model's noise scale in the profile of each device; None if it was not measured.
+    """
     found = [noise for _, noise in sorted(profiles.items()) if noise is not None and noise.data == data]
     return max(found, key=lambda noise: (noise.runs, noise.steps), default=None)

@@ -37,29 +37,34 @@ DEVIATION = Constants(
 
 @dataclass(frozen=True)
 class Prior:
-    """Distribution before any measurement, chosen on three workloads of one cluster (design note 0006).
+    """Distribution of the multi-device constants before any measurement on several devices.
 
-    All values below are in logarithms of seconds, except where stated.
+    It was chosen on three workloads of one cluster (design note 0006). All standard deviations are those of
+    log(seconds).
     """
 
     mean: Constants = MEAN
     deviation: Constants = DEVIATION
     session: float = 0.32
-    """Standard deviation of a factor on communication that runs on the same number of nodes share."""
+    """Standard deviation of a factor on communication that all runs on the same number of nodes have in common."""
     network: float = 0.08
-    """Standard deviation of a factor on communication that varies smoothly over placements."""
+    """Standard deviation of a factor on the communication time that varies smoothly over placements."""
     network_reach: float = 0.75
     """Length scale of the ``network`` factor in log(nodes), log(devices) and log(devices on the busiest node)."""
     batch: float = 0.035
-    """Standard deviation of a factor on computing that runs with the same batch share."""
+    """Standard deviation of a factor on the computing time that all runs with the same batch have in common."""
     smooth: float = 0.035
-    """Standard deviation of a factor on the whole step that varies smoothly over runs."""
+    """Standard deviation of a factor on the whole step time that varies smoothly over runs."""
     smooth_reach: float = 0.45
-    """Length scale of the ``smooth`` factor in logarithms of nodes, devices and one-device time."""
+    """Length scale of the ``smooth`` factor in four logarithms.
+
+    These are the logarithms of nodes, of devices on the busiest node, of the square root of all devices, and of the
+    one-device time.
+    """
     noise: float = 0.035
     """Standard deviation of repeated measurements of a step that only computes."""
     network_noise: float = 0.035
-    """Standard deviation of the noise that communication adds."""
+    """Standard deviation that communication adds to repeated measurements of a step that only communicates."""
     tail: float = 4.0
     """Degrees of freedom of the noise, which has Student's t distribution."""
 
@@ -83,7 +88,11 @@ def prior_covariance(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -
 
 
 def effects_of(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -> Floats:
-    """Return the covariance of the effects on runs ``a`` (rows) with those on runs ``b`` (columns)."""
+    """Return the covariance of log(step time) between runs ``a`` (rows) and ``b`` (columns) that effects cause.
+
+    Effects are what the formulas for the step time do not model: the ``session``, ``network``, ``batch`` and ``smooth``
+    factors in ``prior``. ``at_a``, ``at_b``: step times of the runs by the formulas.
+    """
     session = (a.nodes[:, None] == b.nodes) * prior.session**2
     network = prior.network**2 * _near(
         [np.log(f) for f in (a.nodes, a.busiest, a.devices)],

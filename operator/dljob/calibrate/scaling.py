@@ -1,9 +1,9 @@
 """Bayesian fit of the multi-device constants to few or many measured steps: prior, robust fit, posterior, intervals.
 
-In logarithms: measured = model(constants) + effects + noise. Constants have normal priors. Effects cover what the
-formulas do not model:
+The model of a measured step time is log(measured) = log(formula(constants)) + effects + noise. Constants have normal
+priors. Effects cover what the formulas do not model:
 
-- a factor on communication that runs on the same number of nodes share (same session, same switch);
+- a factor on communication that all runs on the same number of nodes have in common (same session, same switch);
 - a factor on communication that varies smoothly over placements;
 - a factor on computing for each batch, because the one-device curve has measurement errors, too;
 - a small factor on the whole step that varies smoothly over runs.
@@ -24,14 +24,14 @@ from dljob.calibrate.prior import Prior, effects_of, noise_variance, of_constant
 from dljob.perf.fit.scaling import Constants, Floats, Runs, Steps, steps
 
 MIN_MEASUREMENTS = 5
-"""Maximum number of measurements among which outliers cannot be detected."""
+"""Number of measurements up to which no measurement is treated as an outlier, because so few cannot show outliers."""
 MAX_MEASUREMENTS = 256
 """Maximum number of measurements in a fit, because its cost grows with their cube. Longer lists are thinned evenly."""
 HESITANT = 20
-"""Number of measurements beyond ``MIN_MEASUREMENTS`` at which their scatter and the prior's have equal weight in the
-width of intervals."""
+"""Number of measurements beyond ``MIN_MEASUREMENTS`` at which two widths of an interval have equal weight: the width by
+the scatter of the measurements, and the width by the prior distribution."""
 WIDEST = 3.0
-"""Maximum factor by which the scatter of measurements widens an interval."""
+"""Maximum factor by which the scatter of measurements widens an interval of predicted step times."""
 _ROUNDS = 20
 _SHORTEST_MOVE = 1e-3
 
@@ -54,7 +54,7 @@ class Posterior:
     reference_s: float
     given: Runs
     residual: Floats
-    """log(measured) - log(model(constants)) for each run in ``given``."""
+    """log(measured step time) - log(step time by the formulas and ``constants``) for each run in ``given``."""
     left_out: Floats
     """Absolute leave-one-out residual of each measurement, divided by its standard deviation."""
     _inverse: Floats = field(repr=False)
@@ -91,10 +91,11 @@ class Posterior:
         return covariance, noise_variance(self.prior, here)
 
     def widening(self, level: float) -> float:
-        """Return the factor by which intervals are wider than those of a normal distribution.
+        """Return the factor by which intervals are wider than the normal distribution's. ``level``: their probability.
 
         The factor is a quantile of the leave-one-out residuals (conformal prediction; Vovk, Gammerman, Shafer 2005)
-        divided by the normal quantile. It is averaged with 1, which has the weight of ``HESITANT`` measurements.
+        divided by the normal quantile, at most ``WIDEST``. It is averaged with 1, which has the weight of ``HESITANT``
+        measurements.
         """
         counted = max(0, len(self.left_out) - MIN_MEASUREMENTS)
         if counted == 0:
@@ -135,8 +136,8 @@ def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior())
     effects = effects_of(prior, given, here, given, here) + np.diag(noise_variance(prior, here) / trust)
     whole: Floats = np.asarray(np.linalg.inv(effects + of_constants(prior, here, here)), dtype=np.float64)
     residual = log_s - here.log_s
-    # Leave-one-out residuals over their standard deviations. The noise of a distrusted measurement counts like any
-    # other's here, because otherwise outliers would not widen intervals.
+    # Divide leave-one-out residuals by their standard deviations. Here an outlier's noise variance is that of all other
+    # measurements, because otherwise outliers would not widen intervals.
     precision = np.diag(whole)
     usual = 1 / precision - noise_variance(prior, here) * (1 / trust - 1)
     left_out = np.abs(whole @ (residual + here.jacobian @ (vector - mean)) / precision)

@@ -44,7 +44,7 @@ VENDORS = ("nvidia", "amd", "geforce", "tesla", "quadro", "instinct", "rtx")
 
 
 GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
-"""Extended resource of each vendor's device plugin. Pods request it, and taints of GPU nodes often use it as key."""
+"""Kubernetes resource with the GPUs of each vendor, from its device plugin. Taints of GPU nodes often use it as key."""
 
 
 AMD = re.compile(r"\b(amd|instinct|radeon|mi\d{2,3}[a-z]?)\b")
@@ -58,7 +58,7 @@ def vendor(label: str) -> str:
 def canonical(label: str) -> str:
     """Return a product name without vendor and punctuation: ``NVIDIA-A100-SXM4-40GB`` becomes ``a100sxm440``."""
     text = re.sub(rf"^({'|'.join(VENDORS)}|[-_ ])+", "", label.lower())
-    text = re.sub(r"-?shared$", "", text)  # the label that the NVIDIA device plugin gives time-sliced GPUs
+    text = re.sub(r"-?shared$", "", text)  # the NVIDIA device plugin adds this suffix to labels of time-sliced GPUs
     return re.sub(r"[^a-z0-9]", "", text).removesuffix("gb")
 
 
@@ -86,7 +86,10 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def gpu_or_assumed(label: str) -> Device:
-    """Return the GPU with this name. An unknown GPU is ``assumed`` to be like a T4, the slowest common GPU."""
+    """Return the GPU with this product name or node label, or the part of a GPU if the label is a MIG instance's.
+
+    A GPU that is not in the catalogue has the figures of a T4, the slowest common GPU, and its ``assumed`` is True.
+    """
     known = gpu(label) or _slice(label)
     if known is not None:
         return known
@@ -102,14 +105,16 @@ def gpu_or_assumed(label: str) -> Device:
 
 
 MIG = re.compile(r"(.*)-MIG-(\d)g\.(\d+)gb", re.IGNORECASE)
-"""Label of a GPU instance (MIG). Its groups are product, number of compute slices, and memory in GiB."""
+"""Pattern of the node label of a MIG instance, which is a part of a GPU.
+
+Its groups are the GPU's product name, the number of compute slices, and the memory in GiB."""
 
 
 def _slice(label: str) -> Device | None:
-    """Return the MIG instance with this label, or None if the label is another one or the GPU is not in the catalogue.
+    """Return the MIG instance (part of a GPU) with this label, such as NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.
 
-    Figures are proportional to the whole GPU's. An A30 has four compute slices, other GPUs have seven (NVIDIA's MIG
-    user guide).
+    Return None if the label has another form or if the GPU is not in the catalogue. The figures are proportional to
+    those of the whole GPU. An A30 has four compute slices, other GPUs have seven (NVIDIA's MIG user guide).
     """
     if (found := MIG.match(label)) is None or (whole := gpu(found[1])) is None:
         return None
@@ -132,11 +137,11 @@ def _slice(label: str) -> Device | None:
 
 
 def cpu(label: str, cores: float) -> Device:
-    """Return ``cores`` CPUs as a device. A fraction is a quota. ``label``: the node's CPU class.
+    """Return ``cores`` CPUs as a device. A fraction of a CPU is a CPU quota. ``label``: the node's CPU class.
 
-    Figures of a core: 2 AVX2 units x 8 lanes x 2 operations (multiply, add) x 3 GHz = 96 GFLOP/s; 12 of a socket's
-    200 GB/s for 16 cores; 8 W of a socket's 280 W for 32 cores, of which 2 W when idle. Raise ValueError if ``cores``
-    is not above 0.
+    A core has 2 AVX2 units x 8 lanes x 2 operations (multiply, add) x 3 GHz = 96 GFLOP/s. Its memory bandwidth is
+    12 GB/s, because 16 cores share a socket's 200 GB/s. Its power is 8 W, because 32 cores share a socket's 280 W; an
+    idle core draws 2 W. Raise ValueError if ``cores`` is not above 0.
     """
     if not cores > 0:
         raise ValueError(f"device {label}: found {cores} CPUs; expected more than 0")

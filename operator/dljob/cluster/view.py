@@ -57,7 +57,7 @@ _SCALE |= {f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE",
 def quantity(value: object) -> Decimal:
     """Return the value of a number or a Kubernetes quantity such as ``500m`` or ``4Gi``. Raise ValueError otherwise.
 
-    The Kubernetes client has such a function, but the core must not import that client.
+    The Kubernetes client library has a similar function, but only packages that do I/O may import that library.
     """
     match = _QUANTITY.fullmatch(str(value))
     if match is None or isinstance(value, bool):

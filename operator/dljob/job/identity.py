@@ -1,4 +1,4 @@
-"""Keys of jobs. Equal profile keys mean equal costs per sample; equal data keys mean equal training data."""
+"""Keys that identify the model and the training data of a job, so that jobs can use measurements of earlier jobs."""
 
 import hashlib
 import json
@@ -10,8 +10,9 @@ from dljob.perf.workload.models import MODELS
 def profile_key(spec: DLJobSpec) -> str:
     """Return the model part of the DLProfile's key. Jobs with equal keys cost the same per sample.
 
-    For a built-in model, the key is the model's name. A dataset other than the model's default is added, because the
-    shape of samples determines the cost. For a training script, the key is a digest.
+    For a built-in model, the key is the model's name. If the dataset is not the model's default, the dataset is added,
+    because the shape of samples determines the cost. For a training script, the key is a digest of its image, command,
+    arguments and ``spec.model``.
     """
     if spec.trainer.command:
         program = [spec.trainer.image, spec.trainer.command, spec.trainer.args, spec.model.manifest()]
@@ -24,7 +25,7 @@ def profile_key(spec: DLJobSpec) -> str:
 
 
 def data_key(spec: DLJobSpec) -> str:
-    """Return the key of the training data. Jobs with the same model and key have the same gradient noise."""
+    """Return the key of the training data. Jobs with equal models and equal keys have the same gradient noise scale."""
     if spec.dataset.name is not None:
         return spec.dataset.name.value
     return f"data-{hashlib.sha256(str(spec.dataset.uri).encode()).hexdigest()[:8]}"

@@ -16,7 +16,7 @@ from dljob.planner import BatchDecision, Choice, Decision, Prediction
 
 
 def figures(value: float) -> float:
-    """Round to four significant figures, which is readable and more precise than any prediction."""
+    """Round a value to four significant figures, which are easy to read and more precise than any prediction."""
     return float(f"{value:.4g}")
 
 

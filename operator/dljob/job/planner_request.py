@@ -37,11 +37,12 @@ def total_steps(spec: DLJobSpec) -> int:
 
 
 def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] | None:
-    """Return (rule that scales the learning rate to ``batch``, batch size before scaling); None for no scaling.
+    """Return (rule to scale the learning rate, batch size for which the spec's rate is meant); None for no scaling.
 
-    The spec's rule takes precedence. For a batch size that the planner chose, the default is AdaScale for SGD (Johnson
-    et al. 2020), and the square root for Adam and AdamW, whose steps do not grow with the gradient (Malladi et al.
-    2022). A learning-rate search already uses the chosen batch size.
+    ``batch``: global batch size of the plan. A rule in the spec takes precedence. If the planner chose another batch
+    size than the spec's, the default is AdaScale for SGD (Johnson et al. 2020), and the square root for Adam and AdamW,
+    whose steps do not grow with the gradient (Malladi et al. 2022). With a learning-rate search, the default is None,
+    because the search already uses the chosen batch size.
     """
     requested = spec.optimizer.learning_rate_scaling
     if requested is not None:
@@ -53,7 +54,10 @@ def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] |
 
 
 def _batches(spec: DLJobSpec, running: RunningBatch | None) -> Batches | None:
-    """Return the batch sizes that the planner may choose from, up to the number of samples in the data."""
+    """Return the range of batch sizes that the planner may choose from, or None if the spec has no range.
+
+    The upper end is at most the number of samples in an epoch. ``running``: the batch size of a job that has started.
+    """
     if spec.batch_size_range is None:
         return None
     base, epoch = spec.global_batch_size, train_samples(spec)
@@ -86,7 +90,7 @@ def planner_request(name: str, spec: DLJobSpec, running: RunningBatch | None = N
         dataset_samples=spec.dataset.samples if spec.dataset.uri else None,
         optimizer=spec.optimizer.name.value,
         momentum=spec.optimizer.momentum,
-        nodes_min=max(2, spec.nodes.min) if asynchronous else spec.nodes.min,  # One worker and one server.
+        nodes_min=max(2, spec.nodes.min) if asynchronous else spec.nodes.min,  # at least one worker and one server
         nodes_max=spec.nodes.max,
         devices=spec.devices,
         node_selector=spec.scheduling.node_selector,

@@ -38,7 +38,7 @@ PROBE_STEPS = 5
 
 
 def profile_name(model: str, device: str) -> str:
-    """Return the name of a DLProfile: readable model and device, and a digest that makes it unique."""
+    """Return the name of a DLProfile. It consists of model and device in readable form, and a digest for uniqueness."""
     digest = hashlib.sha256(f"{model}\n{device}".encode()).hexdigest()[:8]
     readable = re.sub(r"[^a-z0-9]+", "-", f"{model}-{device}".lower()).strip("-")[:48].strip("-")
     return f"{readable}-{digest}"
@@ -73,7 +73,10 @@ def _contention(status: DLProfileStatus) -> Contention:
 
 
 def devices(report: Report) -> tuple[str, ...]:
-    """Return the devices that a report measured; none if a rank ran on a different device than planned."""
+    """Return the device types that a report has measurements of, sorted.
+
+    Return an empty tuple if a rank ran on a different device than planned.
+    """
     if report.mismatches:
         return ()
     return tuple(sorted({p.device for p in report.probes} | {r.device for r in report.ranks if r.device and r.share}))
@@ -136,7 +139,10 @@ def _updated_noise(before: DLProfileStatus, report: Report, data: str | None) ->
 
 
 def _fetched(report: Report, device: str) -> float | None:
-    """Return the seconds to make one sample, as the median over ranks; None if no rank reported them."""
+    """Return the seconds to read and prepare one sample for a batch, as the median over the ranks on ``device``.
+
+    Return None if no rank reported this time.
+    """
     said = [r.fetch_s / r.share for r in report.ranks if r.device == device and r.share > 0 and r.fetch_s > 0]
     return median(said) if said else None
 
@@ -149,9 +155,10 @@ def _scaled(
     place: Place | None,
     points: Sequence[LearnedPoint],
 ) -> tuple[tuple[ScalingPoint, ...], ScalingConstants | None, NextMeasurement | None]:
-    """Return the steps on several devices, their constants and the next measurement.
+    """Return the profile's measured multi-device steps, the constants fitted to them, and the next step to measure.
 
-    This run is included if it ran as planned, on equal devices and equally many on each node.
+    The run of ``report`` is included if it ran as planned, on devices of one type and equally many on each node.
+    Otherwise, return the values in ``before``. ``points``: one-device compute times.
     """
     ranks = [r for r in report.ranks if r.share > 0]
     if not points or place is None or not ranks or not report.step_s or {r.device for r in ranks} != {device}:
@@ -199,13 +206,20 @@ def _constants(found: Scaling | None) -> ScalingConstants | None:
 
 
 def _curve(model: str, device: str, points: Sequence[LearnedPoint]) -> Curve:
-    """Fit the compute time of one device to the points: the catalogue's curve if it has one, otherwise a line."""
+    """Return the compute time of one device as a curve through the measured points.
+
+    Outside the range of the points, the curve has the catalogue's shape. If the catalogue has no curve for the model, a
+    line replaces the catalogue's curve.
+    """
     pairs = [(p.batch, p.compute_s) for p in points]
     return calibrated(_catalogue(model, device) or Curve((0.0,), (1e-9,), pairs[-1][1] / pairs[-1][0]), pairs)
 
 
 def _expected(model: str, device: str) -> Callable[[int], float] | None:
-    """Return the catalogue's compute time of a built-in model on the device; None for custom scripts or data."""
+    """Return a function from a batch to the catalogue's compute time of a built-in model on the device.
+
+    Return None for training scripts and for datasets that are not built in.
+    """
     curve = _catalogue(model, device)
     return curve.seconds if curve else None
 

@@ -1,4 +1,4 @@
-"""Recommend a plan for a manifest and a cluster, as objects or JSON. No I/O."""
+"""Recommendation of a plan for a job's manifest and a cluster, as objects or as JSON. This module does no I/O."""
 
 import re
 from collections.abc import Mapping
@@ -81,7 +81,10 @@ def parse_job(manifest: object) -> Job:
 
 
 def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
-    """Return the constants of DLProfile objects in the API server's form. Raise ValueError for invalid objects."""
+    """Return the measured constants in a list of DLProfile objects, by (model, device).
+
+    The objects have the form in which the API server returns them. Raise ValueError for invalid objects.
+    """
     if not isinstance(documents, list):
         raise ValueError(f"profiles: found {type(documents).__name__}; expected a list")  # noqa: TRY004 - user input
     constants = {}
@@ -104,9 +107,10 @@ def recommend(job: Job, view: ClusterView, constants: Constants) -> Recommendati
 
 
 def answer(question: object, view: ClusterView | None = None, constants: Constants | None = None) -> dict[str, Any]:
-    """Answer a request ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}``, all as JSON.
+    """Answer the request ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}`` with a recommended plan.
 
-    If ``cluster`` is missing, ``view`` replaces it. ``profiles`` is optional. Raise ValueError for an invalid request.
+    The request and the result are documents as read from JSON. If ``cluster`` is missing, ``view`` replaces it. If
+    ``profiles`` is missing, ``constants`` replaces it. Raise ValueError for an invalid request.
     """
     if not isinstance(question, Mapping) or set(question) - {"job", "cluster", "profiles"} or "job" not in question:
         found = sorted(map(str, question)) if isinstance(question, Mapping) else type(question).__name__

@@ -28,7 +28,7 @@ def _in_words(error: ErrorDetails, root: str) -> str:
 
 
 def _expected(error: ErrorDetails) -> str:
-    """Return the words that follow "expected"."""
+    """Return the words that follow "expected" in the message for a validation error."""
     if meaning := PATTERNS.get(str(error.get("ctx", {}).get("pattern"))):
         return meaning
     message = error["msg"]

@@ -1,7 +1,7 @@
-"""The accepted plan as stored in the ConfigMap ``<job>-plan``.
+"""The accepted plan of a job, as stored in the ConfigMap ``<job>-plan``.
 
-``plan.json`` is for the agents. ``operator.json`` holds what the operator needs in addition, so that it does not plan
-again after a restart. Groups are stored only once, in the ranks of ``plan.json``.
+The key ``plan.json`` is for the agents. The key ``operator.json`` contains what the operator needs in addition, so that
+it does not plan again after a restart. The groups of a plan are stored only once, in the ranks of ``plan.json``.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 
 OPERATOR_KEY = "operator.json"
 DIGEST_VERSION = "v1"
-"""Version of ``spec_digest``. A release with another version must still compute the digests of this one."""
+"""Version of the method of ``spec_digest``. A release with another version must also compute digests of this one."""
 _NOT_IN_DIGEST = ("suspend",)
 _RUN_POLICY_NOT_IN_DIGEST = ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "nodeLostSeconds")
 
@@ -36,7 +36,10 @@ class PodGroup:
 
 
 class StoredPlan(BaseModel):
-    """The plan in force. Unknown fields are ignored, because a later release may have written it before a rollback."""
+    """The accepted plan of a job: the trainer's plan, its status, and what the operator needs in addition.
+
+    Unknown fields are ignored, because a later release may have written the plan before a rollback.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -66,7 +69,10 @@ class StoredPlan(BaseModel):
 
     @property
     def revision(self) -> str:
-        """Return the revision of the pods. All pods of the old revision stop before pods of a new revision start."""
+        """Return the revision of the job's pods, which changes with the spec and with each replacement of its plan.
+
+        All pods of the old revision stop before pods of a new revision start.
+        """
         return f"{self.spec_digest}-{self.replans}" if self.replans else self.spec_digest
 
     @property
@@ -82,7 +88,10 @@ class StoredPlan(BaseModel):
         return len(self.plan.pods)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy. With changes it is a new plan, which ``data`` renders anew."""
+        """Return a copy with the fields in ``update`` changed.
+
+        If any field changes, ``data`` no longer returns the stored form of the original plan.
+        """
         copy = super().model_copy(update=update, deep=deep)
         if update:
             copy._stored = None
@@ -98,9 +107,10 @@ class StoredPlan(BaseModel):
         return changed
 
     def data(self) -> dict[str, str]:
-        """Return the data of the ConfigMap, which ``parse`` reads. The data of a parsed plan are returned unchanged.
+        """Return the data of the ConfigMap, which ``parse`` reads.
 
-        If another release of the operator wrote the plan, running agents would otherwise get a plan in another form.
+        If ``parse`` made this plan, return the parsed data unchanged. Otherwise, after an upgrade of the operator,
+        running agents would receive their plan in another form.
         """
         if self._stored is not None:
             return dict(self._stored)

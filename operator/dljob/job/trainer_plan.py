@@ -7,7 +7,8 @@ from dljob.job.planner_request import learning_rate_rule, train_samples
 from dljob.planner import Choice, Decision, Group
 
 TCP_SEGMENT_NBYTES = 56 * 2**10
-"""Segment size below Open MPI's eager limit over TCP (64 KiB), so that a segment needs no handshake."""
+"""Size in bytes of the segments in which ranks on several nodes send a bucket of gradients. It is below the eager limit
+of Open MPI over TCP (64 KiB), so that a segment needs no handshake."""
 
 
 def _ranks(job: str, groups: tuple[Group, ...], domain: str) -> tuple[dlcontract.Rank, ...]:
@@ -39,14 +40,20 @@ def _dataset(spec: DLJobSpec) -> dlcontract.DatasetRef:
 
 
 def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
-    """Return True if ranks measure the collectives. The planned collective is then only an expectation."""
+    """Return True if ranks measure the collectives and use the fastest.
+
+    The collective in the plan is then only the one that the planner expects to be the fastest.
+    """
     several = sum(len(group.shares) for group in chosen.groups) > 1
     theirs = spec.collective is Collective.AUTO and spec.gradient_compression is None and strategy == "Data"
     return several and theirs and chosen.collective in dlcontract.MEASURABLE
 
 
 def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
-    """Return the strategy of the spec, even on one rank, or the planner's choice for Auto."""
+    """Return the parallelism strategy in the spec, also if the plan has only one rank.
+
+    If the spec's strategy is Auto, return the planner's choice.
+    """
     asked = spec.parallelism.strategy
     return chosen.strategy if asked is ParallelismStrategy.AUTO else asked.value
 
@@ -54,8 +61,8 @@ def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     """Return the fewest ranks with which the trainer may continue.
 
-    With model parallelism, all ranks are needed. Otherwise the trainer needs the parameter servers and the ranks of
-    ``nodes.min`` nodes. The nodes with the fewest ranks count.
+    With model parallelism, the trainer needs all ranks. Otherwise it needs the parameter servers and as many ranks as
+    the ``nodes.min`` nodes with the fewest ranks have.
     """
     if choice.splits_model:
         return sum(len(g.shares) for g in choice.groups)
@@ -72,7 +79,10 @@ def _checkpoint(spec: DLJobSpec) -> dlcontract.CheckpointRef:
 
 
 def _grace_s(spec: DLJobSpec) -> float:
-    """Return the termination grace period, including overrides. The last checkpoint must fit into it."""
+    """Return the termination grace period in seconds, in which ranks write their last checkpoint.
+
+    If pod template overrides change it, the last override counts.
+    """
     found = [override.spec.get("terminationGracePeriodSeconds") for override in spec.pod_template_overrides]
     changed = [seconds for seconds in found if isinstance(seconds, int) and seconds > 0]
     return float([spec.run_policy.termination_grace_period_seconds, *changed][-1])

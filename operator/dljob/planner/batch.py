@@ -1,7 +1,8 @@
-"""Choose the global batch size in a range that needs the least time (or energy, or cost) for the same progress.
+"""Choice of the global batch size, from a range, that needs the least time, energy or cost for the same progress.
 
-The considered batch sizes form a ladder. Each rung gets its own plan and its own number of steps, which follows from
-the gradient noise scale (``perf.fit.statistical``). The request's objective over the whole training compares the plans.
+The considered batch sizes are called a ladder, and each of them a rung. Each rung has its own plan and its own number
+of steps, which follows from the gradient noise scale (``perf.fit.statistical``). The plans are compared by the
+request's objective over the whole training.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,21 +17,25 @@ from dljob.planner.types import BatchDecision, Batches, BatchOption, Choice, Dec
 from dljob.planner.types.texts import samples
 
 MIN_GAIN = 0.05
-"""Minimum relative improvement that justifies a batch further from globalBatchSize: noise scales vary between runs."""
+"""Minimum relative improvement that justifies a batch size further from ``spec.globalBatchSize``.
+
+Smaller improvements are uncertain, because measured noise scales vary between runs."""
 AS_MANY_SAMPLES = 1e15
-"""Stand-in for an unmeasured noise scale. It is so large that all batch sizes need the same number of samples."""
+"""Noise scale in samples that replaces an unmeasured one. With it, all batch sizes need the same number of samples."""
 MAX_RUNGS = 16
-"""Maximum number of batches in a ladder."""
+"""Maximum number of global batch sizes to consider."""
 MAX_RUNGS_PLANNED_AT_ONCE = 8
-"""Maximum length of a ladder whose batches are all planned. In a longer one, every other batch is planned first, then
-the neighbours of the best batch."""
+"""Maximum number of considered batch sizes that are all planned. If there are more, every other batch size is planned
+first, then the neighbours of the best one."""
 Plan = Callable[[Request], Decision | Infeasible]
 
 
 def ladder(base: int, low: int, high: int) -> list[int]:
-    """Return ``low``, ``high``, and between them ``base`` multiplied and divided by 1, 1.5, 2, 3, 4, 6, …
+    """Return the batch sizes to consider from ``low`` to ``high``, in rising order and at most ``MAX_RUNGS``.
 
-    Multiples of the user's batch divide evenly among ranks if that batch does. Wide ranges use powers of two only.
+    They are ``low``, ``high`` and ``base`` times …, 1/2, 3/4, 1, 3/2, 2, 3, 4, 6, … if that is a whole number. If these
+    are too many, only powers of two times ``base`` are used, and those nearest to ``base`` first. Multiples of ``base``
+    divide evenly among ranks if ``base`` does.
     """
     halves = {base} | {base * 2**k for k in range(1, 32)} | {base // 2**k for k in range(1, 32) if base % 2**k == 0}
     between = {3 * batch // 2 for batch in halves if batch % 2 == 0}
@@ -49,9 +54,11 @@ def ladder(base: int, low: int, high: int) -> list[int]:
 def choose(
     request: Request, batches: Batches, learned: Mapping[tuple[str, str], Learned], plan: Plan
 ) -> Decision | Infeasible:
-    """Return the plan for the best batch, and describe the other batches in ``Decision.batch``.
+    """Return the plan for the best global batch size, and describe the other batch sizes in ``Decision.batch``.
 
-    Without a measured noise scale, use the spec's batch. ``plan``: the function that plans a request with one batch.
+    A running job keeps its batch size. Without a measured noise scale, use the batch size in the spec. ``learned``:
+    measured constants by (model or training script, device). ``plan``: function that plans a request with one batch
+    size.
     """
     base = request.global_batch
     if batches.running is not None:
@@ -66,7 +73,7 @@ def choose(
         return _with_batch(
             plan(_at(request, batches, base, 0.0)), BatchDecision(base, base, request.total_steps, None, text)
         )
-    scale = float(f"{noise.samples:.4g}")  # as status shows it, so that a job's later plans come to the same steps
+    scale = float(f"{noise.samples:.4g}")  # as in the status, so that later plans of the job get as many steps
     asked = {b: _at(request, batches, b, scale) for b in ladder(base, batches.low, batches.high)}
     found = _looked_at(base, asked, plan)
     decisions = {batch: answer for batch, answer in found.items() if isinstance(answer, Decision)}
@@ -82,10 +89,11 @@ def choose(
 
 
 def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int, Decision | Infeasible]:
-    """Plan all batches of a short ladder. In a long ladder, plan every other batch, then the best batch's neighbours.
+    """Return the plan, or the reason why there is none, for each planned batch size.
 
-    Two rungs of a long ladder differ little in the time for the same progress, and a plan on a large cluster takes a
-    tenth of a second.
+    ``asked``: request for each batch size to consider. If there are many, plan only every other one, and then the
+    neighbours of the best one: neighbours differ little in the time for the same progress, and a plan on a large
+    cluster takes a tenth of a second.
     """
     rungs = sorted(asked)
     first = rungs if len(rungs) <= MAX_RUNGS_PLANNED_AT_ONCE else sorted({base, rungs[-1], *rungs[::2]})
@@ -99,10 +107,11 @@ def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int,
 
 
 def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
-    """Return the batch nearest to ``base`` that is worth choosing. ``scores``: batch -> (late, score), lower is better.
+    """Return the batch size nearest to ``base`` that is worth choosing.
 
-    A batch is worth choosing if its score is within ``MIN_GAIN`` of the best score. A batch other than ``base`` must
-    also beat ``base`` by more than ``MIN_GAIN``, unless ``base`` has no plan or misses a deadline that the best meets.
+    ``scores``: batch size -> (True if its plan misses the deadline, score); lower is better. A batch size is worth
+    choosing if its score is within ``MIN_GAIN`` of the best score. Other batch sizes than ``base`` must also beat
+    ``base`` by more than ``MIN_GAIN``, unless ``base`` has no plan or misses a deadline that the best one meets.
     """
     late, best = min(scores.values())
     near_best = {
@@ -127,18 +136,24 @@ def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasib
 
 
 def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request:
-    """Return the request with ``batch`` as its only batch size, and with the steps for the same progress."""
+    """Return the request with ``batch`` as its only batch size, and with as many steps as give the same progress.
+
+    ``noise``: the gradient noise scale in samples.
+    """
     steps = statistical.steps(request.total_steps, request.global_batch, batch, noise, batches.epoch_samples)
     return replace(request, global_batch=batch, total_steps=steps, batches=None)
 
 
 def _scores(asked: Mapping[int, Request], found: Mapping[int, Decision | Infeasible]) -> dict[int, tuple[bool, float]]:
-    """Return batch -> (late, score) for the batches that have a plan."""
+    """Return (True if the plan misses the deadline, score) for each batch size that has a plan."""
     return {b: _score(asked[b], answer.chosen) for b, answer in found.items() if isinstance(answer, Decision)}
 
 
 def _score(request: Request, choice: Choice) -> tuple[bool, float]:
-    """Return the sort key (late, score); lower is better. The score of a late plan is its p90 time."""
+    """Return the sort key (True if the plan misses the deadline, score); lower is better.
+
+    The score of a plan that misses the deadline is its p90 time.
+    """
     p90_s = choice.prediction.total_p90_s
     late = not objective.meets(request, p90_s)
     return late, p90_s if late else objective.score(request, choice.prediction)
@@ -156,7 +171,7 @@ def _with_batch(answer: Decision | Infeasible, choice: BatchDecision) -> Decisio
 
 
 def _rounded(noise: float) -> int:
-    """Round to two significant figures; the noise scale is not more precise."""
+    """Round a noise scale to two significant figures, because its measurement is not more precise."""
     return int(float(f"{max(1.0, noise):.2g}"))
 
 

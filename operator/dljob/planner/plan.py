@@ -1,4 +1,8 @@
-"""Entry point of the planner: pools → options → search → exact candidates → the best one with explanations."""
+"""Entry point of the planner.
+
+The planner divides the nodes into pools of equal devices and lists the options to use each pool. It searches the
+combinations of options approximately, evaluates the most promising ones exactly, and explains the best one.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +42,8 @@ from dljob.planner.search.screen import Screen
 from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request, Strategy
 
 EVALUATED_ROWS = 10
-"""Number of best rows of a search to evaluate exactly, and number of device sets whose best row is evaluated, too."""
+"""Number of best candidates of a search to evaluate exactly. Exact evaluation also includes the best candidate of each
+of so many sets of device types."""
 MAX_REFUSALS = 20
 
 Constants = Mapping[tuple[str, str], Learned]
@@ -124,7 +129,10 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
 
 
 def strategies(request: Request) -> tuple[Strategy, ...]:
-    """Return the data-parallel strategies to consider: the user's choice, or both if the collective allows both."""
+    """Return the data-parallel strategies to consider, without (Data) and with a sharded optimizer (Optimizer).
+
+    Return the user's choice. With strategy Auto, return both if the collective allows both, else only Data.
+    """
     if request.strategy == "Auto":
         return ("Data", "Optimizer") if request.collective in (None, *HALVES) else ("Data",)
     return ("Optimizer",) if request.strategy == "Optimizer" else ("Data",)
@@ -145,9 +153,9 @@ def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName
 def _candidates(
     request: Request, nodes: Eligible, workload: Workload, learned: Constants, made: Made
 ) -> tuple[list[Found], list[Refusal]]:
-    """Return (most promising candidates, evaluated exactly; refusals).
+    """Return the most promising data-parallel candidates, evaluated exactly, and the refusals of others.
 
-    A job never mixes GPUs and CPUs, because NCCL does not span both.
+    ``made``: cache of options. A job never mixes GPUs and CPUs, because NCCL does not span both.
     """
     found: list[Found] = []
     refusals = list(nodes.refusals)
@@ -174,7 +182,7 @@ def _candidates(
         rows = search.best(EVALUATED_ROWS, objective.INDISTINCT)
         for i, (row, best) in enumerate(zip(rows, search.collectives_of(rows), strict=True)):
             parts = ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
-            # Evaluate all collectives on the best row, to show how they compare, and the screen's best one elsewhere.
+            # On the best row, evaluate all collectives to show how they compare. On the others, evaluate the best one.
             names = collectives(request, parts) if i == 0 else (best,)
             found += [(parts, evaluate(parts, name, request, workload)) for name in names]
     return found, refusals
@@ -183,7 +191,10 @@ def _candidates(
 def _options(
     pool: Pool, ranks_per_node: int, workload: Workload, request: Request, learned: Constants, made: Made
 ) -> list[Option]:
-    """Return the options of a pool from the cache ``made``. Of the batch, only the data read from disk matters."""
+    """Return the options to use a pool with ``ranks_per_node`` ranks per node, from the cache ``made`` if possible.
+
+    Options depend on the global batch size only through the data that the job reads from disk.
+    """
     key = (pool.device, pool.is_gpu, ranks_per_node, stored_of(request))
     if key not in made:
         made[key] = options(pool, ranks_per_node, workload, request, learned)

@@ -14,9 +14,9 @@ from dljob.planner.types import Choice, Decision, Request
 def scaling(
     request: Request, view: ClusterView, learned: Mapping[tuple[str, str], Learned]
 ) -> list[tuple[int, Choice]]:
-    """Return (nodes, best candidate with exactly so many nodes) over a grid of node counts. Skip counts without a plan.
+    """Return (number of nodes, best candidate with exactly so many nodes) for a grid of numbers of nodes.
 
-    The deadline and groups that the user fixes are ignored.
+    Skip numbers without a plan. Ignore the deadline and the groups that the user fixes.
     """
     available = sum(pool.nodes for pool in eligible(request, view).pools)
     points = []

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Curve:
-    """Step time over the batch: linear between knots, with ``slope_s`` seconds per sample beyond the last knot.
+    """A device's step time as a function of its batch. It is linear between knots.
 
-    The knots' batches rise strictly, from 0 or more. Their seconds are positive and never fall. Below the first knot,
-    the time is constant.
+    A knot is a batch in samples (``batches``) with a time in seconds (``times_s``). Batches are at least 0 and strictly
+    increasing; times are positive and never decrease. Below the first knot, the time is constant. Beyond the last knot,
+    it rises by ``slope_s`` seconds per sample.
     """
 
     batches: tuple[float, ...]
@@ -49,7 +50,10 @@ class Curve:
         return x0 + (x1 - x0) * (seconds - y0) / (y1 - y0)
 
     def whole_samples(self, seconds: float) -> int:
-        """Return the largest whole number of samples that finish in ``seconds``, exact to the last bit."""
+        """Return the largest whole number of samples whose step takes at most ``seconds``; 0 if no batch does.
+
+        The result is exact in spite of floating-point rounding.
+        """
         batch = int(self.samples(seconds))
         while self.seconds(batch + 1) <= seconds:
             batch += 1
@@ -75,7 +79,10 @@ class Curve:
         return Curve(tuple(b for b, _ in ends), times, self.slope_s + per_sample_s)
 
     def at_least(self, per_sample_s: float) -> "Curve":
-        """Return the maximum of the curve and ``per_sample_s`` seconds per sample: the slower of two parallel tasks."""
+        """Return the maximum of this curve and a line of ``per_sample_s`` seconds per sample.
+
+        The maximum is the time of two tasks that run in parallel.
+        """
         ends = self._from_zero()
         last_x, last_y = ends[-1]
         over_s = last_y - per_sample_s * last_x
@@ -89,7 +96,7 @@ class Curve:
         return Curve(tuple(at), tuple(nondecreasing(times, [1.0] * len(times))), max(self.slope_s, per_sample_s))
 
     def _from_zero(self) -> tuple[tuple[float, float], ...]:
-        """Return the knots as (batch, seconds), with a knot at batch 0."""
+        """Return the knots as (batch, seconds) pairs. If no knot is at batch 0, add one with the time of the first."""
         first = ((0.0, self.times_s[0]),) if self.batches[0] > 0 else ()
         return (*first, *zip(self.batches, self.times_s, strict=True))
 

@@ -1,9 +1,10 @@
-"""Interpolate the time over the batch from a few measured batches, by a smooth curve under the chords.
+"""Interpolation of a device's step time over the batch, from a few measured batches.
 
-The curve is the lower of two interpolations, made nondecreasing. One is the chords between the points. The time over
-the batch is usually convex (first overhead, then a steady rate), and chords bound a convex curve from above. The other
-is a Gaussian process on the logarithm around the best line a + c b, which bends smoothly where utilisation grows with
-the batch. Convexity is not imposed, because measured curves also bend where memory runs short.
+The result is the lower of two interpolations, made nondecreasing. The first consists of chords: straight lines between
+neighbouring points. The time over the batch is usually convex (first overhead, then a steady rate), and chords bound a
+convex curve from above. The second is a Gaussian process on log(time / line). The line, overhead plus seconds per
+sample, is the one that fits the points best. The Gaussian process bends smoothly where utilisation grows with the
+batch. Convexity is not imposed, because measured curves also bend where memory runs short.
 """
 
 from collections.abc import Sequence
@@ -14,17 +15,18 @@ from dljob.perf.fit.curve import Curve, nondecreasing
 from dljob.perf.fit.fitting import Floats, agreeing, posterior, radial
 
 AMPLITUDE = 0.6
-"""Standard deviation of log(time / line).
+"""Standard deviation of log(time / line), where the line is the one that fits the measured points best.
 
-This and the next two constants were chosen by leaving batches out on Pollux' cifar10, bert, yolov3 and Gavel's k80 and
-p100. Within 0.3 to 1.2, 1.5 to 4 and 0.02 to 0.1, the error changes by less than half a percentage point."""
+``AMPLITUDE``, ``LENGTH`` and ``REPEAT_NOISE`` were chosen by leave-one-out validation on public measurements: Pollux'
+cifar10, bert and yolov3, and Gavel's k80 and p100. While ``AMPLITUDE`` is in 0.3 to 1.2, ``LENGTH`` in 1.5 to 4 and
+``REPEAT_NOISE`` in 0.02 to 0.1, the error changes by less than half a percentage point."""
 LENGTH = 2.5
-"""Length scale in log(batch)."""
+"""Length scale of the Gaussian process over log(batch)."""
 REPEAT_NOISE = 0.05
 """Standard deviation of log(time) in repeated measurements."""
 KNOTS = 33
 DENSE = 8
-"""Maximum number of points for this interpolation. With more points, chords are short enough."""
+"""Maximum number of points between which the curve is smooth. Straight lines between more points are short enough."""
 
 
 def line(batches: Floats, times_s: Floats) -> tuple[float, float]:
@@ -33,7 +35,7 @@ def line(batches: Floats, times_s: Floats) -> tuple[float, float]:
     a, c = np.linalg.lstsq(columns, np.ones_like(times_s), rcond=None)[0] if len(batches) > 1 else (0.0, -1.0)
     if a >= 0 and c > 0:
         return float(a), float(c)
-    # Otherwise take the better of the two lines with one term.
+    # Otherwise return the better of two lines: one with overhead only, and one with seconds per sample only.
     ones = [1.0 / times_s, batches / times_s]
     fits = [float(x.sum() / (x @ x)) for x in ones]
     misses = [float(((f * x - 1) ** 2).sum()) for f, x in zip(fits, ones, strict=True)]
@@ -41,9 +43,9 @@ def line(batches: Floats, times_s: Floats) -> tuple[float, float]:
 
 
 def seconds_between(points: Sequence[tuple[float, float]], batches: Floats) -> Floats:
-    """Return the seconds at ``batches``, which must lie in the measured range.
+    """Return the interpolated step seconds at ``batches``, which must lie in the range of the measured batches.
 
-    ``points``: measured (batch, seconds), all positive, in the order of their batches.
+    ``points``: measured (batch, seconds) pairs, all positive, in the order of their batches.
     """
     x, measured = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     times = np.exp(np.array(nondecreasing(np.log(measured), [1.0] * len(measured))))
@@ -62,10 +64,10 @@ def seconds_between(points: Sequence[tuple[float, float]], batches: Floats) -> F
 
 
 def knots_through(batches: Sequence[float], times_s: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the knots of a curve that passes exactly through the points (``batches``, ``times_s``).
+    """Return the (batch, seconds) knots of a curve that passes exactly through the points (``batches``, ``times_s``).
 
-    Batches must rise and times must not fall. With fewer than three points, or more than ``DENSE``, the knots are the
-    points themselves.
+    Batches must be strictly increasing, and times must not decrease. With fewer than three points, or more than
+    ``DENSE``, the knots are the points themselves.
     """
     points = list(zip(map(float, batches), times_s, strict=True))
     if not 3 <= len(points) <= DENSE:
@@ -86,10 +88,11 @@ def knots_through(batches: Sequence[float], times_s: Sequence[float]) -> list[tu
 def through(points: Sequence[tuple[float, float]]) -> Curve:
     """Return a device's curve from measured (batch, seconds) points.
 
-    Points that contradict most others are dropped, and times of equal batches are averaged in the logarithm. Below the
-    smallest batch, the curve has the shape of the best line. Beyond the largest batch, it has the mean slope of its
-    last half, at most that of the line from 0. Raise ValueError without points, or if a batch or a time is not finite
-    and above 0.
+    Points that contradict most others are dropped, and the times of equal batches are averaged in the logarithm. Below
+    the smallest batch, the curve has the shape of the line that fits the points best. Beyond the largest batch B, its
+    slope is the mean slope between B / 2 and B, limited to between 0.1 and 1 times the slope of the line from the
+    origin to the last point. With a single measured batch, half of its time is assumed to be overhead. Raise ValueError
+    without points, or if a batch or a time is not finite and above 0.
     """
     for batch, seconds in points:
         if not (0 < batch < np.inf and 0 < seconds < np.inf):

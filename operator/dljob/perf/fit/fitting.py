@@ -48,7 +48,8 @@ def _agree(a: tuple[float, float], b: tuple[float, float]) -> bool:
 def radial(a: Floats, b: Floats, amplitude: float, length: float) -> Floats:
     """Return the squared-exponential covariance of the points ``a`` with the points ``b``, shape (len(a), len(b)).
 
-    A row or element is a point. The formula is in Rasmussen, Williams 2006.
+    Each row of ``a`` and ``b`` (or each element, if one-dimensional) is a point. ``amplitude``: standard deviation.
+    ``length``: length scale. The formula is in Rasmussen, Williams 2006.
     """
     u, v = (np.asarray(x, dtype=float).reshape(len(x), -1) for x in (a, b))
     squares = ((u[:, None, :] - v[None, :, :]) ** 2).sum(axis=2)
@@ -58,7 +59,9 @@ def radial(a: Floats, b: Floats, amplitude: float, length: float) -> Floats:
 def posterior(known: Floats, cross: Floats, residuals: Floats, noise: float) -> Floats:
     """Return the posterior mean of a zero-mean Gaussian process at m points: cross (known + noise² I)⁻¹ residuals.
 
-    ``known``: covariance of the k observations, (k, k). ``cross``: covariance of the m points with them, (m, k).
+    ``known``: covariance of the k observations, shape (k, k). ``cross``: covariance of the m points with the
+    observations, shape (m, k). ``residuals``: observations minus their prior means, shape (k,). ``noise``: standard
+    deviation of an observation.
     """
     return np.asarray(cross @ np.linalg.solve(known + noise**2 * np.eye(len(residuals)), residuals))
 
@@ -68,10 +71,12 @@ def positive_fit(
 ) -> Floats:
     """Return nonnegative coefficients c so that ``terms @ c`` is near ``seconds`` in a robust, relative sense.
 
-    ``terms``: shape (rows, terms), the cost of each effect per unit of its coefficient. Coordinate descent minimizes
-    the mean squared relative error, with Huber weights beyond ``tolerance`` (Huber 1964). The relative error of an
-    overestimate is divided by predicted / measured, so it is nearly the error of the logarithm. ``ridge`` applies to
-    terms scaled to a root mean square of 1, so terms that no row distinguishes share their effect.
+    ``seconds``: one measured time per row. ``terms``: shape (rows, terms); a coefficient times its term is a part of
+    the predicted time. Coordinate descent minimizes the mean squared relative error, with Huber weights where
+    log(predicted / measured) is beyond ±``tolerance`` (Huber 1964). Each squared relative error is divided by
+    predicted / measured, so that it nearly equals the squared error of the logarithm. ``ridge`` penalizes the squares
+    of the coefficients of terms that are scaled to a root mean square of 1. Terms that no row distinguishes therefore
+    share their effect. ``rounds``: number of reweightings. ``sweeps``: passes over all coefficients in each round.
     """
     scaled = terms / seconds[:, None]
     size = np.sqrt((scaled**2).mean(axis=0))

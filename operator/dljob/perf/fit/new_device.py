@@ -1,17 +1,19 @@
-"""Prediction for a device with few or no measurements, from the same workloads on other devices.
+"""Prediction of step times on a device with few or no measurements, from the same workloads on other devices.
 
-log t(workload, batch, device) is a sum of normally distributed effects, so the best prediction is the mean of a
-Gaussian process. The effects are:
+The logarithm of the step time t(workload, batch, device) is modelled as a sum of normally distributed effects. The best
+prediction is then the mean of a Gaussian process. The effects are:
 
-- the workload and batch, with a flat prior;
-- minus 0.4 log peak and 0.6 log bandwidth of the device, between the two sides of the roofline. Doubling both halves
-  the time, within ``SUM_SPREAD``; the data decide which of the two matters more (``DIFFERENCE_SPREAD``);
-- a slope over peak and bandwidth for each workload, similar for near batches: a small batch waits for its host anyway;
+- a constant, the workload, and the workload with the batch. Each has a nearly flat prior;
+- the device's data sheet: -0.4 log(peak operations per second) - 0.6 log(memory bandwidth), a compromise between the
+  two sides of the roofline. Doubling both figures halves the time, up to an uncertainty of ``SUM_SPREAD``. The
+  measurements decide which of the two figures matters more (``DIFFERENCE_SPREAD``);
+- for each workload, a deviation of the slopes over peak and bandwidth, which is similar for batches of similar size.
+  The time of a small batch depends less on the device, because it waits for the host anyway;
 - the device (its architecture), the device with the workload, and the device with the workload near a batch. Devices
   with similar data sheets share nine tenths of these effects, so two devices of a family do not count as independent;
 - the vendor with the workload, and the vendor with the workload near a batch: a vendor's devices share its libraries.
 
-Measurements on the new device are observations like any other.
+Measurements on the new device itself, if there are any, count like measurements on other devices.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,22 +34,23 @@ LIKENESS, OWN_PART = 0.5, 0.1
 effect that similar devices do not share."""
 REPEAT_NOISE, TAIL = 0.05, 4.0
 FLAT = 5.0
-"""Standard deviation of a flat prior, in the logarithm.
+"""Standard deviation of log(time) in a prior that is nearly flat.
 
-The spreads above are round numbers. The device and vendor spreads are nearly always the best when NeuSight's devices
-are left out one by one, whichever other device is excluded from the choice (docs/design/0013). ``PEAK_PART`` and
-``BANDWIDTH_PART`` were first 0.5 each and then fitted to Gavel's devices; NeuSight's agree. The best ``LIKENESS`` is
-0.3 to 0.5 on NeuSight and 0.8 on Gavel."""
+The spreads above (standard deviations of effects on log(time)) are round numbers. They were chosen on two public sets
+of measurements, NeuSight and Gavel. Leave-one-device-out validation on NeuSight nearly always selects these device and
+vendor spreads, also if one more device is excluded (docs/design/0013). ``PEAK_PART`` and ``BANDWIDTH_PART`` were first
+0.5 each and then fitted to Gavel's devices; NeuSight's devices agree. The best ``LIKENESS`` is 0.3 to 0.5 on NeuSight
+and 0.8 on Gavel."""
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Data sheet of a device."""
+    """Figures from a device's data sheet: peak operations per second, and memory bandwidth in bytes per second."""
 
     peak_FLOPs: float
     bandwidth_Bps: float
     vendor: str = ""
-    """Vendor, whose libraries the device uses. All devices with an empty vendor count as one vendor's."""
+    """Vendor whose libraries the device uses. Devices with an empty vendor count as devices of the same vendor."""
 
     def __post_init__(self) -> None:
         figures = self.peak_FLOPs, self.bandwidth_Bps
@@ -56,7 +59,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Point:
-    """A combination of workload, batch and device."""
+    """A combination of workload, batch and device whose step time is measured or predicted."""
 
     device: str
     workload: str
@@ -66,8 +69,8 @@ class Point:
 def seconds(sheets: Mapping[str, Sheet], known: Mapping[Point, float], asked: Sequence[Point]) -> Floats:
     """Return predicted step seconds for the points ``asked``, from the measured seconds ``known``.
 
-    Raise ValueError if a device has no sheet, if a time is not finite and above 0, if an asked workload was never
-    measured, or if there are no known or no asked points.
+    ``sheets``: data sheet of each device, by name. Raise ValueError if a device has no sheet, if a time is not finite
+    and above 0, if an asked workload was never measured, or if there are no known or no asked points.
     """
     points = _points(sheets, known, asked)
     times = checked("known seconds", list(known.values()))
@@ -99,11 +102,13 @@ def _noise(covariance: Floats, residuals: Floats) -> Floats:
 
 
 def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates: Sequence[Point]) -> Point:
-    """Return the candidate whose measurement tells most about the other candidates. Raise ValueError like ``seconds``.
+    """Return the candidate whose measurement tells most about the other candidates.
 
-    Measuring candidate j explains the fraction cov(i, j)² / (var(i) (var(j) + noise)) of the variance of candidate i.
-    The mean fraction over all i is maximal. Fractions keep a few very uncertain candidates from dominating. Variances
-    do not depend on measured values, so a series of probes can be chosen before the first measurement.
+    ``sheets``: data sheet of each device, by name. ``known``: measured points. Measuring candidate j explains the
+    fraction cov(i, j)² / (var(i) (var(j) + noise)) of the variance of candidate i. The returned candidate j has the
+    largest sum of these fractions over all other candidates i. If variances were summed instead of fractions, a few
+    very uncertain candidates would dominate. Variances do not depend on measured values, so a series of probes can be
+    chosen before the first measurement. Raise ValueError under the conditions of ``seconds``.
     """
     points = _points(sheets, known, candidates)
     covariance = _covariance(points, _logs(sheets, points), _vendors(sheets, points))
@@ -116,7 +121,7 @@ def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates
 
 
 def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequence[Point]) -> list[Point]:
-    """Return the known points, then the asked points. Raise ValueError as ``seconds`` does."""
+    """Return the known points, followed by the asked points. Raise ValueError under the conditions of ``seconds``."""
     if not known or not asked:
         raise ValueError(f"points: found {len(known)} known and {len(asked)} asked; expected at least one of each")
     points = [*known, *asked]

@@ -1,7 +1,7 @@
 """Step time on many devices, from the step time on one device, contention, communication and overlap.
 
-``calibrate`` fits the constants of the formulas. Times in them are relative to the one-device time, so the same priors
-hold for steps of 10 ms and of 10 s.
+``calibrate`` fits the constants of the formulas to measurements. Constants express times relative to a step time on one
+device, so that the same prior distribution suits steps of 10 ms and steps of 10 s.
 """
 
 from dataclasses import dataclass, field, fields
@@ -51,7 +51,10 @@ class Contention:
     crowding: float = 0.0
 
     def slowdown(self, node_devices: int) -> float:
-        """Return the computing time with ``node_devices`` busy devices, divided by that with one. See ``steps``."""
+        """Return the computing time if ``node_devices`` devices of a node are busy, divided by that with one device.
+
+        The formula is part of ``steps``.
+        """
         return exp(2 * (1 - 1 / node_devices) * self.sharing + self.crowding * log(node_devices))
 
 
@@ -64,25 +67,31 @@ class Constants:
     """
 
     log_inter: float
-    """log(time to move the gradients once between nodes / reference time)."""
+    """log(time to move the gradients once between nodes / typical step time on one device)."""
     busiest_power: float
-    """Exponent of the number of devices on the busiest node, which share that node's network."""
+    """Exponent p in the factor k^p on the time to move gradients between nodes.
+
+    k is the number of devices on the node with the most devices. They share this node's network.
+    """
     mean_power: float
-    """Exponent of the mean number of devices per node."""
+    """Exponent p in the factor m^p on the time to move gradients between nodes. m is the mean of devices per node."""
     log_latency: float
-    """log(latency that each further device adds / time to move the gradients once)."""
+    """log(latency that each device after the first adds / time to move the gradients once between nodes)."""
     log_gamma: float
-    """log(gamma - 1). gamma = 1 means no overlap (times add up), infinity full overlap (the longer time counts)."""
+    """log(gamma - 1), where gamma describes the overlap of computing and communication.
+
+    If gamma is 1, nothing overlaps (the times add up). If gamma is infinite, all overlaps (the longer time counts).
+    """
     spread: float
-    """log(slowdown of computing if a job spans nodes)."""
+    """log(slowdown of computing if a job runs on several nodes)."""
     sharing: float
-    """Half of log(slowdown of computing if very many devices share a node), without ``crowding``."""
+    """Half of log(slowdown of computing if very many devices share a node), without the slowdown by ``crowding``."""
     crowding: float
-    """Exponent of the number of devices on a node in a further slowdown of computing."""
+    """Exponent p in the factor k^p by which k devices on a node slow down computing, besides ``sharing``."""
     log_intra: float
-    """log(time of an all-reduce between two devices of one node / reference time)."""
+    """log(time of an all-reduce between two devices of one node / typical step time on one device)."""
     intra_power: float
-    """Exponent of the number of devices minus 1 in the time of an all-reduce within a node."""
+    """Exponent p in the time of an all-reduce within a node of k devices, which is proportional to (k - 1)^p."""
 
     def vector(self) -> Floats:
         return np.array([getattr(self, f.name) for f in fields(self)])
@@ -95,17 +104,24 @@ class Steps:
     log_s: Floats
     """Logarithm of the step seconds, for each run."""
     share: Floats
-    """d log(step) / d log(communication), from 0 to 1. 1 - ``share`` is d log(step) / d log(computing)."""
+    """Derivative d log(step time) / d log(communication time) of each run, from 0 to 1.
+
+    1 - ``share`` is the derivative by log(computing time).
+    """
     jacobian: Floats
-    """d log(step) / d constant, of shape (runs, constants)."""
+    """Derivatives d log(step time) / d constant, of shape (runs, constants)."""
 
 
 def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
-    """Return the step times of ``runs``, with n devices on N nodes and k devices on the busiest node.
+    """Return the step times of ``runs`` with the constants ``c``.
+
+    A run has n devices on N nodes, with k devices on the node that has the most. ``inter``, ``latency`` and ``intra``
+    are the exponentials of the constants ``log_inter``, ``log_latency`` and ``log_intra``. gamma is 1 plus the
+    exponential of ``log_gamma``. [N > 1] is 1 if N > 1, else 0.
 
     computing = one_s exp(spread [N > 1] + sharing 2 (1 - 1/k) + crowding ln k)
     between nodes = reference_s inter (2 (N-1)/N k^busiest_power (n/N)^mean_power + latency (n - 1)): a ring's volume
-    (Patarasuk, Yuan 2009) through a network that a node's devices share, and its latency
+    (Patarasuk, Yuan 2009) through a network that a node's devices share, and the ring's latency
     within a node = reference_s intra (k - 1)^intra_power
     communication = (between nodes, or within a node if N = 1) times ``runs.communication_ratio``
     step = (computing^gamma + communication^gamma)^(1/gamma): a soft maximum, as in Pollux (OSDI 2021), section 3.2

@@ -23,9 +23,10 @@ def efficiency(batch: int, base: int, noise: float) -> float:
 
 
 def step_progress(batch: int, noise: float, samples: int | None = None) -> float:
-    """Return the progress of a step divided by the progress of a step without noise, in (0, 1].
+    """Return the progress of a step with ``batch`` samples, divided by that of a step without noise, in (0, 1].
 
-    If an epoch has ``samples`` samples, return the mean over its steps; its last batch may be smaller.
+    ``noise``: the noise scale, in samples. ``samples``: samples in an epoch, if known. Then return the mean over the
+    steps of an epoch, whose last batch may be smaller.
     """
     if samples is None or samples <= batch:
         return _of_full(min(batch, samples or batch), noise)

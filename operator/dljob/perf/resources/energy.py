@@ -1,16 +1,19 @@
 """Energy and cost of a training run.
 
-A device always draws its idle power. It draws most while it computes, but rarely its power limit, and less while it
-waits.
+A device always draws at least its idle power. It draws the most power while it computes, but rarely as much as its
+power limit allows. While it waits, it draws less.
 """
 
 from dljob.cluster.catalogue import Device
 
 COMPUTING_PART = 0.75
-"""Computing power above idle, as a fraction of peak minus idle power. On Zeus' V100 and P100 it is 0.86 and 0.59
-(ResNet-50), 0.89 and 0.65 (BERT), 0.62 and 0.42 (DeepSpeech2), and 0 for a model that hardly uses its GPU (NCF)."""
+"""Power above idle while a rank computes, as a fraction of peak minus idle power. In the public measurements of Zeus on
+a V100 and a P100, it is 0.86 and 0.59 (ResNet-50), 0.89 and 0.65 (BERT), 0.62 and 0.42 (DeepSpeech2), and 0 for a model
+that hardly uses its GPU (NCF)."""
 WAITING_PART = 0.2
-"""The same fraction while a rank waits for other ranks or for the network. It is above 0 because a rank polls."""
+"""Power above idle while a rank waits for other ranks or for the network, as a fraction of peak minus idle power.
+
+It is above 0, because a waiting rank polls."""
 HOST_POWER_W = 40.0
 """Power of the rest of a GPU node, per device: fans, disks, network, and idle CPUs."""
 PUE = 1.4
@@ -18,7 +21,10 @@ PUE = 1.4
 
 
 def rank_watts(device: Device, busy: float) -> float:
-    """Return a rank's mean power in watts, including host and PUE. ``busy``: fraction of a step that it computes."""
+    """Return a rank's mean power in watts, including its host's power and the data centre's overhead (``PUE``).
+
+    ``busy``: fraction of a step in which the rank computes.
+    """
     reach = device.peak_power_W - device.idle_power_W
     dynamic = reach * (busy * COMPUTING_PART + (1 - busy) * WAITING_PART)
     host = HOST_POWER_W if device.kind == "gpu" else 0.0  # a CPU's figures include the host

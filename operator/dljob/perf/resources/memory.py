@@ -11,30 +11,32 @@ After these imports and one AdamW step, 364 MiB are anonymous (after a bare ``im
 are mapped files, which the pods of a node share and the kernel can drop."""
 AGENT_NBYTES = 128 * 2**20
 """Main memory of a pod besides its ranks: the agent, its preloaded interpreter and MPI's daemon. A pod that trains
-digits-cnn peaked at 226 MiB, because most of the interpreter is shared. A training script shares nothing."""
+digits-cnn peaked at only 226 MiB, because its rank shares most of the interpreter with the agent. A rank that runs a
+training script shares nothing."""
 GPU_PROCESS_NBYTES = 2 * 2**30
-"""Main memory of a rank that trains on a GPU, besides state and batches: CUDA's libraries and context, pinned memory,
-NCCL's buffers. The value is assumed. It is generous, because it determines the pod's limit and GPU nodes have far more
-memory per GPU."""
+"""Main memory of a rank that trains on a GPU, besides training state and batches: CUDA's libraries and context, pinned
+memory and NCCL's buffers. The value is an assumption. It is generous, because it determines the pod's memory limit, and
+GPU nodes have far more main memory per GPU."""
 GPU_CONTEXT_NBYTES = 600 * 2**20
 """GPU memory that CUDA, cuBLAS and cuDNN use."""
 SHM_PER_RANK_NBYTES = 128 * 2**20
-"""Size of /dev/shm per rank on CPUs: Open MPI's shared-memory segments, and the newest state for a restart."""
+"""Size of /dev/shm per rank on CPUs. It holds Open MPI's shared-memory segments and the newest training state, from
+which the rank can restart."""
 SHM_PER_GPU_NBYTES = 512 * 2**20
 """Size of /dev/shm per rank on a GPU. NCCL needs 10 MB for each connection between GPUs that cannot access each other's
 memory (T4s: two to four channels to each neighbour, both ways), and fails without that space."""
 MARGIN = 1.1
-"""Factor on predicted memory for what allocators lose by rounding and fragmentation."""
+"""Factor on the predicted memory of GPU ranks. It covers what allocators lose by rounding and fragmentation."""
 GROWTH_MARGIN = 1.25
-"""Factor on the predicted memory on CPUs. Kubernetes kills a pod that needs more; 98 of 100 generated networks need
-less (benchmarks/perfmodel/structure_regression.py)."""
+"""Factor on the predicted main memory of a rank on CPUs, because Kubernetes kills a pod that exceeds its limit. With
+this factor, 98 of 100 generated networks need less than predicted (benchmarks/perfmodel/structure_regression.py)."""
 PREFETCHED_BATCHES = 2
 """Batches that the data-loading thread, or each data-loading process, prepares in advance."""
 WORKER_NBYTES = 64 * 2**20
 """Main memory of a data-loading process besides its batches: 8 MiB after its start (it shares the rest with the agent's
 interpreter), and room for a dataset's imports."""
 MAX_SAMPLES = 2**31 - 1
-"""The API's maximum batch size. It bounds the batch if samples need no memory."""
+"""Maximum batch size that the API accepts. It bounds the batch of workloads whose samples need no memory."""
 
 
 def fixed_nbytes(workload: Workload) -> float:
@@ -43,12 +45,15 @@ def fixed_nbytes(workload: Workload) -> float:
 
 
 def sharded(workload: Workload, ranks: int) -> Workload:
-    """Return the workload of one rank if ``ranks`` ranks shard the optimizer (ZeRO-1; Rajbhandari et al. 2020)."""
+    """Return the workload with the optimizer state that one of ``ranks`` ranks holds if they shard the optimizer.
+
+    Sharding of the optimizer is ZeRO-1 (Rajbhandari et al. 2020).
+    """
     return replace(workload, optimizer_slots=workload.optimizer_slots / ranks)
 
 
 def sample_nbytes(workload: Workload) -> float:
-    """Return the bytes per sample of the batch: kept and transient activations, and the prefetched samples."""
+    """Return the memory in bytes for each sample of a batch: kept and transient activations, and prefetched samples."""
     return workload.activation_nbytes + workload.transient_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
 
 
@@ -73,7 +78,10 @@ def _line(workload: Workload, is_gpu: bool) -> tuple[float, float]:
 
 
 def rank_nbytes(workload: Workload, batch: int, is_gpu: bool) -> int:
-    """Return the bytes that a rank needs: of GPU memory on a GPU, of main memory on CPUs. They rise with the batch."""
+    """Return the memory in bytes that a rank needs with a local batch of ``batch`` samples.
+
+    On a GPU this is GPU memory, on CPUs main memory.
+    """
     fixed, each = _line(workload, is_gpu)
     return int(fixed + batch * each)
 

@@ -1,13 +1,14 @@
 """Time, power and energy under a device's power limit, from measurements at two limits or from typical values.
 
 A limit above the power that a device demands has no effect. Under a lower limit, the device lowers its clock (DVFS).
-Between the lowest limit (index 0) and the highest limit (index 1):
+The work takes the time t0 and the mean power P0 at the lowest limit, and t1 and P1 at the highest limit. In between:
 
-- Power P follows the limit until it reaches the demand P1. Demand varies within a step, so this corner is rounded: P is
-  the mean of the sharp corner and the straight line between the two points.
-- Time is t1 (1 + k (1 / f - 1)): the fraction k of the time scales with the clock f, which is 1 at the highest limit.
-  Voltage is at its minimum near the lowest limits. Above a static power s (context, memory, leakage), P is then
-  proportional to f: f = (P - s) / (P1 - s). k follows from the measured t0.
+- The power P equals the limit until it reaches the demand P1. Demand varies within a step, so the corner at P1 is
+  rounded: P is the mean of the curve with the sharp corner and the straight line from P0 to P1.
+- The time is t1 (1 + k (1 / f - 1)), where f is the clock divided by the clock at the highest limit, and k is the
+  fraction of the time that scales with the clock. The measured t0 determines k. Near the lowest limits, the voltage is
+  at its minimum. The power above a static power s (context, memory, leakage) is then proportional to the clock, so
+  f = (P - s) / (P1 - s).
 """
 
 from dataclasses import dataclass
@@ -19,16 +20,21 @@ from dljob.perf.fit.fitting import Floats, checked
 from dljob.perf.resources.energy import COMPUTING_PART
 
 STATIC_PART = 0.7
-"""s divided by the power at the lowest limit. Chosen on Zeus' V100 table, where 0.85 adds half a percentage point of
-error and 0.5 adds one and a half. On Zeus' P100 table the error hardly depends on s (2.7 to 3.2 %)."""
+"""Static power (which does not depend on the clock), divided by the power at the lowest limit.
+
+The value was chosen on the V100 table of Zeus' public measurements, where 0.85 adds half a percentage point of error
+and 0.5 adds one and a half. On Zeus' P100 table, the value hardly changes the error (2.7 to 3.2 %)."""
 ROUNDING = 0.5
 
 LOWEST_PART = 0.4
-"""Lowest power limit divided by the highest: 0.4 on a V100 (PCIe), 0.5 on a P100."""
+"""Lowest power limit of a GPU divided by its highest. The ratio is 0.4 on a V100 (PCIe) and 0.5 on a P100."""
 WIDE_FROM_W = 200.0
-"""Devices with less peak power get no advice: their range of limits is narrow (T4: 60 to 70 W, A10: 100 to 150 W)."""
+"""Minimum peak power in watts of devices for which a power limit is advised. Smaller devices have a narrow range of
+limits (T4: 60 to 70 W, A10: 100 to 150 W)."""
 CLOCKED_PART = 0.2
-"""k for an unmeasured job. In Zeus' tables, it is 0.16 to 0.23 for models that keep a V100 busy, and 0.08 on a P100."""
+"""Fraction of the computing time that scales with the clock, assumed for a job that was not measured.
+
+In Zeus' public tables, this fraction is 0.16 to 0.23 for models that keep a V100 busy, and 0.08 on a P100."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class LimitPoint:
 
 
 def under_limits(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> tuple[Floats, Floats]:
-    """Return (seconds, mean watts) of the same work at each limit. Their product is the energy in joules.
+    """Return (seconds, mean watts) of the same work under each limit in ``limits_W``. Their product is the energy in J.
 
     Limits outside the range from ``low`` to ``high`` are clipped to that range. Raise ValueError if ``low`` is not the
     lower limit.
@@ -76,7 +82,7 @@ def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: fl
 
 @dataclass(frozen=True)
 class Advice:
-    """An advised power limit, and its computing time and energy divided by those at the highest limit."""
+    """An advised power limit, and the computing time and energy under it, divided by those under the highest limit."""
 
     limit_W: float
     seconds_ratio: float
@@ -86,8 +92,9 @@ class Advice:
 def typical(device: Device) -> tuple[LimitPoint, LimitPoint]:
     """Return typical points at (lowest limit, highest limit) for a job that keeps the device busy.
 
-    The work takes one second at the highest limit. There the job draws its demand, as in ``energy``. At the lowest
-    limit it draws at most that limit, and takes t0 = 1 + k (1/f - 1).
+    The work takes one second at the highest limit. There the job draws the power of a computing rank
+    (``energy.COMPUTING_PART``). At the lowest limit, it draws at most that limit and takes 1 + k (1/f - 1) seconds,
+    where k is ``CLOCKED_PART`` and f is the clock divided by the clock at the highest limit.
     """
     demand_W = device.idle_power_W + COMPUTING_PART * (device.peak_power_W - device.idle_power_W)
     limit_W = LOWEST_PART * device.peak_power_W

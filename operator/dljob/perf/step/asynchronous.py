@@ -1,9 +1,10 @@
 """Step time of asynchronous and stale-synchronous training with one parameter server.
 
-A worker computes for Z seconds. Then the server receives the worker's gradient, applies it and sends the parameters, in
-D = 2 alpha + 2 V beta + V gamma seconds. It serves one worker at a time. A step means a round with one update by each
-of n workers. It takes n divided by the updates per second of this closed queue (``synchronization``). A staleness bound
-adds the remaining wait for the slowest worker.
+A worker computes for Z seconds. Then the server receives the worker's gradient of V bytes, applies the gradient and
+sends the parameters. This takes D = 2 latency + 2 V / bandwidth + V / (bytes reduced per second). The server serves one
+worker at a time. Here, a step is a round with one update by each of the n workers. A round takes n divided by the
+updates per second of this closed queue (``synchronization``). A staleness bound adds the time for which workers still
+wait for the slowest worker.
 """
 
 from dataclasses import replace
@@ -14,9 +15,10 @@ from dljob.perf.step.synchronization import asynchronous_updates_per_s, stale_fa
 
 
 def round_of(timing: Step, workers: int, nbytes: float, link: Link, bound: int | None) -> Step:
-    """Return ``timing`` with the communication and waiting times of asynchronous training.
+    """Return ``timing`` with the communication and waiting times of a round of asynchronous training.
 
-    ``bound``: the staleness bound in steps; None if staleness is unbounded.
+    In a round, each of the ``workers`` workers makes one update. ``nbytes``: size of the gradients. ``bound``: the
+    staleness bound in steps; None if staleness is unbounded.
     """
     think_s = timing.compute_s + timing.data_s
     service_s = 2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps

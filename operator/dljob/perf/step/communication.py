@@ -19,7 +19,7 @@ Number = float | NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Link:
-    """The slowest link between the ranks."""
+    """Latency and bandwidth of the slowest link between the ranks."""
 
     latency_s: float
     bandwidth_Bps: float
@@ -54,10 +54,11 @@ def _rounds(n: Number) -> Number:
 def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
     """Return the time of a ring: reduce-scatter and all-gather, 2 (n-1) messages of V/n (Patarasuk, Yuan 2009).
 
-    2 (n-1) alpha + 2 (n-1)/n V beta + (n-1)/n V gamma. The latency grows with n, but the volume hardly does. Each of n
-    parts of the buffer travels n - 1 hops to be reduced and n - 1 hops as the sum. If ``nodes`` nodes hold several
-    ranks each, in rank order, one hop per node leaves the node and takes alpha. The other hops take the lower latency
-    within a node.
+    The time is 2 (n-1) alpha + 2 (n-1)/n V beta + (n-1)/n V gamma, with V = ``nbytes``, latency alpha, beta =
+    1 / bandwidth, and gamma seconds to reduce a byte. The latency part grows with n, but the volume hardly does. Each
+    of n parts of the buffer travels n - 1 hops to be reduced, and then its sum travels n - 1 hops. If ``nodes`` nodes
+    hold several ranks each, in rank order, one hop per node leaves the node and takes alpha. The other hops take the
+    lower latency within a node.
     """
     part = (n - 1) / n * nbytes
     hops = n - 1 if nodes is None else np.minimum(np.where(np.asarray(nodes) > 1, nodes, 0), n - 1)
@@ -70,8 +71,10 @@ def scatter_gather_s(
 ) -> tuple[Number, Number]:
     """Return the times of the two halves of a ring all-reduce: (reduce-scatter, all-gather).
 
-    Each takes (n-1) alpha + (n-1)/n V beta. The reduce-scatter takes (n-1)/n V gamma more (Rajbhandari et al. 2020,
-    section 7.1).
+    Each half takes (n-1) alpha + (n-1)/n V beta, with V = ``nbytes``, latency alpha and beta = 1 / bandwidth. The
+    reduce-scatter takes (n-1)/n V gamma more, with gamma seconds to reduce a byte (Rajbhandari et al. 2020, section
+    7.1). ``buckets``: number of equal, sequential parts. ``nodes``: number of nodes that hold the ranks; None: one rank
+    per node.
     """
     adding_s = np.where(np.asarray(n) > 1, (n - 1) / n * nbytes / link.reduce_Bps, 0.0)
     half = np.where(np.asarray(n) > 1, (buckets * ring_s(nbytes / buckets, n, link, nodes) - adding_s) / 2, 0.0)
@@ -79,15 +82,20 @@ def scatter_gather_s(
 
 
 def tree_s(nbytes: float, n: Number, link: Link) -> Number:
-    """Return the time of a binomial tree, reduce then broadcast: ceil(log2 n) (2 alpha + 2 V beta + V gamma)."""
+    """Return the time of a binomial tree, reduce then broadcast: ceil(log2 n) (2 alpha + 2 V beta + V gamma).
+
+    V is ``nbytes``, alpha the latency, beta = 1 / bandwidth, and gamma the seconds to reduce a byte.
+    """
     return _rounds(n) * (2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps)
 
 
 def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
-    """Return the time of recursive doubling: log2 n exchanges of V.
+    """Return the time of recursive doubling: log2 n exchanges of the whole buffer.
 
-    floor(log2 n) (alpha + V beta + V gamma). If n is not a power of two, the ranks above the largest power of two
-    exchange buffers with partners before and after. That takes 2 alpha + 2 V beta + V gamma more.
+    The time is floor(log2 n) (alpha + V beta + V gamma), with V = ``nbytes``, latency alpha, beta = 1 / bandwidth, and
+    gamma seconds to reduce a byte. If n is not a power of two, the ranks above the largest power of two send their
+    buffers to partners before the exchanges and receive the sums afterwards. That takes 2 alpha + 2 V beta + V gamma
+    more.
     """
     exchange = link.latency_s + nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps
     fold = 2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps
@@ -98,9 +106,10 @@ def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
 def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -> Number:
     """Return the time of parameter servers that reduce the workers' gradients and send the sums back (Li et al. 2014).
 
-    Of the n ranks, s = ``servers`` hold V/s of the parameters each and do not train, so w = n - s ranks are workers. A
-    server receives w V/s bytes and sends as many. A worker sends V bytes and receives as many. The time grows with n:
-    2 alpha + 2 max(w/s, 1) V beta + w/s V gamma.
+    The parameters have V = ``nbytes`` bytes. Of the n ranks, s = ``servers`` hold V/s bytes of them each and do not
+    train, so w = n - s ranks are workers. A server receives w V/s bytes and sends as many. A worker sends V bytes and
+    receives as many. The time grows with n: 2 alpha + 2 max(w/s, 1) V beta + w/s V gamma, with latency alpha, beta =
+    1 / bandwidth, and gamma seconds to reduce a byte.
     """
     load = (n - servers) / servers
     return (
@@ -111,14 +120,15 @@ def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -
 def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
     """Return the time of recursive halving, then doubling (Rabenseifner 2004): 2 log2 p alpha and a ring's volume.
 
-    p is the largest power of two up to n. First, each of the n - p other ranks and a partner combine their messages,
-    half each. In the end, the partner sends the sum. That takes 3 alpha + 2 V beta + V/2 gamma more (Thakur et al.
-    2005, section 4.3).
+    V = ``nbytes``, alpha is the latency, beta = 1 / bandwidth, and gamma the seconds to reduce a byte. p is the largest
+    power of two up to n. First, each of the n - p other ranks and a partner combine their buffers, half each. In the
+    end, the partner sends the sum. If n > p, this takes 3 alpha + 2 V beta + V/2 gamma more (Thakur et al. 2005,
+    section 4.3).
 
-    Ranks are in rank order on ``nodes`` nodes, g on each. The first exchanges are between neighbours and carry most
-    bytes. If g is a power of two, log2 g of them stay within a node. They take the lower latency; their bandwidth is
-    assumed to be the link's. In the other exchanges all g ranks of a node send at once, so the V/g - V/p bytes of each
-    rank take g times as long.
+    The ``nodes`` nodes hold g ranks each, in rank order. The first exchanges are between neighbours and carry most
+    bytes. If g is a power of two, the first log2 g exchanges stay within a node. They take the lower latency within a
+    node; their bandwidth is assumed to be the link's. In the other exchanges, all g ranks of a node send at once, so
+    the V/g - V/p bytes of each rank take g times as long.
     """
     rounds = np.floor(np.log2(n))
     group = np.maximum(np.asarray(n) / (n if nodes is None else nodes), 1.0)
@@ -135,11 +145,12 @@ def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | Non
 def double_tree_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
     """Return the time of a double binary tree, in which each tree reduces half of the message (Sanders et al. 2009).
 
-    Each rank is an inner node of one tree and a leaf of the other. If k chunks travel up and down h = ceil(log2 n)
-    levels, that takes 2 (h + k - 1) (alpha + V beta / k). With the best k, that is 2 (sqrt((h - 1) alpha) +
-    sqrt(V beta))^2; 2 alpha are added, because k is at least 1. Reductions take V gamma each and overlap, except for
-    the last. If nodes hold several ranks, the trees span ``nodes`` nodes and a node's ranks form a chain (NCCL 2.4;
-    Jeaugey 2019). Then h is ceil(log2 nodes), and each direction has n / nodes - 1 more hops with the lower latency.
+    V = ``nbytes``, alpha is the latency, beta = 1 / bandwidth, and gamma the seconds to reduce a byte. Each rank is an
+    inner node of one tree and a leaf of the other. If k chunks travel up and down h = ceil(log2 n) levels, that takes
+    2 (h + k - 1) (alpha + V beta / k). With the best k, that is 2 (sqrt((h - 1) alpha) + sqrt(V beta))^2; 2 alpha are
+    added, because k is at least 1. Reductions take V gamma each and overlap, except for the last. If nodes hold several
+    ranks, the trees span ``nodes`` nodes and a node's ranks form a chain (NCCL 2.4; Jeaugey 2019). Then h is
+    ceil(log2 nodes), and each direction has n / nodes - 1 more hops with the lower latency within a node.
     """
     over = n if nodes is None else nodes
     levels_s = np.maximum(_rounds(over) - 1, 0) * link.latency_s + (np.ceil(n / over) - 1) * link.inside_s

@@ -19,7 +19,8 @@ from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 ARITHMETIC_EFFICIENCY = {"cpu": 0.75, "gpu": 0.55}
 """Fraction of the peak that matrix products and convolutions reach in single-precision training. The CPU value is from
-benchmarks/perfmodel/compute_constants.py and prediction.py (0.7 to 0.95 of the generic core), the GPU value assumed."""
+benchmarks/perfmodel/compute_constants.py and prediction.py (0.7 to 0.95 of the generic core). The GPU value is an
+assumption."""
 TENSOR_EFFICIENCY = 0.25
 """Fraction of a tensor core's peak that TF32 convolutions reach."""
 BANDWIDTH_EFFICIENCY = 0.75
@@ -33,12 +34,18 @@ STEP_OVERHEAD_S = 300e-6
 
 
 def host_overhead_s(workload: Workload, cores: float = 1.0) -> float:
-    """Return the framework's overhead per step in seconds, for any batch. One thread runs it, on at most one core."""
+    """Return the framework's overhead per step in seconds, which does not depend on the batch.
+
+    A single thread causes it, so only a rank with less than one core takes longer.
+    """
     return (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * len(workload.layers)) / min(1.0, cores)
 
 
 def update_s(workload: Workload, device: Device) -> float:
-    """Return the seconds to zero and read gradients, and to read and write parameters and optimizer state."""
+    """Return the seconds of a parameter update.
+
+    An update sets gradients to zero and reads them. It reads and writes parameters and optimizer state.
+    """
     if device.kind == "cpu":  # ``structure`` counts three more accesses to weights, by forward and backward pass
         accesses = 4 + 2 * workload.optimizer_slots
         weights = structure.total(structure.time_terms(workload, 0), structure.TIME_S)
@@ -52,7 +59,7 @@ def _sheet_update_s(workload: Workload, device: Device) -> float:
 
 
 def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Return the step seconds over the batch for a workload that was never measured on this device.
+    """Return the compute seconds of a step over the batch, for a workload that was never measured on this device.
 
     ``cores``: CPUs that the rank's framework threads may use.
     """
@@ -60,9 +67,10 @@ def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> C
 
 
 def regressed(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Return a CPU's step seconds over the batch: a line from the terms in ``structure``.
+    """Return a CPU's compute seconds of a step over the batch: a line from the measured terms in ``structure``.
 
-    Host terms run in one thread; ``cores``: CPUs that it may use. Other terms scale with the device's peak.
+    The framework's overhead runs in one thread, which may use ``cores`` CPUs but at most one. The times of all other
+    terms are inversely proportional to the device's peak.
     """
     speed = device.fp32_FLOPs / structure.CORE_FLOPs
     host = structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, cores)
@@ -71,12 +79,13 @@ def regressed(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
 
 
 def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Return the step seconds over the batch b from data sheets alone.
+    """Return the compute seconds of a step over the batch b from data sheets alone.
 
-    A layer with F and B operations per sample in forward and backward pass takes max((F + B) b / peak, (moved b +
-    3 parameters) / bandwidth). The sum is piecewise linear in b, with a knot where a layer turns from memory-bound to
-    compute-bound. A GPU computes while the host runs ahead, so the longer of device and host time counts; on a CPU the
-    two add up. ``cores``: CPUs that the rank's framework threads may use.
+    A layer takes max((F + B) b / peak, (M b + 3 P) / bandwidth). F and B are its operations per sample in forward and
+    backward pass, M the bytes per sample that it reads and writes, and P the bytes of its parameters. Peak and
+    bandwidth include the usual efficiency. The sum over the layers is piecewise linear in b, with a knot where a layer
+    turns from memory-bound to compute-bound. On a GPU, the longer of device time and host time counts, because the host
+    runs ahead of the device; on a CPU, the two add up. ``cores``: CPUs that the rank's framework threads may use.
     """
     bandwidth = device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
     arithmetic, traffic, weights = (
@@ -96,7 +105,10 @@ def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
 
 
 def arithmetic_FLOPs(workload: Workload, device: Device) -> float:  # noqa: N802 - the unit is part of the name
-    """Return the operations per second of a step without memory traffic, if each layer reaches its usual efficiency."""
+    """Return the operations per second that a device reaches in a step of the workload if memory traffic costs nothing.
+
+    Each layer reaches its usual efficiency.
+    """
     lines = [_line(layer, device, device.memory_bandwidth_Bps)[0] for layer in workload.layers]
     operations = sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in workload.layers)
     return operations / sum(lines) if operations > 0 else device.fp32_FLOPs
@@ -126,9 +138,11 @@ def at_least(curve: Curve, floor_s: float) -> Curve:
 def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
     """Return the catalogue's curve corrected by measured (batch, seconds) points.
 
-    Times of equal batches are averaged, and the points are made nondecreasing. The curve passes through them;
-    ``few_points`` interpolates. Below the smallest and above the largest batch, it has the catalogue's shape, scaled to
-    meet the points. Batches and times must be finite and positive.
+    Times of equal batches are averaged, and the points are made nondecreasing. The result passes through the points,
+    and ``few_points`` interpolates between them. Below the smallest batch, it is the catalogue's curve, scaled to meet
+    the first point. Above the largest batch, it is a line with the catalogue's final slope, scaled in the same way. If
+    the largest batch is at least twice the smallest, the mean slope between the two replaces it, but only within 0.25
+    to 1 times the scaled slope. Batches and times must be finite and positive.
     """
     if not points:
         return curve
@@ -139,7 +153,7 @@ def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
     means = [sum(by_batch[b]) / len(by_batch[b]) for b in batches]
     times = nondecreasing(means, [float(len(by_batch[b])) for b in batches])
     low, high = times[0] / curve.seconds(batches[0]), times[-1] / curve.seconds(batches[-1])
-    # Two batches far enough apart give a better slope than the catalogue's, scaled.
+    # The slope between two measured batches that are far enough apart is better than the catalogue's scaled slope.
     slope = high * curve.slope_s
     if batches[-1] >= 2 * batches[0] and times[-1] > times[0]:
         slope = (times[-1] - times[0]) / (batches[-1] - batches[0])

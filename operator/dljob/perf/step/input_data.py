@@ -37,10 +37,10 @@ class Fetching:
     memory_s: float
     device_s: float
     workers: int
-    """Number of processes, or 1 for a thread, that prepare batches while steps compute. 0: the rank does so between
-    steps."""
+    """Number of processes (or 1 for a thread) that prepare batches while steps compute. 0: the rank itself prepares its
+    batches between steps."""
     busy_s: float = 0.0
-    """Seconds per sample by which workers delay computing on the same cores."""
+    """Seconds per sample by which the workers delay the rank's computing, because they run on the same cores."""
 
     processes: bool = False
     """True if workers are processes."""
@@ -58,7 +58,8 @@ class Fetching:
     def pace_s(self) -> float:
         """Return the seconds per sample of the slowest of three stages: disk, workers, and link to the device.
 
-        The model is that of Plumber (Kuchnik et al., MLSys 2022). Without workers, the stages follow each other.
+        The model is that of Plumber (Kuchnik et al., MLSys 2022). Without workers, the stages run one after another, so
+        return the sum of their times.
         """
         if not self.workers:
             return self.total_s
@@ -76,13 +77,14 @@ class Fetching:
         return max(parts, key=lambda name: parts[name])
 
     def over(self, computing: Curve) -> Curve:
-        """Return a rank's step time with input over its samples b, given its ``computing`` time over b.
+        """Return a rank's step time including input, as a curve over its local batch size b.
 
-        Without workers, the step takes computing(b) + b total. With workers, it takes
+        ``computing``: the rank's computing time over b. Without workers, the step takes computing(b) + b ``total_s``.
+        With workers, it takes
 
-            max(computing(b) + b busy, b pace)
+            max(computing(b) + b busy_s, b pace_s)
 
-        so the larger of b busy and b pace - computing(b) is exposed.
+        so the exposed input time is the larger of b busy_s and b pace_s - computing(b).
         """
         if not self.workers:
             return computing.plus(self.total_s)
@@ -95,7 +97,10 @@ class Fetching:
         return max(samples * self.busy_s, samples * self.pace_s - compute_s)
 
     def first_s(self, samples: float) -> float:
-        """Return the input time of the first batch, which no step hides; 0 without workers: every batch is exposed."""
+        """Return the input time of the first batch of ``samples`` samples, which no earlier step hides.
+
+        Return 0 without workers, because the input time of every batch is then part of its step.
+        """
         return samples * self.total_s if self.workers else 0.0
 
 
@@ -110,8 +115,9 @@ def workers_of(cores: float) -> int:
 def cold_part(stored: Stored, cache_nbytes: float) -> float:
     """Return the fraction of all reads that go to disk: max(1 / epochs, 1 - cache / dataset) for random reads.
 
-    The first epoch reads every sample from disk. Later epochs read the fraction that the page cache does not hold. This
-    is a lower bound: with several nodes, each node reads different samples in every epoch.
+    ``cache_nbytes``: size of the page cache. The first epoch reads every sample from disk. Later epochs read from disk
+    what the page cache does not hold. The result is a lower bound: with several nodes, each node reads different
+    samples in every epoch.
     """
     dataset_nbytes = stored.samples * stored.nbytes
     return min(1.0, max(1 / max(stored.epochs, 1.0), 1 - max(cache_nbytes, 0.0) / dataset_nbytes))
@@ -127,11 +133,12 @@ def fetching(
     by_program: bool = False,
     measured_s: float | None = None,
 ) -> Fetching:
-    """Return the input times per sample.
+    """Return the input times per sample of one rank.
 
-    Disk: nbytes x cold part x ranks / 500 MB/s (a node's ranks share its disk). Memory: 2 nbytes / 10 GB/s. GPU: nbytes
-    / bandwidth of its link. Preparing and copying use one core, and take longer on less than a core. If the rank
-    computes on the same cores, they slow it down by 1/cores of their time.
+    Disk: stored bytes x ``cold_part`` x ranks / 500 MB/s (a node's ranks share its disk). Main memory: 2 x bytes /
+    10 GB/s. GPU: bytes / bandwidth of the GPU's link to the host. Preparing and copying use one core, and take longer
+    if the rank has less than one. If the rank computes on the same cores, preparing and copying delay the computing by
+    1/``cores`` of their time.
 
     ``stored``: the dataset in files; None for data in memory. ``cache_nbytes``: main memory that is left for the page
     cache. ``by_program``: True if a training script prepares samples in processes, False for a thread. ``measured_s``:

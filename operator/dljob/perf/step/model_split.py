@@ -20,13 +20,15 @@ from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 _BETWEEN = ("activation", "attention")
-"""Kinds of layers that may stand between the layers of a pair, because they compute every unit independently."""
+"""Kinds of layers that may stand between the two linear layers of a tensor-parallel pair.
+
+Tensor parallelism can split these layers, because they compute every unit independently."""
 HEADS = 4
 """Attention heads of gpt-mini, the only model whose attention the trainer splits."""
 
 
 MAX_STAGES = 64
-"""The API's maximum number of pipeline stages."""
+"""Maximum number of pipeline stages that the API accepts."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,10 @@ class Stages:
     """Elements per sample that one stage sends to the next, at the largest boundary."""
 
     def activations(self, micro_batches: int) -> float:
-        """Return the maximum activation memory of a stage, divided by the whole model's for one micro-batch.
+        """Return the activation memory of the stage with the most, divided by that of the whole model.
 
-        Each stage keeps the activations of all its micro-batches in flight.
+        The whole model processes one micro-batch. A stage keeps the activations of all its micro-batches in flight: of
+        ``micro_batches`` micro-batches, at most as many as there are stages from this stage to the last one.
         """
         stages = len(self.outputs)
         return max(min(micro_batches, stages - i) * part for i, part in enumerate(self.outputs))
@@ -58,8 +61,9 @@ def _operations(layer: Layer) -> float:
 def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[list[int]]:
     """Return the best splits into 1, 2, ... stages. A split is a list with the index of each stage's first layer.
 
-    There are at most ``most`` splits. A stage is a contiguous range of layers, at least one of them ``able``. The
-    splits minimize the largest sum of ``operations`` in a stage.
+    ``operations``: arithmetic operations of each layer. ``able``: True for each layer that can be the only layer of a
+    stage. A stage is a contiguous range of layers with at least one such layer. There are at most ``most`` splits. Each
+    split minimizes the largest sum of ``operations`` in a stage.
     """
     best: list[tuple[float, list[int]]] = [(0.0, []), *[(float("inf"), list[int]())] * len(operations)]
     found = []
@@ -70,7 +74,7 @@ def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[l
             for begin in range(end - 1, -1, -1):
                 total, can = total + operations[begin], can or able[begin]
                 if total >= least:
-                    break  # a stage that begins earlier is longer still
+                    break  # a stage that begins earlier takes even longer
                 worst = max(best[begin][0], total)
                 if can and worst < least:
                     least, at = worst, begin
@@ -121,7 +125,11 @@ def pipeline_s(slot_s: float, transfer_s: float, stages: int, micro_batches: int
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of linear layers in a model, for tensor parallelism. Fractions refer to the whole model."""
+    """The pairs of linear layers in a model that tensor parallelism splits, with the layers between them.
+
+    ``arithmetic`` is the fraction of the model's operations in all pairs. ``parameters`` is the number of parameters in
+    all pairs.
+    """
 
     arithmetic: float
     parameters: int
@@ -130,7 +138,7 @@ class Pairs:
     summed_elements: tuple[float, ...]
     """Number of elements per sample in each all-reduce over the ranks."""
     units: int
-    """Number of units to split in the pair with the fewest units."""
+    """Number of units (neurons or attention heads) that can be split in the pair with the fewest units."""
 
 
 def _pairs_of(workload: Workload) -> Pairs | None:
@@ -190,9 +198,10 @@ def cut_up(workload: Workload) -> Model:
 
 
 def kept_part(part: float, units: int, ranks: int) -> float:
-    """Return the fraction of a model that the largest rank has.
+    """Return the fraction of a model that the rank with the most units holds.
 
-    The fraction ``part`` of the model is split into ``units``, which the ranks share; each rank has all of the rest.
+    The fraction ``part`` of the model consists of ``units`` equal units, which are divided among ``ranks`` ranks. Each
+    rank holds the rest of the model completely.
     """
     return 1 - part + part * ceil(units / ranks) / units
 

@@ -23,8 +23,10 @@ and MPI progresses messages only inside calls. A GPU copies while it computes. B
 P90 = 1.2816
 """90th percentile of the standard normal distribution."""
 SPREAD = {"catalogue": 0.5, "profile": 0.08}
-"""Standard deviation of log(measured / predicted) for the compute time. Predictions from data sheets are within a
-factor of 2 nine times out of ten. Measured times repeat within some per cent."""
+"""Standard deviation of log(measured / predicted) for the compute time, by the source of the prediction.
+
+``catalogue``: data sheets. Such predictions are within a factor of 2 nine times out of ten. ``profile``: measurements,
+which repeat within some per cent."""
 LINK_SPREAD = {"catalogue": 0.5, "profile": 0.2}
 
 
@@ -84,8 +86,8 @@ def step(
     parameters after the update does not.
 
     ``compute_spread`` applies to computing and input, ``link_spread`` to communication and waiting. Both are standard
-    deviations of log(measured / predicted). They are independent, so the step's spread is their root sum of squares
-    weighted by time.
+    deviations of log(measured / predicted). The two errors are independent, so the step's spread is the root of the sum
+    of both squares, each weighted by its part of the step time.
     """
     parts = buckets(gradient_nbytes)
     total = allreduce_s(collective, float(gradient_nbytes), float(ranks), link, parts, servers, nodes)

@@ -28,16 +28,20 @@ def straggler_factor(ranks: int, variation: float = STEP_VARIATION) -> float:
 
 
 def agreement_s(ranks: int, latency_s: float) -> float:
-    """Return the time to agree that all ranks have the sum, by empty messages up and down a binary tree."""
+    """Return the seconds in which ranks agree that all of them have the sum of the gradients.
+
+    Empty messages travel up and down a binary tree of ranks.
+    """
     return 2 * (ranks - 1).bit_length() * latency_s
 
 
 def stale_factor(ranks: int, bound: int, variation: float = STEP_VARIATION) -> float:
     """Return the expected step time with a staleness bound, divided by a rank's mean step time.
 
-    ``bound``: the staleness bound in steps; 0 means synchronous training. The distance between two ranks is a random
-    walk with deviation ``variation`` per step, reflected at ``bound`` steps. The walls push back by variation^2 / bound
-    per step, so the straggler term is multiplied by variation / bound.
+    ``bound``: the staleness bound in steps; 0 means synchronous training. The distance between two ranks is modelled as
+    a random walk with standard deviation ``variation`` per step, reflected at ``bound`` steps. The reflections push
+    ranks back by variation^2 / bound per step. Therefore, the excess of ``straggler_factor`` over 1 is multiplied by
+    variation / bound, or by 1 if that is larger than 1.
     """
     alone = straggler_factor(ranks, variation) - 1
     return 1 + (alone if bound == 0 else alone * min(1.0, variation / bound))
@@ -69,5 +73,8 @@ def asynchronous_updates_per_s(
 
 
 def staleness(workers: int) -> float:
-    """Return the mean number of updates by other workers between a worker's read and its update: one by each."""
+    """Return the mean number of updates by other workers between a worker's read of the parameters and its own update.
+
+    Each other worker makes one update in this time.
+    """
     return float(workers - 1)

@@ -22,11 +22,11 @@ class Dataset:
     """True if a sample is a sequence of tokens."""
 
 
-# scikit-learn's bundled datasets with a fifth held out. Generation times of synthetic ones were measured by
-# benchmarks/perfmodel/compute_constants.py.
+# Of scikit-learn's bundled datasets, a fifth is held out for tests. benchmarks/perfmodel/compute_constants.py measured
+# the generation times of synthetic datasets.
 DATASETS = {
     "digits": Dataset(1437, 360, (1, 8, 8), 10, 64 * 4),
-    "digits-32": Dataset(1437, 360, (1, 32, 32), 10, 32 * 32 * 4),  # the same, each pixel as 4 x 4
+    "digits-32": Dataset(1437, 360, (1, 32, 32), 10, 32 * 32 * 4),  # digits, each pixel enlarged to 4 x 4
     "breast-cancer": Dataset(455, 114, (30,), 2, 30 * 4),
     "wine": Dataset(142, 36, (13,), 3, 13 * 4),
     "iris": Dataset(120, 30, (4,), 3, 4 * 4),

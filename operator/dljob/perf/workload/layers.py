@@ -28,7 +28,7 @@ class Layer:
     output_elements: float = 0.0
     is_conv: bool = False
     follows: bool = False
-    """True if the trainer treats this layer and the previous one as one module, so that no stage can begin between."""
+    """True if the trainer treats this layer and the previous one as one module, which pipeline stages never divide."""
 
 
 class Net:
@@ -47,7 +47,10 @@ class Net:
 
     @property
     def at(self) -> tuple[tuple[int, ...], int]:
-        """Return the current position. Pass it to ``go`` to begin another branch there."""
+        """Return the current position: (shape of the current tensor, its number).
+
+        Pass the position to ``go`` to begin another branch of the network there.
+        """
         return self.shape, self._tensor
 
     def go(self, at: tuple[tuple[int, ...], int]) -> Self:
@@ -157,7 +160,7 @@ class Net:
         return self._emit("concat", self.shape, 0.0, keep="nothing")
 
     def first_token(self) -> Self:
-        """Select the first position of a sequence. It is a view, so keeping it keeps the whole sequence."""
+        """Select the first position of a sequence. The result is a view, so autograd keeps the whole sequence."""
         self._keep()
         self.shape = self.shape[1:]
         return self

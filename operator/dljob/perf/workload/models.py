@@ -51,7 +51,7 @@ def resnet18(data: Dataset) -> Net:
 
 
 def bottlenecks(data: Dataset, *depths: int) -> Net:
-    """Return a residual network of bottleneck blocks. ``depths``: how many have 64, 128, 256 and 512 filters."""
+    """Return a residual network of bottleneck blocks. ``depths``: numbers of blocks with 64, 128, 256, 512 filters."""
     net = _stem(data)
     for stage, depth in enumerate(depths):
         width = 64 * 2**stage

@@ -1,6 +1,7 @@
 """Step time and memory of a rank on CPUs, from a regression on the structure of generated networks.
 
-Both are sums of terms over the layer table, with measured nonnegative coefficients.
+Time and memory are sums of terms (such as operations or bytes moved) over the model's layers. Each term has a measured,
+nonnegative coefficient.
 ``benchmarks/perfmodel/structure_regression.py`` trains the generated networks and prints the errors on held-out
 structures. With ``--refit``, it also prints the constants below.
 """
@@ -10,7 +11,8 @@ from collections.abc import Mapping
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 CORE_FLOPs = 96e9
-"""Peak of the core in the catalogue (``catalogue.cpu``). The measurements are assumed to have used such a core."""
+"""Peak operations per second of a core in the catalogue (``catalogue.cpu``). The measurements behind the coefficients
+are assumed to have used such a core."""
 
 HOST_S: Mapping[str, float] = {"step": 3.72e-5, "layer": 8.79e-5}
 """Framework overhead in seconds per step and per layer, independent of the batch."""
@@ -26,13 +28,13 @@ TIME_S: Mapping[str, float] = {
 """Seconds on one core per unit of each term in ``time_terms``."""
 CACHED_NBYTES = 4 * 2**20
 """Bytes of a layer's weights that stay in the cache; the rest is read from memory in every pass. The value is between
-the sizes of a core's L2 cache and its share of the L3 cache. 1 and 16 MiB fit nearly as well."""
+the size of a core's L2 cache and the core's part of the L3 cache. 1 and 16 MiB fit the measurements nearly as well."""
 GROWTH: Mapping[str, float] = {"process": 3.51e7, "parameter_B": 1.35, "kept_B": 1.74, "largest_B": 1.17}
 """Bytes per unit of each term in ``growth_terms``."""
 
 
 def host_terms(workload: Workload) -> dict[str, float]:
-    """Return the framework's work in a step, in the units of ``HOST_S``: one step, and the number of layers."""
+    """Return the counts that ``HOST_S`` multiplies to give the framework's overhead: one step, the number of layers."""
     return {"step": 1.0, "layer": float(len(workload.layers))}
 
 
@@ -57,10 +59,10 @@ def time_terms(workload: Workload, batch: float) -> dict[str, float]:
 
 
 def growth_terms(workload: Workload, batch: float) -> dict[str, float]:
-    """Return the memory of a rank with ``batch`` samples, in the units of ``GROWTH``: one process, and bytes by type.
+    """Return what a rank with ``batch`` samples keeps in memory, in the units of ``GROWTH``: one process, and bytes.
 
-    ``parameter_B`` includes gradients and optimizer state. ``kept_B`` is kept activations and samples. ``largest_B`` is
-    the largest transient activations.
+    ``parameter_B``: parameters, gradients and optimizer state. ``kept_B``: samples, and activations that are kept for
+    the backward pass. ``largest_B``: the largest transient activations.
     """
     return {
         "process": 1.0,

@@ -105,7 +105,7 @@ def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", 
 
 
 HINTED_LAYERS = 50
-"""Assumed number of layers of a model that only hints describe. It determines the overhead per step."""
+"""Assumed number of layers of a model that only ``spec.model.hints`` describe. It determines the overhead per step."""
 
 
 def hinted(
@@ -116,9 +116,10 @@ def hinted(
     optimizer: Optimizer = "SGD",
     momentum: float = 0.9,
 ) -> Workload:
-    """Return the workload that the three figures in ``spec.model.hints`` describe, spread evenly over equal layers.
+    """Return the workload of a model that only three figures in ``spec.model.hints`` describe.
 
-    Raise ValueError if a figure is out of range.
+    The figures are the numbers of parameters, of operations per sample, and of activation bytes per sample. They are
+    divided evenly among equal layers. Raise ValueError if a figure is out of range.
     """
     if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
         raise ValueError(

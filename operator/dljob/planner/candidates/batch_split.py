@@ -1,8 +1,9 @@
 """Split the global batch into local batch sizes so that the slowest rank finishes as early as possible.
 
-The split is exact over whole numbers if times never fall with the batch. All ranks can finish by time T if and only if
-the samples that they can process by T add up to the global batch or more. That sum never falls with T, so bisection
-over T finds the optimum. Equal ranks are handled together, so the cost does not depend on the number of ranks.
+The split is the exact optimum over whole numbers if a rank's time never decreases with its batch. All ranks can finish
+by time T if and only if the samples that they can process by T add up to the global batch or more. This sum never
+decreases with T, so bisection over T finds the optimum. Equal ranks are handled together, so the running time does not
+depend on the number of ranks.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,10 @@ class Kind:
 
 
 def _by(kind: Kind, seconds: float) -> int:
-    """Return the largest batch that a rank of ``kind`` finishes in ``seconds``, but at least 1: no worker may idle."""
+    """Return the largest batch that fits into the memory of a rank of ``kind`` and finishes in ``seconds``.
+
+    Return at least 1, because every worker must have a sample.
+    """
     return max(1, min(kind.largest_batch, kind.curve.whole_samples(seconds)))
 
 
@@ -41,7 +45,7 @@ def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
     high = max(k.curve.seconds(min(batch, k.largest_batch)) for k in kinds)
     while True:
         middle = (low + high) / 2
-        if not low < middle < high:  # neighbours: nothing lies between two floating-point numbers
+        if not low < middle < high:  # ``low`` and ``high`` are neighbouring floating-point numbers
             break
         if sum(k.ranks * _by(k, middle) for k in kinds) >= batch:
             high = middle
@@ -50,9 +54,9 @@ def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
     each = [_by(k, high) for k in kinds]
     totals = [k.ranks * b for k, b in zip(kinds, each, strict=True)]
     surplus = sum(totals) - batch
-    # Removing samples keeps the optimum. Remove them from the kinds that reach the time only just, in proportion to
-    # the samples that each gained between ``low`` and ``high``. Where a time is flat, as on a GPU that waits for its
-    # host, that is more than one sample per rank.
+    # Remove the surplus samples; this never makes the slowest rank later. Take them from the kinds that can process
+    # fewer samples by ``low`` than by ``high``, in proportion to the difference. If a kind's time does not change with
+    # the batch, as on a GPU that waits for its host, the difference is more than one sample per rank.
     spare = [t - k.ranks * _by(k, low) for t, k in zip(totals, kinds, strict=True)]
     removed = [surplus * s // sum(spare) for s in spare] if surplus else [0] * len(kinds)
     for i in sorted(range(len(kinds)), key=lambda i: kinds[i].ranks):
@@ -68,7 +72,9 @@ def even(batch: int, ranks: int) -> list[int]:
 
 
 def even_split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
-    """Return equal local batch sizes regardless of speed, by kind. The first ranks get the samples that are left over.
+    """Return a list of local batch sizes for each kind, which are equal regardless of the ranks' speed.
+
+    If the batch is not divisible by the number of ranks, each of the first ranks gets one more sample.
 
     Return None if a size is below 1 or does not fit into memory.
     """

@@ -20,12 +20,16 @@ from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refus
 from dljob.planner.types.texts import gibibytes, group_names, rate, samples
 
 LEAST_BUSY = 0.25
-"""Minimum fraction of its CPUs that a rank requests: it also needs them to start, evaluate and write checkpoints."""
+"""Minimum fraction of a rank's CPUs that its pod requests. Even a rank whose steps hardly use the CPUs needs them to
+start, to evaluate the model and to write checkpoints."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """An option on some of its nodes. ``batch_per_rank`` is set if the user fixed it."""
+    """A part of a candidate: ``nodes`` nodes of one device type, used as ``option`` describes.
+
+    ``batch_per_rank``: the local batch size that the user fixed; None if the planner chooses.
+    """
 
     option: Option
     nodes: int
@@ -76,7 +80,7 @@ def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -
 
 
 def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
-    """Return the workload as one rank holds it: with a sharded optimizer, only that rank's optimizer state."""
+    """Return the workload with the optimizer state that one rank holds: only a part if the optimizer is sharded."""
     ranks = sum(p.ranks for p in parts)
     return memory.sharded(workload, ranks) if parts[0].option.strategy == "Optimizer" else workload
 
@@ -94,7 +98,10 @@ def too_large(held: Workload, share: int, option: Option, what: str) -> str:
 def evaluate(
     parts: Sequence[Part], collective: CollectiveName, request: Request, workload: Workload, servers: int = 1
 ) -> Choice | Refusal:
-    """Return the candidate with its prediction, or a one-line reason why it is rejected."""
+    """Return the candidate that consists of ``parts``, with its prediction, or the reason why it is rejected.
+
+    ``servers``: number of ranks that are parameter servers, if the collective is ParameterServer.
+    """
     ranks, nodes = sum(p.ranks for p in parts), sum(p.nodes for p in parts)
     serving = servers if collective == "ParameterServer" and ranks > 1 else 0
     apart = request.synchronization != "Synchronous"
@@ -167,9 +174,10 @@ def evaluate(
 
 
 def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
-    """Return the slowest step that the profiles in ``known`` predict, plus the input time.
+    """Return the slowest step that the device profiles in ``known`` predict for ``run``, plus the input time.
 
-    The computing time is that of ``formulas``. The rest of the predicted step counts as communication.
+    The computing time and the input time are those of ``formulas``. The rest of the predicted step counts as
+    communication.
     """
     said = [predicted(p, run) for p in known]
     step_s, spread = max((float(median[0]), float(deviation[0])) for median, deviation in said)

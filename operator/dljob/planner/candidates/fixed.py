@@ -17,7 +17,7 @@ def fixed_parts(
     learned: Mapping[tuple[str, str], Learned],
     strategy: Strategy = "Data",
 ) -> list[Part] | Infeasible:
-    """Return the user's groups as parts of a candidate, or ``Infeasible`` if the cluster cannot hold them."""
+    """Return the groups that the user fixes as parts of a candidate, or ``Infeasible`` if the nodes have no room."""
     if (wrong := _batch(request)) is not None:
         return wrong
     parts = []

@@ -1,7 +1,8 @@
 """Predictions from measured multi-device steps, instead of latencies, bandwidths and assumed overlap.
 
-As soon as a profile has a multi-device step, ``calibrate.scaling`` predicts every placement and an interval from the
-prior and the measurements. ``benchmarks/perfmodel/published.py`` evaluates these predictions on public measurements.
+If a profile contains at least one measured multi-device step, ``calibrate.scaling`` predicts the step time of every
+placement, with an interval, from the prior distribution and the measurements. ``benchmarks/perfmodel/published.py``
+evaluates these predictions on public measurements.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from dljob.perf.step.step import P90, buckets
 from dljob.planner.types import CollectiveName
 
 LEVEL = 0.8
-"""Probability of the central interval. Its upper end is the p90."""
+"""Probability that a step time is in the predicted interval. The interval is central, so its upper end is the p90."""
 
 
 def communication_ratio(collective: CollectiveName, nbytes: int, ranks: Number, nodes: Number, link: Link) -> Floats:
@@ -43,10 +44,11 @@ def posterior(
     nbytes: int,
     link_over: Callable[[int], Link],
 ) -> Posterior | None:
-    """Return the posterior over all placements, or None without measured multi-device steps or one-device times.
+    """Return the posterior distribution of the step times of all placements.
 
-    ``alone``: step seconds over the batch on one device. ``link_over``: function from a number of nodes to the link
-    between their ranks; it serves only to compare collectives.
+    Return None without measured multi-device steps (``steps``) or one-device times (``points``). ``alone``: step
+    seconds over the batch on one device. ``link_over``: function from a number of nodes to the link between their
+    ranks, which is used only to compare collectives.
     """
     if not steps or not points:
         return None
@@ -80,6 +82,9 @@ def _fitted(
 
 
 def predicted(found: Posterior, runs: Runs) -> tuple[Floats, Floats]:
-    """Return (median step seconds without input time, standard deviation of their logarithm, from the p90)."""
+    """Return (median step seconds without input time, standard deviation of log(step seconds)) for each run.
+
+    The standard deviation follows from the predicted p90.
+    """
     said = found.predict(runs, LEVEL)
     return said.median_s, np.asarray(np.log(said.high_s / said.median_s) / P90)

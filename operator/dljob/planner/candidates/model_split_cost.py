@@ -19,12 +19,13 @@ from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refus
 from dljob.planner.types.texts import gibibytes, group_names, rate
 
 MAX_MICRO_BATCHES = 4096
-"""The API's maximum number of micro-batches."""
+"""Maximum number of micro-batches that the API accepts."""
 UNMEASURED_SPREAD = 0.25
 """Additional standard deviation of log(measured / predicted) of a model-parallel step.
 
-Profiles do not learn from model-parallel runs. The formulas below ignore message progress on CPUs and uneven stages.
-Log(measured / predicted) had a root mean square of 0.14 (docs/design/0016-model-parallelism.md)."""
+It is needed because profiles do not learn from model-parallel runs, and because the formulas of this module ignore
+uneven stages and the time in which CPUs progress messages. In measurements, log(measured / predicted) had a root mean
+square of 0.14 (docs/design/0016-model-parallelism.md)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class _Step:
     moving_s: float
     """Exposed communication and pipeline bubble."""
     text: str
-    """Description of the communication, for the text about the bottleneck."""
+    """Description of the communication, which becomes a part of ``Prediction.bottleneck``."""
     spread: float
     """Standard deviation of the logarithm of the communication time."""
 
@@ -120,7 +121,7 @@ def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) 
 
 
 def _messages(option: Option, nodes: int) -> tuple[Link, float]:
-    """Return (link between stages, spread of its prediction).
+    """Return (link between pipeline stages, standard deviation of log(measured / predicted) of its times).
 
     Messages between stages always go through main memory, even from GPUs. On one node they do not use the network.
     """

@@ -22,7 +22,7 @@ from dljob.planner.candidates.transfer import carried
 from dljob.planner.types import CollectiveName, Request, Strategy
 
 ASSUMED_SPREAD = 1.5
-"""Factor that widens the spread of predictions for a device that is not in the catalogue."""
+"""Factor on the spread (standard deviation of log(measured / predicted)) if a device is not in the catalogue."""
 GPU_LATENCY_S = 10e-6
 """Latency between GPUs of one node, including the NCCL call."""
 
@@ -34,7 +34,9 @@ AUTO: dict[bool, tuple[CollectiveName, ...]] = {
 
 
 MORE = 1.02
-"""Minimum ratio of largest batches that justifies a further option. Each option costs search time."""
+"""Minimum factor by which a further option must increase a rank's largest batch, because each option costs search time.
+
+Further options require more ranks to shard the optimizer state."""
 HALVES: tuple[CollectiveName, ...] = ("Ring", "Torch")
 """Collectives made of a reduce-scatter and an all-gather. Between the two, ranks can update their shards."""
 
@@ -67,8 +69,8 @@ class Option:
     """Posterior from multi-device steps that were measured on this type of device."""
     strategy: Strategy = "Data"
     min_ranks: int = 1
-    """Minimum number of ranks in a candidate with this option: ``largest_batch`` assumes that at least so many ranks
-    shard the optimizer state."""
+    """Minimum number of ranks in a candidate that contains this option, because ``largest_batch`` assumes that so many
+    ranks shard the optimizer state."""
     update_s: float = 0.0
     """Seconds within ``curve`` for updating all parameters; 0 if unknown."""
 
@@ -114,9 +116,10 @@ def stored_of(request: Request) -> input_data.Stored | None:
 
 
 def _tiers(pool: Pool, ranks_per_node: int) -> list[tuple[int, int]]:
-    """Return (number of nodes, smallest free memory in bytes) for two sets of nodes that have the devices.
+    """Return (number of nodes, smallest free memory in bytes) for two sets of nodes with enough free devices.
 
-    One set has all of them; the other those with at least half of the largest free memory. Equal sets count once.
+    One set consists of all such nodes. The other one consists of those with at least half as much free memory as the
+    node with the most. If both sets are equal, return only one pair.
     """
     sizes = sorted(
         (m for m, free in zip(pool.memory_nbytes, pool.free, strict=True) if not pool.is_gpu or free >= ranks_per_node),
@@ -148,7 +151,11 @@ def options(
     strategy: Strategy = "Data",
     min_ranks: int = 1,
 ) -> list[Option]:
-    """Return the options with ``ranks_per_node`` ranks per node: on all nodes, and on nodes with much memory only."""
+    """Return the options with ``ranks_per_node`` ranks per node: one for all nodes, one for the nodes with much memory.
+
+    ``learned``: measured constants by (``request.profile``, device). ``min_ranks``: number of ranks that shard the
+    optimizer state, if ``strategy`` is Optimizer.
+    """
     known = learned.get((request.profile or request.model or "", pool.device))
     cores = cores_of_rank(pool.cpu, ranks_per_node, request)
     device = catalogue.gpu_or_assumed(pool.device) if pool.is_gpu else catalogue.cpu(pool.device, cores)
@@ -205,7 +212,7 @@ def options(
     if known is None or not result:
         return result
     over = {nodes: link_of(result[:1], nodes)[0] for nodes in (1, 2)}
-    # The all-gather after a sharded update makes steps longer, so steps of one strategy say little about the other.
+    # The all-gather after a sharded update makes steps longer, so use only measured steps with the same strategy.
     similar = [s for s in known.steps if s.place.sharded == (strategy == "Optimizer")]
     steps = posterior(known.points, similar, alone, workload.gradient_nbytes, lambda n: over[min(n, 2)])
     return [replace(option, steps=steps) for option in result]
@@ -242,9 +249,10 @@ def sharing_options(
 def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
     """Return (slowest link between the ranks of these options, spread of its prediction).
 
-    Within a node, the link is a direct one between devices or shared memory. Between nodes, its bandwidth is the
-    measured one, else the annotated one, else that of 10 Gbit Ethernet. Ranks of a node do not divide the bandwidth: in
-    a ring in rank order, every node has one flow in and one flow out.
+    The spread is the standard deviation of log(measured / predicted). Within a node, the link is a direct one between
+    devices or shared memory. Between nodes, its bandwidth is the measured one, else the one in the nodes' annotations,
+    else that of 10 Gbit Ethernet. The ranks of a node do not divide the bandwidth, because in a ring in rank order,
+    every node has one flow in and one flow out.
     """
     near_s = near_latency_s(chosen[0].pool.is_gpu)
     if nodes == 1:
@@ -273,7 +281,10 @@ def near_latency_s(is_gpu: bool) -> float:
 
 
 def summing(option: Option) -> tuple[CollectiveName, ...]:
-    """Return the collectives to choose from. A sharded optimizer allows only those in ``HALVES``."""
+    """Return the collectives from which the planner chooses the one that reduces gradients.
+
+    A sharded optimizer allows only those in ``HALVES``.
+    """
     names = AUTO[option.pool.is_gpu]
     return tuple(n for n in names if n in HALVES) if option.strategy == "Optimizer" else names
 

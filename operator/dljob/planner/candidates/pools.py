@@ -15,9 +15,10 @@ from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
 
 MIN_CPU = 0.05
-"""CPUs that must be free on a node if the job requests none. It is the smallest request of a pod."""
+"""CPUs that must be free on a node if the job requests no CPUs. This is the smallest request of a pod."""
 UNEQUAL = 1.5
-"""Nodes of one device type whose numbers of CPUs differ by more than this factor cause a warning."""
+"""Maximum ratio of CPUs for CPU nodes of one device type. If the CPUs that a rank can use on two such nodes differ by a
+larger factor, the plan has a warning."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,13 @@ class Pool:
     free: tuple[int, ...]
     """Free devices of each node, in falling order."""
     memory_nbytes: tuple[int, ...]
-    """Free main memory of the same nodes, in the same order."""
+    """Free main memory of each node in bytes, in the order of ``free``."""
     cpu: float
-    """CPUs of the weakest node."""
+    """CPUs of the node with the fewest CPUs."""
     bandwidth_Bps: float | None
     """The smallest annotated network bandwidth; None if no node has the annotation."""
     unequal: bool
-    """True if the nodes' CPUs differ by more than ``UNEQUAL``."""
+    """True for CPU nodes on which a rank can use very different numbers of CPUs (by more than a factor ``UNEQUAL``)."""
 
     @property
     def assumed(self) -> bool:
@@ -71,7 +72,7 @@ def _why_not(node: Node, request: Request) -> str | None:
             return f"nodeSelector {key}={value} does not match"
     for taint in node.taints:
         if node.is_gpu and taint[0] in GPU_RESOURCES.values():
-            continue  # pods on GPUs tolerate it
+            continue  # pods that request GPUs tolerate this taint
         if taint[2] in ("NoSchedule", "NoExecute") and not _tolerates(request.tolerations, taint):
             return f"taint {taint[0]}{'=' + taint[1] if taint[1] else ''}:{taint[2]} is not tolerated"
     if node.free_devices < 1:

@@ -24,10 +24,10 @@ MAX_BATCHES = 8
 def carried(
     profile: str, label: str, workload: Workload, learned: Mapping[tuple[str, str], Learned]
 ) -> tuple[list[tuple[int, float]], float]:
-    """Return predicted (batch, seconds) points and the standard deviation of log(seconds).
+    """Return predicted (batch, seconds) points and the standard deviation of log(measured / predicted).
 
-    ``label``: the predicted device's label on nodes. Return no points if this GPU is not in the catalogue, or if the
-    model was measured on no other GPU in the catalogue.
+    ``profile``: key of the model in ``learned``. ``label``: node label of the GPU for which to predict. Return no
+    points if this GPU is not in the catalogue, or if the model was measured on no other GPU in the catalogue.
     """
     asked = catalogue.gpu(label)
     others = {

@@ -13,14 +13,17 @@ from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, joules, samples
 
 MAX_SLOWDOWN = 1.1
-"""Maximum factor by which an advised power limit may lengthen computing. 10 % more time saves two thirds of the energy
-that power limits can save."""
+"""Maximum factor by which an advised power limit may lengthen computing. With 10 % more time, a job saves two thirds of
+the energy that power limits can save."""
 DIFFERENT = 0.15
-"""Candidates on the same devices count as similar if their numbers of ranks differ by at most this fraction."""
+"""Maximum relative difference in the number of ranks at which candidates on the same types of devices are similar."""
 
 
 def memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
-    """Return a line for each device type of which a few nodes cannot hold the batch, such as 'up to 3 x t4'."""
+    """Return a refusal for each type of device of which a few nodes cannot hold the global batch in memory.
+
+    Its summary is a text such as 'up to 3 x t4'. ``ways``: the options that candidates consist of.
+    """
     lines = []
     for label in dict.fromkeys(option.label for option in ways):
         option = max((o for o in ways if o.label == label), key=lambda o: (o.min_ranks == 1, o.memory_nbytes))
@@ -40,7 +43,10 @@ def _held(option: Option, workload: Workload, ranks: int) -> Workload:
 
 
 def _fewest(option: Option, request: Request, workload: Workload, ranks: int) -> int:
-    """Return the minimum number of ranks that hold the batch, or min(``ranks``, batch) + 1 if none is enough."""
+    """Return the minimum number of ranks whose memory holds the global batch.
+
+    Return min(``ranks``, global batch size) + 1 if even so many ranks cannot hold it.
+    """
     low, high = 1, min(ranks, request.global_batch) + 1
     while low < high:
         middle = (low + high) // 2
@@ -57,7 +63,10 @@ def _kind(choice: Choice) -> tuple[str, ...]:
 
 
 def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choice, ...]:
-    """Return the chosen candidate and the best others, ``candidates_kept`` in total. Prefer dissimilar candidates."""
+    """Return the chosen candidate and the best others, at most ``request.candidates_kept`` in total.
+
+    Prefer candidates that differ in devices, strategy or number of ranks.
+    """
     ranked = sorted(choices, key=lambda c: objective.score(request, c.prediction))
     shown = [chosen]
     for choice in ranked:
@@ -74,7 +83,10 @@ def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choi
 
 
 def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]) -> list[Refusal]:
-    """Return a line for each kind (devices, strategy, collective) that is not shown, with its best candidate."""
+    """Return a refusal for each combination of devices, strategy and collective that ``shown`` lacks.
+
+    The refusal says why the best candidate of the combination is worse than the chosen one.
+    """
     lines: dict[tuple[object, ...], Refusal] = {}
     shown_kinds = {(_kind(c), c.collective) for c in shown}
     for choice in sorted(choices, key=lambda c: objective.score(request, c.prediction)):
@@ -101,9 +113,9 @@ def _worse(request: Request, choice: Choice, chosen: Choice) -> str:
 def model_parallel_refusals(
     request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]
 ) -> list[Refusal]:
-    """Return lines for the best pipeline and the best tensor-parallel candidate if a data-parallel plan is chosen.
+    """Return refusals of the best pipeline and the best tensor-parallel candidate if a data-parallel plan is chosen.
 
-    A candidate that is already shown gets a line only if its predicted score beats the chosen plan's. Example:
+    A candidate that is already shown gets a refusal only if its predicted score beats the chosen plan's. Example:
     '3 x cpu, Pipeline of 3 stages, 12 micro-batches' and '18 % slower: 9.4ms per step instead of 8ms; ...'.
     """
     if chosen.splits_model:

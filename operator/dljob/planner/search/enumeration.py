@@ -1,8 +1,8 @@
-"""Search over numbers of nodes, evaluated by ``Screen``.
+"""Search over the numbers of nodes of each type of device. ``Screen`` evaluates the candidates.
 
-The search of a small cluster is complete. On a large cluster, the search evaluates every device alone over a grid of
-counts, pairs of devices over a coarser grid, and every subset of devices at several sizes and at every power of two
-ranks. A local search then starts from the best rows and ends when no neighbour is better.
+The search of a small cluster is complete. On a large cluster, the search evaluates every type of device alone over a
+grid of numbers of nodes, pairs of types over a coarser grid, and every subset of the fastest types at several sizes and
+at every power of two ranks. A local search then starts from the best candidates and ends when no neighbour is better.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,11 +19,11 @@ from dljob.planner.search.screen import Counts, Screen, Screened
 from dljob.planner.types import CollectiveName, Request
 
 COMPLETE = 4000
-"""Maximum number of combinations for a complete search."""
+"""Maximum number of combinations of nodes for which all combinations are evaluated."""
 ROUNDS = 12
 """Maximum number of rounds of the local search."""
 SEEDS = 6
-"""Number of best rows. Each round evaluates the neighbours of these rows."""
+"""Number of best candidates whose neighbours each round of the local search evaluates."""
 
 
 def grid(most: int, fine: bool = True) -> list[int]:
@@ -182,7 +182,8 @@ class Search:
         """Return feasible rows that deserve an exact evaluation: first the ``count`` best rows, then others.
 
         The others are the row with the fewest ranks among those within the relative ``tolerance`` of the best score,
-        the best row of each of ``count`` device sets, rows of other sizes with the best device set, and trade-offs.
+        the best row of each of ``count`` sets of devices, rows with the best set of devices but other numbers of nodes,
+        and trade-offs between time, energy and cost.
         """
         order = np.argsort(self.scores, kind="stable")
         order = order[np.isfinite(self.scores[order])]
@@ -193,7 +194,7 @@ class Search:
         picked[int(near[np.argmin(self.counts[near] @ self._per_node)])] = None
         kinds = (self.counts[order] > 0) @ self._hashing
         best = order[kinds == kinds[0]]
-        sizes = np.frexp(self.counts[best].sum(axis=1))[1]  # to the power of two below
+        sizes = np.frexp(self.counts[best].sum(axis=1))[1]  # log2 of the number of nodes, rounded
         picked |= dict.fromkeys([*order[_first(kinds)][:count].tolist(), *best[_first(sizes)][:count].tolist()])
         picked |= dict.fromkeys(promising(self.found, MAX_SHOWN).tolist())
         return [self.counts[i] for i in picked]

@@ -25,7 +25,8 @@ Found = tuple[list[Choice | Refusal], list[Refusal]]
 Kind = Literal["Pipeline", "Tensor"]
 KINDS: tuple[Kind, ...] = ("Pipeline", "Tensor")
 MICRO_BATCHES_PER_STAGE = 4
-"""Default for p stages. The pipeline bubble is then at most a fifth of the step: (p - 1) / (5 p - 1)."""
+"""Default number of micro-batches for each stage of a pipeline. With p stages, the pipeline bubble is then the fraction
+(p - 1) / (5 p - 1) of the step, which is less than a fifth."""
 KEPT_PER_STRATEGY = 5
 """Number of best candidates per strategy that ``Auto`` returns, beside the best for each device and size."""
 
@@ -87,13 +88,16 @@ def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal |
 
 
 def evaluate(candidate: SplitCandidate, request: Request, model: split.Model) -> Choice | Refusal:
-    """Return the candidate with its prediction, or a refusal. Raise ValueError if the model cannot be split so."""
+    """Return the candidate with its prediction, or a refusal if it does not fit into memory.
+
+    Raise ValueError if the model cannot be split as the candidate demands.
+    """
     found = predict(candidate, request, model)
     return found if isinstance(found, Refusal) else choice(candidate, request, found)
 
 
 def _asked(part: Part, request: Request) -> list[SplitCandidate]:
-    """Return the ways to split the model over these ranks with the requested strategy."""
+    """Return the ways to split the model over the ranks of ``part`` with the requested strategy."""
     if request.strategy == "Pipeline":
         return [SplitCandidate(part, "Pipeline", "MPI", request.micro_batches)]
     return [SplitCandidate(part, "Tensor", name) for name in _collectives(request, part.option)]
@@ -102,7 +106,10 @@ def _asked(part: Part, request: Request) -> list[SplitCandidate]:
 def _parts(
     request: Request, nodes: Eligible, workload: Workload, learned: Mapping[tuple[str, str], Learned]
 ) -> list[Part]:
-    """Return the placements with ``nodes.min`` to ``nodes.max`` nodes."""
+    """Return the placements on one type of device with ``nodes.min`` to ``nodes.max`` nodes (fields of the spec).
+
+    If the request fixes the number of pipeline stages, the numbers of nodes follow from it.
+    """
     found = []
     for pool in nodes.pools:
         for each in ranks_per_node_choices(pool):
@@ -120,13 +127,13 @@ def _fits(request: Request, part: Part, pairs: split.Pairs | None) -> bool:
 
 
 def _collectives(request: Request, option: Option) -> tuple[CollectiveName, ...]:
-    """Return the collectives that may sum activations."""
+    """Return the collectives to consider for the all-reduce of activations in tensor parallelism."""
     if request.collective:
         return (request.collective,)
     return tuple(name for name in AUTO[option.pool.is_gpu] if name != "ParameterServer")
 
 
-# Strategy Auto.
+# The rest of this module searches for the planner's own choice (strategy Auto).
 
 
 class _Priced(NamedTuple):
@@ -176,7 +183,7 @@ def search(
                 priced += fitting
                 places_done.add(placement)
                 best = min(fitting, key=lambda each: each.score).candidate
-                turns = best.micro_batches / part.ranks  # a good start for the next, similar placement
+                turns = best.micro_batches / part.ranks  # start the search of the next, similar placement here
             else:
                 lines[option.label] = next(each for each in reversed(these) if isinstance(each, Refusal))
         devices = {each.candidate.part.option.label for each in priced}
@@ -207,7 +214,7 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
 def _places(
     request: Request, nodes: Eligible, options_of: Callable[[Pool, int], Sequence[Option]], fixed: Sequence[Part]
 ) -> Iterator[tuple[Option, range]]:
-    """Yield (option, numbers of nodes that it may use)."""
+    """Yield (option, range of the numbers of nodes that a placement with the option may use)."""
     for part in fixed:
         yield part.option, range(part.nodes, part.nodes + 1)
     if fixed:
@@ -286,7 +293,10 @@ def _priced(candidate: SplitCandidate, request: Request, model: split.Model) -> 
 
 
 def _worth_showing(priced: list[_Priced]) -> list[_Priced]:
-    """Return the best candidates overall and for each device and size; at most one for each placement."""
+    """Return the best candidates overall, and the best for each type of device and size (ranks, to a power of two).
+
+    Return at most one candidate for each placement.
+    """
     places: dict[tuple[int, int], _Priced] = {}
     for each in sorted(priced, key=lambda each: each.score):
         places.setdefault((id(each.candidate.part.option), each.candidate.part.nodes), each)

@@ -9,7 +9,8 @@ from dljob.planner.types import Choice, Prediction, Request
 STARTUP_S = 20.0
 """Maximum time from ``kubectl apply`` to the first step. It counts towards a deadline."""
 INDISTINCT = 0.02
-"""Relative difference up to which scores tie. Fewer devices win the tie (Time), or less time (Energy, Cost)."""
+"""Maximum relative difference at which two plans tie. If the objective is Time, the plan with fewer devices wins the
+tie. If it is Energy or Cost, the faster plan wins."""
 LATE = 1e30
 """Factor on the scores of plans that miss the deadline. These plans come last, the least late one first."""
 
@@ -25,7 +26,7 @@ def by_p90(request: Request) -> bool:
 
 
 def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
-    """Return the score of each row; lower is better, infinite for infeasible rows."""
+    """Return the score of each candidate in ``screened``; lower is better. Infeasible candidates score infinity."""
     time_s = screened.step_p90_s if by_p90(request) else screened.step_s
     wanted = {"Time": time_s, "Energy": screened.energy_J, "Cost": screened.usd}[request.minimize]
     if request.deadline_s is None or request.minimize == "Time":
@@ -35,7 +36,10 @@ def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
 
 
 def score(request: Request, prediction: Prediction) -> float:
-    """Return the score of one prediction over the whole training; lower is better."""
+    """Return the score of a plan with this prediction: time, energy or cost of the whole training; lower is better.
+
+    A plan that minimizes energy or cost but misses the deadline has a score above all others (``LATE``).
+    """
     if request.minimize == "Time":
         return prediction.total_p90_s if by_p90(request) else prediction.total_s
     if not meets(request, prediction.total_p90_s):
@@ -49,12 +53,12 @@ def size(choice: Choice) -> int:
 
 
 def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
-    """Return True if the model-parallel plan ``parts`` beats the data-parallel plan ``whole`` despite its uncertainty.
+    """Return True if the model-parallel plan ``parts`` beats the data-parallel plan ``whole`` despite uncertainty.
 
-    If only one of the plans meets the deadline, that plan is better. Otherwise the p90 of ``parts`` must be below the
-    median of ``whole`` (time; likewise energy and cost, which are proportional to time). Nothing would correct a wrong
-    choice: profiles do not learn from model-parallel runs, while data-parallel predictions improve with each run.
-    Model-parallel jobs are also never elastic.
+    If only one of the plans meets the deadline, that plan is better. Otherwise the p90 time of ``parts`` must be below
+    the median time of ``whole``. Energy and cost are compared in the same way, because they are proportional to time.
+    The reason is that a wrong choice would never be corrected: profiles do not learn from model-parallel runs, while
+    data-parallel predictions improve with each run. Model-parallel jobs are also never elastic.
     """
     p, q = parts.prediction, whole.prediction
     meets_it = meets(request, p.total_p90_s)
@@ -78,7 +82,10 @@ def best(request: Request, choices: list[Choice]) -> Choice:
 
 
 def _smallest_first(choice: Choice) -> tuple[int, bool, float, float, str]:
-    """Return a sort key: fewest ranks, then no sharded optimizer (survives the loss of ranks), then lowest cost."""
+    """Return a sort key that orders plans by number of ranks, then sharded optimizer, then cost, then time.
+
+    Plans without a sharded optimizer come first, because they survive the loss of ranks.
+    """
     p = choice.prediction
     return size(choice), choice.strategy == "Optimizer", p.cost_usd or 0.0, p.total_s, choice.summary
 

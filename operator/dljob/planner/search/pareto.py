@@ -13,10 +13,10 @@ MAX_SHOWN = 6
 
 
 def promising(found: Screened, most: int) -> NDArray[np.intp]:
-    """Return the indices of rows that need less energy or cost less than all faster rows; fastest first.
+    """Return the indices of candidates that need less energy or cost less than all faster candidates; fastest first.
 
-    If there are more than ``most``, return ``most`` evenly spaced ones, including both ends. The result can lack
-    non-dominated rows: those that one faster row beats in energy and another faster row in cost.
+    If there are more than ``most``, return at most ``most`` evenly spaced ones, including both ends. The result can
+    lack non-dominated candidates: those that one faster candidate beats in energy and another one in cost.
     """
     order = np.lexsort((found.usd, found.energy_J, found.step_s))
     order = order[np.isfinite(found.step_s[order])]

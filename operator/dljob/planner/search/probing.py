@@ -14,10 +14,11 @@ from dljob.planner.types.texts import samples
 
 
 def suggested(request: Request, option: Option) -> str | None:
-    """Return a text such as '2 x t4 (4 ranks each), 16 samples per rank: reduces ... by 38 %', or None.
+    """Return a text that suggests a run to measure, such as '2 x t4 (4 ranks each), 16 samples per rank: reduces ...'.
 
-    Consider all placements on the option's device within the job's bounds, with equal local batch sizes. Return None
-    if there are fewer than two placements, if ``MAX_PROBES`` multi-device steps were measured, or if nothing is left.
+    Consider all placements on the option's type of device within the job's bounds, with equal local batch sizes. Return
+    None if there are fewer than two placements, if ``MAX_PROBES`` multi-device steps were measured, or if all
+    placements were measured.
     """
     learned = option.learned.steps if option.learned else ()
     known = [s for s in learned if s.place.sharded == (option.strategy == "Optimizer")]
@@ -39,7 +40,7 @@ def suggested(request: Request, option: Option) -> str | None:
 
 
 def _places(request: Request, option: Option) -> list[tuple[int, int]]:
-    """Return (nodes, ranks per node) for each placement with at least two ranks whose memory holds the batch."""
+    """Return (nodes, ranks per node) for each placement with at least two ranks that can hold the batch in memory."""
     found = []
     for each in ranks_per_node_choices(option.pool):
         able = sum(free >= each for free in option.pool.free) if option.pool.is_gpu else option.pool.nodes

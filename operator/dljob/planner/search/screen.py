@@ -20,9 +20,11 @@ from dljob.planner.candidates.options import Option, link_of, near_latency_s, ov
 from dljob.planner.types import CollectiveName, Request
 
 WHOLE = 1e-3
-"""Rounding error in samples up to which a local batch size counts as a whole number."""
+"""Maximum rounding error, in samples, at which a local batch size still counts as a whole number."""
 GRID = 160
-"""Number of finishing times in the table. The split is interpolated between them."""
+"""Number of times in the table of the samples that each option processes by a given time.
+
+``Screen`` interpolates between these times to find the time by which all ranks have processed the global batch."""
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -36,9 +38,9 @@ class Screened:
     step_s: Floats
     step_p90_s: Floats
     energy_J: Floats
-    """Per step."""
+    """Energy of a step in joules."""
     usd: Floats
-    """Per step."""
+    """Cost of a step in US dollars."""
     collective: list[CollectiveName]
 
     def joined(self, other: "Screened") -> "Screened":
@@ -199,7 +201,11 @@ class Screen:
     def _slowest(
         self, used: NDArray[np.bool_], n: Floats, nodes: Floats, compute_s: Floats, ratio: Floats
     ) -> tuple[Floats, Floats]:
-        """Return (step time with input, spread) for each candidate; the slowest of its device profiles decides."""
+        """Return (step time including input, spread) for each candidate.
+
+        Each profile of a device in the candidate predicts a step time. The longest of these times counts. The spread is
+        the standard deviation of log(step time).
+        """
         busiest = np.where(used, self._per_node, 0).max(axis=1).astype(float)
         slowest_s, spread = np.zeros(len(n)), np.zeros(len(n))
         for known, members in self._known:

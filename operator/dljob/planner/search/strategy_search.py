@@ -15,14 +15,17 @@ from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, gibibytes
 
 MAX_STAGES = 8
-"""Maximum number of ranks for this comparison with model parallelism. With more ranks, splitting the model would take
-longer than planning."""
+"""Maximum number of ranks at which the chosen plan is compared with model parallelism. With more ranks, splitting the
+model would take longer than planning."""
 BOUND = 3
 """Assumed staleness bound in steps: a usual choice for stale-synchronous training (Ho et al. 2013)."""
 
 
 def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """Return a line for each other strategy that the chosen plan's ranks could use; no lines for a single rank."""
+    """Return a refusal, with a predicted step time, for each other strategy that the chosen plan's ranks could use.
+
+    Return an empty list if the plan has only one rank.
+    """
     if objective.size(chosen) < 2:
         return []
     return [
@@ -54,7 +57,11 @@ def _not_asked_for(strategy: str, found: Choice, chosen: Choice) -> Refusal:
 
 
 def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """Return lines for model parallelism on the same ranks, for built-in models on one type of device."""
+    """Return refusals that compare model parallelism on the same ranks with the chosen plan.
+
+    Return an empty list if the model is not built in, if the ranks have different devices, if there are more than
+    ``MAX_STAGES`` ranks, or if the user requests another strategy than Data.
+    """
     ranks = objective.size(chosen)
     if request.model is None or len(parts) > 1 or ranks > MAX_STAGES or request.strategy != "Data":
         return []
@@ -74,9 +81,10 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
 
 
 def _synchronization(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """Return lines for stale-synchronous and asynchronous training on the same ranks, with one parameter server.
+    """Return refusals that compare stale-synchronous and asynchronous training with the chosen plan.
 
-    The trainer supports both for built-in models only.
+    The same ranks are used, one of them as parameter server. The trainer supports both kinds of training only for
+    built-in models.
     """
     if request.model is None or request.strategy != "Data" or request.synchronization != "Synchronous":
         return []

@@ -24,16 +24,16 @@ class Prediction:
     energy_J: float | None
     cost_usd: float | None
     bottleneck: str
-    """The dominant part of the step time, such as 'communication 63 %: Ring over the network, 10 Gbit/s'."""
+    """Text about the dominant part of the step time, such as 'communication 63 %: Ring over the network, 10 Gbit/s'."""
     basis: Literal["catalogue", "profile"]
     host_memory_nbytes: int = 0
-    """Main memory of the largest pod with all its ranks. The pod's container should request so much."""
+    """Main memory of the largest pod with all its ranks. The container of the pod should request this amount."""
     efficiency: float = 1.0
     """Throughput divided by the sum of the throughputs of the same devices, each training alone; in (0, 1]."""
     data_s: float = 0.0
     """Exposed input time per step on the slowest rank."""
     total_p90_s: float = 0.0
-    """p90 time of the whole training, which a deadline must allow."""
+    """90th percentile of the time of the whole training. A deadline must allow this time."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Group:
     """Local batch sizes of the group's ``nodes * ranks_per_node`` ranks; 0 for a parameter server. With model
     parallelism, each rank has the whole batch."""
     cpu_per_pod: float
-    """CPUs that a pod's ranks keep busy. The pod's container should request so many."""
+    """Number of CPUs that the ranks of a pod keep busy. The container of the pod should request this number."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A rejected candidate, strategy or kind of node, and the reason, such as '8 x t4' and 'does not fit: ...'."""
+    """A rejected candidate, strategy or type of node (such as '8 x t4'), and the reason ('does not fit: ...')."""
 
     summary: str
     reason: str
@@ -86,7 +86,7 @@ class BatchOption:
 
     batch: int
     steps: int
-    """Steps that make as much progress as the spec's steps with the spec's batch."""
+    """Number of steps with this batch that make as much progress as the spec's steps with the spec's batch."""
     efficiency: float
     """Progress per sample, divided by the progress per sample with the spec's batch."""
     prediction: Prediction | None

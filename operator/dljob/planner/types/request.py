@@ -40,15 +40,18 @@ class Batches:
 
 @dataclass(frozen=True)
 class Request:
-    """The job to plan. Exactly one of ``model``, ``like`` and the three hints describes the workload."""
+    """The job to plan. Either ``model``, or ``like``, or three hints describe the workload.
+
+    The hints are ``parameters``, ``flops_per_sample`` and ``activation_nbytes_per_sample``.
+    """
 
     job: str
     global_batch: int
     total_steps: int
     """Optimizer steps of the whole training."""
     batches: Batches | None = None
-    """Range to choose the batch from; ``global_batch`` and ``total_steps`` are then the values in the spec. None: the
-    batch is ``global_batch``."""
+    """Range from which the planner chooses the global batch size; ``global_batch`` and ``total_steps`` are then the
+    values in the spec. None: the global batch size is ``global_batch``."""
     model: str | None = None
     profile: str | None = None
     """Key of the learned constants ``learned[profile, device]``. None: the key is ``model``."""
@@ -91,8 +94,8 @@ class Request:
     uneven: bool = True
     fixed: tuple[FixedChoice, ...] = ()
     cautious: bool = False
-    """True to compare times by their p90. ``plan`` sets this if multi-device steps were measured. Predictions then
-    differ in certainty, and the smallest median often has the largest error."""
+    """True to compare the times of plans by their p90. ``plan`` sets this field if multi-device steps were measured.
+    Predictions then differ in certainty, and the plan with the smallest median often has the largest error."""
     candidates_kept: int = 5
 
     def wire_nbytes(self, gradient_nbytes: int) -> int:
