@@ -14,7 +14,7 @@ _BY_JOB = "by (namespace, dljob)"
 
 @dataclass(frozen=True)
 class Panel:
-    """One graph. ``queries``: legend → PromQL."""
+    """One graph of the dashboard. ``queries``: text of the legend → PromQL expression."""
 
     title: str
     text: str
@@ -25,7 +25,7 @@ class Panel:
 
 
 def _job(metric: str, how: str = "max", condition: str = "") -> str:
-    """Return a query for one value per job, aggregated over its ranks."""
+    """Return a PromQL query that aggregates ``metric`` over the ranks of each job with the operator ``how``."""
     return f"{how} {_BY_JOB} (dljob_trainer_{metric}{_JOB}{condition})"
 
 
@@ -34,7 +34,7 @@ def _ranks(metric: str) -> dict[str, str]:
 
 
 def _total(metric: str, label: str, function: str, window: str) -> dict[str, str]:
-    """Return a query for the rate or increase of a counter of the operator, by one of its labels."""
+    """Return legend → PromQL query for the ``function`` (rate or increase) of an operator's counter, by ``label``."""
     return {f"{{{{{label}}}}}": f"sum by ({label}) ({function}(dljob_operator_{metric}_total[{window}]))"}
 
 

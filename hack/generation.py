@@ -19,7 +19,7 @@ from dljob.api import crd
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "made by hack/generate from operator/dljob/api; change that, then run it again"
 CHART_CRDS = "charts/dljob/files/crds"
-"""The chart's templates read the CRDs from here, so that values can leave them out or keep them."""
+"""Folder from which the chart's templates read the CRDs, so that Helm values decide whether to install or keep them."""
 
 DASHBOARD = "charts/dljob/files/dashboard.json"
 RBAC = "charts/dljob/files/rbac.yaml"
@@ -138,7 +138,7 @@ def rbac() -> str:
 
 
 def metrics() -> str:
-    """Return docs/reference/metrics.md: every metric with its help, from the registries themselves."""
+    """Return docs/reference/metrics.md: every metric with its help text, from the metric registries of the code."""
     lines = [
         "<!-- made by hack/generate from operator/dljob/controller/metrics.py and "
         "trainer-image/dltrain/agent/metrics.py. -->"
@@ -153,7 +153,7 @@ def metrics() -> str:
 
 
 def outputs() -> dict[str, str]:
-    """Return the text of every generated file by its path from the repository's root."""
+    """Return path from the repository's root → text, for every generated file."""
     files = {
         "docs/reference/api.md": reference(),
         "docs/reference/permissions.md": rbac(),
@@ -168,7 +168,7 @@ def outputs() -> dict[str, str]:
 
 
 def stale() -> list[str]:
-    """Return the diffs of stale files, and a line for each file that nothing generates."""
+    """Return the diffs of files that are not up to date, and a line for each file that no generator writes."""
     wanted = outputs()
     found = []
     for path, text in wanted.items():

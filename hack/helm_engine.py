@@ -25,7 +25,7 @@ _UNIT_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 
 
 def seconds(text: str) -> int:
-    """Whole seconds, at least one, of a duration such as ``90s`` or ``5m``, as ``helm --timeout`` takes it."""
+    """Convert a duration such as ``90s`` or ``5m`` (a value of ``helm --timeout``) to whole seconds, at least 1."""
     parts = re.findall(r"([0-9]+)(ms|s|m|h)", text)
     if not parts or "".join(f"{n}{u}" for n, u in parts) != text:
         raise argparse.ArgumentTypeError(f"found {text!r}; expected a duration such as 90s or 5m")
@@ -33,14 +33,17 @@ def seconds(text: str) -> int:
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``over`` on top of ``base``: maps are merged, all else replaced."""
+    """Return ``base`` with the values of ``over``. Maps are merged; all other values are replaced."""
     both = base.keys() & over.keys()
     nested = {k: merged(base[k], over[k]) for k in both if isinstance(base[k], dict) and isinstance(over[k], dict)}
     return {**base, **over, **nested}
 
 
 def values(files: list[str], sets: list[tuple[str, str]]) -> dict[str, Any]:
-    """Values of ``--values`` files, then of ``--set``, ``--set-string`` and ``--set-json`` in their order."""
+    """Return the values from ``--values`` files, overridden by ``sets``.
+
+    ``sets``: (option, text) of ``--set``, ``--set-string`` and ``--set-json``, in the order of the command line.
+    """
     result: dict[str, Any] = {}
     for file in files:
         result = merged(result, yaml.safe_load(Path(file).read_text()) or {})
@@ -55,9 +58,9 @@ def values(files: list[str], sets: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def render(chart: Path, release: str, namespace: str, given: dict[str, Any]) -> dict[str, str]:
-    """Path of each template → rendered text, offline, after the values' schema was checked.
+    """Render a chart without a cluster, after a check of the values' schema. Return path of template → text.
 
-    Raises helm_python.HelmError (values, template) with Helm's own words.
+    Raise helm_python.HelmError with Helm's message if the values or a template are invalid.
     """
     with helm.Chart.load(chart) as loaded:
         loaded.validate_schema(given)
@@ -65,7 +68,7 @@ def render(chart: Path, release: str, namespace: str, given: dict[str, Any]) -> 
 
 
 class _Set(argparse.Action):
-    """Keeps --set, --set-string and --set-json in the order in which they were given."""
+    """Action that stores --set, --set-string and --set-json in the order of the command line."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: str | None = None) -> None:
         namespace.sets = [*namespace.sets, (self.dest, value)]

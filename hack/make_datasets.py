@@ -1,8 +1,8 @@
-"""Makes trainer-image/dltrain/data/*.npz from the sets that scikit-learn bundles: ``hack/make_datasets.py [--check]``.
+"""Write trainer-image/dltrain/data/*.npz from the datasets in scikit-learn: ``hack/make_datasets.py [--check]``.
 
-A fixed fifth of each set is held out. Tables are standardized by the mean and deviation of their training part; digits
-stay the integers 0..16 that they are, with their scale beside them. ``--check`` writes nothing and fails when the
-files differ from what it would write.
+A fixed fifth of each dataset is held out. Tables are standardized with the mean and the standard deviation of their
+training part. The images of digits are stored as integers from 0 to 16, together with the factor that scales them. With
+``--check``, the command writes nothing and fails if the files differ from what it would write.
 """
 
 import sys
@@ -15,7 +15,10 @@ FOLDER = Path(__file__).resolve().parent.parent / "trainer-image" / "dltrain" / 
 
 
 def split(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
-    """Training and test part, four fifths and one, by a fixed permutation."""
+    """Split samples into a training part of four fifths and a test part of one fifth, by a fixed permutation.
+
+    Return the arrays with the keys x, y, x_test and y_test.
+    """
     order = np.argsort(np.random.Philox(key=2026).random_raw(len(x)), kind="stable")
     cut = len(x) - -(-len(x) // 5)
     train, test = order[:cut], order[cut:]

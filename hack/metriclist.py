@@ -1,4 +1,4 @@
-"""List every metric that the code exports, from the real registries."""
+"""List every metric that the code exports, as its metric registries contain them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"),
 
 @dataclass(frozen=True)
 class Exported:
-    """A metric family: its name in queries (a counter's ends in _total), its type and its help."""
+    """A metric family: its name in queries (for a counter, it ends in ``_total``), its type and its help text."""
 
     name: str
     type: str
@@ -25,7 +25,7 @@ class Exported:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """Return the names that a query may use."""
+        """Return the names of the time series that a query may use."""
         stem = self.name.removesuffix("_total") if self.type == "counter" else self.name
         return tuple(stem + suffix for suffix in _SUFFIXES[self.type])
 
@@ -40,7 +40,7 @@ def operator() -> list[Exported]:
 
 
 def trainer() -> list[Exported]:
-    """Return the metrics of a coordinating pod before its ranks have reported anything."""
+    """Return the metrics of the agent in the coordinator's pod, before ranks have reported anything."""
     rank = Rank(rank=0, pod="a-0", host="a-0.a", group="cpu", device="cpu", share=1)
     plan = Plan(
         job="a", namespace="a", uid="a", number=1, ranks=(rank,), global_batch=1, steps=1,

@@ -2,8 +2,9 @@
 
     python precompile.py MODULE… [-c STATEMENT]
 
-The root file system of pods is read-only, so what is not compiled here is compiled in memory at every start. The
-.pyc files are never compared with their sources: a layer's times are not those that Python would compare.
+The root file system of pods is read-only, so Python would compile other modules in memory at every start. The .pyc
+files are marked as unchecked, because Python would compare them with the times of the source files, and image layers
+change these times.
 """
 
 import importlib
@@ -16,7 +17,7 @@ def main() -> None:
     names, _, statement = " ".join(sys.argv[1:]).partition(" -c ")
     for name in names.split():
         importlib.import_module(name)
-    exec(statement, {})  # what a program imports only when it works
+    exec(statement, {})  # to import modules that a program imports late
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     sources = sorted(one for one in files if one and one.endswith(".py") and one.startswith(sys.prefix))
     for source in sources:

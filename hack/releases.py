@@ -1,7 +1,7 @@
 """The releases of dljob, each with its commit, in ``releases.json``.
 
-A clone need not have tags, so tests of upgrades find the source of a release here. Upgrades are guaranteed from the
-first release in the file on.
+A clone of the repository may lack tags, so tests of upgrades find the commit of a release in this file. Upgrades are
+supported from the first release in the file and from all later releases.
 """
 
 import argparse
@@ -21,7 +21,7 @@ VERSION_FILES = ("operator/contract/pyproject.toml", "operator/pyproject.toml", 
 
 
 class ReleaseError(Exception):
-    """One line with what was found, what was expected and what to do."""
+    """An error whose message is one line: what was found, what was expected and what to do."""
 
 
 @dataclass(frozen=True)

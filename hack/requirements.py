@@ -17,7 +17,7 @@ MEMBERS = {"dlcontract": "operator/contract", "dljob": "operator", "dltrain": "t
 def requirements(*wanted: str) -> list[str]:
     """Return the requirements of groups and distributions, sorted, each once.
 
-    A distribution of the workspace stands for its own requirements. Raises KeyError for an unknown group or extra.
+    A distribution of the workspace is replaced by its requirements. Raise KeyError for an unknown group or extra.
     """
     groups = _toml(".")["dependency-groups"]
     found: set[str] = set()

@@ -1,4 +1,4 @@
 """A Kubernetes cluster for development and tests, from one command; used by `hack/cluster` and `hack/images`.
 
-Standard library only: it has to run on a fresh machine, before any environment exists.
+The package uses only the standard library, because it must run on a new machine, before a virtual environment exists.
 """

@@ -20,7 +20,7 @@ from devcluster.providers import PROVIDERS, choose
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status."""
+    """Run one command and return its exit status."""
     options = _parser().parse_args(arguments)
     progress = Progress(quiet=options.quiet)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _asked_for(options: argparse.Namespace) -> ClusterSpec:
-    """Return the cluster that the options of `up` describe. Raises ValueError."""
+    """Return the cluster that the options of the command `up` describe. Raise ValueError for invalid options."""
     kubernetes = str(options.kubernetes.resolve()) if options.kubernetes else ""
     if options.kubernetes_version:
         if kubernetes:

@@ -1,4 +1,4 @@
-"""The provider that uses the cluster of the current kubeconfig: never chosen silently, never changed."""
+"""The provider that uses the cluster of the current kubeconfig. It is used only on request and changes no cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from devcluster.shell import find, have, run
 
 
 class Existing:
-    """See provider.py for what each method promises; a cluster of somebody else is only looked at."""
+    """An existing cluster, which is only read. The protocol `provider.Provider` describes each method."""
 
     name = "existing"
 

@@ -1,4 +1,4 @@
-"""Locks between commands that run at the same time; the kernel releases them however their holder ends."""
+"""Locks between commands that run at the same time. The kernel releases a lock when its process ends for any reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from devcluster.paths import cache_root
 
 @contextmanager
 def locked(name: str, folder: Path | None = None) -> Iterator[None]:
-    """Holds the lock `name` of this user's cache (or of another folder), waiting for it as long as it takes."""
+    """Lock `name` in this user's cache, or in `folder`, inside the context. Wait for the lock without a limit."""
     path = (folder or cache_root() / "locks") / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:

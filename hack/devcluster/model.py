@@ -1,4 +1,4 @@
-"""What the user asks for: the nodes of a cluster, parsed from the command line. Used by every provider."""
+"""The specification of a cluster and its nodes, parsed from the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MEMORY_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One node. `cpus` limits the whole node to that many cores' time (None: no limit); memory likewise."""
+    """One node. `cpus`: CPU limit of the whole node, in cores. `memory_nbytes`: its memory limit. None: no limit."""
 
     name: str
     device: str = DEFAULT_DEVICE
@@ -38,7 +38,7 @@ class NodeSpec:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Node labels, as NVIDIA's feature discovery names them for the GPUs."""
+        """Return the labels of the node. For GPUs, these are the labels of NVIDIA's GPU feature discovery."""
         labels = {DEVICE_LABEL: self.device}
         if self.gpu_product:
             labels["nvidia.com/gpu.product"] = self.gpu_product
@@ -47,7 +47,7 @@ class NodeSpec:
 
     @property
     def option(self) -> str:
-        """As `--node` takes it."""
+        """Return the node as a value of the option `--node`."""
         mib, rest = divmod(self.memory_nbytes or 0, 1 << 20)
         parts = {
             "name": self.name,
@@ -61,16 +61,16 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """A named cluster and its nodes, in order."""
+    """The name of a cluster and its nodes, in order."""
 
     name: str
     nodes: tuple[NodeSpec, ...] = field(default_factory=tuple)
     kubernetes: str = ""
-    """A release such as 1.36.3, the absolute path of a folder with its programs, or nothing for the default release."""
+    """A release such as 1.36.3, the absolute path of a folder with its programs, or empty for the default release."""
     feature_gates: str = ""
-    """As components take it: A=true,B=false."""
+    """Value of the option --feature-gates of all components, such as A=true,B=false."""
     runtime_config: str = ""
-    """As the API server takes it: scheduling.k8s.io/v1alpha2=true."""
+    """Value of the API server's option --runtime-config, such as scheduling.k8s.io/v1alpha2=true."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,7 +81,7 @@ class ClusterSpec:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of a Kubernetes memory quantity such as `4Gi` or `512M`. Raises ValueError."""
+    """Convert a Kubernetes memory quantity such as `4Gi` or `512M` to bytes. Raise ValueError if it is invalid."""
     match = _MEMORY.match(text)
     if not match:
         raise ValueError(f"memory={text!r}: expected a quantity such as 4Gi or 512M")
@@ -89,7 +89,10 @@ def parse_memory(text: str) -> int:
 
 
 def parse_node(text: str, name: str) -> NodeSpec:
-    """One `--node` value: comma-separated device=, cpu=, memory=, gpu=PRODUCT:COUNT, name=. Raises ValueError."""
+    """Parse a value of `--node`: comma-separated device=, cpu=, memory=, gpu=PRODUCT:COUNT, name=. Raise ValueError.
+
+    `name`: name of the node if the value contains none.
+    """
     values: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         key, found, value = part.partition("=")
@@ -112,7 +115,7 @@ def parse_node(text: str, name: str) -> NodeSpec:
 
 
 def parse_switches(option: str, text: str) -> str:
-    """Return `text` if it reads NAME=true|false,…; raise ValueError otherwise."""
+    """Return `text` if it has the form NAME=true|false,…; otherwise raise ValueError with the name `option`."""
     for part in filter(None, text.split(",")):
         if not _SWITCH.match(part):
             raise ValueError(f"{option}: found {part!r}; expected NAME=true or NAME=false, separated by commas")
@@ -120,7 +123,10 @@ def parse_switches(option: str, text: str) -> str:
 
 
 def parse_cluster(name: str, nodes: Sequence[str], count: int | None) -> ClusterSpec:
-    """The cluster of `--name`, repeated `--node` and `--nodes`; plain nodes fill up to the count."""
+    """Return the cluster for the values of `--name`, `--node` (repeated) and `--nodes`.
+
+    If `nodes` are fewer than `count`, nodes without options are added.
+    """
     _checked(name, _NAME, "a cluster's name")
     total = count if count is not None else max(DEFAULT_NODES if not nodes else 0, len(nodes))
     if total < max(1, len(nodes)) or total > MAX_NODES:

@@ -1,6 +1,6 @@
-"""Where things live on disk: the cache that survives `down`, and the state of one running cluster.
+"""Paths on disk: the cache, which `down` does not delete, and the state of one running cluster.
 
-Both are on one file system on purpose: nodes take over the image store by hard links.
+Both must be on one file system, because nodes use hard links to the image store in the cache.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def cache_root() -> Path:
-    """The cache folder; "cold" means that it is empty. Override with XDG_CACHE_HOME."""
+    """Return the cache folder. The variable XDG_CACHE_HOME overrides its parent folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "dljob"
 
 
 def cluster_dir(name: str) -> Path:
-    """State of the cluster `name`: gone after `hack/cluster down`. Override with DLJOB_CLUSTER_DIR."""
+    """Return the state folder of the cluster `name`, which `hack/cluster down` deletes.
+
+    The variable DLJOB_CLUSTER_DIR overrides it.
+    """
     override = os.environ.get("DLJOB_CLUSTER_DIR")
     return Path(override).resolve() / name if override else cache_root() / "cluster" / name

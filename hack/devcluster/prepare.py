@@ -1,4 +1,4 @@
-"""Fill the cache for a cluster: the programs of Kubernetes and both images, made side by side."""
+"""Fill the cache for a cluster: prepare the programs of Kubernetes and both images at the same time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from devcluster.shell import end_running
 def prepare(spec: ClusterSpec, provider: Provider, progress: Progress) -> str:
     """Return the images' references as JSON once everything that `up` needs is in the cache.
 
-    Raises the first error; the other part is then ended. What is finished stays in the cache.
+    After an error in one part, end the other part and raise this error. Finished results remain in the cache.
     """
     arguments = chosen_arguments({}, provider.name)
     references = {name: reference(image, arguments, None) for name, image in IMAGES.items()}

@@ -46,7 +46,7 @@ class Progress:
 
     @contextmanager
     def step(self, message: str, expected_s: float = 0.0) -> Iterator[None]:
-        """Announce a step that takes long enough to wonder about, and its duration when it is done.
+        """Announce a step that takes long, and print its duration when it is done.
 
         `expected_s` is its usual duration on two cores; steps that take minutes should give it.
         """

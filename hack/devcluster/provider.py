@@ -1,4 +1,4 @@
-"""What a provider of clusters can do, and which one serves this machine. Used by the command line alone."""
+"""The interface of providers of clusters."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from devcluster.model import ClusterSpec
 
 
 class Provider(Protocol):
-    """Three implementations: existing, kind, embedded."""
+    """A way to run a cluster. There are three implementations: existing, kind and embedded."""
 
     name: str
 
     def up(self, spec: ClusterSpec, recreate: bool) -> None:
-        """Brings the cluster up; does nothing where it already runs as asked."""
+        """Start the cluster. Do nothing if it already runs as specified."""
 
     def down(self) -> None:
-        """Takes it away, with everything that `up` made; does nothing where it is not there."""
+        """Remove the cluster and everything that `up` created. Do nothing if there is no cluster."""
 
     def status(self) -> dict[str, object]:
-        """Facts for a person or a script: at least `provider`, `running` and `kubeconfig`."""
+        """Return the state of the cluster, with at least the keys `provider`, `running` and `kubeconfig`."""
 
     def kubeconfig(self) -> Path:
-        """A kubeconfig file for this cluster. Raises ClusterError where it does not run."""
+        """Return the path of a kubeconfig for this cluster. Raise ClusterError if the cluster does not run."""
 
     def kubectl(self) -> Path:
-        """A kubectl for this cluster. Raises ClusterError where there is none."""
+        """Return the path of a kubectl for this cluster. Raise ClusterError if there is none."""
 
     def load(self, archives: Sequence[Path]) -> None:
-        """Puts the images of these docker or OCI archives on every node."""
+        """Load the images in docker or OCI archives into every node."""
 
     def node(self, action: str, name: str) -> None:
-        """Fault injection: `stop`, `start`, `cut` (from the network) or `heal` one node."""
+        """Inject a fault into a node: `stop` or `start` it, or `cut` or `heal` its connection to the network."""

@@ -1,4 +1,4 @@
-"""Chooses the provider for this machine. Used by the command lines."""
+"""Choose the provider of clusters for this machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PROVIDERS = ("existing", "kind", "embedded")
 
 
 def choose(wanted: str | None, cluster: str, progress: Progress) -> Provider:
-    """The provider asked for, else the one that made this cluster, else kind or embedded, whichever can work.
+    """Return the provider `wanted`, or else the one that created this cluster, or else kind or embedded.
 
-    Raises ClusterError naming what to install where none can. `existing` is never chosen silently.
+    Raise ClusterError, with the programs to install, if no provider can work. `existing` is used only if it is wanted.
     """
     name = wanted or _maker_of(cluster) or _able(progress)
     if name == "existing":
@@ -39,7 +39,10 @@ def _maker_of(cluster: str) -> str | None:
 
 
 def _able(progress: Progress) -> str:
-    """Return kind where Docker works and kind is there, else embedded, else kind, which `up` then installs."""
+    """Return `kind` if Docker works and kind is installed, else `embedded` if possible, else `kind` if Docker works.
+
+    In the last case, `up` installs kind. Raise ClusterError if neither provider can work.
+    """
     docker = docker_works()
     if docker and kindtool.program():
         return "kind"

@@ -1,4 +1,4 @@
-"""Runs external commands: with a limit, ended with their whole process group, and failures that say why."""
+"""Run external commands with a time limit, end their whole process group, and report why a command failed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _running: set[subprocess.Popen[str]] = set()
 
 
 def have(program: str) -> bool:
-    """Whether `program` is on PATH (or in the sbin folders that a plain user's PATH lacks)."""
+    """Return True if `program` is on PATH or in an sbin folder, which may be missing in the PATH of a normal user."""
     return find(program) is not None
 
 
 def find(program: str) -> str | None:
-    """Absolute path of `program`, or None."""
+    """Return the absolute path of `program`, or None if it is missing."""
     path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
     return shutil.which(program, path=path)
 
@@ -39,10 +39,10 @@ def run(
     log: Path | None = None,
     nice: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end. Raises ClusterError with the tail of its output when it fails or hangs.
+    """Run a command to its end. Raise ClusterError with the end of its output if it fails or exceeds its time limit.
 
-    The command gets a process group of its own, which is ended on time-out and on Ctrl-C, so that a compiler
-    or a package manager never goes on behind the user's back. `log` also keeps the whole output in a file.
+    The command runs in its own process group. The group is ended at the time limit and on Ctrl-C, so that for example
+    a compiler does not continue unnoticed. `log`: file for the whole output.
     """
     words = [str(word) for word in command]
     extra: dict[str, Any] = {"preexec_fn": lambda: os.nice(10)} if nice else {}

@@ -32,10 +32,11 @@ def init(
 
     The arguments apply to runs without a manifest. In a DLJob, the plan overrides them.
 
-    ``batch``: global batch size, in samples. ``seed``: seeds the data order and the random generators of torch, numpy
-    and Python, so that all ranks create the same model and split the data in the same way. ``collective``: Ring, MPI,
-    Tree, Butterfly, HalvingDoubling or Torch; Auto measures them at the start and uses the fastest. ``checkpoints``: a
-    directory to save checkpoints to and to resume from.
+    ``batch``: global batch size, in samples. ``epochs``: number of passes over the dataset. ``seed``: seeds the data
+    order and the random generators of torch, numpy and Python, so that all ranks create the same model and split the
+    data in the same way. ``collective``: the name of an all-reduce algorithm: Ring, MPI, Tree, Butterfly,
+    HalvingDoubling, Torch, or Auto, which measures several at the start and uses the fastest. ``checkpoints``: a
+    directory to save checkpoints to and to resume from; None: save no checkpoints.
 
     When the script ends, all its ranks end together. An exception becomes the reason in the job's status.
     """

@@ -19,11 +19,15 @@ from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT
 
 MASTER_PORT = 29500
-"""The default of torchrun."""
+"""Default value of ``MASTER_PORT``, the TCP port at which rank 0 awaits the other ranks; torchrun has the same one."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the script and return its exit code. With a built-in model, exit the process instead of returning."""
+    """Run the script or the built-in model that the command line ``arguments`` name.
+
+    Return 0 after a script, or EXIT_BAD_INPUT if the script cannot be started. A built-in model ends the process
+    instead of returning.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m dltrain.local", description="Run the training of a DLJob without a cluster."
     )

@@ -20,12 +20,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 BATCHES = (2, 4)
-"""Two batch sizes: their difference cancels costs that do not depend on the batch. Batch normalization rejects 1."""
+"""The two batch sizes with which the model runs. Subtracting their costs cancels costs that do not depend on the batch.
+Neither is 1, because batch normalization rejects a batch of one sample."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input tensor of the model. ``shape``: of one sample, without the batch dimension."""
+    """One input tensor of the model. ``shape``: the shape of one sample, without the batch dimension."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -58,7 +59,8 @@ class Profile:
     forward_FLOPs: float
     backward_FLOPs: float
     activation_nbytes: float
-    """Saved for the backward pass, including the sample itself. Each storage counts once."""
+    """Bytes that the forward pass saves for the backward pass, including the sample itself. A storage that several
+    tensors share counts once."""
     sample_nbytes: int
 
     def hints(self) -> str:
@@ -73,10 +75,10 @@ class Profile:
 
 
 class _Fused(TorchFunctionMode):
-    """Replace attention by the fused kernel of GPUs, which does not save the scores.
+    """Compute attention with the fused kernel that GPUs use, which does not save the attention scores.
 
-    On the meta device, PyTorch would use the unfused formula. With a mask, PyTorch still uses it, so the result counts
-    more activation bytes than a GPU would save.
+    On the meta device, PyTorch would otherwise use the unfused formula, which saves the scores. Attention with a mask
+    still uses the unfused formula, so for such a model the result counts more activation bytes than a GPU would save.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,8 +1,8 @@
-"""The cluster's network: a switch in a namespace of its own, and one namespace per node.
+"""The cluster's network: a switch in its own network namespace, and one network namespace per node.
 
-The machine itself has just one more link, to the switch. It forwards nothing, so neither its sysctls nor its
-firewall are touched. And no packet for the cluster's ranges ever leaves the machine: they are `unreachable` before
-anything else is made and until everything else is gone, and no node has a default route.
+The machine itself gets only one additional link, to the switch. It forwards nothing, so its sysctls and its firewall do
+not change. No packet for the cluster's address ranges leaves the machine: routes make the ranges `unreachable` before
+anything else is created and until everything else is removed, and no node has a default route.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from devcluster.errors import ClusterError
 from devcluster.model import ClusterSpec, NodeSpec
 from devcluster.shell import run
 
-_ROUTE_PROTOCOL = "213"  # marks our routes (an unassigned number, see rtnetlink(7))
+_ROUTE_PROTOCOL = "213"  # marks the cluster's routes (an unassigned number, see rtnetlink(7))
 _LAST_RESORT_METRIC = "4278198272"
 _BRIDGE = "switch"
 
 
 def pick_ranges() -> Ranges:
-    """The first ranges that overlap no route of this machine. Raises ClusterError where none is left."""
+    """Return the first ranges that overlap no route of this machine. Raise ClusterError if there are none."""
     taken = _routed()
     for slot in range(SLOTS):
         ranges = Ranges(slot)
@@ -42,12 +42,12 @@ def _routed() -> list[ipaddress.IPv4Network]:
 
 
 def link_name(ranges: Ranges) -> str:
-    """The machine's link to the switch."""
+    """Return the name of the machine's network link to the switch."""
     return f"dljob{ranges.slot}"
 
 
 def create(state: State, ranges: Ranges) -> None:
-    """Unreachable routes first, then the switch, the machine's link to it and an address for DNS."""
+    """Create the unreachable routes, and then the switch, the machine's link to it and an address for DNS."""
     for network in ranges.all:
         _ip("route", "add", "unreachable", network, "metric", _LAST_RESORT_METRIC, "proto", _ROUTE_PROTOCOL)
     switch, link = state.prefix, link_name(ranges)
@@ -61,12 +61,12 @@ def create(state: State, ranges: Ranges) -> None:
     _ip("-n", switch, "link", "set", "machine", "master", _BRIDGE, "up")
     _ip("addr", "add", f"{ranges.control_plane}/24", "dev", link)
     _ip("link", "set", link, "up")
-    # DNS answers pods too.
+    # DNS also answers pods.
     _ip("-n", switch, "route", "add", ranges.pods, "via", ranges.control_plane)
 
 
 def create_node(state: State, ranges: Ranges, spec: ClusterSpec, node: NodeSpec) -> None:
-    """The node's namespace, its link to the switch and the routes between it and everyone else."""
+    """Create the node's network namespace, its link to the switch, and the routes between the node and all others."""
     number, netns = spec.nodes.index(node) + 1, state.netns(node)
     _ip("netns", "add", netns)
     _ip("-n", netns, "link", "set", "lo", "up")
@@ -85,12 +85,12 @@ def create_node(state: State, ranges: Ranges, spec: ClusterSpec, node: NodeSpec)
 
 
 def set_cut(state: State, node: NodeSpec, cut: bool) -> None:
-    """Takes the node's port at the switch down, or up again."""
+    """Disconnect the node's port at the switch if `cut` is true; otherwise connect it again."""
     _ip("-n", state.prefix, "link", "set", node.name[:15], "down" if cut else "up")
 
 
 def remove(state: State) -> None:
-    """Removes all of it, whatever part of it is there; also without a record of the cluster."""
+    """Remove all parts of the network that exist. This also works without a record of the cluster."""
     for link in json.loads(run(["ip", "-json", "link", "show"]).stdout):
         if link.get("ifalias") == state.prefix:  # may go by itself meanwhile, with a namespace that held its peer
             run(["ip", "link", "delete", link["ifname"]], check=False)

@@ -1,4 +1,4 @@
-"""Debian packages that the embedded cluster needs: only the missing ones are installed, and no service is started."""
+"""Install the Debian packages that the embedded cluster needs and that are missing, without starting services."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from devcluster.shell import find, run
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-# What has to be there (a program on PATH, or an absolute path) and the package that brings it.
+# Required program (on PATH, or an absolute path) → package that contains it.
 RUNTIME: Mapping[str, str] = {
     "etcd": "etcd-server",
     "containerd": "containerd",
@@ -37,11 +37,11 @@ IMAGE_BUILD: Mapping[str, str] = {
 
 SUITE = "bookworm"  # of the base image, whatever release this machine runs
 
-_POLICY = Path("/usr/sbin/policy-rc.d")  # Debian's way to keep a package from starting its service
+_POLICY = Path("/usr/sbin/policy-rc.d")  # prevents packages from starting their services
 
 
 def debian_mirror() -> str:
-    """The mirror of Debian's SUITE that this machine already uses, else the public one."""
+    """Return the address of the mirror of Debian's SUITE that this machine uses, or of the public mirror."""
     form = "$(ORIGIN)|$(CODENAME)|$(REPO_URI)"
     for line in run(["apt-get", "indextargets", "--format", form], check=False).stdout.splitlines():
         origin, codename, uri = (*line.split("|"), "", "", "")[:3]
@@ -51,7 +51,7 @@ def debian_mirror() -> str:
 
 
 def missing(wanted: Mapping[str, str]) -> list[str]:
-    """Packages whose program or path is not there."""
+    """Return the packages whose program or path is missing."""
     absent = {
         package
         for program, package in wanted.items()
@@ -61,7 +61,7 @@ def missing(wanted: Mapping[str, str]) -> list[str]:
 
 
 def install(wanted: Mapping[str, str], progress: Progress) -> None:
-    """Installs what is missing. Raises ClusterError where that fails; the lists are updated only when they must be."""
+    """Install missing packages. Update the package lists only if necessary. Raise ClusterError if this fails."""
     if missing(wanted):
         with locked("packages"):
             _install(missing(wanted), progress)

@@ -1,7 +1,8 @@
-"""Starts, tracks and ends long-running processes: by pid *and* start time, so that a recycled pid is never hit.
+"""Start, track and end long-running processes.
 
-A process is known in two ways. Its identity is recorded in the cluster's state, and its environment carries the
-cluster's marker: what a killed `up` left behind, perhaps unrecorded, is still found, and nothing else ever is.
+A process is identified by pid and start time, so that a signal never reaches another process with a reused pid. The
+identity is recorded in the cluster's state, and the process's environment contains a marker of the cluster. With the
+marker, processes that a killed `up` has started but not recorded can be found as well.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _EXEC_LIMIT_S = 5.0
 
 @dataclass(frozen=True)
 class Identity:
-    """One process for all time: `start_ticks` is its start in clock ticks since the boot called `boot_id`."""
+    """Unique identity of a process. `start_ticks`: its start, in clock ticks since the boot with the id `boot_id`."""
 
     pid: int
     start_ticks: int
@@ -33,29 +34,32 @@ class Identity:
 
 
 def boot_id() -> str:
-    """Changes with every boot of the machine."""
+    """Return the id of the machine's current boot, which is different after each boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def identify(pid: int) -> Identity | None:
-    """The identity of a live process, or None where there is none (a zombie counts as none)."""
+    """Return the identity of the process `pid`, or None if it does not run or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = stat[stat.rindex(")") + 2 :].split()  # the name before it may hold spaces and parentheses
+    fields = stat[stat.rindex(")") + 2 :].split()  # the process name may contain spaces and parentheses
     if fields[0] in "ZX":
         return None
     return Identity(pid, int(fields[19]), boot_id())
 
 
 def alive(identity: Identity) -> bool:
-    """Whether this very process still runs."""
+    """Return True if the process with this identity still runs."""
     return identify(identity.pid) == identity
 
 
 def send(identity: Identity, number: signal.Signals) -> bool:
-    """Signals this very process; False where it is gone. A pidfd rules out a pid reused in between."""
+    """Send a signal to the process. Return False if it has ended.
+
+    With a pidfd, the signal cannot reach another process that gets the same pid in between.
+    """
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -72,7 +76,7 @@ def send(identity: Identity, number: signal.Signals) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = _POLL_S) -> bool:
-    """Polls until the condition holds; False where it does not within the limit."""
+    """Poll until `condition` returns True. Return False if it does not within `timeout_s` seconds."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
@@ -82,7 +86,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, poll_s: float = 
 
 
 def end(identities: Iterable[Identity], grace_s: float) -> None:
-    """SIGTERM, then after the grace SIGKILL, to all of them at once. Raises ClusterError where one survives that."""
+    """End all processes: send SIGTERM and, after `grace_s` seconds, SIGKILL. Raise ClusterError if one still runs."""
     doomed = [one for one in identities if send(one, signal.SIGTERM if grace_s > 0 else signal.SIGKILL)]
     if not wait_until(lambda: not any(map(_present, doomed)), grace_s):
         for one in doomed:
@@ -93,13 +97,13 @@ def end(identities: Iterable[Identity], grace_s: float) -> None:
 
 
 def _present(identity: Identity) -> bool:
-    with suppress(ChildProcessError):  # reaps it where it is a child of ours
+    with suppress(ChildProcessError):  # reaps it if it is a child of this process
         os.waitpid(identity.pid, os.WNOHANG)
     return alive(identity)
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process."""
+    """Return the pids of the direct children of a process."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
@@ -107,7 +111,7 @@ def children(pid: int) -> list[int]:
 
 
 class Registry:
-    """The processes of one cluster: a folder with one record each, named by the part that it plays."""
+    """The recorded processes of one cluster: a folder with one file per process, named after the process's role."""
 
     def __init__(self, folder: Path, marker: str) -> None:
         self._folder = folder
@@ -116,7 +120,7 @@ class Registry:
     def start(
         self, name: str, command: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None
     ) -> Identity:
-        """Starts a process in a session of its own (so that Ctrl-C spares it) and records it."""
+        """Start a process in its own session, so that Ctrl-C does not reach it, and record it under `name`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
@@ -129,7 +133,7 @@ class Registry:
                 start_new_session=True,
                 cwd="/",
             )
-        process.returncode = 0  # it is meant to outlive this command: no warning when the object goes
+        process.returncode = 0  # prevents a warning: the process continues after this command
         # Popen returns in the middle of execve, a moment before the kernel shows the new environment.
         wait_until(lambda: self._carries_marker(process.pid) or identify(process.pid) is None, _EXEC_LIMIT_S)
         identity = identify(process.pid)
@@ -142,7 +146,7 @@ class Registry:
         return identity
 
     def get(self, name: str) -> Identity | None:
-        """The live process of that name, or None."""
+        """Return the identity of the process with this name, or None if it does not run."""
         try:
             identity = Identity(**json.loads((self._folder / f"{name}.json").read_text()))
         except (FileNotFoundError, ValueError, TypeError):
@@ -150,18 +154,18 @@ class Registry:
         return identity if alive(identity) else None
 
     def names(self) -> list[str]:
-        """Every name on record, alive or not."""
+        """Return the names of all recorded processes, including those that have ended."""
         return sorted(path.stem for path in self._folder.glob("*.json"))
 
     def end(self, names: Iterable[str], grace_s: float) -> None:
-        """Ends these processes together, and forgets them."""
+        """End these processes together, and delete their records."""
         listed = list(names)
         end([one for one in map(self.get, listed) if one], grace_s)
         for name in listed:
             (self._folder / f"{name}.json").unlink(missing_ok=True)
 
     def strays(self) -> Iterator[Identity]:
-        """Every live process that carries this cluster's marker, recorded or not."""
+        """Yield every running process with this cluster's marker, including unrecorded ones."""
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue

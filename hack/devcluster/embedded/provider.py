@@ -1,4 +1,4 @@
-"""`hack/cluster` on a Debian machine without Docker: puts the parts of this folder together."""
+"""The embedded provider of clusters, which `hack/cluster` uses on a Debian machine without Docker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _READY_LIMIT_S = 180
 
 
 def unsuited() -> str | None:
-    """Why this machine cannot run the embedded cluster, or None."""
+    """Return the reason why this machine cannot run the embedded cluster, or None."""
     if os.geteuid() != 0:
         return "the embedded cluster needs root (namespaces, mounts, cgroups)"
     if not shutil.which("apt-get") or not Path("/etc/debian_version").exists():
@@ -41,7 +41,7 @@ def unsuited() -> str | None:
 
 
 class Embedded:
-    """The provider; see provider.py one level up for what each method promises."""
+    """The embedded provider. The protocol `provider.Provider` describes each method."""
 
     name = "embedded"
 
@@ -154,7 +154,7 @@ class Embedded:
             network.set_cut(self._state, found[0], action == "cut")
         self._progress.say(f"node {name}: {action} done")
 
-    # -- the way up --------------------------------------------------------------------------------------------
+    # -- bringing up -------------------------------------------------------------------------------------------
 
     def _create(self, spec: ClusterSpec, binaries: Path, release: Release) -> None:
         state = self._state
@@ -199,7 +199,7 @@ class Embedded:
         self._state.processes.start("services", command, self._state.logs / "services.log")
 
     def _start_missing(self, record: Record) -> None:
-        """Starts again what ended on its own, or was stopped, of a cluster whose API server still runs."""
+        """Restart components and nodes that have ended in a cluster whose API server still runs."""
         self._start_control_plane(record)
         if not self._state.processes.get("services"):
             self._start_services()
@@ -235,10 +235,10 @@ class Embedded:
                 f"node {name} is not Ready after {_READY_LIMIT_S} s: {self._log_tail(f'{name}-kubelet')}"
             )
 
-    # -- the way down ------------------------------------------------------------------------------------------
+    # -- taking down ------------------------------------------------------------------------------------------
 
     def _remove(self) -> None:
-        """Everything, whatever state it is in; the routes that keep packets here go last."""
+        """Remove all parts of the cluster that exist. Remove the routes that keep its packets on this machine last."""
         state, record = self._state, self._state.read()
         if record and this_boot(record):
             _all(lambda node: nodes.stop(state, node), record.spec.nodes)
@@ -255,7 +255,7 @@ class Embedded:
             )
 
     def _remains(self) -> bool:
-        """Whether a cluster of this name left something without a record of it."""
+        """Return True if parts of a cluster with this name exist without a record of the cluster."""
         groups = cgroups.detect().trees(self._state.prefix)
         return bool(groups) or Path("/run/netns", self._state.prefix).exists() or any(self._state.processes.strays())
 
@@ -266,7 +266,7 @@ class Embedded:
             shutil.copytree(self._state.logs, kept)
             self._progress.say(f"logs: {kept}")
 
-    # -- looking -----------------------------------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------------------
 
     def _api(self, record: Record) -> Api:
         return Api(record.ranges.control_plane, controlplane.API_PORT, self._state.pki, "admin")
@@ -305,7 +305,7 @@ def _all(action: Callable[[NodeSpec], None], wanted: Sequence[NodeSpec]) -> None
 
 
 def kubernetes_of(spec: ClusterSpec) -> Kubernetes:
-    """Return what the cluster shall run: a folder, a release, or the default."""
+    """Return the Kubernetes that the cluster must run: the programs in a folder, a release, or the default release."""
     if spec.kubernetes.startswith("/"):
         return Kubernetes(folder=Path(spec.kubernetes))
     return Kubernetes(release=parse_release(spec.kubernetes) if spec.kubernetes else None)

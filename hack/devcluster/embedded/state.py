@@ -1,4 +1,4 @@
-"""What is known of one running cluster: its folder, and the record that `up` writes and everyone else reads."""
+"""The state of one running cluster: its folder, and the record that `up` writes and other commands read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOTS = 32
 
 @dataclass(frozen=True)
 class Ranges:
-    """Addresses of a cluster. A slot is a set of ranges of its own, so that several clusters can coexist."""
+    """Address ranges of a cluster. Each slot (a number) has different ranges, so that several clusters can coexist."""
 
     slot: int
 
@@ -38,7 +38,7 @@ class Ranges:
 
     @property
     def control_plane(self) -> str:
-        """Where the API server listens for the nodes and pods."""
+        """Return the address at which the API server listens for nodes and pods."""
         return str(self.nodes[1])
 
     @property
@@ -46,17 +46,17 @@ class Ranges:
         return str(self.nodes[2])
 
     def node(self, number: int) -> str:
-        """Address of node `number`, counted from 1."""
+        """Return the address of node `number`, counted from 1."""
         return str(self.nodes[10 + number])
 
     def node_pods(self, number: int) -> str:
-        """Range of the pods on node `number`."""
+        """Return the address range of the pods on node `number`."""
         return f"10.{244 - self.slot}.{number}.0/24"
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Loopback ports of the control plane, free when the cluster was made."""
+    """Loopback ports of the control plane. They were free when the cluster was created."""
 
     api: int
     etcd: int
@@ -67,7 +67,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that `up` decided; written before the first side effect, so that `down` always knows."""
+    """All decisions of `up`. The record is written before the first side effect, so that `down` can undo all."""
 
     spec: ClusterSpec
     ranges: Ranges
@@ -79,7 +79,7 @@ class Record:
 
 
 class State:
-    """The folder of one cluster."""
+    """The folder with the state of one cluster."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
@@ -92,9 +92,9 @@ class State:
 
     @property
     def prefix(self) -> str:
-        """Name of the cluster's switch namespace and cgroup; the nodes' names extend it.
+        """Return the name of the cluster's switch namespace and cgroup, with which the names of its nodes begin.
 
-        It depends on the folder too: clusters of one name in two caches are two clusters.
+        The name also depends on the folder, because clusters with one name in two caches are different clusters.
         """
         return f"dljob-{self.name}-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:4]}"
 
@@ -102,13 +102,13 @@ class State:
         return self.folder / "nodes" / node.name
 
     def netns(self, node: NodeSpec) -> str:
-        return f"{self.prefix}.{node.name}"  # a dot is in no cluster's name
+        return f"{self.prefix}.{node.name}"  # cluster names do not contain dots
 
     def cgroup(self, node: NodeSpec) -> str:
         return f"{self.prefix}/{node.name}"
 
     def read(self) -> Record | None:
-        """The record, or None where there is no cluster."""
+        """Return the record, or None if there is no cluster."""
         try:
             data = json.loads((self.folder / "cluster.json").read_text())
         except (FileNotFoundError, ValueError):
@@ -125,7 +125,7 @@ class State:
         )
 
     def write(self, record: Record) -> None:
-        """Replaces the record in one step."""
+        """Replace the record atomically."""
         data = {
             "spec": record.spec.to_json(),
             "slot": record.ranges.slot,
@@ -143,5 +143,5 @@ class State:
 
 
 def this_boot(record: Record) -> bool:
-    """Whether the record is of this boot; after a reboot only files are left of a cluster."""
+    """Return True if the record was written since the last boot. After a reboot, only files of a cluster exist."""
     return record.boot == boot_id()

@@ -1,4 +1,4 @@
-"""A base image without a registry: Debian with Python, made by debootstrap."""
+"""Create a base image without a registry: Debian with Python, made by debootstrap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from devcluster.shell import run
 
 REFERENCE = f"localhost/dljob-base:{packages.SUITE}"
 _CONTAINER = "dljob-base"
-# What an image needs at no time: package manager's caches, documentation, translations.
+# Files that an image never needs: caches of the package manager, documentation, translations.
 _SUPERFLUOUS = (
     *("var/cache/apt", "var/lib/apt/lists", "var/log", "var/cache/debconf", "tmp", "usr/share/doc"),
     *("usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/lintian"),
@@ -21,14 +21,14 @@ _SUPERFLUOUS = (
 
 
 def debian_base(buildah: Callable[..., bool], progress: Progress) -> str:
-    """Makes the base image; returns its reference. About 30 s."""
+    """Create the base image and return its reference. This takes about 30 s."""
     packages.install(packages.IMAGE_BUILD, progress)
     rootfs = cache_root() / "images" / "rootfs"
     shutil.rmtree(rootfs, ignore_errors=True)
     rootfs.parent.mkdir(parents=True, exist_ok=True)
     with progress.step(f"making the base image from Debian {packages.SUITE}"):
         options = ["--variant=minbase", "--include=python3,python3-venv"]
-        # In a mount namespace of its own: debootstrap mounts /proc below the target.
+        # A separate mount namespace is needed, because debootstrap mounts /proc below the target.
         run(
             [
                 *("unshare", "--mount", "--propagation", "private", "debootstrap", *options),
@@ -53,7 +53,7 @@ def _tidy(rootfs: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    # Layers carry one fixed time, by which Python would take every .pyc for stale: compile them unchecked.
+    # Files in layers have one fixed time, so Python would consider .pyc files outdated: compile them unchecked.
     compiled = [
         "compileall",
         "-q",

@@ -1,4 +1,4 @@
-"""The two builders: Docker where it works, else buildah as root. Both build the same Dockerfiles."""
+"""The two builders of images: Docker if it works, otherwise buildah as root. Both build the same Dockerfiles."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ PUBLIC_BASE = "docker.io/library/python:3.11-slim-bookworm"
 _BUILD_LIMIT_S = 3600
 _PULL_LIMIT_S = 120
 _KEPT_VERSIONS = 3
-# The storage of buildah and skopeo is in the cache; their mounts end with the command.
+# The storage of buildah and skopeo is in the cache. Their mounts end with the command.
 _PRIVATE_MOUNTS = ("unshare", "--mount", "--propagation", "private")
-_TIMESTAMP = "1700000000"  # of every file in a layer: a fixed time, so that equal inputs give equal layers
+_TIMESTAMP = "1700000000"  # fixed time of all files in a layer, so that equal inputs give equal layers
 
 
 class Builder(Protocol):
-    """Makes an image and keeps it where `load` finds it."""
+    """Interface of a builder. It stores built images so that a provider's `load` can use them."""
 
     name: str
 
     def build(self, image: Image, reference: str, arguments: Mapping[str, str]) -> None:
-        """Builds one image under that reference."""
+        """Build an image with the build arguments `arguments` and store it under `reference`."""
 
     def has(self, reference: str) -> bool:
-        """Whether it was built already."""
+        """Return True if the image `reference` has already been built."""
 
     def archives(self, references: Sequence[str], folder: Path) -> list[Path]:
-        """The images as files (or an OCI layout) that a provider can load; temporary ones go into `folder`."""
+        """Return the images as archive files or an OCI layout for `Provider.load`. `folder`: for temporary files."""
 
     def push(self, reference: str) -> None:
-        """Sends it to the registry that it is named after."""
+        """Push the image to the registry that its reference contains."""
 
 
 def docker_works() -> bool:
-    """Whether there is a Docker client and an engine that answers it."""
+    """Return True if there is a Docker client and its engine answers."""
     if not have("docker"):
         return False
     return run(["docker", "version", "--format", "{{.Server.Version}}"], check=False, timeout_s=20).returncode == 0
 
 
 def has_buildkit() -> bool:
-    """Return True if this Docker client can use BuildKit: from 23.0 on only by its plugin buildx, before by itself."""
+    """Return True if this Docker client can use BuildKit. From version 23.0 on, it needs the plugin buildx for this."""
     if run(["docker", "buildx", "version"], check=False, timeout_s=20).returncode == 0:
         return True
     said = run(["docker", "version", "--format", "{{.Client.Version}}"], check=False, timeout_s=20).stdout
@@ -75,7 +75,7 @@ def without_mounts(dockerfile: str) -> str:
 
 
 def choose(progress: Progress) -> Builder:
-    """The builder for this machine. Raises ClusterError where there is none."""
+    """Return the builder for this machine. Raise ClusterError if there is none."""
     if docker_works():
         return Docker(progress)
     if os.geteuid() == 0 and (have("buildah") or have("apt-get")):
@@ -85,7 +85,7 @@ def choose(progress: Progress) -> Builder:
 
 @dataclass
 class Docker:
-    """`docker build` with BuildKit; images stay in the engine."""
+    """A builder that runs `docker build`. The Docker engine stores the images."""
 
     progress: Progress
     name: str = "docker"
@@ -125,7 +125,7 @@ class Docker:
 
 
 class Buildah:
-    """buildah without a daemon; finished images go to the OCI layout in the cache."""
+    """A builder that runs buildah, without a daemon. The OCI layout in the cache stores the images."""
 
     name = "buildah"
 
@@ -160,7 +160,7 @@ class Buildah:
         self._buildah("push", reference, f"docker://{reference}")
 
     def base(self) -> str:
-        """Return the public base image where a registry answers soon, else one made by debootstrap; decided once."""
+        """Return the public base image if a registry answers soon, else one made by debootstrap. Decide only once."""
         note = cache_root() / "images" / "base"
         if note.exists() and self._exists(note.read_text()):
             return note.read_text()
@@ -171,7 +171,7 @@ class Buildah:
         return base
 
     def save(self, reference: str, archive: Path, name: str) -> None:
-        """Write a local image to a docker archive, there called `name`."""
+        """Write a local image to a docker archive, in which it has the name `name`."""
         self._buildah("push", reference, f"docker-archive:{archive}:{name}")
 
     def _exists(self, reference: str) -> bool:
@@ -187,7 +187,7 @@ class Buildah:
         return done.returncode == 0
 
     def _export(self, reference: str) -> None:
-        """Adds the image to the layout: layers uncompressed (nodes unpack them at once), known ones not again."""
+        """Add missing layers of the image to the OCI layout, uncompressed, so that nodes can unpack them fast."""
         self.layout.create()
         with tempfile.TemporaryDirectory(prefix="dljob-skopeo-") as scratch:
             source = f"containers-storage:[overlay@{_storage()}+{scratch}]{reference}"
@@ -214,7 +214,7 @@ def _temporary() -> Path:
 
 @contextmanager
 def _secrets() -> Iterator[list[str]]:
-    """Flags that hand pip's configuration to a build as secrets; local indexes are served meanwhile."""
+    """Yield the flags that pass pip's configuration to a build as secrets. Serve local indexes in the context."""
     config = pip_config.read()
     with pip_config.serving(config) as served, tempfile.TemporaryDirectory(prefix="dljob-pip-") as folder:
         conf, environment = Path(folder, "pip.conf"), Path(folder, "uv.env")

@@ -24,7 +24,7 @@ from devcluster.providers import choose as choose_provider
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit status."""
+    """Run the command and return its exit status."""
     options = _parser().parse_args(arguments)
     progress = Progress(quiet=options.quiet)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
@@ -77,7 +77,7 @@ def _push(builder: Builder, references: Sequence[str], progress: Progress) -> No
 
 
 def chosen_arguments(given: Mapping[str, str], provider: str | None) -> dict[str, str]:
-    """Return the build arguments: those given, and PyTorch's CPU build where a cluster of this machine can have it."""
+    """Return the `given` build arguments, plus PyTorch's CPU build if a cluster on this machine can use it."""
     index = torch_build.index() if provider != "existing" and not {"TORCH", "TORCH_INDEX"} & set(given) else ""
     return {**given, **({"TORCH_INDEX": index} if index else {})}
 

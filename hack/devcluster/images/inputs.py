@@ -1,4 +1,4 @@
-"""What an image is made of, and the digest of all of it: the image's tag, and the reason to build it or not."""
+"""The inputs of images and their digest. The digest is an image's tag and decides whether to build the image."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 
 from devcluster.paths import REPOSITORY
 
-# Both images carry the contract; each of them its own distribution.
+# Both images contain dlcontract. Each also contains its own distribution.
 _COMMON = (".dockerignore", "LICENSE", "hack/locks/uv.txt", "hack/precompile.py", "operator/contract")
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image of this repository; `inputs` are paths below its root."""
+    """One image of this repository. `inputs`: paths of its files, relative to the root of the repository."""
 
     name: str
     dockerfile: str
     inputs: tuple[str, ...]
     needed_nbytes: int
-    """Disk space that the first build and its copy in the cluster's image store take, with some reserve."""
+    """Disk space for the first build and its copy in the cluster's image store, with some reserve, in bytes."""
     expected_s: float
-    """Usual duration of the first build on two cores."""
+    """Usual duration of the first build on two cores, in seconds."""
 
 
 def _own(folder: str, package: str) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ IMAGES = {
 
 
 def digest(image: Image, arguments: Mapping[str, str], root: Path = REPOSITORY) -> str:
-    """Twelve hexadecimal digits of everything that goes in: files (path, mode, content) and build arguments."""
+    """Return a digest of 12 hexadecimal digits of all inputs: files (path, mode, content) and build arguments."""
     total = hashlib.sha256(json.dumps(dict(sorted(arguments.items()))).encode())
     for path in files(image, root):
         executable = os.access(path, os.X_OK)
@@ -51,7 +51,7 @@ def digest(image: Image, arguments: Mapping[str, str], root: Path = REPOSITORY) 
 
 
 def files(image: Image, root: Path = REPOSITORY) -> Iterator[Path]:
-    """Every file that the build sees, in a fixed order; never caches of Python."""
+    """Yield all files that the build uses, in a fixed order, without Python's cache files."""
     for name in sorted((image.dockerfile, *image.inputs)):
         path = root / name
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -59,5 +59,5 @@ def files(image: Image, root: Path = REPOSITORY) -> Iterator[Path]:
 
 
 def reference(image: Image, arguments: Mapping[str, str], registry: str | None, root: Path = REPOSITORY) -> str:
-    """The image's name and tag, below a registry or, for clusters of this machine, below `localhost`."""
+    """Return the image's reference. `registry`: None for clusters on this machine, which use `localhost`."""
     return f"{registry or 'localhost'}/dljob-{image.name}:{digest(image, arguments, root)}"

@@ -23,7 +23,7 @@ _BUILD_DEPENDENT = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")
 
 @dataclass(frozen=True)
 class Lock:
-    """One file of pins; `wanted` are the dependency groups and distributions whose requirements it resolves."""
+    """One file of pinned packages. `wanted`: dependency groups and distributions whose requirements it resolves."""
 
     path: str
     wanted: tuple[str, ...]
@@ -75,7 +75,7 @@ def versions(text: str) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit status."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="hack/lock", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(LOCKS)} (all)")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")

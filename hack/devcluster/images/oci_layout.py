@@ -1,7 +1,7 @@
-"""An OCI image layout on disk: the cache in which built images wait for the clusters that load them.
+"""An OCI image layout on disk, which stores built images for the clusters that load them.
 
-One layout holds all images, so that layers they have in common are there once. Pushing an image again adds just the
-layers that changed, and streaming it to a node that has the older one sends just those.
+One layout contains all images, so that common layers are stored only once. Adding a new version of an image adds only
+the layers that have changed, and only these layers are sent to a node that has the older version.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _LAYER = "application/vnd.oci.image.layer.v1.tar"
 
 
 class Layout:
-    """One layout folder."""
+    """The folder of one OCI image layout."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def create(self) -> None:
-        """Makes an empty layout where there is none."""
+        """Create an empty layout if the folder contains none."""
         (self.folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
         marker, index = self.folder / "oci-layout", self.folder / "index.json"
         if not marker.exists():
@@ -40,7 +40,7 @@ class Layout:
             index.write_text(json.dumps({"schemaVersion": 2, "manifests": []}))
 
     def images(self) -> dict[str, str]:
-        """Manifest digest by image reference."""
+        """Return image reference → digest of the image's manifest."""
         return {entry["annotations"][_REF]: entry["digest"] for entry in self._entries()}
 
     def _entries(self) -> list[dict[str, Any]]:
@@ -56,11 +56,11 @@ class Layout:
         scratch.replace(self.folder / "index.json")
 
     def blob(self, digest: str) -> Path:
-        """File of a blob, by its digest `sha256:…`."""
+        """Return the path of the blob with the digest `sha256:…`."""
         return self.folder / "blobs" / Path(*digest.split(":", 1))
 
     def blobs(self, reference: str) -> list[str]:
-        """Digests of everything the image consists of: manifest, configuration, layers."""
+        """Return the digests of all blobs of an image: manifest, configuration, layers."""
         digest = self.images().get(reference)
         if digest is None:
             raise ClusterError(f"no image {reference}: found {sorted(self.images())}; build it with hack/images")
@@ -68,7 +68,7 @@ class Layout:
         return [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
 
     def keep_newest(self, count: int) -> list[str]:
-        """Keeps the last `count` images of each name, and the blobs that they use; returns what it forgot."""
+        """Remove all but the newest `count` images of each name, and unused blobs. Return the removed references."""
         entries, seen = self._entries(), Counter[str]()
         kept, forgotten = [], []
         for entry in reversed(entries):
@@ -87,7 +87,7 @@ class Layout:
         return forgotten
 
     def stream(self, references: Collection[str], present: Collection[str], output: IO[bytes]) -> None:
-        """Writes an archive of these images that leaves out the blobs which the reader already has."""
+        """Write an archive of images to `output`, without the blobs `present`, which the reader already has."""
         entries = [entry for entry in self._entries() if entry["annotations"][_REF] in references]
         named = [
             {**entry, "annotations": {"io.containerd.image.name": entry["annotations"][_REF]}} for entry in entries
@@ -100,7 +100,7 @@ class Layout:
             _add(tar, "index.json", json.dumps({"schemaVersion": 2, "manifests": named}).encode())
 
     def add_program(self, reference: str, program: Path) -> None:
-        """An image of one static program and nothing else; the same bytes give the same digest."""
+        """Add an image that contains only one static program. Equal programs give images with equal digests."""
         self.create()
         layer = io.BytesIO()
         with tarfile.open(fileobj=layer, mode="w") as tar:

@@ -1,7 +1,7 @@
-"""Hands this machine's pip configuration to the builds: indexes, local wheels, certificates, proxies.
+"""Pass this machine's pip configuration to image builds: indexes, local wheels, certificates, proxies.
 
-Inside a build a file:// index or a folder of wheels does not exist, so those are served over HTTP on loopback for as
-long as the build takes. Everything reaches the build as secrets, so no host, path or password gets into an image.
+A file:// index or a folder of wheels does not exist inside a build, so these are served over HTTP on loopback during
+the build. The configuration is passed as secrets, so that no image contains its host names, paths or passwords.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _PLAIN = ("timeout", "retries")
 
 @dataclass(frozen=True)
 class PipConfig:
-    """What matters of pip's settings: each option's values, and a CA bundle."""
+    """The part of pip's settings that builds need: the values of each option, and a CA bundle."""
 
     options: Mapping[str, tuple[str, ...]]
     ca_bundle: Path | None
 
 
 def read() -> PipConfig:
-    """The configuration in force, as pip itself reports it: files of all levels, then the environment."""
+    """Return the current configuration as pip reports it, from configuration files and the environment."""
     for command in ([sys.executable, "-m", "pip"], ["pip3"], ["pip"]):  # a Python without pip is common
         if len(command) > 1 or have(command[0]):
             done = run([*command, "config", "list"], check=False, timeout_s=60)
@@ -45,7 +45,7 @@ def read() -> PipConfig:
 
 
 def parse(listed: str, environment: Mapping[str, str]) -> PipConfig:
-    """Reads the output of `pip config list`; `install.` beats `global.`, and PIP_* beats both, as in pip."""
+    """Parse the output of `pip config list`. As in pip, `install.` overrides `global.`, and PIP_* overrides both."""
     values: dict[str, str] = {}
     for section in ("global", "install"):
         for line in listed.splitlines():
@@ -80,14 +80,14 @@ def for_uv(config: PipConfig) -> dict[str, str]:
 
 
 def local_folder(location: str) -> Path | None:
-    """The folder that a file:// URL or an absolute path names, or None for anything else."""
+    """Return the folder that a file:// URL or an absolute path names, or None for other locations."""
     if location.startswith("file://"):
         return Path(urllib.parse.unquote(urllib.parse.urlsplit(location).path))
     return Path(location) if location.startswith("/") else None
 
 
 def render(config: PipConfig, served: Mapping[str, str]) -> str:
-    """A pip.conf for use in a build, with local places replaced by the addresses that serve them."""
+    """Return a pip.conf for a build. `served`: local location → HTTP address that replaces it."""
     lines = ["[global]"]
     for name, values in sorted(config.options.items()):
         lines.append(f"{name} =" + "".join(f"\n    {served.get(value, value)}" for value in values))
@@ -107,7 +107,7 @@ def render_for_uv(config: PipConfig, served: Mapping[str, str]) -> str:
 
 @contextmanager
 def serving(config: PipConfig) -> Iterator[dict[str, str]]:
-    """Serves every local place of the configuration; yields its address by its original name."""
+    """Serve all local locations of the configuration over HTTP. Yield original location → HTTP address."""
     served: dict[str, str] = {}
     with ExitStack() as stack:
         for name in ("index-url", "extra-index-url", "find-links"):
@@ -127,7 +127,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *arguments: object) -> None:
-        """Quiet: pip says what it fetches."""
+        """Log nothing, because pip logs what it downloads."""
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def _server(root: Path) -> Iterator[int]:
 
 
 def proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """Proxy settings, which both builders accept as build arguments without declaration."""
+    """Return the proxy settings. Both builders accept them as build arguments without a declaration."""
     names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
     return {name: environment[name] for name in names if environment.get(name)}
 

@@ -1,4 +1,4 @@
-"""Choose the build of PyTorch: the CPU build where its index answers and this machine has no GPU, else PyPI's."""
+"""Choose the build of PyTorch: the CPU build if its index answers and this machine has no GPU, else that of PyPI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def requirement() -> str:
 
 
 def index() -> str:
-    """Return the index with the CPU build, or nothing for the plain index. Decided once for a cache.
+    """Return the address of the index with the CPU build, or an empty text for PyPI. The cache stores the decision.
 
     PyPI's build for Linux is the CUDA build: 2.7 GB to download where the CPU build has 0.2 GB.
     """

@@ -1,1 +1,1 @@
-"""The provider that runs nodes as Docker containers, by kind, and kind itself."""
+"""The provider that runs nodes as Docker containers with kind, and the installation of kind."""

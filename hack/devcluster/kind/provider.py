@@ -1,4 +1,4 @@
-"""The provider that runs nodes as Docker containers, by kind."""
+"""The provider of clusters that runs nodes as Docker containers with kind."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from devcluster.progress import Progress
 from devcluster.shell import find, have, run
 
 STORAGE_CLASS = "dljob-shared"
-VOLUMES = 24  # static volumes: a test suite's worth; `up` puts back those whose claim is gone
+VOLUMES = 24  # static volumes, enough for a test suite; `up` recreates those whose claim was deleted
 _VOLUMES_IN_NODE = "/var/lib/dljob-volumes"
 _CREATE_LIMIT_S = 900
 _ADMIN = "--kubeconfig=/etc/kubernetes/admin.conf"
 
 
 class Kind:
-    """See provider.py for what each method promises. kind names the nodes: CLUSTER-worker, CLUSTER-worker2, …"""
+    """The provider for kind. The protocol `provider.Provider` describes each method.
+
+    kind names the nodes CLUSTER-worker, CLUSTER-worker2, …
+    """
 
     name = "kind"
 
@@ -148,7 +151,7 @@ class Kind:
         self._progress.say(f"cluster {self._cluster!r} is up; export KUBECONFIG={self._config}")
 
     def _shape(self, container: str, node: NodeSpec) -> None:
-        """Quotas on the node's container, and pretended GPUs."""
+        """Set the quotas of a node's container, and add simulated GPUs to the node."""
         if node.cpus is not None:
             run(["docker", "update", "--cpus", str(node.cpus), container])
         if node.memory_nbytes is not None:
@@ -165,7 +168,7 @@ class Kind:
             )
 
     def _stock_volumes(self) -> None:
-        """The StorageClass and its static volumes; those whose claim is gone are emptied and offered again."""
+        """Create the StorageClass and its static volumes. Empty and recreate volumes whose claim was deleted."""
         listed = json.loads(self._kubectl("get", "persistentvolumes", "--output=json") or '{"items": []}')
         released = [
             one["metadata"]["name"]
@@ -182,7 +185,7 @@ class Kind:
 
     def _delete(self) -> None:
         if self._present():
-            # Files there belong to whatever user pods ran as: only a container may remove them.
+            # Files in the volumes belong to the users of pods, so only a container may remove them.
             self._in_control_plane("sh", "-c", f"rm -rf {_VOLUMES_IN_NODE}/*", check=False)
             run([_kind(), "delete", "cluster", "--name", self._cluster, "--kubeconfig", self._config], timeout_s=300)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -206,14 +209,14 @@ class Kind:
         return self._in_control_plane("kubectl", _ADMIN, *words, input_text=input_text)
 
     def _in_control_plane(self, *words: str, input_text: str | None = None, check: bool = True) -> str:
-        """Runs a command in the control plane's container, which has a kubectl of the cluster's own version."""
+        """Run a command in the control plane's container, which contains kubectl of the cluster's version."""
         flags = ["--interactive"] if input_text is not None else []
         command = ["docker", "exec", *flags, f"{self._cluster}-control-plane", *words]
         return run(command, input_text=input_text, check=check, timeout_s=120).stdout
 
 
 def _kind() -> str:
-    """Return the program to call; the plain name where it is not there, so that the error says so."""
+    """Return the path of kind. If it is missing, return the name `kind`, so that the call fails with a clear error."""
     return "kind" if have("kind") else (kindtool.program() or "kind")
 
 
@@ -221,7 +224,7 @@ _ADDRESS = '{{(index .NetworkSettings.Networks "kind").IPAddress}}'
 
 
 def cluster_config(spec: ClusterSpec, volumes: Path) -> dict[str, Any]:
-    """kind's configuration (JSON is YAML): a control plane, and a worker per node, all with the shared folder."""
+    """Return the configuration of kind: a control plane and one worker per node, which share the folder `volumes`."""
     mounts = [{"hostPath": str(volumes), "containerPath": _VOLUMES_IN_NODE}]
     image = {"image": f"kindest/node:v{spec.kubernetes}"} if spec.kubernetes else {}
     workers = [{"role": "worker", "labels": node.labels, "extraMounts": mounts, **image} for node in spec.nodes]
@@ -244,12 +247,12 @@ def _switches(text: str) -> Iterator[tuple[str, str]]:
 
 
 def volume_name(number: int) -> str:
-    """Of a static volume, and of its folder."""
+    """Return the name of a static volume, which is also the name of its folder."""
     return f"{STORAGE_CLASS}-{number:02d}"
 
 
 def storage_objects() -> dict[str, Any]:
-    """The default StorageClass and its hostPath volumes, which all nodes share."""
+    """Return the default StorageClass and its hostPath volumes, which all nodes share."""
     storage_class = {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",

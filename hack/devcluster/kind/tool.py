@@ -26,7 +26,7 @@ def program() -> str | None:
 
 
 def install(progress: Progress) -> str:
-    """Return the path of kind; install it into the cache if need be. Raises ClusterError if it cannot be had."""
+    """Return the path of kind. Install it into the cache if necessary. Raise ClusterError if this fails."""
     if there := program():
         return there
     with locked("kind"):

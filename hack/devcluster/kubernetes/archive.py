@@ -20,14 +20,14 @@ _CHUNK = 1 << 20
 
 
 def server() -> str:
-    """Return the address below which release archives lie. Override with DLJOB_KUBERNETES_ARCHIVES."""
+    """Return the base address of release archives. The variable DLJOB_KUBERNETES_ARCHIVES overrides it."""
     return os.environ.get("DLJOB_KUBERNETES_ARCHIVES", DEFAULT_SERVER).rstrip("/")
 
 
 def fetch(release: Release, work: Path, progress: Progress) -> Path | None:
     """Return a folder below `work` with the programs, or None if no server answers or it lacks the release.
 
-    Raises ClusterError if the server has the archive but sends other bytes than its SHA-512 says.
+    Raise ClusterError if the server has the archive but its content does not match its SHA-512.
     """
     address = f"{server()}/v{release}/kubernetes-server-linux-{architecture()}.tar.gz"
     expected = _published_digest(address)
@@ -59,7 +59,7 @@ def _published_digest(address: str) -> str | None:
 
 
 def _download(address: str, target: Path) -> str:
-    """Write the file at `address` to `target`; return its SHA-512 in hexadecimal."""
+    """Download the file at `address` to `target`. Return its SHA-512 in hexadecimal."""
     digest = hashlib.sha512()
     with urllib.request.urlopen(address, timeout=60) as answer, target.open("wb") as file:
         while chunk := answer.read(_CHUNK):
@@ -69,7 +69,7 @@ def _download(address: str, target: Path) -> str:
 
 
 def _unpack(archive: Path, folder: Path) -> Path:
-    """Unpack just the programs that a cluster runs, and the client."""
+    """Unpack the programs that a cluster runs and kubectl, and no other files. Return their folder."""
     folder.mkdir(parents=True)
     with tarfile.open(archive) as tar:
         for member in tar:

@@ -1,4 +1,4 @@
-"""Build Kubernetes from its Go modules: one program that acts by the name that it is called by."""
+"""Build Kubernetes from its Go modules: one program whose name at the call selects the component that it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEEDED_NBYTES = 6 << 30
 """Disk space of a build: compiled packages (3.2 GB), modules (0.8 GB), the program (0.2 GB), and some reserve."""
 _TAGS = "providerless"  # upstream's own: without the cloud providers that were once in the tree
 COMPILED = "gocache"
-"""Folder of compiled packages in the cache: an interrupted build goes on from there, a finished one removes it."""
+"""Folder of compiled packages in the cache. An interrupted build continues from it; a finished build removes it."""
 _UNREACHABLE = re.compile(r"forbidden|refused|no such host|timeout|\b40\d\b", re.IGNORECASE)
 _LIMIT_S = 3600
 _COMPILER_FLAGS = "-gcflags=all=-dwarf=false -c=1"
@@ -41,7 +41,7 @@ def digest(release: Release) -> str:
 def build(release: Release, work: Path, progress: Progress) -> Path:
     """Build `release` below `work`; return the folder with the programs. It takes four to five minutes on two cores.
 
-    Raises ClusterError in one line if Go is missing or too old, or if a module cannot be had.
+    Raise ClusterError with a message of one line if Go is missing or too old, or if a module cannot be downloaded.
     """
     module = work / "module"
     module.mkdir()
@@ -94,7 +94,7 @@ def tidy(module: Path) -> None:
 
 
 def linker_flags(release: Release) -> str:
-    """Return the flags that stamp the version into the program, as upstream's own build does."""
+    """Return the linker flags that write the version into the program, as in the official build of Kubernetes."""
     facts = {
         "gitVersion": f"v{release}",
         "gitMajor": str(release.major),
@@ -145,7 +145,7 @@ def _memory_settings() -> dict[str, str]:
 
 
 def _go(module: Path, *words: str) -> str:
-    """Run the go command in `module`; return what it prints. Raises ClusterError with Go's own reason of a failure."""
+    """Run the go command in `module` and return its output. Raise ClusterError with Go's error message if it fails."""
     folder = cache_root() / "kubernetes"
     env = {"CGO_ENABLED": "0", "GO111MODULE": "on", "GOFLAGS": "", "GOWORK": "off", "PWD": str(module)}
     env |= {"GOCACHE": str(folder / COMPILED), **_memory_settings()}
@@ -158,7 +158,7 @@ def _go(module: Path, *words: str) -> str:
 
 
 def _reason(errors: str) -> str:
-    """Return the line of Go's output that says why, with the remedy for the most common cause."""
+    """Return the line of Go's output with the cause of the failure, and the remedy for the most common cause."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("#", "go: downloading"))]
     for line in lines:

@@ -13,7 +13,7 @@ from devcluster.kubernetes.release import MODULE, default_release, parse_release
 
 
 def main() -> int:
-    """Run the command; return the exit status."""
+    """Run the command and return its exit status."""
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print(f"usage: hack/kubernetes/pin VERSION    (now {default_release()})")
         return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2

@@ -1,4 +1,4 @@
-"""Choose where the programs of Kubernetes come from, and keep what was fetched or built in the cache."""
+"""Choose the source of the programs of Kubernetes, and store downloaded or built programs in the cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from devcluster.shell import run
 
 @dataclass(frozen=True)
 class Kubernetes:
-    """The release that a cluster shall run: a folder with its programs, or a version to fetch or build."""
+    """The Kubernetes that a cluster must run: a folder with its programs, or a version to download or build."""
 
     folder: Path | None = None
     release: Release | None = None
@@ -38,7 +38,7 @@ def provide(wanted: Kubernetes, progress: Progress) -> tuple[Path, Release]:
     """Return a folder with the programs, and their release; say in one line where they come from.
 
     In this order: the folder that the user names, the cache, an official release archive, a build.
-    Raises ClusterError if a named folder is unsuited or the build fails; the cache never holds a part of a result.
+    Raise ClusterError if a named folder is unsuitable or the build fails. The cache never contains incomplete results.
     """
     if wanted.folder:
         folder = wanted.folder.resolve()
@@ -56,7 +56,7 @@ def provide(wanted: Kubernetes, progress: Progress) -> tuple[Path, Release]:
         progress.say(f"Kubernetes {release}: from the cache")
         return kept, release
     with locked("kubernetes"):
-        for kept in _cached(release):  # somebody else made it meanwhile
+        for kept in _cached(release):  # another process has made it meanwhile
             return kept, release
         return _make(release, progress), release
 
@@ -110,7 +110,7 @@ def _work_folder(parent: Path) -> Iterator[Path]:
 
 
 def check_space(folder: Path, needed_nbytes: int, purpose: str) -> None:
-    """Raise ClusterError unless the file system of `folder` has `needed_nbytes` to spare."""
+    """Raise ClusterError unless the file system of `folder` has `needed_nbytes` free. `purpose`: for the message."""
     free = shutil.disk_usage(folder).free
     if free < needed_nbytes:
         raise ClusterError(

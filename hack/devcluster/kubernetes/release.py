@@ -12,7 +12,7 @@ from devcluster.errors import ClusterError
 MODULE = Path(__file__).resolve().parents[2] / "kubernetes"
 """The Go module that pins the default release."""
 OLDEST_SUPPORTED = "1.30.0"
-"""The oldest release that `hack/test full` runs the API tests on."""
+"""The oldest release on which `hack/test full` runs the API tests."""
 PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
 CLIENT = "kubectl"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -21,7 +21,7 @@ _ELF_MACHINES = {62: "amd64", 183: "arm64"}
 
 @dataclass(frozen=True, order=True)
 class Release:
-    """A version such as 1.36.3, ordered as versions are."""
+    """A release with its version, such as 1.36.3. Releases are ordered by version."""
 
     major: int
     minor: int
@@ -34,7 +34,7 @@ class Release:
 def parse_release(text: str) -> Release:
     """Return the release that `text` names, such as `1.36.3` or `v1.36.3`.
 
-    Raises ValueError unless it is a full version from 1.30 on.
+    Raise ValueError unless `text` is a full version from 1.30 on.
     """
     match = re.fullmatch(r"v?(\d+)\.(\d+)\.(\d+)", text)
     oldest = re.fullmatch(r"(\d+)\.(\d+)\.\d+", OLDEST_SUPPORTED)
@@ -60,7 +60,7 @@ def architecture() -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ClusterError unless `folder` holds each program for this machine's architecture."""
+    """Raise ClusterError unless `folder` contains all programs for this machine's architecture."""
     absent = [name for name in PROGRAMS if not (folder / name).is_file()]
     if absent:
         raise ClusterError(
@@ -76,7 +76,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _elf_architecture(path: Path) -> str:
-    """Return the architecture in a program's ELF header (bytes 18 and 19), or a word for what it is instead."""
+    """Return the architecture in a program's ELF header (bytes 18 and 19), or a description of another file type."""
     with path.open("rb") as file:
         head = file.read(20)
     if len(head) < 20 or head[:4] != b"\x7fELF":

@@ -12,7 +12,10 @@ _REQUEST_S = 5.0
 
 
 class Health:
-    """An HTTP server. ``unready``: returns the reason why the pod is not ready, or None."""
+    """An HTTP server.
+
+    ``unready``: a function that returns the reason why the pod is not ready, or None if it is ready.
+    """
 
     def __init__(self, registry: CollectorRegistry, unready: Callable[[], str | None]) -> None:
         self._registry, self._unready = registry, unready

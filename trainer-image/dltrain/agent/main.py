@@ -1,7 +1,8 @@
 """``dljob-agent``: PID 1 of every trainer pod.
 
-The agent starts, watches and ends the ranks of its pod, and reports their progress. Every agent is a member of its job.
-The agent of the plan's first pod is also the coordinator. If that pod is lost, the agent of the next pod takes over.
+The agent starts, watches and ends the ranks of its pod, and reports their progress. Every agent is a member of its job:
+it obeys the coordinator. The agent of the plan's first pod is also the coordinator, which launches and restarts all
+ranks of the job. If that pod is lost, the agent of the next pod takes over.
 
 Exit codes: 0 after SIGTERM if the job was over or this pod had no ranks; 143 after SIGTERM otherwise; 64 for a wrong
 configuration; 1 if another coordinator superseded this one, or after an internal error.
@@ -39,7 +40,7 @@ from dltrain.record.ledger import Ledger
 log = logging.getLogger(__name__)
 LAST_REPORT_S = 2.0
 TAKEOVER_S = 0.5
-"""Before it replaces a lost coordinator, a pod waits this long for each pod before it in the plan."""
+"""Seconds that a pod waits, for each pod before it in the plan, before it replaces a lost coordinator."""
 DEFAULT_GRACE_S = 30.0
 
 
@@ -62,7 +63,7 @@ class Agent:
         )
         self.coordinator: Coordinator | None = None
         self._acting = False
-        """True while this pod coordinates instead of the plan's first pod."""
+        """True while this pod coordinates the job in place of the plan's first pod, which is lost."""
         self._told_to_stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -96,7 +97,7 @@ class Agent:
         return None if self.coordinator is None else self.coordinator.job.ledger
 
     async def _stand_by(self) -> None:
-        """Whenever the coordinator is lost, take over, unless an earlier pod of the plan does."""
+        """Become the coordinator whenever it is lost, unless an earlier pod of the plan takes over first."""
         member = self.member
         while True:
             await member.orphaned.wait()
@@ -117,7 +118,11 @@ class Agent:
                 self.coordinator = self.local.launch_daemon = self.reporter.compose = None
 
     async def _coordinate(self, *, acting: bool = False) -> None:
-        """Follow new plans. Coordinate while this pod is the plan's first pod or ``acting``. Raise SupersededError."""
+        """Wait for plans, and coordinate the job while this pod is the first pod of the newest plan.
+
+        ``acting``: True if this pod coordinates in place of the first pod. Raise SupersededError if another coordinator
+        has taken over.
+        """
         running: asyncio.Task[None] | None = None
         plans = self.exchange.plans()
         coming = asyncio.ensure_future(anext(plans))
@@ -161,7 +166,7 @@ class Agent:
         return asyncio.create_task(coordinator.run())
 
     async def _leave(self) -> int:
-        """Stop the ranks, write the last report, and return the exit code. Wait no longer than a rank runs."""
+        """Stop the ranks within the grace period, write the last report, and return the exit code of the agent."""
         plan, busy = self.member.plan, bool(self.local.running)
         grace_s = (plan.grace_s if plan is not None else DEFAULT_GRACE_S) - 1.0
         deadline_s = time.monotonic() + grace_s
@@ -196,7 +201,7 @@ class Agent:
 
 
 def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
-    """Return this pod's position in the succession of a lost coordinator, or 0 if it must not take over.
+    """Return the position of ``pod`` in the order in which pods replace a lost coordinator, or 0 if it must not do so.
 
     The job waits for its first pod instead if it cannot run without that pod, has not started, or is over. A job with
     two pods also waits: one pod of two cannot distinguish a lost pod from a network partition.
@@ -212,7 +217,10 @@ def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
 
 
 def may_coordinate(settings: Settings) -> bool:
-    """Return True if this pod can be a plan's first pod. Other pods do not watch plans, to limit API server load."""
+    """Return True if this pod can be the first pod of a plan, which coordinates the job.
+
+    Other pods do not watch for plans, in order to limit the load of the API server.
+    """
     return not settings.use_api or settings.pod.endswith("-0")
 
 

@@ -1,1 +1,1 @@
-"""Asynchronous and stale-synchronous training with a parameter server, which ``training`` starts."""
+"""Asynchronous and stale-synchronous training with a parameter server. The module ``training`` starts both."""

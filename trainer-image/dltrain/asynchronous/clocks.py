@@ -1,16 +1,19 @@
-"""Clocks of the workers in asynchronous training. With them, the parameter server decides who may start a step.
+"""Clocks of the workers in asynchronous training. The parameter server uses them to decide who may start a step.
 
 A worker's clock is the number of steps that it has done. With a bound of s, a worker may start its step c only after
-every worker has done c - s steps. So the current steps of two workers differ by at most s (Ho et al. 2013; 0 is
-synchronous). Without a bound no worker waits (Dean et al. 2012). The staleness of an update counts the updates of other
-workers since the worker read the parameters.
+every worker has done c - s steps. So the current steps of two workers differ by at most s (Ho et al. 2013). A bound of
+0 means synchronous training. Without a bound no worker waits (Dean et al. 2012). The staleness of an update counts the
+updates of other workers since the worker read the parameters.
 """
 
 from collections.abc import Sequence
 
 
 class Clocks:
-    """The clocks of ``len(done)`` workers that do ``total`` steps each."""
+    """The clocks of the workers. ``done``: completed steps of each worker.
+
+    ``total``: steps that each worker must do.
+    """
 
     def __init__(self, done: Sequence[int], total: int, bound: int | None) -> None:
         self.done = list(done)
@@ -34,7 +37,10 @@ class Clocks:
         self._read[worker] = self._updates
 
     def step(self, worker: int, *, updates: bool = True) -> int:
-        """Record a step of the worker. Return its update's staleness. ``updates``: False for a step without update."""
+        """Record that the worker has done a step. Return the staleness of its update.
+
+        ``updates``: False if the worker had no samples in this step and sent no update.
+        """
         staleness = self._updates - self._read[worker]
         self.done[worker] += 1
         self._updates += updates

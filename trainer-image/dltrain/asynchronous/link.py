@@ -25,18 +25,19 @@ _HEADER, _BODY = 1, 2
 class RequestKind(IntEnum):
     PARAMETERS = 0
     UPDATE = 1
-    """A gradient follows."""
+    """An update of the parameters. The gradient follows in further messages."""
     NOTHING = 2
-    """A step without samples of this worker."""
+    """A step in which this worker had no samples. No gradient follows."""
 
 
 class ReplyKind(IntEnum):
     GO_ON = 0
-    """Parameters follow."""
+    """The worker may start its next step. The parameters follow in further messages."""
     PAUSE = 1
-    """All ranks now run a collective operation. The worker must repeat its request afterwards."""
+    """All ranks now run a collective operation, such as for a checkpoint. Afterwards, the worker must request
+    parameters."""
     OVER = 2
-    """All workers are done; parameters follow."""
+    """All workers have done all of their steps. The final parameters follow in further messages."""
 
 
 class Request(NamedTuple):
@@ -45,7 +46,7 @@ class Request(NamedTuple):
     """Learning rate of the update."""
     samples: float = 0.0
     pause: float = 0.0
-    """1 if the worker requests a pause."""
+    """1 if the worker requests a pause for a checkpoint or a stop, else 0."""
 
 
 class Reply(NamedTuple):
@@ -53,17 +54,20 @@ class Reply(NamedTuple):
     staleness: float = 0.0
     ahead: float = 0.0
     samples: float = 0.0
-    """Samples of all workers' updates so far."""
+    """Number of samples in all updates of all workers so far."""
 
 
 class Link:
-    """One rank's side of the link. Waits call ``alive`` every ``alive_s`` seconds, so that no hang is reported."""
+    """One rank's side of the connection between workers and parameter server.
+
+    While the rank waits, it calls ``alive`` every ``alive_s`` seconds, so that its agent does not treat it as hung.
+    """
 
     def __init__(self, process_group: ProcessGroup, alive: Callable[[], None], alive_s: float = 1.0) -> None:
         self._process_group, self._alive, self._alive_s = process_group, alive, alive_s
         self._alive_at = time.perf_counter()
         self.waited_s = 0.0
-        """Total waiting time."""
+        """Total time that this rank has waited for messages, in seconds."""
 
     def send(self, header: Request | Reply, peer: int, body: Tensor | None = None) -> None:
         self._wait([self._process_group.comm.Isend(np.array(header, dtype=np.float64), peer, _HEADER)])

@@ -1,7 +1,8 @@
-"""Common state of workers and server: parameters, clocks, pauses and checkpoints.
+"""Common state of workers and parameter server: parameters, clocks, pauses and checkpoints.
 
-For a checkpoint or a stop, the server answers every request with a pause. The saved state includes every worker's
-clock, so that no sample is lost or counted twice when a run with the same workers resumes.
+Before a checkpoint or a stop, the server tells every worker to pause when the worker sends its next request. The saved
+state includes every worker's clock, so that no sample is lost or counted twice when a run with the same workers
+resumes.
 """
 
 import json
@@ -64,7 +65,11 @@ class Run:
         self.clocks = Clocks(self.done, total, plan.staleness_bound)
 
     def _resume(self) -> list[int]:
-        """Return all workers' clocks, from the checkpoint or 0. After a change of workers, all get the slowest."""
+        """Restore the newest checkpoint, if any. Return the number of completed steps of each worker.
+
+        Without a checkpoint, the numbers are 0. If the local batch sizes differ from those in the checkpoint, as after
+        a change of workers, every worker continues from the step of the slowest one.
+        """
         trainer, none = self.trainer, [0] * len(self.ranks)
         snapshot = trainer.checkpoint_manager.resume(
             self.model.state_dict(), self.model.load_state_dict, self.optimizer.load_state_dict
@@ -77,7 +82,7 @@ class Run:
         return list(clocks) if clocks and same else [snapshot.step] * len(self.ranks)
 
     def pause(self) -> None:
-        """Save on all ranks together. Exit if any rank was asked to stop."""
+        """Save a checkpoint together with all ranks. Raise SystemExit if any rank was asked to stop."""
         trainer, process_group = self.trainer, self.trainer.process_group
         (stop,) = process_group.sum([float(trainer.reporter.stop.is_set())])
         self.save()
@@ -123,7 +128,7 @@ class Run:
 
 
 def _packed(snapshot: Snapshot) -> dict[str, bytes]:
-    """Encode a snapshot for ``checkpoint.decode``."""
+    """Encode a snapshot as files by name, which ``checkpoint.store.decode`` reads."""
     from safetensors.torch import save
 
     state = json.dumps({"step": snapshot.step} | snapshot.state).encode()

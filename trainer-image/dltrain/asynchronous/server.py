@@ -1,4 +1,4 @@
-"""The parameter server, which applies updates on arrival and replies when the clocks allow the next step."""
+"""The parameter server applies updates on arrival and replies to a worker when the worker may start its next step."""
 
 import time
 from math import isfinite
@@ -12,7 +12,7 @@ from dltrain.timing.step_times import Times
 
 
 class Server:
-    """Apply updates on arrival, and delay the replies to workers that are too far ahead."""
+    """Apply the workers' updates on arrival, and delay replies to workers that are too far ahead of the slowest one."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._trainer, self._clocks = run, run.trainer, run.clocks
@@ -21,15 +21,18 @@ class Server:
         """Number of samples in all updates so far."""
 
     def serve(self) -> None:
-        """Serve until all workers are done. Raises SystemExit after a request to stop, PeerLostError, DivergedError."""
+        """Serve until all workers are done.
+
+        Raise SystemExit after a request to stop, PeerLostError and DivergedError.
+        """
         while not self._serve():
             self._run.pause()
 
     def _serve(self) -> bool:
-        """Serve until all workers pause (return False) or are done (return True)."""
+        """Serve until all workers pause or all are done. Return True if all are done."""
         trainer, clocks, run = self._trainer, self._clocks, self._run
         waiting: dict[int, float] = {}
-        """Workers that wait for a reply, with the staleness of their update."""
+        """Workers that wait for a reply, each with the staleness of its last update."""
         pausing, paused = False, 0
         self._round_began, self._rounds = time.perf_counter(), min(clocks.done)
         while paused < len(run.ranks):
@@ -76,7 +79,7 @@ class Server:
         self._link.send(reply, self._run.ranks[worker], self._flat.outgoing(self._flat.values))
 
     def _tell(self) -> None:
-        """If the slowest worker has made a step, record it, and send a progress update if one is due."""
+        """If the slowest worker has made another step, record this step, and send a progress update if one is due."""
         slowest, trainer = min(self._clocks.done), self._trainer
         if slowest == self._rounds:
             return

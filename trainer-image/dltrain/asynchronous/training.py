@@ -1,10 +1,10 @@
 """Asynchronous training with a parameter server, or stale-synchronous training within a bound.
 
 A worker reads the parameters, computes the gradient of its part of its next batch, and sends it. The server applies
-each gradient on arrival, and replies with the parameters when the clocks allow the next step. The learning rate of an
-update is the schedule's rate at the worker's step, multiplied by the worker's fraction of the batch. So when every
-worker has made its step, the parameters have moved as far as in a synchronous step. This holds for any optimizer. The
-server holds the optimizer's state.
+each gradient on arrival, and replies with the parameters when the worker may start its next step. The learning rate of
+an update is the schedule's rate at the worker's step, multiplied by the worker's fraction of the batch. Therefore, when
+every worker has made the step, the parameters have moved as far as in a synchronous step, with any optimizer. The
+optimizer's state is on the server.
 """
 
 from collections.abc import Callable
@@ -33,8 +33,8 @@ def train(
     """Run all steps. Afterwards every rank holds the same parameters, and a checkpoint is durable.
 
     ``end_of_epoch``: called on a worker after each of its own epochs, which differ between workers. ``alive_s``:
-    interval between progress updates of a waiting rank. Raises SystemExit after a request to stop, PeerLostError,
-    DivergedError.
+    seconds between repeated progress updates of a waiting rank. Raise SystemExit after a request to stop,
+    PeerLostError, DivergedError.
     """
     model.to(trainer.device)
     replicate(model, trainer.process_group.broadcast)

@@ -19,7 +19,7 @@ from dltrain.protocol.errors import DivergedError
 from dltrain.timing.step_times import Times
 
 LossOf = Callable[[nn.Module, Any], Tensor]
-"""Returns the mean loss of (model, batch)."""
+"""A function that returns the mean loss of (model, batch)."""
 
 
 class Worker:
@@ -28,7 +28,8 @@ class Worker:
     def __init__(self, run: Run) -> None:
         self._run, self._trainer, self._link, self._flat = run, run.trainer, run.link, run.flat
         self._rate = 0.0
-        """Learning rate of the last step, for the whole batch as in synchronous training."""
+        """Learning rate of the last step for the whole batch, before it is multiplied by this worker's fraction of the
+        batch."""
 
     def train(self, loader: Loader, loss_of: LossOf, end_of_epoch: Callable[[], None]) -> None:
         """Train until all workers are done. Raises SystemExit after a request to stop, PeerLostError, DivergedError."""

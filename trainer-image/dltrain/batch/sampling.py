@@ -1,7 +1,7 @@
-"""Select the samples of a rank for a step: a pure function of (seed, step, shares), so that loaders have no state.
+"""Select a rank's samples by a pure function of (seed, step, local batch sizes), so that loaders have no state.
 
-Property tests verify two laws. The steps of an epoch use every sample once. For any shares, the ranks' parts of a step
-are disjoint and together form the batch.
+Property tests verify two laws. The steps of an epoch use every sample once. For any local batch sizes (shares), the
+ranks' parts of a step are disjoint and together form the batch.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Part:
 
     epoch: int
     indices: NDArray[np.int64]
-    """Indices of the samples; at least one for a worker."""
+    """Indices of the samples in the dataset. A worker, a rank that computes gradients, has at least one."""
     weight: float
     """Weight of the mean gradient over ``indices`` in the all-reduce: this rank's samples divided by the batch size."""
     batch: int
@@ -78,7 +78,10 @@ class Sampler:
 
 
 def once(samples: int, shares: Sequence[int], rank: int) -> list[Part]:
-    """Return the batches of ``rank`` for one pass over all samples, in order. A batch has at most the rank's share."""
+    """Return the batches of ``rank`` for one pass over all samples, in order.
+
+    A batch has at most ``shares[rank]`` samples.
+    """
     parts, size = apportion(samples, shares), max(1, shares[rank])
     mine = np.arange(sum(parts[:rank]), sum(parts[: rank + 1]))
     batches = [mine[begin : begin + size] for begin in range(0, len(mine), size)]

@@ -1,6 +1,7 @@
 """Choose the local batch sizes (shares) from measured speeds, and decide if a change is worthwhile. No I/O.
 
-A rank needs ``fixed_s + per_sample_s * share`` for a step. The step time is that of the slowest rank.
+A rank with a local batch size of ``share`` needs ``fixed_s + per_sample_s * share`` seconds for a step. The step time
+is that of the slowest rank.
 """
 
 from collections.abc import Sequence
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 from math import floor
 
 HYSTERESIS = 0.15
-"""Change shares only for at least this relative reduction of the compute time. Less is noise of a short probe."""
+"""Minimum relative reduction of the compute time that justifies new shares (local batch sizes). A smaller one may be
+noise of a short probe."""
 
 
 def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
@@ -32,7 +34,10 @@ class Speed:
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Speed:
-    """Fit a line to (share, seconds) by least squares, with non-negative coefficients. One point gives fixed_s = 0."""
+    """Fit a line to points (local batch size, seconds) by least squares, with non-negative coefficients.
+
+    From a single point, ``fixed_s`` is 0.
+    """
     n = len(points)
     mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
     spread = sum((x - mean_x) ** 2 for x, _ in points)
@@ -43,9 +48,10 @@ def fit(points: Sequence[tuple[int, float]]) -> Speed:
 
 
 def balanced(speeds: Sequence[Speed], batch: int, limits: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Return shares of at least 1 that sum to ``batch`` and minimize the slowest rank's time. Ties go to lower ranks.
+    """Return local batch sizes (shares) of at least 1 that sum to ``batch`` and minimize the slowest rank's time.
 
-    ``limits``: the maximum share of each rank. Their sum must be at least ``batch``.
+    In a tie, the lower rank gets the sample. ``limits``: the maximum share of each rank, with a sum of at least
+    ``batch``; None: no limits.
     """
     limits = limits or [batch] * len(speeds)
     assert batch >= len(speeds) and sum(limits) >= batch, (
@@ -77,7 +83,11 @@ def worthwhile(
     gain: float = HYSTERESIS,
     limits: Sequence[int] | None = None,
 ) -> tuple[int, ...] | None:
-    """Return better shares than ``now`` if they reduce the slowest rank's time by more than ``gain``, else None."""
+    """Return better local batch sizes than ``now``, or None if the slowest rank's time would hardly change.
+
+    The time must fall by more than the fraction ``gain``. ``now``: the current local batch sizes. ``limits``: the
+    maximum of each rank; None: no limits.
+    """
     better = balanced(speeds, batch, limits)
 
     def slowest(shares: Sequence[int]) -> float:

@@ -1,1 +1,1 @@
-"""The built-in trainer, a script on the public API like any user's."""
+"""The built-in trainer: a training script for the built-in models. It uses the public API, like a user's script."""

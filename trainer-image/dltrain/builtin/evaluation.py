@@ -24,9 +24,10 @@ def count_correct(
     chosen: NDArray[np.int64],
     device: torch.device,
 ) -> tuple[int, int]:
-    """Return (correct predictions, all predictions) for the ``chosen`` held-out samples. Each token is a prediction.
+    """Return (number of correct predictions, number of predictions) for the held-out samples with numbers ``chosen``.
 
-    ``predict``: maps inputs to logits, or to None if another rank has the logits. Such samples are not counted.
+    For tokens, there is one prediction per position. ``predict``: maps inputs to logits, or to None if another rank has
+    the logits. Samples without logits are not counted.
     """
     right, seen = (
         torch.zeros((), dtype=torch.long, device=device),

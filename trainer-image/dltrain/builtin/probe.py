@@ -1,7 +1,7 @@
 """A probe of the speed of this rank's device and links.
 
-It takes a third of a second before the first step. It calibrates the operator's performance model, and shows whether
-the plan's shares suit the actual devices.
+The probe runs before the first step and takes about a third of a second. Its results calibrate the operator's
+performance model, and show whether the plan's local batch sizes suit the actual devices.
 """
 
 import copy
@@ -26,29 +26,32 @@ from dltrain.train.trainer import Trainer
 
 BUDGET_S = 0.3
 QUOTA_BUDGET_S = 0.6
-"""Time limit under a CPU quota, which covers at least two whole periods of the quota."""
+"""Time limit in seconds for a rank under a CPU quota. It covers at least two whole periods of the quota."""
 STALL_S = 2e-3
-"""If a step is off the CPU for longer, a quota has throttled it."""
+"""Seconds. If a step spends more time than this without the CPU, a CPU quota has throttled it."""
 _LINK_NBYTES = 2**20
 _LINK_ROUNDS = 5
 
 TrainStep = Callable[[nn.Module, Optimizer, int], None]
-"""Runs forward, backward and update of a model on this number of samples."""
+"""Function that runs one training step (forward, backward, update) of a model on the given number of samples."""
 
 
 def probe_and_rebalance(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], step: TrainStep) -> None:
-    """Probe this rank and its links, report to the agent, and rebalance if worthwhile. All ranks must call it."""
+    """Probe this rank and its links, report the results to the agent, and rebalance local batch sizes if worthwhile.
+
+    All ranks must call this function together.
+    """
     share = trainer.shares[trainer.rank]
     as_planned = trainer.device_name == trainer.plan.ranks[trainer.rank].device
     points: list[tuple[int, float]] = []
     if share:
-        twin = copy.deepcopy(trainer.model)  # the probe must not change the model
+        twin = copy.deepcopy(trainer.model)  # the probe must not change the script's model
         points, trainer.budget.rate = compute_points(twin, make_optimizer(twin), step, share, trainer.plan.global_batch)
         del twin
     on_cpu = trainer.device.type == "cpu"
     if not on_cpu:
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(trainer.device)  # ``max_samples`` needs that of training
+        torch.cuda.reset_peak_memory_stats(trainer.device)  # the reported peak must be that of training
     link = link_speed(trainer.process_group) if trainer.size > 1 and on_cpu else None
     trainer.reporter.send(
         Probed(
@@ -76,10 +79,11 @@ def probe_and_rebalance(trainer: Trainer, make_optimizer: Callable[[nn.Module], 
 def compute_points(
     model: nn.Module, optimizer: Optimizer, step: TrainStep, share: int, batch: int
 ) -> tuple[list[tuple[int, float]], float]:
-    """Return (samples, seconds) of training steps, and the fraction of a CPU that this rank got.
+    """Return a list of (samples, seconds) of training steps, and the fraction of a CPU that this rank got.
 
-    The sizes are half the share, the share and twice the share, or only the share if its step is slow. The first step
-    of all counts only if it alone exceeds the time limit of the probe.
+    ``share``: this rank's local batch size. ``batch``: global batch size. The measured sizes are half the share, the
+    share and twice the share, or only the share if its step is slow. The first of all steps counts only if it exceeds
+    the time limit of the probe.
 
     Under a CPU quota, a process runs at full speed for a while and then stalls for the rest of a 100 ms period. A short
     measurement contains either no stall or a complete stall. The result is therefore the median CPU time of each size,
@@ -101,7 +105,7 @@ def compute_points(
         return now - began
 
     def holds(samples: int) -> bool:
-        """Run a first step of this size, which also sets up kernels. Return True if the memory suffices."""
+        """Run a first step with ``samples`` samples, which also sets up kernels. Return True if the memory suffices."""
         try:
             timed(samples)
         except torch.OutOfMemoryError:
@@ -135,7 +139,7 @@ def compute_points(
 
 
 def link_speed(process_group: ProcessGroup) -> tuple[float, float]:
-    """Return latency (s) and bandwidth (B/s) of the slowest link while all ranks send to their right neighbours."""
+    """Return the latency in s and the bandwidth in B/s of the slowest link while each rank sends to the next rank."""
     small, large = (_exchange_s(process_group, nbytes) for nbytes in (8, _LINK_NBYTES))
     latency_s, large_s = (max(row[i] for row in process_group.gather([small, large])) for i in (0, 1))
     # If a rank lost its CPU during the small message, the large one may seem no slower.

@@ -1,7 +1,7 @@
-"""A learning-rate range test: a ramp over many rates, and the analysis of its loss curve.
+"""A learning-rate range test: train with many learning rates, and analyze the curve of the loss.
 
-The test (Smith 2015) trains with an exponentially growing rate. The loss falls while rates are useful, and rises where
-they are too large. Training always starts from the state before the test.
+The test (Smith 2015) trains with an exponentially growing learning rate. The loss falls while rates are useful, and
+rises when they are too large. After the test, the state before it is restored, so that it does not affect the training.
 """
 
 import copy
@@ -24,9 +24,9 @@ from dltrain.train.trainer import Trainer
 
 LOW, HIGH, STEPS = 1e-6, 10.0, 100
 DIVERGED_RATIO = 4.0
-"""The ramp ends where the loss exceeds the first loss by this factor."""
+"""The test ends when the loss exceeds the first loss by this factor."""
 MIN_RELATIVE_DECREASE = 0.02
-"""Minimum relative decrease of the loss for a result."""
+"""Minimum relative decrease of the loss. With a smaller decrease, the test has no result."""
 LIMIT_S = 1800.0
 JSON, PLOT = "learning-rate.json", "learning-rate.svg"
 DEGREE = 7
@@ -34,7 +34,10 @@ DEGREE = 7
 
 @dataclass(frozen=True)
 class RateInterval:
-    """The rates at which the loss starts and stops decreasing, and their geometric mean, which is the rate to use."""
+    """The learning rates at which the loss starts and stops decreasing.
+
+    ``rate``: the geometric mean of ``low`` and ``high``, which is the rate to use.
+    """
 
     low: float
     high: float
@@ -42,11 +45,12 @@ class RateInterval:
 
 
 def interval(rates: Sequence[float], losses: Sequence[float]) -> RateInterval | None:
-    """Return the useful interval of learning rates, or None if the loss never falls.
+    """Return the useful interval of learning rates, or None if the loss never falls enough.
 
-    A polynomial of degree 7 in ln(rate) gives the interval in which the slope is at least a quarter of the steepest. In
-    that interval, loss = a + b ln(rate) is fitted. The fit reaches the initial and the minimum loss at two rates, which
-    bound a second interval. The result is the intersection of both.
+    A polynomial of degree 7 in ln(rate) is fitted to the losses. It gives a first interval, in which the loss falls at
+    least a quarter as fast as at the steepest point. In this interval, the line loss = a + b ln(rate) is fitted. The
+    rates at which the line reaches the initial and the minimum loss bound a second interval. The result is the
+    intersection of the two intervals, or the first interval if the intersection is empty.
     """
     if len(rates) < 2 * DEGREE:
         return None
@@ -81,9 +85,9 @@ def interval(rates: Sequence[float], losses: Sequence[float]) -> RateInterval | 
 def ramp(
     trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, Any], Tensor]
 ) -> tuple[list[float], list[float]]:
-    """Return the tried rates and the mean loss of the batch at each, equal on all ranks.
+    """Train with growing learning rates. Return the rates, and the mean loss of the global batch at each rate.
 
-    Model and optimizer are restored. Raises PeerLostError.
+    The result is equal on all ranks. The states of model and optimizer are restored afterwards. Raise PeerLostError.
     """
     model, optimizer, parallel = trainer.model, trainer.optimizer, trainer.parallel
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -116,9 +120,10 @@ def ramp(
 
 
 def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, Any], Tensor]) -> float:
-    """Return the learning rate of an earlier attempt, or else of a range test, or else of the plan.
+    """Return the learning rate that an earlier attempt of this job found, or else find it with a range test.
 
-    Rank 0 writes the curve as JSON and as a plot to the job's checkpoint directory.
+    If the test has no result, return the learning rate of the plan. Rank 0 writes the curve as JSON and as a plot to
+    the job's checkpoint directory.
     """
     plan, folder = trainer.plan, job_directory(trainer.plan)
     saved = saved_rate(folder / JSON) if trainer.rank == 0 and plan.checkpoint.enabled else None
@@ -138,7 +143,7 @@ def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, An
 
 
 def saved_rate(path: Path) -> float | None:
-    """Return the rate that an earlier attempt found, or None if its file is missing or damaged. Raises OSError."""
+    """Return the rate that an earlier attempt found, or None if its file is missing or damaged. Raise OSError."""
     try:
         rate = float(json.loads(path.read_bytes())["rate"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -147,7 +152,7 @@ def saved_rate(path: Path) -> float | None:
 
 
 def plot(rates: Sequence[float], losses: Sequence[float], found: RateInterval | None) -> str:
-    """Return the curve as SVG with a logarithmic axis of rates and the interval shaded."""
+    """Return a plot of the losses over the learning rates (logarithmic axis) as SVG. ``found``: interval to shade."""
     width, height, margin = 640, 360, 48
     top = min(max(losses, default=1.0), 1.5 * losses[0] if losses else 1.0) or 1.0
 

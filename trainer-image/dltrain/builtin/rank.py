@@ -1,6 +1,6 @@
-"""Run a rank of the built-in trainer: ``python -m dltrain.builtin.rank``, started by mpirun under an agent, or by hand.
+"""Run a rank of the built-in trainer: ``python -m dltrain.builtin.rank``.
 
-This module uses only the public API, like a user's script.
+An agent starts this command with mpirun. It can also be started by hand.
 """
 
 from functools import partial
@@ -28,7 +28,7 @@ from dltrain.train.trainer import Trainer
 
 
 def main() -> int:
-    """Train the plan in ``$DLTRAIN_PLAN`` and return the exit code. Only this function reads the environment."""
+    """Train as the plan describes that ``$DLTRAIN_PLAN`` names. Return the exit code of the process."""
     return session.run(train)
 
 
@@ -60,7 +60,7 @@ def train(trainer: Trainer) -> None:
 
 
 def _differentiate(trainer: Trainer, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Run forward and backward. The rank that has the loss logs it."""
+    """Run the forward and the backward pass. Log the loss on each rank that has it."""
     if isinstance(trainer.parallel, Pipeline):
         if (mean := trainer.parallel.run(x, y, mean_loss)) is not None:
             trainer.log(loss=mean)
@@ -71,11 +71,14 @@ def _differentiate(trainer: Trainer, model: nn.Module, x: torch.Tensor, y: torch
 
 
 def _settle(trainer: Trainer, data: Dataset) -> None:
-    """Probe with the first training samples, and repeat them if a batch needs more."""
+    """Probe the devices and links, and rebalance local batch sizes, unless a resumed run has already done so.
+
+    The probe uses the first training samples, and repeats them if a batch needs more.
+    """
     if trainer.settled and trainer.step:
         return  # a resumed run has been probed before
     if trainer.plan.splits_model:
-        return  # the time of a model's part calibrates nothing
+        return  # the time of a part of a model is not useful for calibration
 
     def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
         x, y = (part.to(trainer.device) for part in data.train(np.arange(samples) % data.train_samples))
@@ -87,7 +90,7 @@ def _settle(trainer: Trainer, data: Dataset) -> None:
 
 
 def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
-    """Return the accuracy on the held-out samples (positions, for tokens), computed by all workers together."""
+    """Return the accuracy on the held-out samples (for tokens: positions). All workers compute it together."""
     chosen = np.arange(data.test_samples) if trainer.plan.splits_model else _mine(trainer, data)
     model.eval()
     right, seen = trainer.sum(count_correct(partial(trainer.parallel.predict, model), data, chosen, trainer.device))
@@ -96,14 +99,14 @@ def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
 
 
 def _mine(trainer: Trainer, data: Dataset) -> NDArray[np.int64]:
-    """Return this rank's held-out samples, in proportion to its share of the batch."""
+    """Return the numbers of the held-out samples that this rank evaluates, in proportion to its local batch size."""
     parts = apportion(data.test_samples, trainer.shares)
     begin = sum(parts[: trainer.rank])
     return np.arange(begin, begin + parts[trainer.rank])
 
 
 def _train_asynchronously(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dataset) -> None:
-    """Train asynchronously. Rank 0 evaluates after each of its epochs, and all workers together at the end."""
+    """Train asynchronously. Rank 0 evaluates the model after each of its epochs, and all workers do at the end."""
     trainer.model = network.to(trainer.device)
     _settle(trainer, data)
 

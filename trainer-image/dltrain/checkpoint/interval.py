@@ -11,9 +11,11 @@ from dlcontract import Plan
 from dltrain.protocol.rank_messages import AttemptPlan
 
 PRIOR_S = 3.6e6
-"""Prior time between faults of one pod: a thousand hours, the order of magnitude that large clusters report."""
+"""Assumed seconds between faults of one pod before any were observed: a thousand hours, the order of magnitude
+that large clusters report."""
 PRIOR_FAULTS = 0.1
-"""Weight of the prior, in faults. The first fault of a run outweighs it."""
+"""Weight of the assumed time between faults (``PRIOR_S``), in faults. The first observed fault of a run outweighs
+it."""
 SHORTEST_S, LONGEST_S = 5.0, 1800.0
 MAX_COST_FRACTION = 0.02
 """Maximum fraction of the training time for checkpoints, however frequent faults are."""
@@ -22,12 +24,19 @@ _RECENT = 5
 
 
 def between_faults_s(pods: int, faults: int, trained_s: float) -> float:
-    """Return the estimated mean time between faults, after ``faults`` faults in ``trained_s`` seconds of training."""
+    """Return the estimated mean time between faults in seconds.
+
+    The job runs in ``pods`` pods and has had ``faults`` faults in ``trained_s`` seconds of training.
+    """
     return (PRIOR_FAULTS * PRIOR_S / pods + trained_s) / (PRIOR_FAULTS + faults)
 
 
 def best_interval_s(cost_s: float, between_s: float) -> float:
-    """Return √(2·C·M) within the bounds. The bound on the cost takes precedence over the interval's."""
+    """Return √(2·``cost_s``·``between_s``) within the bounds, in seconds.
+
+    ``cost_s``: cost of a checkpoint. ``between_s``: mean time between faults. The bound on the fraction of time that
+    checkpoints cost takes precedence over the bounds of the interval.
+    """
     return max(SHORTEST_S, min(sqrt(2 * cost_s * between_s), LONGEST_S), cost_s / MAX_COST_FRACTION)
 
 
@@ -39,11 +48,14 @@ class Interval:
         self._costs: list[float] = []
 
     def add_cost(self, cost_s: float) -> None:
-        """Record the training time that a checkpoint cost."""
+        """Record the seconds of training time that a checkpoint cost."""
         self._costs = [*self._costs, cost_s][-_RECENT:]
 
     def seconds(self, trained_s: float) -> float:
-        """Return the interval after ``trained_s`` seconds of this attempt."""
+        """Return the interval in seconds, after ``trained_s`` seconds of training since the last launch of the ranks.
+
+        Until the cost of a checkpoint is known, return the plan's interval.
+        """
         plan = self._plan
         if not plan.checkpoint.choose_interval or not self._costs:
             return plan.checkpoint.interval_s

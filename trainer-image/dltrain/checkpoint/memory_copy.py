@@ -1,6 +1,6 @@
 """A copy of the newest training state in the memory of every pod, which outlives the ranks.
 
-A restart in the same pods resumes from this copy. It needs no volume, and the copy is usually newer than the last
+A restart in the same pods resumes from this copy. The copy needs no volume and is usually newer than the last
 checkpoint. The first rank of each pod writes the copy. Like a checkpoint, it is written atomically and verified by
 hashes.
 """
@@ -16,16 +16,16 @@ from dltrain.protocol.rank_messages import MEMORY_ENV
 
 INTERVAL_S = 5.0
 STALL_PART = 0.02
-"""Maximum fraction of the training time for copies. A large state is copied less often."""
+"""Maximum fraction of the training time that copies may take. A large state is therefore copied less often."""
 RESERVE_NBYTES, RESERVE_GPU_NBYTES = 32 * 2**20, 192 * 2**20
-"""Memory reserved for Open MPI, and for NCCL per GPU. Their shared memory is in the same file system. NCCL may allocate
-late, because it connects on first use."""
+"""Bytes left free for the shared memory of Open MPI, and of NCCL per GPU, which is in the same file system as the copy.
+NCCL may allocate late, because it connects on first use."""
 NOTHING = -1.0
-"""Step of a pod that has no copy."""
+"""Value that stands for the step of a copy if a pod has no copy."""
 
 
 def directory(process_group: ProcessGroup) -> Path | None:
-    """Return the directory of this pod's copy; None without an agent, or if another rank writes the copy."""
+    """Return the directory of this pod's copy, or None if there is no agent or another rank writes the copy."""
     path = os.environ.get(MEMORY_ENV)
     return Path(path) if path and process_group.local_rank == 0 else None
 

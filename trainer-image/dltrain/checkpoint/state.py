@@ -11,9 +11,10 @@ from dltrain.device.rank_device import finish
 
 
 class Staging:
-    """Reusable main memory for snapshots. Memory for copies from a GPU is pinned.
+    """Reusable main memory for snapshots of the training state. Memory for copies from a GPU is pinned.
 
-    New memory would cost a page fault per 4 KiB. Together, the page faults take several times as long as the copy.
+    New memory would cost a page fault per 4 KiB. Together, the page faults would take several times as long as the
+    copy.
     """
 
     def __init__(self) -> None:
@@ -21,10 +22,12 @@ class Staging:
         self._sources: set[torch.device] = set()
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a contiguous copy. It reuses the memory of the previous copy with this ``name`` if that fits.
+        """Return a contiguous copy.
+
+        Reuse the memory of the previous copy with this ``name`` if shape and dtype are equal.
 
         A copy from a GPU is asynchronous, because each wait would take as long as copying a small tensor. Call ``wait``
-        before use.
+        before you use the copy.
         """
         held = self._held.get(name)
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
@@ -47,10 +50,10 @@ def capture(
     staging: Staging | None = None,
     kept: Mapping[str, Tensor] | None = None,
 ) -> Snapshot:
-    """Return a copy of the state in main memory, which training does not modify.
+    """Return a copy of the training state in main memory, which later steps do not modify.
 
-    ``model``, ``optimizer``: their ``state_dict()``. ``state``: additional JSON. ``kept``: additional tensors.
-    ``staging``: memory for the copy. The snapshot is valid until the next capture with the same ``staging``.
+    ``model``, ``optimizer``: the ``state_dict()`` of each. ``state``: additional data for JSON. ``kept``: additional
+    tensors. ``staging``: memory for the copy. The snapshot is valid until the next capture with the same ``staging``.
     """
     staging = staging or Staging()
     tensors: dict[str, Tensor] = {}
@@ -77,7 +80,10 @@ def restore(
     load_model: Callable[[dict[str, Tensor]], object],
     load_optimizer: Callable[[dict[str, Any]], object],
 ) -> None:
-    """Load a snapshot into an equal model and optimizer. If they differ, raise torch's error."""
+    """Load a snapshot into a model and an optimizer of equal structure.
+
+    If the structure differs, raise torch's error.
+    """
     load_model(snapshot.model)
     kept = snapshot.state["optimizer"]
     entries: dict[int, dict[str, Any]] = {}
@@ -95,7 +101,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def replicate(model: nn.Module, broadcast: Any) -> None:
-    """Copy rank 0's parameters and buffers to every rank. ``broadcast``: such as ``ProcessGroup.broadcast``."""
+    """Copy rank 0's parameters and buffers to every rank. ``broadcast``: a function like ``ProcessGroup.broadcast``."""
     from safetensors.torch import load, save
 
     content = save({name: _copy(tensor) for name, tensor in model.state_dict().items()})

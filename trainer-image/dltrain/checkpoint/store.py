@@ -3,7 +3,7 @@
 A checkpoint is a directory with ``model.safetensors``, ``optimizer.safetensors``, ``state.json`` and ``manifest.json``,
 which holds the hashes of the other files and the identity of the model. ``kept.safetensors`` holds the tensors of
 objects that a script keeps. A checkpoint is written under a temporary name, synced, then renamed, so that a crash at
-any time leaves the previous one intact. Reading uses the newest checkpoint with valid hashes.
+any time leaves the previous checkpoint intact. Reading uses the newest checkpoint with valid hashes.
 """
 
 import hashlib
@@ -58,12 +58,16 @@ def decode(files: Mapping[str, bytes]) -> Snapshot:
 class Checkpoints:
     """The checkpoints of one job in ``directory``, for the model ``identity``. Only the newest ``keep`` remain.
 
-    The directory stores the highest ``term`` of any writer. If another coordinator has taken over, a run with a lower
-    term finds the higher one before it writes a checkpoint. A term of 0 is neither stored nor compared.
+    A term is a number that rises whenever another coordinator takes over the job. The directory stores the highest
+    ``term`` of any run. A run whose term is lower than the stored one raises FencedError instead of completing a
+    checkpoint. A term of 0 is neither stored nor compared.
     """
 
     def __init__(self, directory: Path, identity: str, keep: int, term: int = 0) -> None:
-        """Create the directory and store the term. Raise BadInputError if it is not writable, or FencedError."""
+        """Create the directory and store the term.
+
+        Raise BadInputError if the directory is not writable, and FencedError if it stores a higher term.
+        """
         self.directory = directory
         self.identity = identity
         self.keep = keep
@@ -79,7 +83,7 @@ class Checkpoints:
             raise BadInputError(_FIELD, found, "a directory this user can write to", _REMEDY) from None
 
     def _claim(self) -> None:
-        """Store the term. Raise FencedError if a higher term is stored already, OSError if that fails."""
+        """Store the term. Raise FencedError if a higher term is stored already, and OSError if storing fails."""
         path, found = self.directory / TERM, term_in(self.directory)
         if found > self.term > 0:
             why = f"found term {found} in {self.directory}; expected {self.term}: another coordinator has taken over"
@@ -97,7 +101,9 @@ class Checkpoints:
     def save(self, snapshot: Snapshot) -> tuple[Path, int]:
         """Write a checkpoint durably. Return its directory and its size in bytes.
 
-        Raise OSError or FencedError. In that case no part of the checkpoint is left.
+        Raise OSError if writing fails; no part of the checkpoint is left. Raise FencedError if the directory stores a
+        higher term, and ValueError for an unsupported dtype. The next successful ``save`` then removes the incomplete
+        checkpoint.
         """
         temporary = self.directory / f".{step_name(snapshot.step)}.{os.getpid()}"
         try:
@@ -131,7 +137,7 @@ class Checkpoints:
         _sync(temporary)
         self._claim()
         stale = self.directory / f".{final.name}.stale"
-        if final.exists():  # A corrupt one, which training has skipped and now reached again.
+        if final.exists():  # A damaged checkpoint of this step, which ``load`` has skipped.
             _remove(stale)
             final.rename(stale)
         temporary.rename(final)
@@ -142,7 +148,7 @@ class Checkpoints:
     def load(self) -> tuple[Path, dict[str, bytes]] | None:
         """Return the directory and files of the newest checkpoint with valid hashes, or None if there is none.
 
-        Raise BadInputError if that checkpoint has another model or format. Nothing is changed.
+        Raise BadInputError if that checkpoint has another model or format. No file is changed.
         """
         for step in reversed(self.steps()):
             folder = self.directory / step_name(step)
@@ -180,7 +186,7 @@ class Checkpoints:
         return files
 
     def _prune(self, newest: int) -> None:
-        """Remove old checkpoints, and those after step ``newest``, which ``load`` has skipped as damaged."""
+        """Remove old and incomplete checkpoints, and those after step ``newest``, which ``load`` skipped as damaged."""
         steps = self.steps()
         good = [step for step in steps if step <= newest][-self.keep :]
         for step in set(steps) - set(good):
@@ -197,7 +203,10 @@ class _CorruptError(Exception):
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
-    """Return the hash of a manifest, so that a flipped bit in it does not look like another model's checkpoint."""
+    """Return the hash of a manifest.
+
+    Without it, a flipped bit in the manifest could look like another model's checkpoint.
+    """
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 

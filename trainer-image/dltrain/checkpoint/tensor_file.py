@@ -1,8 +1,8 @@
 """Write tensors to a safetensors file directly from their memory.
 
-The ``save`` function of the library first copies all bytes into one object. That doubles the memory and holds the GIL,
-so that training pauses during a background write. This module hashes and writes the tensors in pieces, and releases
-the GIL for both.
+The ``save`` function of the safetensors library first copies all bytes into one object. The copy doubles the memory and
+blocks the GIL, so that training pauses during a background write. This module hashes and writes the tensors in pieces,
+and releases the GIL for both.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ NAMES = {
     torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-"""The names of the dtypes in the format."""
+"""The name of each torch dtype in the safetensors format."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Written:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
-    """Write the file durably. ``tensors``: contiguous, in main memory.
+    """Write ``tensors`` by name to the file ``path`` durably. The tensors must be contiguous and in main memory.
 
     Raise OSError, and ValueError for a dtype that the format does not support.
     """
@@ -49,7 +49,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the header, then the tensors, sorted by decreasing element size so that all are aligned."""
+    """Yield the file's header, then the tensors' bytes, sorted by decreasing element size so that all are aligned."""
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {}
     at = 0

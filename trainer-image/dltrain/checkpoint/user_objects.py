@@ -1,8 +1,8 @@
 """Objects that a script keeps (``t.keep``) in addition to model and optimizer, such as averaged weights or a history.
 
 An object must have ``state_dict`` and ``load_state_dict``, or be a list or dictionary. A checkpoint stores the tensors
-of such a state in a separate file and the rest as JSON that refers to them, so that reading executes no code. Before a
-step is repeated, ``restore`` undoes the changes to these objects since ``freeze``.
+in the state of these objects in a separate file and the rest as JSON that refers to the tensors, so that reading
+executes no code. Before a step is repeated, ``restore`` undoes the changes to these objects since ``freeze``.
 """
 
 import copy
@@ -27,7 +27,7 @@ def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any
         if value.dtype not in tensor_file.NAMES or value.layout is not torch.strided:
             raise _unfit(path, f"a tensor of {value.dtype}, {value.layout}")
         name = ".".join(map(str, path))
-        while name in tensors:  # {"a.b": …, "a": {"b": …}}
+        while name in tensors:  # Two paths can have the same name: {"a.b": …, "a": {"b": …}}.
             name += "'"
         tensors[name] = value.detach()
         return {_TENSOR: name}
@@ -46,7 +46,10 @@ def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any
 
 
 def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """Return the value that ``encode`` has encoded. ``tensor``: maps a name to its tensor."""
+    """Return the value that ``encode`` has encoded as JSON.
+
+    ``tensor``: a function that returns the tensor with a name.
+    """
     if isinstance(value, list):
         return [decode(part, tensor) for part in value]
     if not isinstance(value, dict):
@@ -72,7 +75,10 @@ class UserObjects:
         self._complete = False
 
     def load(self, step: int, stored: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Set the saved state after ``step`` steps. ``add`` restores each object from it."""
+        """Set the state from a checkpoint after ``step`` steps. Each later ``add`` restores its object from this state.
+
+        ``stored``: JSON by name of the object. ``tensors``: the tensors to which the JSON refers.
+        """
         self._resumed, self._stored, self._stored_tensors = step, stored, tensors
 
     def add(self, name: str, given: Any) -> None:
@@ -122,10 +128,10 @@ class UserObjects:
         self._began = {name: copy.copy(given) for name, given in plain if isinstance(given, list | dict)}
 
     def freeze(self) -> None:
-        """Save the state, because the current step will be repeated. ``restore`` undoes later changes.
+        """Save the objects' state, because the current step will be repeated. ``restore`` undoes later changes.
 
-        Lists and dictionaries return to their state at the beginning of the step. Copying all objects at each step
-        would be too expensive.
+        Lists and dictionaries are saved as they were at the beginning of the step. Other objects are saved as they are
+        now, because copying them at each step would be too expensive.
         """
         state, tensors = {}, dict[str, Tensor]()
         for name, given in self._objects.items():

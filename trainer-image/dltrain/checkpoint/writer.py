@@ -1,7 +1,7 @@
 """Save and restore the training state during a run.
 
-Data-parallel ranks hold equal state, so only rank 0 writes it. It writes in the background: training pauses only for a
-copy in memory.
+Data-parallel ranks have equal state, so only rank 0 writes it to the volume. A thread writes the state in the
+background: training pauses only while the state is copied in memory.
 """
 
 import json
@@ -37,12 +37,18 @@ def patience_s(nbytes: int) -> float:
 
 
 class Writer:
-    """Write one checkpoint at a time in the background. Report each to ``reporter``, if any, once it is durable."""
+    """Write one checkpoint at a time in the background.
+
+    Report each durable checkpoint to ``reporter``, if there is one.
+    """
 
     def __init__(
         self, checkpoints: Checkpoints, reporter: RankReporter | None, on_cost: Callable[[float], float] | None = None
     ) -> None:
-        """``on_cost``: takes the seconds of training that a checkpoint cost. Returns the seconds until the next one."""
+        """Prepare to write. ``on_cost``: called with the seconds of training time that a checkpoint cost.
+
+        The function returns the seconds until the next checkpoint. ``reporter``: None to report no checkpoints.
+        """
         self.checkpoints = checkpoints
         self._reporter, self._on_cost = reporter, on_cost
         self._thread: threading.Thread | None = None
@@ -54,16 +60,20 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, snapshot: Snapshot, stall_s: float = 0.0) -> None:
-        """Start to write ``snapshot``, whose tensors must not change. ``stall_s``: how long training paused for it.
+        """Start to write ``snapshot``, whose tensors must not change. ``stall_s``: seconds that training paused for it.
 
-        Raise OSError if the previous checkpoint failed.
+        Raise the error of the previous checkpoint if that failed; see ``wait``.
         """
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(snapshot, stall_s), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the checkpoint is durable. Raise OSError if writing failed, ValueError for unsupported dtypes."""
+        """Wait until the last checkpoint is durable.
+
+        Raise OSError if writing failed, ValueError for unsupported dtypes, and FencedError if another coordinator has
+        taken over the job.
+        """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -148,7 +158,8 @@ class CheckpointManager:
         """Restore the newest state, from a pod's memory or the volume, on every rank. Return None if there is none.
 
         ``shapes``: the tensors of the whole model; only names, shapes and dtypes are used. One rank reads the state and
-        broadcasts it, so that all ranks use the same. Raise BadInputError if it does not fit this job.
+        broadcasts it, so that all ranks start from the same state. Raise BadInputError if the state does not fit this
+        job.
         """
         if not self.plan.checkpoint.enabled:
             return None
@@ -181,7 +192,7 @@ class CheckpointManager:
     def _open_memory(self) -> Writer | None:
         """Return the writer of this pod's copy; None if this rank writes no copy or has no directory for it."""
         if self.plan.splits_model:
-            return None  # It would gather the whole state for each pod every few seconds.
+            return None  # The ranks would have to gather the whole state every few seconds.
         try:
             place = memory_copy.directory(self.process_group)
             return Writer(Checkpoints(place, self._identity, keep=1), None) if place is not None else None
@@ -195,7 +206,7 @@ class CheckpointManager:
         return checkpoints
 
     def take_over(self) -> None:
-        """Make this rank the writer if it has become rank 0 after a loss. A checkpoint is then due at once."""
+        """Make this rank the writer if it has become rank 0 after a loss of ranks. A checkpoint is then due at once."""
         if self.plan.checkpoint.enabled and self.process_group.rank == 0 and self._writer is None:
             self._open()
             self._saved_at = -inf
@@ -220,7 +231,9 @@ class CheckpointManager:
         durable: bool = True,
         gathered_s: float = 0.0,
     ) -> None:
-        """Start a checkpoint of the state after ``step`` steps, unless it exists. All ranks call this.
+        """Start a checkpoint of the state after ``step`` steps, unless there is one already.
+
+        All ranks must call this method.
 
         The state is also copied to the pods' memory. If ``durable`` is False, it is copied only there. ``gathered_s``:
         seconds spent on gathering the state of all ranks. Raise OSError if the previous checkpoint failed.

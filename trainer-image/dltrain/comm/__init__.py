@@ -1,1 +1,1 @@
-"""Collectives: one interface (``core.collective``), several algorithms, chosen by name (``selection``)."""
+"""Collectives: one interface (``core.collective``) for several algorithms, which ``selection`` chooses by name."""

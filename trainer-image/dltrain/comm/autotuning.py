@@ -18,16 +18,16 @@ from dltrain.comm.core.polling import Run
 from dltrain.comm.core.waiting import wait_until
 
 BUDGET_S = 0.4
-"""Time limit for comparing candidates. It is exceeded only if a single all-reduce takes longer."""
+"""Time limit in seconds for comparing the candidates on one buffer. A single slow all-reduce can exceed the limit."""
 _ROUNDS = (3, 40)
 """Minimum and maximum number of measurements per remaining candidate. The time limit applies after the minimum."""
 _FIRST_NBYTES = 256 * 2**10
 _TRIAL_S, _FINAL_S = 10e-3, 50e-3
-"""Maximum time of one all-reduce while all candidates are compared, and while the best ones are. If the buffer takes
-longer, only a part of it is reduced."""
+"""Maximum time in seconds of one all-reduce: first while all candidates are compared, then while the best ones are. If
+a buffer would take longer, only its first part is reduced."""
 _FINALISTS = 4
 _MEASUREMENT_S = 1e-3
-"""Duration for which all-reduces are repeated in one measurement."""
+"""Time in seconds for which an all-reduce is repeated in one measurement."""
 _ELIMINATION_RATIO = 3.0
 """A candidate is eliminated if its first measurement is slower than the best one's by this factor. The factor is large,
 because a rank that loses its CPU for a moment doubles a measurement."""
@@ -39,7 +39,7 @@ class Pick:
 
     strategy: str
     segment_nbytes: int = 0
-    """0: the collective uses no segments, or chooses their size itself."""
+    """Size of the messages into which a buffer is cut. 0: the collective does not cut, or chooses the size itself."""
     bandwidth_Bps: float = field(default=0.0, compare=False)
     """Measured bytes of the buffer per second. 0: not measured."""
 
@@ -49,9 +49,9 @@ class Pick:
 
 
 Picks = Mapping[int, Pick]
-"""Picks by size class, which is log4 of the buffer's bytes, rounded down."""
+"""The chosen collectives by size class. A buffer's size class is log4 of its bytes, rounded down."""
 Make = Callable[[Any, list[torch.Tensor], Pick], Collective]
-"""Makes the collective for (communicator, buffers, pick)."""
+"""A function that makes the collective for (communicator, buffers, pick)."""
 
 
 def size_class(nbytes: int) -> int:
@@ -59,16 +59,17 @@ def size_class(nbytes: int) -> int:
 
 
 class Auto(Collective):
-    """A collective that reduces each buffer with the pick for its size class."""
+    """A collective that reduces each buffer with the algorithm that was measured to be fastest for its size."""
 
     name = "Auto"
 
     def __init__(
         self, comm: Any, buffers: list[torch.Tensor], make: Make, candidates: Sequence[Pick], picks: Picks | None = None
     ) -> None:
-        """Measure ``candidates``, most likely first, on ``buffers``, which must be zero and stay zero.
+        """Measure the ``candidates`` (the most likely first) on ``buffers``, which must contain only zeros.
 
-        ``picks``: picks of an earlier run, used instead if they cover all size classes. Raises PeerLostError.
+        ``make``: makes the collective of a candidate. ``picks``: results of an earlier measurement. If they cover the
+        size classes of all buffers, they replace the measurement. Raise PeerLostError.
         """
         super().__init__(comm, buffers)
         self._make = make
@@ -85,9 +86,11 @@ class Auto(Collective):
         self.use(picks)
 
     def reuse(self, picks: Picks) -> None:
-        """Use another run's ``picks`` if they suit these buffers and ranks. Both runs then add in the same order.
+        """Use ``picks`` of another measurement if they suit these buffers and ranks.
 
-        All ranks must call it together, without a pending reduction. Raises PeerLostError.
+        Both collectives then add numbers in the same order.
+
+        All ranks must call this method together, without a pending reduction. Raise PeerLostError.
         """
         mine = {number: picks.get(number) for number in self.picks}
         if mine != self.picks and all(pick is not None and pick.strategy in self._strategies for pick in mine.values()):

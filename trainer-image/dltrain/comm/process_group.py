@@ -1,4 +1,4 @@
-"""The process group: start and end of MPI, and the small exchanges besides gradients.
+"""The process group: the start and end of MPI, and exchanges of small data between ranks, other than gradients.
 
 Only this module starts MPI, and only if mpirun started this process. Plain ``python`` is a process group of one rank
 without MPI.
@@ -28,7 +28,7 @@ _SETTINGS = {
     "OMPI_MCA_smsc": "^cma",
 }
 _FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
-"""Set by mpirun for its ranks."""
+"""Name of an environment variable of ranks, which mpirun sets to 1 if it runs with fault tolerance."""
 _TRANSPORTS = "OMPI_MCA_btl"
 SLICE_NBYTES = 2**18
 """Size of messages outside of all-reduces. Open MPI moves only a fragment or two of a message per call, and a waiting
@@ -70,7 +70,7 @@ class ProcessGroup:
         return process_group
 
     def expect(self, ranks: int) -> None:
-        """Raise BadInputError unless there are ``ranks`` ranks."""
+        """Raise BadInputError unless the process group has ``ranks`` ranks."""
         if self.size != ranks:
             launched = os.environ.get("OMPI_COMM_WORLD_SIZE", "none, this process was not started by mpirun")
             raise BadInputError(
@@ -90,7 +90,7 @@ class ProcessGroup:
     def survives(self) -> bool:
         """Return True if ranks can continue after the loss of others, which needs ``mpirun --with-ft ulfm``.
 
-        Otherwise mpirun ends all ranks.
+        Without fault tolerance, mpirun ends all ranks when one is lost.
         """
         return self.comm is not None and os.environ.get(_FAULT_TOLERANT) == "1"
 
@@ -168,7 +168,7 @@ class ProcessGroup:
             if not MPI.Is_finalized():
                 self._wait(self.comm.Ibarrier)  # Finalize would poll at full speed while rank 0 writes
                 if self._whole:
-                    # After a loss of ranks, Finalize sometimes hangs. The agents do its clean-up then.
+                    # After a loss of ranks, Finalize sometimes hangs, so the agents clean up instead.
                     MPI.Finalize()
 
     def abandon(self) -> None:

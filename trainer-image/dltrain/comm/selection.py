@@ -23,8 +23,8 @@ SCHEDULED: dict[str, type[Scheduled]] = {kind.name: kind for kind in (Ring, Tree
 AUTO = "Auto"
 KIB = 2**10
 EAGER_NBYTES = 56 * KIB
-"""Segment size below Open MPI's eager limit over TCP (64 KiB). Longer segments need a handshake, which queues behind
-pending data."""
+"""A segment size below the eager limit of Open MPI over TCP (64 KiB). Longer segments need a handshake, which is
+delayed by the data that is already queued for sending."""
 
 
 def choose(
@@ -44,10 +44,10 @@ def choose(
 
     Buffers on a GPU always use torch.distributed (NCCL): the image's MPI cannot read GPU memory, and a copy through the
     host would cost more than the choice of an algorithm gains. ``servers``: ranks of parameter servers, for
-    ``ParameterServer``. ``host``: rank 0's address, for ``Torch``. ``region``: shared memory of all ranks that holds
-    ``buffers``, and ``picks``: earlier measurements, for ``Auto``. ``compression``: replaces the named collective by
-    one that sends BF16 or FP16, except for the last ``tail`` elements. Raises ValueError for an unknown name,
-    PeerLostError.
+    ``ParameterServer``. ``host``: the address of rank 0, for ``Torch``. ``region``: memory that contains ``buffers``
+    and that all ranks share, for ``Auto``. ``picks``: results of earlier measurements, for ``Auto``. ``compression``:
+    "BF16" or "FP16" replaces the named collective by one that sends 16-bit numbers, except for the last ``tail``
+    elements of the last buffer. Raise ValueError for an unknown name, and PeerLostError.
     """
     if comm is None or comm.Get_size() == 1:
         return SingleRank(buffers)
@@ -92,7 +92,7 @@ def candidates(segment_nbytes: int, region: Region | None, size: int) -> list[Pi
 
 
 def _made(region: Region | None, comm: Any, buffers: list[torch.Tensor], pick: Pick) -> Collective:
-    """Make the collective of ``pick``, which takes over ``comm``. Only SharedMemory needs ``region``."""
+    """Return the collective of ``pick``, which takes over ``comm``. ``region``: needed for ``SharedMemory`` only."""
     if pick.strategy == "SharedMemory":
         from dltrain.comm.algorithms.shared_memory import SharedMemory
 

@@ -1,4 +1,4 @@
-"""Datasets by name or path, for training scripts: ``dltrain.data.load("digits")``. Importing this module is light."""
+"""Datasets by name or path, for training scripts: ``dltrain.data.load("digits")``. The import is fast."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
 """Datasets by name or path, split into a training part and a held-out part.
 
 The bundled datasets are small files beside this module, made by hack/make_datasets.py. Synthetic samples are computed
-from sample numbers. python-source is the text of Python's own modules. A path names an ``.npz`` file with x, y, x_test
-and y_test, or an ``.npy`` or ``.bin`` file of tokens.
+from the seed and the number of the sample. The dataset python-source is the text of Python's standard library. A path
+names an ``.npz`` file with the arrays x, y, x_test and y_test, or an ``.npy`` or ``.bin`` file of tokens.
 """
 
 from pathlib import Path
@@ -23,7 +23,10 @@ from dltrain.protocol.errors import BadInputError
 FOLDER = Path(__file__).parent
 BUNDLED = ("digits", "breast-cancer", "wine", "iris")
 ENLARGED = {"digits-32": ("digits", 4)}
-"""Bundled images enlarged by an integer factor (nearest neighbour), for networks that need larger ones."""
+"""Name of a dataset → (bundled dataset, integer factor by which its images are enlarged by nearest neighbour).
+
+Some networks need larger images than the bundled ones.
+"""
 SYNTHETIC = {"synthetic-images": SyntheticImages, "synthetic-tokens": SyntheticTokens}
 PYTHON_SOURCE = "python-source"
 NAMES = (*BUNDLED, *ENLARGED, PYTHON_SOURCE, *SYNTHETIC)
@@ -31,7 +34,10 @@ _TOKENS = (".npy", ".bin")
 
 
 class Dataset(Protocol):
-    """Samples as (inputs, targets): float images or tables with class numbers, or tokens with their next tokens."""
+    """Training and held-out samples, as pairs (inputs, targets).
+
+    Inputs are images or tables of floats, with class numbers as targets, or tokens, with the next tokens as targets.
+    """
 
     shape: InputShape
     train_samples: int
@@ -43,7 +49,10 @@ class Dataset(Protocol):
 
 
 class ArrayDataset:
-    """Arrays in memory. Integer samples ``x`` of one dimension are tokens. uint8 images are scaled by ``scale``."""
+    """A dataset of arrays in memory, with the keys x, y, x_test and y_test.
+
+    One-dimensional integer samples with targets of the same shape are tokens. uint8 images are multiplied by ``scale``.
+    """
 
     def __init__(self, arrays: dict[str, NDArray[np.generic]], scale: float = 1 / 255) -> None:
         x, y, x_test, y_test = (torch.from_numpy(np.ascontiguousarray(arrays[key])) for key in KEYS)
@@ -69,20 +78,20 @@ class ArrayDataset:
 
 
 def load_by_name(dataset: str, seed: int = 0) -> Dataset:
-    """Load the built-in dataset with this name. Without such a dataset, load the file at this path.
+    """Load the built-in dataset with the name ``dataset`` or, if there is none, the file with the path ``dataset``.
 
-    Raises BadInputError.
+    Raise BadInputError if the file cannot be used.
     """
     return load(reference(dataset), seed)
 
 
 def reference(dataset: str) -> DatasetRef:
-    """Return the plan's reference to a dataset: the name of a built-in dataset, or a path."""
+    """Return a reference to a dataset as in a plan. ``dataset``: the name of a built-in dataset, or a path."""
     return DatasetRef(name=dataset) if dataset in NAMES else DatasetRef(path=dataset)
 
 
 def load(ref: DatasetRef, seed: int = 0) -> Dataset:
-    """Load the dataset that a plan names. ``seed``: seed of synthetic data. Raises BadInputError."""
+    """Load the dataset to which ``ref`` in a plan refers. ``seed``: seed of synthetic data. Raise BadInputError."""
     if ref.name in SYNTHETIC:
         return SYNTHETIC[ref.name](seed)
     if ref.name in (*BUNDLED, *ENLARGED):

@@ -1,7 +1,7 @@
-"""Download of one remote file: resumable, verified and atomic.
+"""Download of one remote file. The download can be resumed, is verified, and replaces the target file atomically.
 
-The folder ``.dljob`` beside the data holds the partial file, a note on its version, and a note on every complete file.
-With these, a restarted pod, or the next pod that uses a shared cache, resumes the download.
+The folder ``.dljob`` beside the data contains the partial file and a JSON file (a note) with the version of the partial
+or complete file. With these, a restarted pod can resume the download, as can the next pod that uses a shared cache.
 """
 
 import errno
@@ -20,10 +20,13 @@ from dltrain.data.remote_sources import NoRangesError, Remote, Source, Transient
 from dltrain.protocol.errors import BadInputError
 
 WAITS_S = (0.5, 1.0, 2.0, 4.0)
-"""Delays before retries after attempts without progress. An attempt with progress resets them."""
+"""Delays in seconds before the first, second, … retry. After an attempt that received data, the first delay is next."""
 PATIENCE_S = 15.0
-"""No retry starts after this time without a byte, so that the job's status shows the fault within 30 s. The kubelet
-restarts the container after 10 s, then 20 s and so on up to 5 minutes, and the download continues where it ended."""
+"""Seconds without received data after which no further retry starts.
+
+The container then fails, so that the job's status shows the fault within 30 s. The kubelet restarts the container after
+10 s, then 20 s and so on up to 5 minutes, and the download continues where it ended.
+"""
 SAY_EVERY_S = 10.0
 _READ_NBYTES = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -42,7 +45,7 @@ def in_units(nbytes: float) -> str:
 
 
 class Progress:
-    """Log the progress of one file every ``SAY_EVERY_S`` seconds."""
+    """Progress of the download of one file, which is logged every ``SAY_EVERY_S`` seconds."""
 
     def __init__(self, name: str, total_nbytes: int | None, done_nbytes: int) -> None:
         self._name, self._total, self._done, self._first = name, total_nbytes, done_nbytes, done_nbytes
@@ -70,20 +73,21 @@ class Progress:
 class Download:
     """The download of ``source`` to ``target``.
 
-    ``sha256``: expected checksum in hex digits, None for any. ``room_nbytes``: size limit.
+    ``sha256``: expected checksum in hex digits; None: any checksum is accepted. ``room_nbytes``: maximum size in bytes;
+    None: no limit.
     """
 
     source: Source
     target: Path
     notes: Path
-    """The folder ``.dljob``."""
+    """The folder ``.dljob`` for partial files and notes."""
     sha256: str | None = None
     room_nbytes: int | None = None
 
     def run(self) -> int:
         """Download and verify the file. Return its size in bytes.
 
-        Raises BadInputError if no retry can succeed, TransientError after the last retry.
+        Raise BadInputError if no retry can succeed, and TransientError after the last retry.
         """
         if (nbytes := self._complete()) is not None:
             say(f"{self.target.name}: {in_units(nbytes)} already present")
@@ -123,7 +127,11 @@ class Download:
         return hashlib.sha256(str(self.target.relative_to(self.notes.parent)).encode()).hexdigest()[:16]
 
     def _complete(self) -> int | None:
-        """Return the file's size if it is complete, and file and source are unchanged. Otherwise return None."""
+        """Return the size of the target file if an earlier download completed it and it is still valid; otherwise None.
+
+        The file is valid if neither the file nor its source has changed. If the source cannot be reached, an unchanged
+        file counts as valid.
+        """
         note = _read(self._note)
         try:
             found = self.target.stat()
@@ -178,10 +186,13 @@ class Download:
         return nbytes
 
     def _resumable(self, remote: Remote) -> int:
-        """Return the size of an earlier partial download of the same version of the file, or 0."""
+        """Return the size of a partial download that can be resumed, or 0.
+
+        The partial file must belong to the version of the file that the server has now.
+        """
         note, have = _read(self._note), size_of(self._part)
         same = (note.get("version"), note.get("of_nbytes")) == (remote.version, remote.nbytes)
-        # Without a version, only the checksum can show that both parts belong together.
+        # If the server reports no version, only a checksum can show that the old and the new part belong together.
         known = bool(remote.version) or self.sha256 is not None
         return have if same and known and have <= (remote.nbytes or 0) else 0
 
@@ -218,7 +229,7 @@ class Download:
 
 
 class _DamagedError(Exception):
-    """A resumed download has a wrong checksum."""
+    """A resumed download has a wrong checksum, so the partial file may have been damaged."""
 
     def __init__(self, found: str) -> None:
         super().__init__(found)
@@ -227,7 +238,7 @@ class _DamagedError(Exception):
 
 @contextmanager
 def _disk(target: Path) -> Iterator[None]:
-    """Translate the error of a full disk into a TransientError."""
+    """Translate the OSError of a full disk into a TransientError inside the context."""
     try:
         yield
     except OSError as error:
@@ -269,7 +280,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a note. If it is missing or damaged, return an empty dictionary, which means that nothing was done."""
+    """Return the content of a note. Return an empty dictionary if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

@@ -1,9 +1,9 @@
 """Fetch a job's data into the pod, or check local data: ``python -m dltrain.data.fetch URI --to FILE``.
 
-The dataset's init container runs this command. It fetches ``http``, ``https`` and ``s3`` URIs. It checks ``file`` URIs
-(in the image or on a mounted claim) in place. A URI that ends in SHA256SUMS stands for all files that this file lists,
-relative to it. Exit codes: 0 for success; 64 if the spec cannot succeed; 74 if a retry may succeed; 143 if stopped. The
-last line of output gives the reason.
+The init container ``dataset`` of a job's pods runs this command. It downloads ``http``, ``https`` and ``s3`` URIs. For
+``file`` URIs (files in the image or on a mounted claim) it only checks the file. A URI that ends in SHA256SUMS stands
+for all files that the SHA256SUMS file lists, relative to its folder. Exit codes: 0 for success; 64 if the job's spec
+cannot succeed; 74 if a retry may succeed; 143 if the process was stopped. The last line of output gives the reason.
 """
 
 import argparse
@@ -52,16 +52,17 @@ def main(arguments: list[str] | None = None) -> int:
         remedy = "give its root folder the group 65532 and its write permission, or use another claim"
         say(str(BadInputError("spec.dataset.cacheClaimName", found, "a claim that this user may write to", remedy)))
         return EXIT_BAD_INPUT
-    except OSError as error:  # TransientError, and a disk that fails
+    except OSError as error:  # includes TransientError and errors of the disk
         say(f"{_FIELD}: {error}")
         return EXIT_NOT_FETCHED
     return EXIT_OK
 
 
 def fetch(uri: str, target: Path, sha256: str | None = None, room_nbytes: int | None = None) -> None:
-    """Fetch ``uri`` to ``target``. If it is a SHA256SUMS file, also fetch all listed files into the same folder.
+    """Download ``uri`` to ``target``. If it is a SHA256SUMS file, also download all listed files into the same folder.
 
-    ``room_nbytes``: limit on the size of all files. Raises BadInputError or TransientError (see ``download``).
+    ``sha256``: expected checksum in hex digits, or None. ``room_nbytes``: maximum size of all files together, or None.
+    Raise BadInputError if no retry can succeed, and TransientError otherwise.
     """
     folder = target.parent
     notes = folder / ".dljob"
@@ -79,7 +80,10 @@ def fetch(uri: str, target: Path, sha256: str | None = None, room_nbytes: int | 
 
 
 def check(path: Path, sha256: str | None) -> None:
-    """Verify a file's checksum. If it is a SHA256SUMS file, also verify all listed files. Raises BadInputError."""
+    """Verify the checksum of a local file. If it is a SHA256SUMS file, also verify all files that it lists.
+
+    ``sha256``: expected checksum in hex digits; None: do not verify the file itself. Raise BadInputError.
+    """
     if sha256 is not None:
         _hold(path, sha256, "spec.dataset.sha256")
     if path.name == DATASET_SUMS:
@@ -100,7 +104,7 @@ def _hold(path: Path, sha256: str, field: str) -> None:
 
 
 def read_sums(path: Path) -> dict[str, str]:
-    """Return the checksums in a SHA256SUMS file by file name. Raises BadInputError if its format is wrong."""
+    """Return file name → checksum for the lines of a SHA256SUMS file. Raise BadInputError if its format is wrong."""
     expected = "lines of a checksum, two spaces and a relative path, as sha256sum writes them"
     listed: dict[str, str] = {}
     try:
@@ -120,7 +124,10 @@ def read_sums(path: Path) -> dict[str, str]:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold a file lock, so that one process at a time fetches into a folder. The others then use its files."""
+    """Lock the file ``path`` inside the context, so that only one process downloads into a folder at a time.
+
+    Other pods wait for the lock and then use the files that the first pod has downloaded.
+    """
     with path.open("w") as file:
         said = time.monotonic() - SAY_EVERY_S
         while True:
@@ -142,6 +149,6 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    # The first process of a container has no default action for signals.
+    # For the first process of a container, the kernel ignores signals without a handler.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_STOPPED))
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Reading and validating a dataset's ``.npz`` file."""
+"""Read and validate the ``.npz`` file of a dataset."""
 
 import zipfile
 from pathlib import Path
@@ -11,11 +11,14 @@ from dltrain.protocol.errors import BadInputError
 KEYS = ("x", "y", "x_test", "y_test")
 FIELD = "spec.dataset.uri"
 MAX_CLASSES = 2**20
-"""Larger class numbers are rejected as errors, because the model has one output per class."""
+"""Limit for class numbers and tokens.
+
+Larger numbers are considered mistakes, because a model has one output per class and would not fit into memory.
+"""
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of a file, which must include ``KEYS``. Raises BadInputError."""
+    """Return the arrays of an ``.npz`` file by name. Raise BadInputError if an array is missing or invalid."""
     expected = f"an .npz file with arrays {', '.join(KEYS)}"
     try:
         with np.load(path, allow_pickle=False) as file:

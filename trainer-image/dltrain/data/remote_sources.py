@@ -1,4 +1,4 @@
-"""Remote files through fsspec: metadata, contents, and the translation of a backend's errors."""
+"""Access to remote files with fsspec: metadata, contents, and translation of errors of fsspec's backends."""
 
 import os
 from collections import deque
@@ -14,12 +14,18 @@ from aiohttp import ClientConnectorCertificateError, ClientError, ClientResponse
 from dltrain.protocol.errors import BadInputError
 
 CHUNK_NBYTES = 8 * 2**20
-"""Initial size of a ranged request. A cut connection loses at most this."""
+"""Initial size of a ranged request in bytes. If a connection breaks, at most this much data is lost."""
 _SHRINK_FACTOR, _MAX_SHRINK, _REGROW_AFTER = 4, 128, 16
-"""A cut connection divides the request size by the first number, down to ``CHUNK_NBYTES`` divided by the second. The
-size doubles again after the third number of requests. Some networks cut all long requests."""
+"""Adaptation of the request size, because some networks break all long requests.
+
+When a connection breaks, the request size is divided by ``_SHRINK_FACTOR``, but is at least ``CHUNK_NBYTES`` divided by
+``_MAX_SHRINK``. After every ``_REGROW_AFTER`` requests, the size doubles up to ``CHUNK_NBYTES``.
+"""
 STREAMS = 4
-"""Number of parallel requests. Object stores limit the bandwidth of each connection below that of a node."""
+"""Number of parallel requests.
+
+Several are needed, because object stores limit the bandwidth of each connection to less than the node's bandwidth.
+"""
 CONNECT_S, SILENCE_S = 5.0, 20.0
 _FIELD = "spec.dataset.uri"
 _CREDENTIALS = (
@@ -29,7 +35,10 @@ _CREDENTIALS = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
 )
-"""If any of these is set, requests to S3 are signed. Otherwise the bucket must be public."""
+"""Environment variables with S3 credentials.
+
+If any of these variables is set, requests to S3 are signed. Otherwise the bucket must be public.
+"""
 
 
 class TransientError(OSError):
@@ -37,16 +46,16 @@ class TransientError(OSError):
 
 
 class NoRangesError(Exception):
-    """The server supports no ranged requests."""
+    """The server does not support requests for a part of a file."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file as its server describes it."""
+    """Metadata of a remote file."""
 
     nbytes: int | None
     version: str
-    """Changes whenever the file changes. Empty if the server reports nothing suitable."""
+    """ETag or time of the last change, which changes with the file. Empty if the server reports neither."""
 
 
 class Source:
@@ -56,7 +65,7 @@ class Source:
         self.uri = uri
         parts = urlsplit(uri)
         self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        """The URI without parts that may be secret."""
+        """The URI for messages, without user, password and query, which may be secret."""
         self._chunk_nbytes = CHUNK_NBYTES
         options = _s3_options() if parts.scheme == "s3" else _http_options()
         self._fs, self._path = fsspec.core.url_to_fs(uri, use_listings_cache=False, **options)
@@ -70,7 +79,7 @@ class Source:
     def describe(self) -> Remote:
         """Return the file's metadata.
 
-        Raises BadInputError if there is no such file or no permission to read it, TransientError for other faults.
+        Raise BadInputError if there is no such file or no permission to read it, and TransientError for other faults.
         """
         try:
             info = self._fs.info(self._path)
@@ -80,7 +89,10 @@ class Source:
         return Remote(info.get("size"), str(version))
 
     def read(self, begin: int, nbytes: int) -> Iterator[bytes]:
-        """Yield the bytes from ``begin`` to ``nbytes`` in order, read by parallel ranged requests."""
+        """Yield the bytes from position ``begin`` to ``nbytes``, the end of the file, in order.
+
+        Several ranged requests run in parallel.
+        """
         with ThreadPoolExecutor(STREAMS) as pool:
             count = min(STREAMS, -(-(nbytes - begin) // self._chunk_nbytes))
             handles = list(pool.map(lambda _: self._open(self._chunk_nbytes), range(count)))
@@ -101,11 +113,11 @@ class Source:
                 pool.shutdown(cancel_futures=True)
 
     def shrink_requests(self) -> None:
-        """Reduce the size of requests."""
+        """Reduce the size of the next ranged requests, after a connection broke."""
         self._chunk_nbytes = max(self._chunk_nbytes // _SHRINK_FACTOR, CHUNK_NBYTES // _MAX_SHRINK)
 
     def stream(self) -> Iterator[bytes]:
-        """Yield the whole file from one request, for servers without ranges."""
+        """Yield the whole file from one request, for servers that do not support ranged requests."""
         file = self._open(0)
         try:
             while data := file.read(2**20):
@@ -134,7 +146,7 @@ class Source:
         return data
 
     def _meaning(self, error: Exception) -> Exception:
-        """Translate a backend's error into a BadInputError or a TransientError."""
+        """Return the BadInputError or TransientError that corresponds to an error of fsspec's backend."""
         chain = list(_chain(error))
         status = next((one.status for one in chain if isinstance(one, ClientResponseError)), None)
         said = f" (HTTP {status})" if status else ""

@@ -1,4 +1,4 @@
-"""Synthetic, learnable data for benchmarks. Each sample is a pure function of the seed and its number."""
+"""Synthetic, learnable data for benchmarks. Each sample depends only on the seed and its number."""
 
 import numpy as np
 import torch
@@ -31,7 +31,10 @@ class _Synthetic:
 
 
 class SyntheticImages(_Synthetic):
-    """Images of shape (3, 32, 32) in 10 classes: the pattern of the class plus noise that is twice as strong."""
+    """Images of shape (3, 32, 32) in 10 classes. Each image is the random pattern of its class plus noise.
+
+    The standard deviation of the noise is twice that of the pattern.
+    """
 
     shape = InputShape((3, 32, 32), 10)
 
@@ -46,7 +49,11 @@ class SyntheticImages(_Synthetic):
 
 
 class SyntheticTokens(_Synthetic):
-    """Sequences of 128 tokens out of 256. Token t is followed by 5 t + 17 + (0..3), so the minimum loss is ln 4."""
+    """Sequences of 128 tokens from a vocabulary of 256.
+
+    The token t is followed by 5 t + 17 + k modulo 256, where k is 0, 1, 2 or 3 at random. The minimum loss is therefore
+    ln 4.
+    """
 
     shape = InputShape((128,), 256, tokens=True)
 

@@ -1,4 +1,4 @@
-"""Long texts of tokens, split into sequences."""
+"""Datasets of tokens: a long text that is split into sequences."""
 
 import sysconfig
 from pathlib import Path
@@ -12,20 +12,23 @@ from dltrain.models import InputShape
 from dltrain.protocol.errors import BadInputError
 
 POSITIONS = 128
-"""Tokens per sequence."""
+"""Number of tokens in a sequence."""
 _KINDS = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
 SOURCE_SEQUENCES = 11_000
 SOURCE_TEST_SEQUENCES = 1_000
 
 
 class TokenText:
-    """A text in sequences. Sequence i holds tokens 128 i to 128 i + 127. Its targets are one token further.
+    """A dataset of the sequences of one text. The last ``test_samples`` sequences are held out.
 
-    The last sequences are held out.
+    The inputs of sequence i are the tokens 128 i to 128 i + 127. The targets are the tokens 128 i + 1 to 128 i + 128.
     """
 
     def __init__(self, tokens: NDArray[np.unsignedinteger], vocabulary: int, test_samples: int) -> None:
-        """Take one-dimensional ``tokens``. If they are mapped from a file, the ranks of a node share its pages."""
+        """Split one-dimensional ``tokens``.
+
+        If ``tokens`` is memory-mapped from a file, the ranks of a node share the memory.
+        """
         self._tokens = tokens
         self.test_samples = test_samples
         self.train_samples = (len(tokens) - 1) // POSITIONS - test_samples
@@ -40,9 +43,10 @@ class TokenText:
 
 
 def read_tokens(path: Path) -> TokenText:
-    """Read a one-dimensional .npy of uint8, uint16 or uint32, or a .bin of uint16 (``.uint32.bin``: uint32).
+    """Read a file of tokens. The last tenth of the sequences is held out.
 
-    The last tenth of the sequences is held out. Raises BadInputError.
+    The file is a one-dimensional .npy of uint8, uint16 or uint32, or a .bin of little-endian uint16 (if the name
+    ends in ``.uint32.bin``: uint32). Raise BadInputError for another format or a text that is too short.
     """
     expected = f"a one-dimensional .npy of uint8, uint16 or uint32, or a .bin of uint16, of over {2 * POSITIONS} tokens"
     try:
@@ -64,10 +68,10 @@ def read_tokens(path: Path) -> TokenText:
 
 
 def python_source() -> TokenText:
-    """Return the bytes of this Python's standard library as tokens. The held-out part is the end of the text.
+    """Return the source code of Python's standard library as a text whose tokens are bytes.
 
-    Every Python installation contains the text, under its own licence, so nothing is bundled. The text differs slightly
-    between versions. Raises BadInputError if it is too short.
+    Every Python installation contains this text under its own licence, so dltrain need not include it. The text differs
+    slightly between versions of Python. Raise BadInputError if the text is too short.
     """
     folder, wanted = Path(sysconfig.get_path("stdlib")), SOURCE_SEQUENCES * POSITIONS + 1
     text = b""

@@ -20,15 +20,18 @@ NVML = "libnvidia-ml.so.1"
 
 
 class Meter:
-    """Measures the energy since its creation."""
+    """A meter of the energy that a device has used since the meter was created."""
 
     def __init__(self, source: Literal["NVML", "RAPL"], read_J: Callable[[], float]) -> None:
-        """Read the counter. ``read_J``: returns a counter in J that never falls. Raises OSError if it is unreadable."""
+        """Read the counter once. ``read_J``: returns a counter in J that never falls.
+
+        Raise OSError if the counter is unreadable.
+        """
         self._source, self._read_J = source, read_J
         self._first_J = read_J()
 
     def used(self) -> Energy | None:
-        """Return the energy used so far, or None if the counter can no longer be read."""
+        """Return the energy used since the meter was created, or None if the counter can no longer be read."""
         try:
             return Energy(joules=max(0.0, self._read_J() - self._first_J), source=self._source)
         except (OSError, ValueError):
@@ -40,7 +43,7 @@ def meter(device: torch.device, local_rank: int) -> Meter | None:
     try:
         if device.type == "cuda":
             if local_rank >= torch.cuda.device_count():
-                return None  # shares a GPU with a rank that reads it
+                return None  # This rank shares its GPU with a rank that reads the counter.
             return Meter("NVML", _gpu(str(torch.cuda.get_device_properties(device).uuid)))
         return Meter("RAPL", Packages(POWERCAP)) if local_rank == 0 else None
     except (OSError, ValueError, AttributeError):  # no library or file, no number in it, a library without the function
@@ -48,13 +51,13 @@ def meter(device: torch.device, local_rank: int) -> Meter | None:
 
 
 class Packages:
-    """The sum over a node's CPU packages, whose counters wrap around at the end of their range."""
+    """The total energy of a node's CPU packages. Each package's counter wraps around at the end of its range."""
 
     def __init__(self, powercap: Path) -> None:
         """Find the packages. Raises OSError if there are none."""
         self._folders = sorted(
             folder
-            for folder in powercap.glob("intel-rapl:*")  # AMD's, too
+            for folder in powercap.glob("intel-rapl:*")  # AMD CPUs use this name, too.
             if folder.name.count(":") == 1 and (folder / "name").read_text().startswith("package")
         )
         if not self._folders:
@@ -76,7 +79,10 @@ class Packages:
 
 
 def _gpu(identity: str, library: str = NVML) -> Callable[[], float]:
-    """Return the energy counter of the GPU with this UUID. Raises OSError if NVML or the GPU lacks it."""
+    """Return a function that reads the energy counter, in J, of the GPU with this UUID.
+
+    Raise OSError if NVML is missing or the GPU has no such counter.
+    """
     nvml, handle = ctypes.CDLL(library), ctypes.c_void_p()
 
     def call(name: str, *arguments: object) -> None:

@@ -1,7 +1,8 @@
 """Seeding and restoring of random generators.
 
 The randomness of a step (dropout) is a function of (seed, step, rank), and that of a sample (augmentation) a function
-of (seed, epoch, sample). So there is no state to save, and a resumed run draws the same numbers.
+of (seed, epoch, sample). So checkpoints contain no state of random generators, and a resumed run draws the same
+numbers.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def seed(number: int, device: torch.device = CPU, *, everywhere: bool = False) -> None:
-    """Seed torch's generators of the CPU and, on a GPU, of the GPUs. ``everywhere``: also numpy's and Python's.
+    """Seed torch's CPU generator and, on a GPU, the GPU generators. ``everywhere``: also seed numpy's and Python's.
 
     ``torch.manual_seed`` is not used. Without a GPU it defers three calls and records their stacks as text, which took
     a third of a small step. With a GPU, it would seed GPUs even for samples, which are made on the CPU.
@@ -36,7 +37,10 @@ def of_step(seed: int, step: int, rank: int) -> int:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Restore this process's generators on exit, so that the script's own randomness does not change."""
+    """Restore the random generators of torch (CPU), numpy and Python on exit from a ``with`` block.
+
+    Code in the block therefore does not change the random numbers that the training script draws.
+    """
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The device of a rank: its selection, the comparison with the plan, and waiting for its work.
+"""The device of a rank: selecting the device, comparing it with the plan, and waiting for work on it.
 
 Nothing here may run before a rank is forked, because CUDA does not survive a fork.
 """
@@ -15,14 +15,16 @@ from dltrain.protocol.errors import DeviceMissingError
 MISMATCH = "cpu"
 """Device name of a rank that was planned on a GPU but found none."""
 MEMORY_FRACTION = 0.9
-"""Fraction of a GPU's memory that shares may use. Allocators need a margin for rounding and fragmentation."""
+"""Fraction of a GPU's memory up to which the local batch size may grow. Allocators need the rest for rounding and
+fragmentation."""
 
 
 def find_device(rank: Rank) -> tuple[torch.device, str]:
-    """Return the torch device of a rank and its name, which is the plan's name if they match.
+    """Return (torch device of a rank, its name). The name is the plan's name if the device found matches the plan.
 
-    A rank that is planned on CPU nodes cannot verify their class. A GPU becomes the current device, so that code
-    without a device index (a script's ``"cuda"``, pinned memory, a library) uses this rank's GPU.
+    For a rank that is planned on a CPU, the name is always the plan's name, because the rank cannot check the kind of
+    CPU. A GPU becomes the current device, so that code without a device index (a script's ``"cuda"``, pinned memory, a
+    library) uses this rank's GPU.
     """
     if not rank.gpu:
         return torch.device("cpu"), rank.device
@@ -40,7 +42,7 @@ def product_label(name: str) -> str:
 
 
 def same_product(found: str, label: str) -> bool:
-    """Return True if a node's label means the GPU ``found``.
+    """Return True if ``label``, the product in a node's label, means the GPU ``found``.
 
     Labels differ in punctuation, and end with SHARED if the device plugin time-slices the GPU.
     """
@@ -51,9 +53,9 @@ def same_product(found: str, label: str) -> bool:
 def check(process_group: ProcessGroup, plan: Plan, device: torch.device) -> None:
     """Check that ranks planned on GPUs have them. All ranks must call it together.
 
-    If no rank has a GPU, all train slowly on CPUs, and the log gives the reason (a simulated GPU, an image for CPUs).
-    Raises DeviceMissingError on all ranks if only some have a GPU, because GPUs and CPUs cannot reduce gradients
-    together.
+    If no rank has a GPU, all ranks train slowly on CPUs, and the log gives the reason, such as a simulated GPU or an
+    image for CPUs. Raise DeviceMissingError on all ranks if only some ranks have a GPU, because GPUs and CPUs cannot
+    reduce gradients together.
     """
     if not any(rank.gpu for rank in plan.ranks):
         return
@@ -73,7 +75,7 @@ def check(process_group: ProcessGroup, plan: Plan, device: torch.device) -> None
 
 
 def gpu_missing_reason() -> str:
-    """Return torch's own message on why it finds no GPU."""
+    """Return torch's own message about the reason why it finds no GPU."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
@@ -100,9 +102,10 @@ def peak_nbytes(device: torch.device) -> int | None:
 
 
 def max_samples(device: torch.device, share: int, batch: int) -> int:
-    """Return how many samples per step fit into the device, given the peak memory of steps with ``share`` samples.
+    """Return how many samples per step fit into the device's memory, at most ``batch``.
 
-    Call it between two steps, when only persistent memory is allocated. On a CPU it returns ``batch``.
+    The result follows from the peak memory of the steps so far, which had ``share`` samples each. Call this function
+    between two steps, when only persistent memory is allocated. On a CPU, return ``batch``.
     """
     if device.type != "cuda":
         return batch
@@ -112,6 +115,10 @@ def max_samples(device: torch.device, share: int, batch: int) -> int:
 
 
 def samples_within(usable_nbytes: int, persistent_nbytes: int, peak_nbytes: int, share: int, batch: int) -> int:
-    """Return the samples that fit. A step's peak is persistent memory plus an amount in proportion to ``share``."""
+    """Return how many samples per step fit into ``usable_nbytes`` of memory, from ``share`` to ``batch``.
+
+    ``peak_nbytes``: the peak memory of a step with ``share`` samples. It consists of ``persistent_nbytes`` and of an
+    amount in proportion to the number of samples.
+    """
     each = max(1, peak_nbytes - persistent_nbytes) / max(1, share)
     return max(share, min(batch, int((MEMORY_FRACTION * usable_nbytes - persistent_nbytes) / each)))

@@ -1,1 +1,1 @@
-"""The ranks that train together, their shares, and how they continue after a loss."""
+"""The ranks that train together, their local batch sizes (shares), and how they continue after a loss of ranks."""

@@ -1,9 +1,10 @@
-"""Rebalance shares by the speeds that are measured while training.
+"""Rebalance local batch sizes (shares) by the speeds that are measured while training.
 
-Every rank passes the same numbers, which are exchanged with the gradients. So all ranks make the same decision without
-a message. A change is a trial: it is reverted unless steps become shorter. So a wrong prediction costs one window.
-Predictions can be wrong because time is not linear in the share: under a CPU quota, a waiting rank accumulates budget
-and seems faster than it can be in the long run.
+All ranks exchange their measurements together with the gradients. Every rank then computes with the same numbers, so
+all ranks make the same decision without another message. A change of shares is a trial: it is reverted unless steps
+become shorter, so a wrong prediction costs only one window of steps. Predictions can be wrong because time is not
+linear in the share: under a CPU quota, a waiting rank accumulates CPU time and seems faster than it can be in the long
+run.
 """
 
 from collections.abc import Sequence
@@ -22,16 +23,19 @@ MIN_PREDICTED_GAIN = 0.05
 MIN_MEASURED_GAIN = 0.02
 """Keep a trial only if it shortens steps by at least this fraction."""
 MEMORY = 4
-"""Number of a rank's last windows to which a line through (share, seconds) is fitted."""
+"""Number of a rank's last windows from which its speed is estimated, by fitting a line to (share, seconds)."""
 LONGEST_REST = 64
 """Maximum number of windows between a failed trial and the next trial. Each failure doubles the number."""
 
 
 class Balance:
-    """Measure steps and propose shares. The state is equal on all ranks."""
+    """Measure steps and propose local batch sizes (shares). All ranks have the same state."""
 
     def __init__(self, shares: Sequence[int], limits: Sequence[int]) -> None:
-        """Begin with ``shares``; parameter servers have 0. ``limits``: each rank's maximum share, by its memory."""
+        """Begin with ``shares``, 0 for parameter servers.
+
+        ``limits``: the largest share that fits into each rank's memory.
+        """
         self.shares = tuple(shares)
         self._limits = tuple(limits)
         self._best: tuple[int, ...] | None = None
@@ -49,8 +53,8 @@ class Balance:
     def add(self, computed_s: Sequence[float], demanded_s: Sequence[float], step_s: float) -> tuple[int, ...] | None:
         """Add a step with the current shares. Return new shares, or None to keep the current ones.
 
-        ``computed_s``: each rank's computing time. ``demanded_s``: time in which each rank gets the CPU time that it
-        needs, or 0 if unknown. ``step_s``: time of the whole step.
+        All times are in seconds. ``computed_s``: each rank's computing time. ``demanded_s``: the time in which each
+        rank gets the CPU time that it needs for the step, or 0 if unknown. ``step_s``: the time of the whole step.
         """
         if self._skip:
             self._skip -= 1

@@ -1,7 +1,7 @@
 """Compare the parameters of all ranks by a 64-bit hash, to detect silent data corruption.
 
 Ranks start with equal parameters and apply equal gradients. So parameters stay equal to the bit, unless memory or a
-device fails, or a script changes parameters on some ranks only. Losses do not show such faults, because they keep
+device fails, or a script changes parameters on some ranks only. The loss does not show such a fault, because it keeps
 falling.
 
 Parameter servers are not compared: they do not run the script's schedules, and nobody uses their parameters. Only ranks
@@ -27,7 +27,7 @@ _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @cache
 def _odd(device: torch.device) -> Tensor:
-    """Return a block's odd factors, one per element."""
+    """Return the odd factors by which the elements of a block are multiplied, one per element, on ``device``."""
     count, generator = _WORDS if device.type == "cpu" else _GPU_WORDS, torch.Generator().manual_seed(0)
     return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator).bitwise_or_(1).to(device)
 
@@ -36,8 +36,8 @@ def _odd(device: torch.device) -> Tensor:
 def fingerprint(parameters: Iterable[Tensor]) -> int:
     """Return a 64-bit hash of the parameters' bits, in order, computed on their device (0.9 GB/s per CPU core).
 
-    For each block it is Σ word_i * odd_i mod 2**64; a polynomial combines the sums of the blocks. Every change of a
-    single word changes the hash.
+    The hash of a block is Σ word_i * odd_i mod 2**64, where word_i is element i as an integer and odd_i a fixed odd
+    factor. A polynomial combines the hashes of all blocks. Every change of a single element changes the hash.
     """
     sums: list[Tensor] = []
     for parameter in parameters:
@@ -51,7 +51,10 @@ def fingerprint(parameters: Iterable[Tensor]) -> int:
 
 
 def dissenters(values: Sequence[object], kinds: Sequence[str]) -> list[int]:
-    """Return the ranks whose value differs from their kind's majority. In a tie, the lowest rank's value is right."""
+    """Return the ranks whose value differs from that of most ranks of the same kind, by position.
+
+    In a tie, the value of the lowest rank counts as right.
+    """
     right = {kind: Counter(v for v, k in zip(values, kinds, strict=True) if k == kind).most_common(1) for kind in kinds}
     return [rank for rank, kind in enumerate(kinds) if values[rank] != right[kind][0][0]]
 
@@ -59,8 +62,8 @@ def dissenters(values: Sequence[object], kinds: Sequence[str]) -> list[int]:
 def compare(process_group: ProcessGroup, parameters: Iterable[Tensor], kinds: Mapping[int, str], step: int) -> None:
     """Compare parameters over the ranks of a process group after ``step`` steps.
 
-    ``kinds``: the device of each rank, by its number in the plan. Raise ParametersDivergedError on every rank if
-    parameters differ, and PeerLostError if a rank is lost.
+    ``kinds``: the name of each rank's device, by the rank's number in the plan. Raise ParametersDivergedError on every
+    rank if parameters differ, and PeerLostError if a rank is lost.
     """
     value = fingerprint(parameters)
     values = [tuple(row) for row in process_group.gather([value >> 32, value & 0xFFFFFFFF])]

@@ -18,12 +18,18 @@ T = TypeVar("T")
 
 
 def inherit(shares: Sequence[int], alive: Sequence[int]) -> tuple[int, ...]:
-    """Return shares of the same batch for the ranks ``alive``, in proportion to their shares. Others get 0."""
+    """Divide the global batch among the live ranks in proportion to ``shares``, their local batch sizes.
+
+    ``alive``: numbers of the live ranks. Return the local batch size of every rank; lost ranks get 0.
+    """
     return apportion(sum(shares), [share if rank in alive else 0 for rank, share in enumerate(shares)])
 
 
 class Elastic:
-    """The live ranks of a plan. ``alive``: their numbers in the plan, in the order of the process group."""
+    """The live ranks of a plan.
+
+    ``alive``: the numbers of these ranks in the plan, in the order of the process group.
+    """
 
     def __init__(self, plan: Plan, process_group: ProcessGroup, *, on_cpu: bool) -> None:
         self.alive: tuple[int, ...] = tuple(range(process_group.size))
@@ -42,8 +48,8 @@ class Elastic:
     def run_or_abort(self, operation: Callable[[], T], wake: Callable[[], None]) -> T | None:
         """Run a collective operation. Return None on all ranks if a rank is lost before all complete the operation.
 
-        ``wake``: aborts the operation on ranks in which it waits for a lost rank. If not ``active``, a loss raises
-        PeerLostError.
+        ``wake``: a function that aborts the operation on other ranks, where it may wait for a lost rank. If not
+        ``active``, raise PeerLostError after a loss.
         """
         if not self.active:
             return operation()
@@ -64,7 +70,7 @@ class Elastic:
         Raise PeerLostError if fewer ranks are left than the plan needs.
         """
         rows: list[list[float]] | None = None
-        while rows is None:  # repeat if another rank is lost meanwhile
+        while rows is None:  # Repeat if another rank is lost in the meantime.
             self._process_group.shrink()
             if self._process_group.size < self._min_ranks:
                 raise PeerLostError(f"found {self._process_group.size} ranks left; expected at least {self._min_ranks}")

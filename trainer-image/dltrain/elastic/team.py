@@ -1,4 +1,4 @@
-"""The ranks that train together: their shares, buffers and parallelism strategy, also after losses."""
+"""The ranks that train together: their local batch sizes (shares), gradient buffers and parallelism strategy."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,12 +29,18 @@ T = TypeVar("T")
 
 
 class Team:
-    """The team as one rank sees it. All ranks see the same. ``shares`` change with measurements and losses of ranks."""
+    """The ranks that train together, as this rank sees them. All ranks have the same view.
+
+    ``shares``: the local batch sizes by rank. They change with measurements and after losses of ranks.
+    """
 
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter, lost: Callable[[], None], *, on_cpu: bool
     ) -> None:
-        """Split off the workers' process group. ``lost``: called after the process group has shrunk."""
+        """Create the process group of the workers, which compute gradients.
+
+        ``lost``: called after the group has shrunk.
+        """
         self.plan, self.process_group = plan, process_group
         self.shares = self.planned_shares
         computes = [rank.role is Role.WORKER for rank in plan.ranks]
@@ -43,7 +49,7 @@ class Team:
         """This rank's number among the workers (or among the servers, for a server), and the number of workers."""
         self.elastic = Elastic(plan, process_group, on_cpu=on_cpu)
         self.whole: tuple[int, ...] | None = None
-        """Shares before ranks were lost, to be restored when they return."""
+        """Local batch sizes before ranks were lost, or None. A checkpoint stores them for when the ranks return."""
         self.rank, self.size = process_group.rank, process_group.size
         """This rank's number and the number of ranks in the plan, regardless of losses."""
         self._reporter, self._lost = reporter, lost
@@ -57,7 +63,7 @@ class Team:
 
     @property
     def taken(self) -> bool:
-        """Return True once ``take`` has set the model."""
+        """Return True if ``take`` has set the model."""
         return self._parallel is not None
 
     @property
@@ -78,9 +84,10 @@ class Team:
         self._rebuild()
 
     def measure(self, step: int, steps: int, *, always: bool) -> bool:
-        """Return True if ranks share the norms of their local gradients at step ``step`` of ``steps``.
+        """Decide if ranks exchange the norms of their local gradients at step ``step`` of ``steps``.
 
-        ``always``: share them at every step, if the strategy allows it.
+        Set up the strategy for it, and return True if they do. ``always``: exchange the norms at every step instead of
+        at some steps, if the strategy allows it.
         """
         measures_square = self.plan.parallelism == "Data" and self.workers > 1
         measures_square = measures_square and (always or step % stride(steps) == 0)
@@ -90,7 +97,7 @@ class Team:
     def continue_after_loss(self, step: int) -> None:
         """Shrink the process group after a loss, and prepare the remaining ranks to continue from ``step``.
 
-        Raise PeerLostError if that is impossible.
+        Raise PeerLostError if the remaining ranks cannot continue.
         """
         began = time.perf_counter()
         if self._parallel is None:
@@ -109,9 +116,9 @@ class Team:
         self._lost()
 
     def together(self, step: int, operation: Callable[[], T]) -> T:
-        """Run a collective operation of the workers. If ranks are lost meanwhile, repeat it without them.
+        """Run a collective operation of the workers. If ranks are lost during it, repeat it without the lost ranks.
 
-        Raise PeerLostError if the run cannot continue without them.
+        Raise PeerLostError if the run cannot continue without the lost ranks.
         """
         result = None
         while result is None:
@@ -121,16 +128,22 @@ class Team:
         return result
 
     def reshard(self, step: int, shares: Sequence[int], reason: str) -> None:
-        """Set the shares from the next step on and report them with ``reason``. All ranks pass the same values."""
+        """Set the local batch sizes from the next step on and report them with ``reason``.
+
+        All ranks pass the same values.
+        """
         self.shares = tuple(shares)
         self._reporter.send(Resharded(rank=self.rank, step=step, shares=self.shares, reason=reason))
 
     def balance(
         self, step: int, computed_s: Sequence[float], exposed_s: Sequence[float], demanded_s: Sequence[float]
     ) -> None:
-        """Rebalance shares by the times of the previous step. Ranks exchanged them with this step's gradients.
+        """Rebalance the local batch sizes by times of the previous step.
 
-        All times are in seconds. ``computed_s``, ``demanded_s``: by rank. ``exposed_s``: by worker.
+        Ranks exchange them with this step's gradients.
+
+        All times are in seconds. ``computed_s``: computing time, by rank. ``exposed_s``: exposed communication, by
+        worker. ``demanded_s``: time in which a rank gets the CPU time of a step, by rank; 0 if unknown.
         """
         if not self.plan.rebalance or self.workers == 1 or not exposed_s:
             return
@@ -141,9 +154,11 @@ class Team:
             self.reshard(step, shares, "measured while training")
 
     def _limits(self) -> list[int]:
-        """Return the maximum share of each rank, by the memory of its GPU. On CPUs, only the batch size limits it.
+        """Return the maximum local batch size of each rank, by its GPU's memory.
 
-        All workers must call it at the same step. Raise PeerLostError.
+        On CPUs, this is the global batch size.
+
+        All workers must call this method at the same step. Raise PeerLostError.
         """
         limits = [self.plan.global_batch] * len(self.plan.ranks)
         if any(rank.gpu for rank in self.plan.ranks):
@@ -155,7 +170,10 @@ class Team:
         return limits
 
     def check_weights(self, agreed: Shared, step: int) -> None:
-        """Check the weights of a step in which ranks called ``weigh``. The gradient is divided by their sum."""
+        """Check the weights that ranks passed to ``t.weigh`` in this step. The sum of all weights divides the gradient.
+
+        Raise MisuseError if only some ranks called it, and RuntimeError if the sum of the weights is 0.
+        """
         if agreed.weighed != self.workers:
             raise MisuseError(
                 f"t.weigh: found calls on {agreed.weighed:g} of {self.workers} ranks; expected all or none"
@@ -195,7 +213,10 @@ class Team:
         self.process_group.abandon()
 
     def _rebuild(self) -> DataParallel:
-        """Make the buffers and the strategy for the current ranks. Old buffers stay allocated, but unused."""
+        """Create the gradient buffers and the parallelism strategy for the current ranks.
+
+        Buffers of an earlier strategy stay allocated, but unused.
+        """
         if self._parallel is not None:
             self._parallel.retire()
             self._retired.append(self._parallel)

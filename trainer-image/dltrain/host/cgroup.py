@@ -11,7 +11,7 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def oom_kills(root: Path = ROOT) -> int | None:
-    """Return how many processes of this container the kernel has killed for lack of memory. None: unreadable.
+    """Return how many processes of this container the kernel has killed for lack of memory, or None if unreadable.
 
     cgroup v2 has ``memory.events`` and v1 has ``memory/memory.oom_control``. Both contain a line ``oom_kill N``.
     """
@@ -28,7 +28,10 @@ def oom_kills(root: Path = ROOT) -> int | None:
 
 
 def free_nbytes(root: Path = ROOT, meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the free bytes without swap: the minimum of the container's and the machine's. None if unreadable."""
+    """Return the free memory in bytes, without swap, or None if it is unreadable.
+
+    The result is the minimum of the free memory of the container (cgroup) and of the machine (``meminfo``).
+    """
     found = []
     with suppress(OSError, KeyError):
         found.append(1024 * _numbers(meminfo)["MemAvailable:"])
@@ -49,7 +52,10 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """Return the number of CPUs that this process may use, the minimum of affinity and cgroup quota (v2, else v1)."""
+    """Return the number of CPUs that this process may use: the minimum of its CPU affinity and its cgroup's quota.
+
+    The quota is read from cgroup v2 or, without cgroup v2, from v1.
+    """
     cores = float(len(os.sched_getaffinity(0)))
     try:
         if (root / "cpu.max").exists():

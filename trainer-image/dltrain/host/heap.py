@@ -12,7 +12,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt, from malloc.h."""
 _NEVER = -1
 _LARGEST_NBYTES = 32 * 2**20
-"""The maximum that glibc accepts. glibc's dynamic threshold also rises to this value once such a block is freed."""
+"""The largest mmap threshold that glibc accepts, in bytes. The dynamic threshold that glibc uses by default also rises
+to this value when the process frees a block of this size."""
 
 
 def retain_freed_memory() -> None:

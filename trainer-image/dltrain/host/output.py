@@ -11,7 +11,7 @@ _DRAIN_S = 1.0
 
 
 class Output:
-    """Copy a process's output with a prefix on each line, and keep its last bytes."""
+    """Copy a process's output to standard output with a prefix on each line, and keep the end of it for ``tail``."""
 
     def __init__(self, prefix: str, fd: int) -> None:
         self._prefix = prefix.encode()

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 STOPPED_S = 4.0
-"""Report a process once it has been stopped for this long. With a poll each 0.5 s, that is within 5 s."""
+"""Minimum time in seconds for which a process must be stopped (as by SIGSTOP) before it is reported. With a poll every
+0.5 s, the report comes within 5 s."""
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -31,7 +32,7 @@ class Exit:
 
     @classmethod
     def of(cls, status: int) -> "Exit":
-        """Convert a waitpid status."""
+        """Return the exit status that a status of ``waitpid`` encodes."""
         if os.WIFSIGNALED(status):
             return cls(signal=os.WTERMSIG(status))
         return cls(code=os.WEXITSTATUS(status))
@@ -52,7 +53,7 @@ class Exit:
 
 @dataclass(eq=False)
 class Process:
-    """A running process that leads its own session. ``ended`` resolves when it has ended."""
+    """A process that leads its own session. The future ``ended`` resolves to the exit status when the process ends."""
 
     pid: int
     ended: "asyncio.Future[Exit]" = field(repr=False)
@@ -74,7 +75,10 @@ class Process:
 
 
 class StoppedProcesses:
-    """Detect processes that a signal such as SIGSTOP has stopped. waitpid reports only the end of a process."""
+    """Detect processes that a signal such as SIGSTOP has stopped.
+
+    The states are read from /proc, because the reaper's ``waitpid`` reports only the end of a process.
+    """
 
     def __init__(self) -> None:
         self._since: dict[Process, float] = {}
@@ -112,7 +116,7 @@ class Reaper:
         pass_fds: Sequence[int] = (),
         cwd: str | None = None,
     ) -> Process:
-        """Start ``argv`` in its own session, with its output to the descriptor ``output`` (default: inherited).
+        """Start ``argv`` in its own session. Send its output to the descriptor ``output``; None: this process's output.
 
         The kernel kills the process when this process dies. Raise OSError if it cannot be started.
         """
@@ -135,7 +139,7 @@ class Reaper:
                 return
             if (ended := self._ends.pop(pid, None)) is not None and not ended.done():
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)  # Kill processes that it left in its group.
+                    os.killpg(pid, signal.SIGKILL)  # Kill processes that the ended process left in its group.
                 ended.set_result(Exit.of(status))
 
 

@@ -1,1 +1,1 @@
-"""Start ranks: commands, the shim for mpirun, the zygote and its preloaded modules."""
+"""Start ranks: command lines, the shim that mpirun starts in place of a rank, and the zygote that forks ranks."""

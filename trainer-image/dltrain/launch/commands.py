@@ -34,8 +34,8 @@ def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool
     """Return mpirun's command line for a plan. Raise ValueError if the ranks of a pod are not consecutive.
 
     Hosts are pod names and are never resolved: mpirun identifies its own host as ``own_hostname`` and reaches the
-    others only through the shim. The shim is called through ``env``, because mpirun looks up commands with access(2),
-    which ignores capabilities. ``pml ob1`` is selected because probing the alternatives took 1.0 s of a 1.3 s start.
+    others only through the shim (``launch.shim``). The shim is called through ``env``, because mpirun looks up commands
+    with access(2), which ignores capabilities.
     """
     shim = ("env", sys.executable, "-I", "-S", str(SHIM))
     slots = Counter(rank.pod for rank in plan.ranks)
@@ -62,17 +62,17 @@ def daemon_arguments(command: str) -> tuple[str, ...]:
     """
     words = shlex.split(command)
     for i, word in enumerate(words):
-        if Path(word.rpartition(";")[2]).name == "prted":  # after "NAME=value;export NAME;"
+        if Path(word.rpartition(";")[2]).name == "prted":  # The word may begin with "NAME=value;export NAME;".
             return tuple(words[i + 1 :])
     raise ValueError(f"remote launch: found {command!r}; expected a command that starts prted")
 
 
 def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the daemon's arguments without settings that its pod's ``env`` contains, such as interface and directory.
+    """Return the MPI daemon's arguments without the settings that the environment ``env`` of its pod contains.
 
-    mpirun passes its own settings to the daemons as arguments, which override the environment. Two pods that share a
-    directory could then write the same file, because processes of different pods can have the same number. Daemons
-    crashed for this reason.
+    mpirun passes its own settings, such as its network interface and its session directory, to the daemons as
+    arguments, which override the environment. Two pods that share a directory could then write the same file, because
+    processes of different pods can have the same process id. Daemons crashed for this reason.
     """
     kept: list[str] = []
     rest = iter(arguments)
@@ -89,7 +89,9 @@ def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) ->
 def mpi_environment(base: Mapping[str, str], interface: str, attempt: str, run_dir: Path) -> dict[str, str]:
     """Return the environment of mpirun and the MPI daemon: the container's environment, ports and interface.
 
-    The interface is given by name. With a network ("10.1.2.3/32"), mpirun 5.0.11 crashes in a third of its starts.
+    ``interface``: the name of a network interface. If mpirun 5.0.11 gets a network ("10.1.2.3/32") instead of a name,
+    it crashes in a third of its starts. The messaging layer (``pml``) is fixed to ``ob1``, because probing the
+    alternatives took 1.0 s of a 1.3 s start.
     """
     prefix = bin_dir().parent
     return {
@@ -118,7 +120,7 @@ def session_dir(run_dir: Path) -> Path:
 
 
 def mpi_network(interface: str) -> dict[str, str]:
-    """Return the Open MPI settings of a rank that depend on the pod, and the ports."""
+    """Return Open MPI's environment variables that bind a rank to a network interface and to ``RANK_PORTS``."""
     ports = str(RANK_PORTS[1] - RANK_PORTS[0] + 1)
     return {
         "OMPI_MCA_btl_tcp_if_include": interface,
@@ -146,7 +148,11 @@ def rank_command(plan: Plan) -> tuple[str, ...]:
 def rank_environment(
     base: Mapping[str, str], plan: Plan, rank: Rank, plan_file: Path, socket: Path, memory: Path
 ) -> dict[str, str]:
-    """Return a rank's environment: paths of the agent, and torchrun's variables, but no variables of MPI."""
+    """Return a rank's environment: ``base``, the agent's paths and torchrun's variables, but no variables of MPI.
+
+    ``plan_file``: the plan. ``socket``: the agent's socket for messages of ranks. ``memory``: the pod's directory for
+    in-memory copies of the training state.
+    """
     pods = plan.pods
     workers = sum(r.pod == rank.pod for r in plan.ranks)
     return {

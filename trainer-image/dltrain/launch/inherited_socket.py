@@ -7,7 +7,7 @@ _NUMBER_ENV = "DLTRAIN_INHERITED"
 
 
 def hand_over(number: int) -> None:
-    """Store the descriptor number. A forked process calls this before it runs its program."""
+    """Store the socket's descriptor ``number`` for ``take``. A forked process calls this before it runs its program."""
     os.environ[_NUMBER_ENV] = str(number)
 
 

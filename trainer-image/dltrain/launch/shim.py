@@ -4,8 +4,8 @@ The MPI daemon runs ``python -I -S shim.py rank`` instead of a rank, and mpirun 
 of ssh. The shim sends a request to the pod's agent over a Unix socket and waits. It ends like the real process, with
 the same exit code or the same signal. If the shim is killed, its socket closes and the agent kills the real process.
 
-It imports only a few modules of the standard library, because it runs once per rank. Under a CPU quota of 0.2, for
-example, a second of CPU time takes five seconds.
+The shim imports only a few modules of the standard library, because it runs once per rank and the CPU quota may be low:
+under a quota of 0.2 CPUs, a second of CPU time takes five seconds.
 """
 
 import _socket

@@ -1,4 +1,4 @@
-"""Start ranks: fork the zygote for a Python command, and execute any other command."""
+"""Start ranks: fork a zygote (a process that has imported torch) for a Python command; execute any other command."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from dltrain.launch.zygote import can_run
 
 
 class Spawner:
-    """Start processes for command lines, and keep one zygote running for this."""
+    """Start processes for commands. Python commands run in forks of a zygote, a process that has imported torch."""
 
     def __init__(self, reaper: Reaper, run_dir: Path, env: dict[str, str]) -> None:
         self._reaper = reaper
@@ -23,7 +23,7 @@ class Spawner:
         self._watching: set[asyncio.Task[None]] = set()
 
     def warm(self) -> None:
-        """Start the zygote if it does not run. Its imports continue in the background."""
+        """Start the zygote, from which ranks are forked, if it does not run. Do not wait for its imports."""
         if self._zygote is not None and not self._zygote.ended.done():
             return
         self._path.unlink(missing_ok=True)

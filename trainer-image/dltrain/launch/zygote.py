@@ -1,14 +1,16 @@
 """A process that has imported torch and forks ranks on request: ``python -m dltrain.launch.zygote FD [PARENT]``.
 
-The agent starts it first. Its imports take more than a second of CPU time, and five times as long at a quota of 0.2.
-They run while the pods connect, once per pod instead of once per rank and restart. The zygote only imports: it creates
-no tensor and starts no thread, so each fork is like a fresh interpreter with loaded modules.
+The agent starts the zygote before anything else. The zygote's imports take more than a second of CPU time, which lasts
+five times as long under a quota of 0.2 CPUs. They run while the pods connect, once per pod instead of once per rank and
+restart. The zygote creates no tensor and starts no thread, so each fork is like a fresh interpreter with loaded
+modules.
 
 Each rank has one connection on the Unix socket that is inherited as FD. The agent sends a JSON line (``Order``) and
 attaches the rank's output pipe. The zygote answers ``{"pid": n}`` and, when the rank ends, ``{"status": n}``, a waitpid
 status. Closing the connection kills the rank.
 
-Ranks order data-loading workers in the same way, with one more descriptor (``data.feeding.forking``).
+A rank requests its data-loading workers in the same way, but attaches a second descriptor, a socket to the worker
+(``data.feeding.forking``).
 """
 
 import atexit
@@ -37,7 +39,10 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class Order:
-    """A rank's command: Python arguments, such as ``("-m", "dltrain.builtin.rank")``, environment and directory."""
+    """A Python command to run in a fork: its arguments, environment and directory.
+
+    ``argv``: the interpreter's arguments, such as ``("-m", "dltrain.builtin.rank")``.
+    """
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -45,7 +50,7 @@ class Order:
 
 
 class Serving:
-    """Serve orders. ``run`` returns only in a forked child, with the Order that the child must execute."""
+    """Fork a child for each ``Order``. ``run`` returns only in a child, with the Order that the child must execute."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
@@ -108,7 +113,7 @@ class Serving:
                 hand_over(others[0])
             return order
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # Also here, so that the group exists before the answer.
+            os.setpgid(pid, pid)  # The child does the same; done here, too, so that the group exists before the answer.
         for fd in partial.fds:
             os.close(fd)
         self.pids[connection] = pid
@@ -157,18 +162,22 @@ def kill_group(pid: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when the process ``parent`` ends."""
+    """Make the kernel kill this process when its parent, the process ``parent``, ends. Exit if it has already ended."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def become_rank(order: Order, output: int, parent: int) -> None:
-    """Turn this forked process into the rank: set process group, output and environment. It dies with its parent."""
+    """Turn this forked process into the rank: set its process group, output, environment and directory.
+
+    ``output``: descriptor for the rank's output. ``parent``: process id of the zygote. The kernel kills the rank when
+    the zygote ends.
+    """
     os.setpgid(0, 0)
     die_with(parent)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123
-        score.write("1000")  # Out of memory, the kernel kills the rank and not the agent.
+        score.write("1000")  # If memory runs out, the kernel kills the rank and not the agent.
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
@@ -236,7 +245,7 @@ def can_run(argv: tuple[str, ...]) -> bool:
 
 
 def without_u(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the arguments without a leading -u. A rank's output is line-buffered in any case."""
+    """Return the arguments without a leading ``-u`` (unbuffered output). A rank's output is always line-buffered."""
     return argv[1:] if argv[:1] == ("-u",) else argv
 
 
@@ -253,9 +262,10 @@ def import_ahead() -> None:
 
 
 def main() -> None:
-    """Serve orders until the agent ends. DLTRAIN_IMPORT_AHEAD=off skips the imports, for commands without torch.
+    """Serve orders until the parent process ends. A forked child runs its order instead.
 
-    PARENT: process id. The zygote ends when that process ends, or at once if it has already ended.
+    The optional argument PARENT is the process id of the parent. The zygote ends at once if that process has already
+    ended. ``DLTRAIN_IMPORT_AHEAD=off`` skips the imports, for commands that do not use torch.
     """
     die_with(int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

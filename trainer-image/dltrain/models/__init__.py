@@ -1,7 +1,7 @@
 """Built-in models in plain PyTorch, written from the papers.
 
-They use GroupNorm (Wu and He 2018) instead of BatchNorm. Its statistics cover one sample, so the gradient of the global
-batch does not depend on how the batch is split over ranks, and uneven shares stay exact.
+The models use GroupNorm (Wu and He 2018) instead of BatchNorm. Statistics of GroupNorm cover only one sample, so the
+gradient of the global batch does not depend on how the batch is split over ranks.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from dltrain.protocol.errors import BadInputError
 
 @dataclass(frozen=True)
 class InputShape:
-    """Input of a model: ``shape`` of one sample, and number of ``classes`` (for tokens: the size of the vocabulary)."""
+    """Input of a model: ``shape`` of one sample, and number of ``classes`` (of different tokens, if ``tokens``)."""
 
     shape: tuple[int, ...]
     classes: int
@@ -26,7 +26,10 @@ class InputShape:
 
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
-"""Maps (shape of one sample, classes) to a model that returns logits. Raises ValueError for an unsuitable shape."""
+"""Maps (shape of one sample, number of classes) to a new model that returns logits.
+
+Raises ValueError if the model does not support the shape.
+"""
 
 _MODELS: dict[str, tuple[Build, bool]] = {
     "mlp": (mlp, False),
@@ -40,9 +43,9 @@ NAMES = tuple(_MODELS)
 
 
 def build(name: str, data: InputShape) -> nn.Module:
-    """Return a new model for the data. Raises BadInputError if there is no such model or it does not suit the data.
+    """Return a new model for the data. Raise BadInputError if there is no such model or it does not suit the data.
 
-    Weights come from torch's global generator, so seed it first.
+    torch's global random generator determines the initial weights, so seed this generator first.
     """
     if name not in _MODELS:
         raise BadInputError("spec.model.name", f"'{name}'", f"one of {', '.join(NAMES)}", "choose a built-in model")

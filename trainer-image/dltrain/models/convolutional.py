@@ -11,7 +11,8 @@ def _image(shape: tuple[int, ...], sides: str, fits: bool) -> None:
 def digits_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return three 3 x 3 convolutions (32, 64, 64 channels), two poolings and one linear layer.
 
-    It has 58,314 parameters on digits (8 x 8), and accepts images whose sides are multiples of 4.
+    The network has 58,314 parameters for the dataset digits (8 x 8 images, 10 classes). It accepts images whose sides
+    are multiples of 4.
     """
     _image(shape, "sides that are multiples of 4", all(side % 4 == 0 for side in shape[1:]))
     channels, height, width = shape
@@ -32,8 +33,8 @@ def digits_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
 def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return LeNet-5 (LeCun et al. 1998, figure 2), with ReLU and max pooling as in today's versions.
 
-    It accepts images of 32 x 32, or of 28 x 28, which the first convolution pads. It has 62,006 parameters on 3 x 32 x
-    32 and 10 classes.
+    The network accepts images of 32 x 32, or of 28 x 28, which the first convolution pads. It has 62,006 parameters for
+    images of shape (3, 32, 32) and 10 classes.
     """
     _image(shape, "32 x 32 or 28 x 28", shape[1:] in ((32, 32), (28, 28)))
     return nn.Sequential(

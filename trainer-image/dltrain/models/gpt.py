@@ -1,4 +1,4 @@
-"""A small decoder-only transformer: GPT-2's layout (Radford et al. 2019), layer norm first, tied embedding."""
+"""A small decoder-only transformer like GPT-2 (Radford et al. 2019): layer norm comes first, embeddings are tied."""
 
 from math import sqrt
 
@@ -12,7 +12,7 @@ LAYERS, HEADS, WIDTH = 4, 4, 128
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), the mlp four times as wide."""
+    """A transformer block: x = x + attention(norm(x)), then x + mlp(norm(x)) with a hidden layer of 4 ``WIDTH``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,9 +24,9 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output. ``x``: (samples, positions, width)."""
+        """Return the block's output. Input and output have the shape (samples, positions, width)."""
         samples, positions, _ = x.shape
-        # -1 stands for the number of local heads, because tensor-parallel ranks hold only some of them.
+        # -1 stands for the number of heads on this rank, because a tensor-parallel rank computes only some of them.
         heads = self.qkv(self.norm1(x)).view(samples, positions, 3, -1, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(samples, positions, -1))
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens (samples, positions) to logits of the next token (samples, positions, vocabulary)."""
+    """A model from tokens (samples, positions) to logits of the next tokens (samples, positions, vocabulary)."""
 
     def __init__(self, positions: int, vocabulary: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class GPT(nn.Module):
         return self.head(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Map (samples, positions) to (samples, positions, width)."""
+        """Embed tokens: map (samples, positions) to (samples, positions, width)."""
         x: Tensor = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         return x
 
@@ -63,20 +63,23 @@ class GPT(nn.Module):
         return linear(self.norm(x), self.token.weight)
 
     def layers(self) -> list[Layer]:
-        """Return the layers for ``layers.layers_of``. The first and the last share the token embedding."""
+        """Return the layers, for pipeline parallelism. The first and the last layer share the token embedding."""
         first = Layer(self.embed, (self.token.weight, self.position.weight))
         last = Layer(self.head, (*self.norm.parameters(), self.token.weight))
         return [first, *(Layer(block, tuple(block.parameters())) for block in self.blocks), last]
 
     def pairs(self) -> list[Pair]:
-        """Return the pairs for ``layers.pairs_of``: attention splits by heads, the MLP by features."""
+        """Return the pairs of linear layers, for tensor parallelism: attention splits by heads, the MLP by features."""
         names = [f"blocks.{index}" for index in range(len(self.blocks))]
         attention = [Pair(f"{name}.qkv", f"{name}.out", units=HEADS, blocks=3) for name in names]
         return attention + [Pair(f"{name}.up", f"{name}.down", units=4 * WIDTH) for name in names]
 
 
 def gpt_mini(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a GPT of 4 layers, 4 heads and width 128; 842,496 parameters on 128 positions and a vocabulary of 256."""
+    """Return a GPT of 4 layers, 4 heads and width 128 for ``shape`` = (positions,) and ``classes`` tokens.
+
+    The model has 842,496 parameters for 128 positions and a vocabulary of 256.
+    """
     if len(shape) != 1:
         raise ValueError("sequences of tokens, shape (positions,)")
     return GPT(shape[0], classes)

@@ -1,6 +1,6 @@
 """Ways to split a model: a sequence of layers (pipeline stages), or pairs of linear layers (tensor parallelism).
 
-Both ways are derived for a ``Sequential``. Other models need the methods ``layers`` and ``pairs``.
+For a ``Sequential``, dltrain finds the layers and pairs itself. Other models need the methods ``layers`` and ``pairs``.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a sequence, whose input is the previous layer's output. Layers may share (tied) ``parameters``."""
+    """One layer of a sequence. Its input is the previous layer's output. Layers may share parameters (tied weights)."""
 
     run: Callable[[Tensor], Tensor]
     parameters: tuple[Tensor, ...]
@@ -20,14 +20,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two linear layers with independent *units* between them: features of an element-wise function, or heads.
+    """Two linear layers with independent *units* between them.
 
-    ``first`` computes ``blocks`` values per unit (3 for a head: query, key and value). ``second`` reads one per unit.
+    A unit is a feature of an element-wise function or an attention head. The layer ``first`` computes ``blocks``
+    vectors per unit (3 for a head: query, key and value), and the layer ``second`` reads one vector per unit.
     """
 
     first: str
     second: str
-    """Names of the modules."""
+    """Names of the two modules in the model."""
     units: int
     blocks: int = 1
 
@@ -43,7 +44,7 @@ class Paired(Protocol):
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """Return the model's sequence of layers. Raises ValueError if the model is not a sequence."""
+    """Return the model's sequence of layers. Raise ValueError if the model is not a sequence of layers."""
     if isinstance(model, nn.Sequential):
         return [Layer(module, tuple(module.parameters())) for module in model]
     if isinstance(model, Layered):

@@ -1,4 +1,4 @@
-"""Residual networks (He, Zhang, Ren and Sun 2015), tables 1 and 6; GroupNorm where the paper has BatchNorm."""
+"""Residual networks (He, Zhang, Ren and Sun 2015, tables 1 and 6), with GroupNorm instead of BatchNorm."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,11 +8,17 @@ from torch.nn.functional import relu
 
 _GROUPS = 32
 _SMALL_SIDE = 64
-"""Smaller images get the paper's first layer for CIFAR (3 x 3, no pooling), so that they do not shrink to 1 x 1."""
+"""For images with shorter sides (in pixels), the first layer is the paper's layer for CIFAR: 3 x 3, without pooling.
+
+With the layer for large images, small images would shrink to 1 x 1.
+"""
 
 
 class _Block(Protocol):
-    """Makes a residual block for (input channels, inner channels, stride). ``expansion``: output / inner channels."""
+    """A class of residual blocks. Calling it with input channels, inner channels and stride returns a block.
+
+    ``expansion``: number of output channels divided by number of inner channels.
+    """
 
     expansion: int
 
@@ -20,7 +26,10 @@ class _Block(Protocol):
 
 
 class Residual(nn.Module):
-    """relu(body(x) + shortcut(x)); the shortcut is a 1 x 1 convolution where the shape changes (option B)."""
+    """A residual block: relu(body(x) + shortcut(x)).
+
+    The shortcut is the identity, or a 1 x 1 convolution if the shape changes (option B of the paper).
+    """
 
     def __init__(self, body: nn.Sequential, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -40,7 +49,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tup
 
 
 class Basic(Residual):
-    """Two 3 x 3 convolutions (figure 5, left)."""
+    """A residual block of two 3 x 3 convolutions (figure 5 of the paper, left)."""
 
     expansion = 1
 
@@ -50,7 +59,10 @@ class Basic(Residual):
 
 
 class Bottleneck(Residual):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions (figure 5, right). The 3 x 3 convolution has the stride."""
+    """A residual block of 1 x 1, 3 x 3 and 1 x 1 convolutions (figure 5 of the paper, right).
+
+    The 3 x 3 convolution applies the stride.
+    """
 
     expansion = 4
 
@@ -86,10 +98,10 @@ def _resnet(block: _Block, depths: Sequence[int], shape: tuple[int, ...], classe
 
 
 def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a ResNet-18; 11,689,512 parameters on 3 x 224 x 224 and 1000 classes."""
+    """Return a ResNet-18. It has 11,689,512 parameters for images of shape (3, 224, 224) and 1000 classes."""
     return _resnet(Basic, (2, 2, 2, 2), shape, classes)
 
 
 def resnet50(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a ResNet-50; 25,557,032 parameters on 3 x 224 x 224 and 1000 classes."""
+    """Return a ResNet-50. It has 25,557,032 parameters for images of shape (3, 224, 224) and 1000 classes."""
     return _resnet(Bottleneck, (3, 4, 6, 3), shape, classes)

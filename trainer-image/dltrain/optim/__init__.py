@@ -1,1 +1,1 @@
-"""Optimizers, learning rates, gradient scaler, gradient noise scale."""
+"""Optimizers, learning rates, loss scaling for float16, and measurement of the gradient noise scale."""

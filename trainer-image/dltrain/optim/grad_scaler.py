@@ -1,13 +1,14 @@
 """Support for torch's GradScaler (float16 on devices without bfloat16) with gradients that are reduced over ranks.
 
-A script scales its loss, so that float16 gradients do not vanish, and the scaler unscales them before the update. If a
-gradient is not finite, the scaler skips the update and halves the scale. All ranks must decide this from the global
-batch's gradients. The trainer must know the decision, because a step with a skipped update still counts.
+A script multiplies its loss by a scale, so that float16 gradients do not become 0. The scaler divides the gradients by
+the scale before the update. If a gradient is not finite, the scaler skips the update and halves the scale. All ranks
+must make this decision from the gradients of the global batch. The trainer must know the decision, because a step with
+a skipped update still counts.
 
-The scaler calls ``optimizer.step()`` only if it updates, so optimizer hooks do not suffice. Three of its methods are
-therefore replaced. For an optimizer without a trainer they behave as before. ``scale`` registers the scaler.
-``_unscale_grads_`` is on every path (``unscale_``, ``step``, a fused optimizer); torch's own sharded scaler overrides
-it, too. ``_maybe_opt_step`` updates or skips.
+Optimizer hooks do not suffice, because the scaler does not call ``optimizer.step()`` if it skips the update. So
+this module replaces three methods of GradScaler. For an optimizer without a trainer, the methods behave as before.
+``scale`` also registers the scaler with the trainer. ``_unscale_grads_`` is called for ``unscale_``, ``step`` and fused
+optimizers; torch's own sharded scaler overrides this method, too. ``_maybe_opt_step`` updates or skips.
 """
 
 import warnings
@@ -22,24 +23,24 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 LEAST = 2.0**-24
-"""The smallest positive float16. Losses with a smaller scale have no gradients in float16."""
+"""The smallest positive float16 number. With a smaller loss scale, all gradients would be 0 in float16."""
 Found = dict[torch.device, Tensor]
-"""Flag of each device. It is not 0 if a gradient on the device is not finite."""
+"""Maps each device to a flag, a tensor that is not 0 if a gradient on this device is not finite."""
 
 
 class Steps(Protocol):
-    """The interface of the current step (``step.Step``) to a scaler's methods."""
+    """The part of ``train.step.Step``, the current training step, that the replaced GradScaler methods use."""
 
     open: bool
     left_out: bool
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
-        """Unscale the global batch's gradients. Return flags that are not 0 if any rank found non-finite ones."""
+        """Unscale the gradients of the global batch. Return flags that are not 0 if any rank found a non-finite one."""
         ...
 
 
 class LossScale:
-    """The scaler of one run, if the script uses one. Checkpoints hold its ``state``."""
+    """The GradScaler of one run, if the script uses one. Checkpoints contain its ``state``."""
 
     def __init__(self) -> None:
         self._scaler: GradScaler | None = None
@@ -50,11 +51,11 @@ class LossScale:
 
     @property
     def scale(self) -> float | None:
-        """Return the factor that losses are multiplied by, None without a scaler."""
+        """Return the factor by which the script multiplies its losses; None without a scaler."""
         return self._scaler.get_scale() if self._scaler is not None else None
 
     def watch(self, optimizer: Optimizer, steps: Steps, skipped: Callable[[], None]) -> None:
-        """Connect scalers of ``optimizer`` to ``steps``. ``skipped``: called instead of a skipped update."""
+        """Connect every GradScaler of ``optimizer`` to ``steps``. ``skipped``: called when an update is skipped."""
         global _newest
         _replace_methods()
         self.steps, self.skip = steps, skipped
@@ -68,31 +69,31 @@ class LossScale:
         if self._saved_scaler is not None:
             scaler.load_state_dict(self._saved_scaler)
             self._saved_scaler = None
-        self._before = scaler.state_dict()  # for a first use in a step that was abandoned before
+        self._before = scaler.state_dict()  # ``restore`` needs it if the current step is already abandoned
 
     def freeze(self) -> None:
-        """Save the scaler's state in an abandoned step. ``restore`` undoes later changes by the loop body."""
+        """Save the scaler's state when a step is abandoned. ``restore`` undoes later changes by the script."""
         self._before = self._scaler.state_dict() if self._scaler is not None else None
 
     def restore(self) -> None:
-        """Restore the scaler's state before the step is computed again."""
+        """Restore the scaler's state before an abandoned step is computed again."""
         if self._scaler is not None and self._before is not None:
             self._scaler.load_state_dict(self._before)
 
     def state(self) -> dict[str, Any] | None:
-        """Return the state for JSON, None without a scaler."""
+        """Return the state for a checkpoint, as JSON types; None without a scaler."""
         scaler = self._scaler.state_dict() if self._scaler is not None else self._saved_scaler
         return {"scaler": scaler, "skipped": self.skipped} if scaler is not None else None
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Set the saved state for a scaler that is used later."""
+        """Store a state from a checkpoint. The script's scaler gets this state when it is first used."""
         if state is not None:
             self._saved_scaler, self.skipped = state["scaler"], state["skipped"]
 
 
 _runs: "WeakKeyDictionary[Optimizer, ReferenceType[LossScale]]" = WeakKeyDictionary()
 _newest: "ReferenceType[LossScale] | None" = None
-"""The loss scale of the newest trainer. ``scale`` needs it, because it gets no optimizer."""
+"""The loss scale of the newest trainer. ``GradScaler.scale`` cannot find it by the optimizer, because it gets none."""
 _replaced = False
 
 
@@ -104,13 +105,13 @@ def _run_of(optimizer: Optimizer) -> LossScale | None:
 
 
 def _replace_methods() -> None:
-    """Replace the scaler's methods, once per process."""
+    """Replace the methods of GradScaler. Later calls in the same process do nothing."""
     global _replaced
     if _replaced:
         return
     _replaced = True
-    # Non-finite gradients are checked below, so numpy's warnings are not needed. numpy.errstate would cost 0.9 µs per
-    # segment.
+    # The scaler checks for non-finite gradients, so numpy's warnings about these are not needed. numpy.errstate around
+    # each addition would cost 0.9 µs per segment of a message.
     warnings.filterwarnings("ignore", r"(invalid value|overflow) encountered in add", RuntimeWarning, r"dltrain\.comm")
     scale, unscale, update = GradScaler.scale, GradScaler._unscale_grads_, GradScaler._maybe_opt_step
 

@@ -1,8 +1,9 @@
 """Scaling of the learning rate from a base batch size to the job's global batch size.
 
-With S = batch / base batch, the factor is S for Linear (Goyal et al. 2017), √S for SquareRoot (Krizhevsky 2014), and a
-measured gain between 1 and S for AdaScale (Johnson et al. 2020), because a larger batch helps only as far as gradients
-are noisy. ``learning_rate`` adds the warm-up. Every rank computes the same factor from the same sums.
+Let S be the global batch size divided by the base batch size. The factor is S for the rule Linear (Goyal et al. 2017)
+and √S for SquareRoot (Krizhevsky 2014). For AdaScale (Johnson et al. 2020), the factor is between 1 and S and depends
+on the measured noise of the gradients, because larger batches help only if gradients are noisy. The module
+``learning_rate`` adds the warm-up. Every rank computes the same factor, because all ranks get the same sums.
 """
 
 from math import isfinite, sqrt
@@ -12,14 +13,14 @@ from dltrain.optim.noise_scale import estimates
 
 
 class Scaling:
-    """The current factor. AdaScale needs the squared gradient norms of each step."""
+    """The current factor on the learning rate. For AdaScale, ``observe`` must get the gradient norms of each step."""
 
     def __init__(self, optimizer: OptimizerRef, batch: int) -> None:
         self._rule = optimizer.scaling
         self._base = optimizer.base_batch or batch
         self._batch = batch
         self._keep = max(0.0, 1 - batch / self._base / 1000)
-        """Decay of the running means, as in the paper (section 4)."""
+        """Weight of the previous running sums at each step, as in the AdaScale paper (section 4)."""
         self._seen = 0.0
         self._noise = self._signal = 0.0
 
@@ -29,7 +30,7 @@ class Scaling:
 
     @property
     def factor(self) -> float:
-        """Return the factor on the base batch's learning rate. AdaScale uses the cautious √S before measurements."""
+        """Return the factor on the learning rate of the base batch size. AdaScale uses √S until it has measurements."""
         scale = self._batch / self._base
         if self._rule is None:
             return 1.0
@@ -43,9 +44,9 @@ class Scaling:
         return min(max(gain, min(1.0, scale)), max(1.0, scale))
 
     def observe(self, within: float, together: float, ranks: int) -> None:
-        """Add a step's squared gradient norms; see ``noise_scale.estimates``."""
+        """Add the squared gradient norms of a step; ``noise_scale.estimates`` defines them."""
         if ranks < 2 or not (isfinite(within) and isfinite(together)):
-            return  # one gradient alone does not show its noise
+            return  # a single gradient does not show how noisy gradients are
         noise, signal = estimates(within, together, ranks, self._batch)
         self._noise = self._keep * self._noise + noise
         self._signal = self._keep * self._signal + signal

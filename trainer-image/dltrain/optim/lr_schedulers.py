@@ -1,7 +1,8 @@
 """Calls of torch's learning-rate schedulers, and their state in checkpoints.
 
-A scheduler counts its calls. If a script called it, a repeated step would count twice, and a restart would reset the
-count. So the trainer calls it once per completed step, and checkpoints hold its state.
+A scheduler counts how often it is called. If a script called it, a repeated step would count twice, and a restart would
+reset the count. The trainer therefore calls schedulers after each completed step or epoch, and checkpoints contain
+their state.
 """
 
 from typing import Any
@@ -22,11 +23,14 @@ class Schedules:
         self._saved_states: list[dict[str, Any]] = []
 
     def load(self, saved: list[dict[str, Any]]) -> None:
-        """Set the saved state for schedulers that are added later."""
+        """Store the states from a checkpoint. Schedulers get these states, in order, when the script adds them."""
         self._saved_states = saved
 
     def add(self, scheduler: LRScheduler, each_epoch: bool) -> None:
-        """Add a scheduler and restore its saved state. Raises MisuseError if it is not a supported scheduler."""
+        """Add a scheduler and restore its state from the checkpoint, if any. ``each_epoch``: step it once per epoch.
+
+        Raise MisuseError if dltrain does not support this kind of scheduler.
+        """
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
             raise MisuseError(
                 f"scheduler: found {type(scheduler).__name__}; expected a torch.optim.lr_scheduler whose step() "
@@ -46,14 +50,14 @@ class Schedules:
                 scheduler.step()
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the states for JSON."""
+        """Return the states of all schedulers for a checkpoint, as JSON types."""
         return [_plain(scheduler.state_dict()) for scheduler, _ in self._registered]
 
 
 def _plain(value: Any) -> Any:
-    """Return the part of a state that JSON supports.
+    """Return the part of a scheduler's state that JSON supports, or ``_LEFT_OUT`` if JSON cannot represent ``value``.
 
-    The rest (functions, a Counter of milestones) never changes, and the script creates it again.
+    The other parts (functions, a Counter of milestones) never change, and the script creates them again.
     """
     if isinstance(value, dict):
         saved = {key: _plain(part) for key, part in value.items() if isinstance(key, str)}
@@ -65,7 +69,7 @@ def _plain(value: Any) -> Any:
 
 
 def _merged(own: Any, saved: Any) -> Any:
-    """Return ``own`` with its values replaced by those in ``saved``."""
+    """Return a scheduler's ``own`` state with its values replaced by the ``saved`` values, if these exist."""
     if isinstance(own, dict) and isinstance(saved, dict):
         return {key: _merged(part, saved[key]) if key in saved else part for key, part in own.items()} if saved else own
     if isinstance(own, list) and isinstance(saved, list) and any(isinstance(part, dict) for part in saved):

@@ -1,18 +1,20 @@
 """The gradient noise scale: the batch size up to which larger batches save steps.
 
-Ranks process different samples, so their gradients differ by noise alone. Two norms suffice to estimate the variance of
-one sample's gradient (tr Σ) and the square of the true gradient (|G|²). φ = tr Σ / |G|² is the batch size at which both
-are equal (McCandlish et al. 2018, "simple" noise scale). It cannot be measured with one rank.
+Ranks process different samples, so their gradients differ only by noise. Two norms suffice to estimate tr Σ, the
+variance of the gradient of one sample, and |G|², the squared norm of the true gradient. φ = tr Σ / |G|² is the batch
+size at which the noise of the gradient is as large as the gradient (McCandlish et al. 2018, "simple" noise scale). φ
+cannot be measured with one rank.
 
-φ grows while a model trains, often a hundredfold. A plan needs to know how many steps another batch size B' would have
-taken. A step with batch size B makes the fraction B / (φ + B) of the progress of a step without noise. If h is the mean
-of B / (φ_t + B) over the run's steps,
+φ grows while a model trains, often a hundredfold. The planner needs to know how many steps a run would have needed with
+another batch size B'. A step with batch size B makes the fraction B / (φ + B) of the progress of a step without noise.
+Let φ_t be the value of φ at step t, and h the mean of B / (φ_t + B) over the steps of the run. Then
 
     steps(B') / steps(B) = (φ/B' + 1) / (φ/B + 1)    where   φ = B (1/h - 1),
 
-exactly, for every B'. Runs at other batch sizes have the same φ. So a run reports this harmonic mean, not a median.
-B h = |G|² / E|g|² is between 0 and 1 for every |G|². It is estimated by ratios of means over up to 16 sections of the
-run, because ratios of single steps would be biased.
+exactly, for every B'. Runs with other batch sizes have the same φ. A run therefore reports this harmonic mean, and
+not a median. If g is the gradient of a batch and E|g|² the mean of its squared norm, then h = |G|² / E|g|² is between 0
+and 1. h is estimated by ratios of means over up to 16 sections of the run, because ratios of single steps would be
+biased.
 """
 
 from math import isfinite, sqrt
@@ -21,40 +23,46 @@ from typing import Any
 from dlcontract import MAX_NOISE
 
 MAX_STRIDE = 10
-"""Maximum number of steps from one measurement to the next. Measuring at every step made the steps of a small model on
-quotas of 0.2 CPUs a tenth longer."""
+"""Maximum number of steps from one measurement to the next.
+
+Measuring at every step made the steps of a small model 10 % longer with a quota of 0.2 CPUs for each rank.
+"""
 MIN_MEASUREMENTS = 60
-"""Number of measured steps below which the stride is shortened. It is more than a profile requires of a run."""
+"""Number of measurements that a run should have. The interval between measurements is shortened in short runs.
+
+The number is higher than what is required to store the noise scale of a run in a profile.
+"""
 MAX_STRETCHES = 16
-"""Maximum number of sections of a run. If there were more, pairs of neighbouring sections are merged."""
+"""Maximum number of sections of a run. Before there would be more, pairs of neighbouring sections are merged."""
 MIN_STEPS = 16
-"""Minimum number of measured steps for a result."""
+"""Minimum number of measured steps for an estimate of the noise scale."""
 
 
 def stride(steps: int) -> int:
-    """Return the interval of measurements in a training of ``steps`` steps."""
+    """Return the interval between measurements, in steps, for a training of ``steps`` steps."""
     return max(1, min(MAX_STRIDE, steps // MIN_MEASUREMENTS))
 
 
 def estimates(within: float, together: float, ranks: int, batch: int) -> tuple[float, float]:
-    """Return (tr Σ, |G|²) from one step's gradients. |G|² may be negative, because it is a difference.
+    """Return estimates of (tr Σ, |G|²), as defined in the module's docstring, from the gradients of one step.
 
-    ``within``: Σ (b_r / B) ‖g_r‖² over ``ranks`` >= 2 ranks with samples, whose expectation is |G|² + tr Σ ranks / B.
-    ``together``: ‖Σ (b_r / B) g_r‖², expected |G|² + tr Σ / B.
+    The estimate of |G|² may be negative, because it is a difference. Rank r has b_r of the B = ``batch`` samples and
+    the gradient g_r. ``within``: Σ (b_r / B) ‖g_r‖² over ``ranks`` >= 2 ranks with samples; its expectation is
+    |G|² + tr Σ ranks / B. ``together``: ‖Σ (b_r / B) g_r‖²; its expectation is |G|² + tr Σ / B.
     """
     noise = max(0.0, within - together) * batch / (ranks - 1)
     return noise, together - noise / batch
 
 
 class NoiseScale:
-    """The noise scale of one run with one batch size. Checkpoints hold its ``state``."""
+    """The gradient noise scale of one run, whose batch size does not change. Checkpoints contain its ``state``."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
         self._length = 1
-        """Measured steps in a full section of the run."""
+        """Number of measured steps in a complete section of the run."""
         self._stretches: list[list[float]] = []
-        """For each section: measured steps, and sums over them of tr Σ and of the squared norm of the gradient."""
+        """For each section: [number of measured steps, sum of the estimates of tr Σ, sum of squared gradient norms]."""
 
     @property
     def steps(self) -> int:
@@ -63,7 +71,10 @@ class NoiseScale:
 
     @property
     def samples(self) -> float | None:
-        """Return φ in samples, or None if it is unknown. If noise hides the gradient, return a lower bound of φ."""
+        """Return the noise scale in samples, or None if it is unknown.
+
+        If the noise is too large to measure the true gradient, return a lower bound of the noise scale.
+        """
         if self.steps < MIN_STEPS:
             return None
         means = [(n, 1 - noise / (self._batch * square)) for n, noise, square in self._stretches if square > 0]
@@ -79,7 +90,7 @@ class NoiseScale:
         return found if found <= MAX_NOISE else None  # a larger value would be invalid in the job's report
 
     def observe(self, within: float, together: float, ranks: int) -> None:
-        """Add a step's squared gradient norms; see ``estimates``. Values that are not finite are ignored."""
+        """Add the squared gradient norms of a step; ``estimates`` defines them. Ignore values that are not finite."""
         if ranks < 2 or not (isfinite(within) and isfinite(together)):
             return
         noise, _ = estimates(within, together, ranks, self._batch)

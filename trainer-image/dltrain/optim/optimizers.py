@@ -1,9 +1,9 @@
 """torch's optimizers for the built-in trainer, without the import of torch's compiler.
 
-``torch.optim`` imports the compiler when the first optimizer is made and again in ``step``, to exclude some methods
-from ``torch.compile``. These are 800 modules and 1.5 s of CPU time, or 8 s in a pod with a fifth of a core. The trainer
-compiles nothing, so it calls the wrapped methods directly. If another version of torch wraps them differently, the
-compiler is imported again, and nothing else changes.
+``torch.optim`` imports torch's compiler when the first optimizer is created and in ``step``, to exclude some methods
+from ``torch.compile``. The import loads 800 modules and takes 1.5 s of CPU time: 8 s in a pod with a fifth of a core.
+The trainer compiles nothing, so it calls the methods of optimizers without the wrappers that import the compiler. If
+another version of torch wraps the methods differently, the compiler is imported, and nothing else changes.
 """
 
 import inspect
@@ -16,11 +16,14 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from dlcontract import OptimizerRef
 
 _KEPT = "__dynamo_disable"
-"""Attribute in which ``torch._disable_dynamo`` stores the function that it calls."""
+"""Attribute in which torch's wrapper ``torch._disable_dynamo`` looks up the function to call.
+
+If the attribute exists, the wrapper does not import the compiler.
+"""
 
 
 def make_optimizer(ref: OptimizerRef, model: nn.Module) -> Optimizer:
-    """Return the plan's optimizer for a model."""
+    """Return a new optimizer for the parameters of ``model``, as ``ref``, a part of the plan, describes it."""
     extra: dict[str, Any] = {"momentum": ref.momentum} if ref.name == "SGD" else {}
     kind = _plain({"SGD": SGD, "Adam": Adam, "AdamW": AdamW}[ref.name])
     made: Optimizer = kind(model.parameters(), lr=ref.learning_rate, weight_decay=ref.weight_decay, **extra)

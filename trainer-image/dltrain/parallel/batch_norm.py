@@ -1,6 +1,6 @@
-"""Batch normalization (Ioffe and Szegedy 2015) over the global batch, for uneven shares.
+"""Batch normalization (Ioffe and Szegedy 2015) over the global batch, for ranks with different local batch sizes.
 
-Mean and variance are those of the samples of all ranks, so results do not depend on the split of the batch. torch's own
+Mean and variance are those of the samples of all ranks, so results do not depend on how the batch is split. torch's own
 SyncBatchNorm needs GPUs and assumes that the losses of all ranks have equal weight.
 """
 
@@ -15,18 +15,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @dataclass(frozen=True)
 class Ranks:
-    """A layer's access to the ranks. The fields are plain functions, so that copies of a model share them."""
+    """Functions with which a layer communicates with the other ranks. Copies of a model share these functions."""
 
     sum: Callable[[Sequence[float]], list[float]]
-    """Returns the element-wise sum over ranks in double precision. All ranks must call it in the same order."""
+    """Returns the element-wise sum over ranks in double precision. All ranks must make the same sequence of calls."""
     counts: Callable[[], bool]
-    """Returns False if this rank has no samples. It then computes another rank's samples; the result is discarded."""
+    """Returns False if this rank has no samples.
+
+    The rank then computes samples of another rank, but its result is discarded.
+    """
     weight: Callable[[], float]
-    """Returns the weight of this rank's mean loss: b_r / B or a number of tokens. Only ratios matter."""
+    """Returns the weight of this rank's mean loss: its part of the batch or number of tokens. Only ratios matter."""
 
 
 class SyncBatchNorm(_BatchNorm):
-    """A replacement for a BatchNorm layer. It has the same parameters and buffers, under the same names."""
+    """A replacement for the BatchNorm layer ``like``, with the same parameters and buffers under the same names."""
 
     def __init__(self, like: _BatchNorm, ranks: "Ranks") -> None:
         nn.Module.__init__(self)
@@ -38,7 +41,10 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"batch norm: found input of {input.dim()} dimensions; expected samples by channels")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """Normalize (N, C, …) per channel. Raise ValueError for one value per channel, and PeerLostError."""
+        """Normalize ``input`` of shape (N, C, …) over all dimensions except C.
+
+        Raise ValueError if the global batch has only one value per channel, and PeerLostError if a rank is lost.
+        """
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
@@ -60,7 +66,9 @@ class SyncBatchNorm(_BatchNorm):
 class _Normalize(torch.autograd.Function):
     """Compute y = (x - mean) / sqrt(variance + eps) * weight + bias with statistics over the samples of all ranks.
 
-    Let g_r be the gradient of rank r's mean loss, and w_r its weight. The gradient of the global loss is w_r g_r, and
+    Backward pass: let g_r be the gradient of rank r's mean loss with respect to y, w_r the weight of this loss, dx_r
+    its gradient with respect to x, x̂ the normalized x, and n the number of values per channel on all ranks. The
+    gradient of the global loss with respect to y is w_r g_r on rank r, and
     w_r dx_r = weight / std * (w_r g_r - Σ_s w_s Σ g_s / n - x̂ Σ_s w_s Σ g_s x̂_s / n).
     """
 
@@ -71,8 +79,8 @@ class _Normalize(torch.autograd.Function):
         given, x = x, _wide(x)
         variance, mean = torch.var_mean(x, over, correction=0)
         mean, variance = mean.double(), variance.double()
-        # Sums of squares are computed in double precision from the variance about the rank's mean, so that no digits
-        # cancel.
+        # To lose no digits by cancellation, the sum of squares is computed in double precision from the variance
+        # about the rank's mean.
         sums = torch.cat([mean * here, (variance + mean * mean) * here])
         *values, count = layer._ranks.sum([*(sums if here else torch.zeros_like(sums)).tolist(), here])
         if count < 2:
@@ -115,7 +123,7 @@ class _Normalize(torch.autograd.Function):
         sums = torch.cat([g, gx]).double() * own if own else torch.zeros(2 * len(g), dtype=torch.float64)
         values = ctx.ranks.sum(sums.tolist())
         if not own:
-            return torch.zeros_like(gradient, dtype=narrow), None, None, None  # its weight is 0
+            return torch.zeros_like(gradient, dtype=narrow), None, None, None  # this rank's weight is 0
         mean, slope = (
             part.to(gradient).view(ctx.shape)
             for part in (torch.tensor(values, dtype=torch.float64) / (own * ctx.count)).chunk(2)
@@ -126,7 +134,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Convert 16-bit numbers (from autocast) to float32, because their sums would overflow."""
+    """Convert 16-bit floats (from autocast) to float32, because sums of 16-bit floats would overflow."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -134,7 +142,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def synchronized(model: Model, ranks: Ranks) -> Model:
-    """Replace every BatchNorm layer in ``model`` by SyncBatchNorm. Its parameters remain the same objects."""
+    """Replace every BatchNorm layer in ``model`` by a SyncBatchNorm. Return the model, with the same parameters."""
     if isinstance(model, _BatchNorm):
         return cast(Model, SyncBatchNorm(model, ranks))
     for name, child in model.named_children():
@@ -143,12 +151,12 @@ def synchronized(model: Model, ranks: Ranks) -> Model:
 
 
 def local_layers(model: nn.Module) -> list[str]:
-    """Return the names of unsynchronized BatchNorm layers. Their statistics cover only one rank's samples."""
+    """Return the names of BatchNorm layers. Before ``synchronized``, their statistics cover only one rank's samples."""
     return [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
 
 
 def unsynchronized(layers: Sequence[str]) -> str:
-    """Return the warning for a model whose ``layers`` normalize over one rank's samples only."""
+    """Return a warning that BatchNorm layers with the names ``layers`` use the samples of one rank only."""
     return (
         f"{len(layers)} BatchNorm layers ({layers[0]}, …) use the samples of one rank only, so results depend on the "
         "split of the batch. Set spec.model.syncBatchNorm, or pass sync_batch_norm=True to t.wrap"

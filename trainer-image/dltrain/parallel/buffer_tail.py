@@ -1,6 +1,6 @@
-"""Numbers in the tail of the gradient buffer, which ranks sum together with the gradients.
+"""Numbers at the end (tail) of the gradient buffer, which ranks sum together with the gradients.
 
-By these numbers, ranks agree on the actions after a step without an extra message.
+With these numbers, ranks exchange losses and times and agree on the actions after a step, without an extra message.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 
 class Shared(NamedTuple):
-    """A rank's values that are summed over ranks at every step. In the tail, the times of each rank follow them."""
+    """A rank's values in the tail, which are summed over ranks at every step. ``stop``, ``save``, ``keep``: requests.
+
+    In the tail, the times of each rank follow these values.
+    """
 
     loss: float = 0.0
     """This rank's mean loss times its weight."""
@@ -18,9 +21,9 @@ class Shared(NamedTuple):
     save: float = 0.0
     keep: float = 0.0
     square: float = 0.0
-    """Squared norm of this rank's part of the previous gradient, if the gradient is divided among ranks."""
+    """Squared norm of this rank's part of the previous step's gradient. 0 if every rank has the whole gradient."""
     within: float = 0.0
-    """Weight times squared norm of this rank's local gradient, for AdaScale."""
+    """Weight times squared norm of this rank's local gradient, for AdaScale and the gradient noise scale."""
     weighed: float = 0.0
     """Number of ranks that called ``weigh``."""
     weight: float = 0.0
@@ -28,7 +31,7 @@ class Shared(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """The shared values summed over ranks, and each rank's times in the previous step, in seconds."""
+    """The shared values, summed over ranks, and lists of each rank's times in the previous step, in seconds."""
 
     shared: Shared
     computed: list[float]
@@ -37,16 +40,17 @@ class Agreed(NamedTuple):
 
 
 def length(ranks: int) -> int:
-    """Return the length of the tail for a number of ranks."""
+    """Return the number of values in the tail for a number of ranks."""
     return len(Shared()) + 3 * ranks
 
 
 def pack(
     shared: Shared, rank: int, ranks: int, compute_s: float, exposed_s: float, demanded_s: float = 0.0
 ) -> list[float]:
-    """Return this rank's values for the tail. Times are those of its previous step, in seconds.
+    """Return this rank's values for the tail. The times are those of this rank's previous step, in seconds.
 
-    ``demanded_s``: time in which the rank gets the CPU time that it needs (``stopwatch.Budget``), or 0 if unknown.
+    ``compute_s``: computing. ``exposed_s``: communication that did not overlap with computing. ``demanded_s``: the time
+    in which the rank gets the CPU time that it needs for a step (see ``stopwatch.Budget``), or 0 if unknown.
     """
     by_rank = [0.0] * (3 * ranks)
     by_rank[rank::ranks] = compute_s, exposed_s, demanded_s
@@ -54,7 +58,7 @@ def pack(
 
 
 def unpack(total: Sequence[float], ranks: int) -> Agreed:
-    """Split the summed tail into its fields."""
+    """Split the tail, summed over ranks, into its fields."""
     own, times = total[: len(Shared())], list(total[len(Shared()) :])
     return Agreed(Shared(*own), *(times[i * ranks : (i + 1) * ranks] for i in range(3)))
 

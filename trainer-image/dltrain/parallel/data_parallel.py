@@ -1,13 +1,14 @@
 """Data-parallel training: the all-reduce of the gradients overlaps with the backward pass.
 
-Rank r computes the mean loss of its b_r samples. Its gradient is multiplied by b_r / B. The sum over ranks is the
-gradient of the mean over the B samples of the global batch, for every split. The same holds for a mean over tokens.
-Their total number is known only after the reduction, so the gradient is divided by it then.
+Rank r computes the mean loss of its b_r samples, and the gradient of this loss is multiplied by b_r / B. The sum over
+ranks is the gradient of the mean over the B samples of the global batch, no matter how the batch is split. A loss can
+also be a mean over tokens. The total number of tokens is known only after the reduction, so the gradient is divided by
+this number afterwards.
 
-After a backward pass that reaches every parameter, the rank waits for the reduction. So a script finds the global
-batch's gradients in ``p.grad`` and may clip or inspect them, as in one process. If the pass did not reach some
-parameters (such as those of an unused head), another pass may reach them. Then the optimizer's step waits instead, by
-calling ``whole``.
+After a backward pass that reaches every parameter, the rank waits for the reduction. A script therefore finds the
+gradients of the global batch in ``p.grad`` and may clip or inspect them, as in one process. If the backward pass does
+not reach some parameters (such as those of an unused head), another backward pass may reach these. In that case, the
+rank waits in the optimizer's step, which calls ``whole``.
 """
 
 import time
@@ -28,20 +29,23 @@ from dltrain.timing.backward_passes import Passes
 from dltrain.timing.stopwatch import Lap, reading
 
 _DRIVE_S, _DRIVEN = 0.5e-3, 3
-"""Minimum seconds between two checks of running reductions in the backward pass, and the reductions per check."""
+"""Minimum seconds between two checks of running reductions in the backward pass, and number of reductions per check."""
 
 
 def square_of(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the squared norm of all tensors together. Read all norms at once, because each read waits for the GPU."""
+    """Return the squared norm of all tensors together.
+
+    All norms are copied to main memory at once, because each copy waits for the GPU.
+    """
     norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
     return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
 
 
 class DataParallel(Placement):
-    """Reduce gradients over ranks by buckets. Hooks start a bucket's reduction once all its gradients are computed.
+    """Reduce gradients over ranks in buckets. A hook starts the reduction of a bucket when its gradients are computed.
 
-    Reductions start in the same order on every rank, whatever order the backward pass completes the buckets in. Hooks
-    also make progress on pending messages, because MPI does so only inside calls.
+    Reductions start in the same order on every rank, even if the backward pass completes buckets in another order.
+    Hooks also make progress on pending messages, because MPI makes progress only inside calls.
     """
 
     def __init__(
@@ -54,33 +58,34 @@ class DataParallel(Placement):
     ) -> None:
         """Allocate the buffer and register the hooks.
 
-        ``collective``: makes the collective that reduces the buckets. ``tail``: number of values shared at every step.
-        ``zeros``: allocates the buffer, by default with torch.
+        ``collective``: returns the collective that reduces the buckets. ``bucket_nbytes``: maximum size of a bucket.
+        ``tail``: number of values that ranks share at every step. ``zeros``: allocates the buffer for (number of
+        elements, dtype, device); by default torch allocates it.
         """
         parameters = list(parameters)
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         self.buffer = GradientBuffer(parameters, bucket_nbytes, tail, zeros, marked=not self.sharded)
         self.collective = collective(self.buffer.slices)
         self.exposed_s = 0.0
-        """Time of the last step spent waiting for the reduction, not overlapped with the backward pass."""
+        """Seconds of the last step in which this rank waited for the reduction and did not compute."""
         self.waited = Lap()
-        """Time of the current step in which the script's calls waited for other ranks."""
+        """Time of the current step in which calls of the script, such as ``backward``, waited for other ranks."""
         self.passes = Passes(self.buffer.flat.device)
         """Backward passes of the current step."""
         self.sum_s = 0.0
-        """Time of the last step from the start of the first reduction to the end of the last one."""
+        """Seconds of the last step from the start of the first reduction to the end of the last one."""
         self._sums_began = 0.0
         self.square = 0.0
-        """Squared norm of this rank's part of the last gradient, if the gradient is divided among ranks."""
+        """Squared norm of this rank's part of the last gradient. 0 if every rank has the whole gradient."""
         self.square_at: int | None = None
-        """Position of this rank's (weight * squared gradient norm) in the tail. None: not shared."""
+        """Index in the tail for the product of this rank's weight and squared gradient norm. None: do not share it."""
         self.measured_norm = 0.0
         """Norm of the global batch's gradient before the script changes it. Set only if ``square_at`` is set."""
         self.weight_at: int | None = None
-        """Position of the sum of loss weights in the tail. The gradient is divided by this sum. None: no division."""
+        """Index in the tail of the sum of loss weights, by which the gradient is divided. None: do not divide."""
         self._own_square: torch.Tensor | float = 0.0
         self._summed: list[float] = []
-        """Marks and tail, summed over ranks."""
+        """Marks and tail of the buffer (see ``gradient_buffer``), summed over ranks."""
         self._bucket_of = {p: i for i, bucket in enumerate(self.buffer.buckets) for p in bucket.parameters}
         self._missing: list[int] = []
         self._works: list[Work] = []
@@ -102,7 +107,9 @@ class DataParallel(Placement):
         ]
 
     def begin(self, weight: float, shared: list[float]) -> None:
-        """Zero the gradients and open a step. ``weight``: b_r / B. ``shared``: this rank's values for the tail.
+        """Zero the gradients and open a step.
+
+        ``weight``: this rank's fraction of the global batch. ``shared``: this rank's values for the tail.
 
         Raise MisuseError if the script has made frozen parameters trainable.
         """
@@ -126,9 +133,10 @@ class DataParallel(Placement):
         self._open, self._finished, self._left = True, False, 1.0
 
     def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
-        """Write ``values`` into the tail from ``position`` on. Return False if no step is open or its tail was sent.
+        """Write ``values`` into the tail, starting at index ``position``.
 
-        Copy tensors without reading them, because reading would wait for the forward pass on a GPU.
+        Return False if no step is open or if the tail was already sent. Tensors are copied without being read,
+        because reading would wait for the forward pass on a GPU.
         """
         if not self._open or len(self._works) == len(self.buffer.buckets):
             return False
@@ -138,19 +146,22 @@ class DataParallel(Placement):
         return True
 
     def weigh(self, weight: float) -> None:
-        """Replace the weight of this step. Raise MisuseError once the backward pass has begun."""
+        """Replace the weight of this rank's loss in this step. Raise MisuseError if the backward pass has begun."""
         if not self._open or self._works or self._reached:
             raise MisuseError("t.weigh: found a call after backward() has begun; expected it before backward()")
         self._weight = weight
 
     def unscaled(self, scale: float, left: float) -> None:
-        """Record after ``finish`` that losses had the factor ``scale`` and gradients still have the factor ``left``."""
+        """Record, after ``finish``, the effect of a GradScaler.
+
+        ``scale``: factor by which losses were multiplied. ``left``: factor that gradients still contain.
+        """
         self.measured_norm /= scale
         self._left = left
         self._seen()
 
     def rescale_residuals(self, factor: float) -> None:
-        """Scale the residuals of gradient compression; see ``Collective``."""
+        """Multiply the residuals of gradient compression (rounding errors of earlier steps) by ``factor``."""
         self.collective.rescale_residuals(factor)
 
     def gradient_norm(self) -> float:
@@ -185,7 +196,10 @@ class DataParallel(Placement):
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Accumulate gradients of backward passes inside the context. The first pass after it ends the step."""
+        """Accumulate the gradients of backward passes inside the context, without reducing them.
+
+        The first backward pass after the context reduces the accumulated gradients.
+        """
         self._accumulates = True
         try:
             yield
@@ -210,7 +224,10 @@ class DataParallel(Placement):
         return self._summed[len(self.buffer.marks) :]
 
     def whole(self) -> None:
-        """Wait until gradients are those of the global batch. Raise PeerLostError and MisuseError as in ``finish``."""
+        """Wait until ``p.grad`` contains the gradients of the global batch.
+
+        Raise PeerLostError, and MisuseError if the script changed gradients before their reduction.
+        """
         if self._version not in (None, self.buffer.flat._version) and (self.sharded or not self._whole):
             raise MisuseError(
                 "found gradients changed between backward() and opt.step() before they were reduced over ranks: "
@@ -249,14 +266,17 @@ class DataParallel(Placement):
         self._seen()
 
     def _catch_up(self) -> None:
-        """Wait for the GPU. Otherwise its work would count as time spent waiting for other ranks.
+        """Wait for the GPU. Otherwise the time of its work would count as waiting for other ranks.
 
-        This loses no overlap, because all further work needs the reduced gradients.
+        The wait does not reduce the overlap of work, because all further work needs the reduced gradients.
         """
         finish(self.buffer.flat.device)
 
     def _backward_ended(self) -> None:
-        """Finish a backward pass. The autograd engine also calls this after a nested pass (a reentrant checkpoint)."""
+        """Finish a backward pass: if all reductions have started, wait for them.
+
+        The autograd engine also calls this after a nested backward pass (of a reentrant checkpoint).
+        """
         self._queued = False
         self.passes.end()
         if self._lost is not None or self._whole or self.sharded or len(self._works) < len(self.buffer.buckets):
@@ -273,7 +293,7 @@ class DataParallel(Placement):
         self.exposed_s += spent.wall_s
 
     def _seen(self) -> None:
-        """Store the version counter of the gradients' memory, to detect later changes by the script."""
+        """Store the version counter of the gradients' memory, with which later changes by the script are detected."""
         if self._version is not None or self._reached:
             self._version = self.buffer.flat._version
 
@@ -312,9 +332,10 @@ class DataParallel(Placement):
         return ready
 
     def _drive(self) -> None:
-        """Make progress on the oldest reductions, which fill the network links, at most once per ``_DRIVE_S``.
+        """Make progress on the oldest running reductions, at most once in ``_DRIVE_S`` seconds.
 
-        A test of an unfinished reduction yields the CPU. That suits a waiting process, but slows the backward pass.
+        The oldest few are enough to use the whole bandwidth. Calls are rare, because testing an unfinished reduction
+        yields the CPU, which would slow down the backward pass.
         """
         now = time.perf_counter()
         if now - self._driven < _DRIVE_S:
@@ -348,7 +369,7 @@ class DataParallel(Placement):
         self.collective.abandon()
 
     def retire(self) -> None:
-        """Remove the hooks after a loss of ranks. Keep the collective's memory: messages may still arrive in it."""
+        """Remove the hooks after ranks were lost. Do not free the collective's memory: messages may still arrive."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -1,10 +1,10 @@
 """One contiguous buffer that holds all gradients, and its buckets.
 
-Parameters are in reverse order, because the backward pass reaches the last ones first. So the first bucket is complete
-early in the backward pass. ``p.grad`` is a view of the buffer, so that nothing is copied. The last bucket ends with
-*marks* and a *tail*. Each mark counts the ranks whose backward pass reached one parameter. The tail holds numbers that
-ranks share at every step (loss, stop flag, timings). Marks and tail are summed with the gradients, without an extra
-message.
+A bucket is a part of the gradients that one all-reduce sums. Parameters are in reverse order, because the backward pass
+reaches the last ones first, so that the first bucket is complete early. ``p.grad`` is a view of the buffer, so that
+nothing is copied. The last bucket ends with *marks* and a *tail*. There is one mark for each parameter; summed, it is
+the number of ranks whose backward pass reached the parameter. The tail contains numbers that ranks share at every step
+(loss, stop flag, timings). Marks and tail are summed together with the gradients, without an extra message.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,23 +16,26 @@ from torch import Tensor
 from dltrain.protocol.errors import MisuseError
 
 ALIGNED_NBYTES = 64
-"""Alignment of buckets in bytes. NCCL copies 16 bytes at a time only if both sides are aligned; vectors and cache lines
-of CPUs have 64."""
+"""Alignment of buckets in bytes.
+
+NCCL copies 16 bytes at a time only if source and target are aligned. Vectors and cache lines of CPUs have 64 bytes.
+"""
 
 
 @dataclass(frozen=True)
 class Bucket:
     start: int
     stop: int
-    """Range of elements in the buffer."""
+    """The bucket consists of the elements from ``start`` to ``stop`` (exclusive) of the buffer."""
     parameters: tuple[int, ...]
     """Indices of the bucket's parameters in ``GradientBuffer.parameters``."""
 
 
 def plan_buckets(sizes: Iterable[int], max_size: int, align: int = 1) -> list[Bucket]:
-    """Divide parameters with these ``sizes`` (elements) in order into buckets that begin at multiples of ``align``.
+    """Divide parameters into buckets, in order. ``sizes``: number of elements of each parameter.
 
-    A bucket has at most ``max_size`` elements, or holds one larger parameter.
+    A bucket has at most ``max_size`` elements, or consists of one larger parameter. Buckets begin at multiples of
+    ``align`` elements.
     """
     buckets: list[Bucket] = []
     start = stop = 0
@@ -50,7 +53,7 @@ def plan_buckets(sizes: Iterable[int], max_size: int, align: int = 1) -> list[Bu
 
 
 class GradientBuffer:
-    """A contiguous buffer with the gradients of ``parameters``, their marks, and ``tail`` shared numbers."""
+    """A contiguous buffer with the gradients of parameters, the marks of the parameters, and the tail."""
 
     def __init__(
         self,
@@ -61,7 +64,10 @@ class GradientBuffer:
         *,
         marked: bool = False,
     ) -> None:
-        """Allocate the buffer. ``zeros``: allocates it, by default with torch. ``marked``: add marks.
+        """Allocate the buffer.
+
+        ``bucket_nbytes``: maximum size of a bucket. ``tail``: number of shared numbers. ``zeros``: allocates the buffer
+        for (number of elements, dtype, device); by default torch does. ``marked``: add marks to the buffer.
 
         Raise MisuseError if no parameter is trainable, or if parameters differ in dtype or device.
         """
@@ -72,7 +78,8 @@ class GradientBuffer:
             raise MisuseError(f"model: found {found}; expected trainable parameters of one dtype on one device")
         dtype, device = kinds.pop()
         sizes = [p.numel() for p in self.parameters]
-        # Sharded buffers have no gaps, because other buffers with the same layout depend on parameter sizes only.
+        # The sharded optimizer (``marked`` is false) needs a buffer without gaps, because its buffer of parameters has
+        # the same layout.
         align = ALIGNED_NBYTES // dtype.itemsize if marked else 1
         self.buckets = plan_buckets(sizes, max(1, bucket_nbytes // dtype.itemsize), align)
         gradients = self.buckets[-1].stop
@@ -102,27 +109,27 @@ class GradientBuffer:
             parameter.grad = view
 
     def set_tail(self, numbers: Sequence[float]) -> None:
-        """Write the tail."""
+        """Write ``numbers`` into the tail."""
         _fill(self.tail, numbers)
 
     def mark(self, reached: Collection[int]) -> None:
-        """Set the marks of the parameters with these indices."""
+        """Set the marks of the parameters with the indices ``reached`` to 1, and all other marks to 0."""
         if len(reached) == len(self.marks):
             self.marks.fill_(1)
         else:
             _fill(self.marks, [float(index in reached) for index in range(len(self.marks))])
 
     def adopt(self, index: int) -> bool:
-        """If ``p.grad`` of parameter ``index`` was replaced, copy it into the buffer and restore the view.
+        """If another tensor replaced ``p.grad`` of parameter ``index``, copy it into the buffer and restore the view.
 
-        Return True if another tensor had replaced the view. Raise MisuseError if that tensor is part of a graph.
+        Return True if a tensor was copied. Raise MisuseError if the other tensor is part of an autograd graph.
         """
         parameter, view = self.parameters[index], self.views[index]
         gradient = parameter.grad
         if gradient is view:
             return False
         if gradient is None:
-            parameter.grad = view  # other ranks may have one
+            parameter.grad = view  # other ranks may have a gradient for it
             return False
         if gradient.requires_grad:
             raise MisuseError(
@@ -142,7 +149,7 @@ def _like(parameter: Tensor, part: Tensor) -> Tensor:
 
     torch's fused optimizers reject gradients in another format, and its multi-tensor optimizers are slow with them.
     """
-    dense = torch.empty_like(parameter, device="meta")  # keeps the memory format of a dense tensor
+    dense = torch.empty_like(parameter, device="meta")  # has the memory format of a dense tensor
     return part.as_strided(parameter.shape, dense.stride()) if parameter.numel() else part.view(parameter.shape)
 
 

@@ -1,4 +1,4 @@
-"""Set up the gradient all-reduce of a plan: memory, algorithm, and the choice of algorithms by measurement."""
+"""Set up the all-reduce of gradients for a plan: its memory, and its algorithm, which may be chosen by measurement."""
 
 import sys
 from collections.abc import Sequence
@@ -19,10 +19,12 @@ from dltrain.protocol.rank_messages import Chosen, Summing
 from dltrain.protocol.reporter import RankReporter
 
 _BUCKETS, _MIN_NBYTES = 8, 256 * 2**10
-"""A small model has at most this many buckets, each of at least this size. A single bucket would be reduced only after
-the backward pass."""
+"""Maximum number of buckets of a small model, and the minimum size of these buckets in bytes.
+
+One bucket would not be enough, because it would be reduced only after the backward pass.
+"""
 Choices = list[list[Any]]
-"""Each choice as [size class, algorithm, segment size in bytes], as stored in a checkpoint (JSON)."""
+"""Choices of all-reduce algorithms for a checkpoint (JSON): [size class, algorithm, segment size in bytes]."""
 
 
 def data_parallel(
@@ -32,9 +34,11 @@ def data_parallel(
     tail: int,
     before: DataParallel | None = None,
 ) -> DataParallel:
-    """Return a plan's data-parallel strategy. ``before``: the previous strategy, whose measurements are reused.
+    """Return the data-parallel strategy of a plan.
 
-    All ranks must call it together. Raise PeerLostError, and BadInputError for gradient compression on a GPU.
+    ``tail``: number of values that ranks share at every step. ``before``: the strategy of the process group before it
+    shrank, whose measurements of algorithms are reused. All ranks must call this together. Raise PeerLostError,
+    and BadInputError for gradient compression on a GPU.
     """
     if plan.compression and any(parameter.is_cuda for parameter in parameters):
         raise BadInputError("spec.gradientCompression", "gradients on a GPU", "ranks on CPUs", "remove it")
@@ -62,34 +66,37 @@ def data_parallel(
 
 
 def measured_by(parallel: DataParallel) -> Auto | None:
-    """Return the collective if it measures algorithms, otherwise None. Model parallelism has no such collective."""
+    """Return the collective of ``parallel`` if this collective measures algorithms, otherwise None."""
     collective = getattr(parallel, "collective", None)
     return collective if isinstance(collective, Auto) else None
 
 
 def choices(parallel: DataParallel) -> Choices:
-    """Return the measured choices, for a checkpoint. After a restart, other algorithms would add in another order."""
+    """Return the algorithms that were chosen by measurement, for a checkpoint; an empty list without measurement.
+
+    With the same algorithms, a restarted run adds gradients in the same order.
+    """
     if (auto := measured_by(parallel)) is None:
         return []
     return [[number, pick.strategy, pick.segment_nbytes] for number, pick in sorted(auto.picks.items())]
 
 
 def choices_from_record(sums: Sequence[Summing]) -> Choices:
-    """Convert the choices that ``report`` sent to the form that ``reuse`` takes."""
+    """Convert choices in the form that ``report`` sends to the form that ``reuse`` accepts."""
     return [[size_class(each.nbytes), each.strategy, each.segment_nbytes] for each in sums]
 
 
 def reuse(parallel: DataParallel, picks: Choices) -> None:
-    """Reduce gradients with the algorithms of an earlier run, where possible. All ranks must call it together.
+    """Use the algorithms ``picks`` of an earlier run, if ``parallel`` would otherwise choose them by measurement.
 
-    Raise PeerLostError.
+    All ranks must call this function together. Raise PeerLostError.
     """
     if (auto := measured_by(parallel)) is not None:
         auto.reuse({number: Pick(name, segment) for number, name, segment in picks})
 
 
 def report(parallel: DataParallel, reporter: RankReporter) -> None:
-    """Report the all-reduce algorithms to the agent and the log."""
+    """Report the all-reduce algorithms that were chosen by measurement to the agent and, on rank 0, to the log."""
     if (auto := measured_by(parallel)) is None:
         return
     picks = sorted(auto.picks.items())

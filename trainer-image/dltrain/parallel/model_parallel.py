@@ -1,7 +1,8 @@
 """Common base of pipeline and tensor parallelism: each rank holds a part of the model and processes all samples.
 
-Ranks reduce only the numbers of the tail, and gradients of parameters that several stages hold. The script's model is
-split in place: its parameters become smaller or empty. The script's optimizer keeps only this rank's parameters.
+Ranks sum only the shared numbers (the tail, see ``buffer_tail``) and gradients of parameters that several ranks have.
+The script's model object is modified: its parameters become this rank's parts, which may be empty. The script's
+optimizer then contains only this rank's parameters.
 
 Rank 0 gathers the whole model and optimizer state in main memory for checkpoints, so that another number of ranks or
 another strategy can resume from them.
@@ -28,7 +29,7 @@ from dltrain.timing.stopwatch import Lap
 
 @dataclass(frozen=True)
 class Cut:
-    """A part of a tensor: the entries ``index`` of dimension ``dim``."""
+    """A part of a tensor: the entries with the indices ``index`` along the dimension ``dim``."""
 
     dim: int
     index: Tensor
@@ -38,11 +39,11 @@ class Cut:
 
 
 Held = Mapping[str, Cut | None]
-"""A rank's part of each parameter that it holds, by name. None: the whole parameter."""
+"""Name of a parameter → the part of this parameter that a rank has. None: the rank has the whole parameter."""
 
 
 class ModelParallel(DataParallel):
-    """Tail, checkpoints and optimizer for a model that is split over the ranks."""
+    """Base class for a model that is split over the ranks: shared numbers, checkpoints and the optimizer."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class ModelParallel(DataParallel):
         held_by: Callable[[int], Held],
         tail: int,
     ) -> None:
-        """Split ``model`` and ``optimizer``. ``held_by``: returns the parts that a rank holds.
+        """Split ``model`` and ``optimizer``. ``held_by``: returns the parts of parameters that the given rank has.
 
         Raise ValueError for a model with buffers or with two names for one parameter, or an optimizer with state.
         """
@@ -67,8 +68,10 @@ class ModelParallel(DataParallel):
         self._held = held_by(process_group.rank)
         before = [held_by(rank) for rank in range(process_group.rank)]
         self._reported = {n for n, c in self._held.items() if c is not None or not any(n in held for held in before)}
-        """Parameters that this rank contributes to checkpoints and norms. The lowest rank that holds one contributes
-        it."""
+        """Names of the parameters that this rank contributes to checkpoints and norms.
+
+        If several ranks have the same whole parameter, the lowest of these ranks contributes it.
+        """
         with torch.no_grad():
             for name, parameter in named.items():
                 if name not in self._held:
@@ -94,7 +97,7 @@ class ModelParallel(DataParallel):
         return []
 
     def finish(self) -> list[float]:
-        """Complete the gradients of this rank's parameters. Return the summed tail. Raise PeerLostError."""
+        """Complete the gradients of this rank's parameters. Return the tail, summed over ranks. Raise PeerLostError."""
         assert self._open, "begin comes before finish"
         began = time.perf_counter()
         self._open = False
@@ -111,7 +114,7 @@ class ModelParallel(DataParallel):
         """Add the contributions of other ranks to this rank's gradients. Raise PeerLostError."""
 
     def _wait(self, seconds: float) -> None:
-        """Add time spent waiting for other ranks."""
+        """Add ``seconds`` to the time that this step spent waiting for other ranks."""
         self.waited += Lap(seconds)
 
     def gradient_norm(self) -> float:
@@ -173,7 +176,10 @@ class ModelParallel(DataParallel):
         optimizer.load_state_dict({"state": states, "param_groups": groups})
 
     def _gathered(self, mine: dict[str, Tensor], name_of: Callable[[str], str]) -> dict[str, Tensor]:
-        """Assemble the tensors of all ranks on rank 0. ``name_of``: returns the name of an entry's parameter."""
+        """Return whole tensors, assembled from ``mine`` of all ranks, on rank 0; an empty dictionary elsewhere.
+
+        ``name_of``: returns the name of the parameter to which the entry with this key belongs.
+        """
         from safetensors.torch import load, save
 
         whole: dict[str, Tensor] = {}
@@ -182,7 +188,7 @@ class ModelParallel(DataParallel):
             held = self._held_by(rank)
             for entry, tensor in load(part).items():
                 shape, part_of = self.shapes[name_of(entry)].shape, held[name_of(entry)]
-                if part_of is None or tensor.dim() != len(shape):  # or one number for a whole parameter
+                if part_of is None or tensor.dim() != len(shape):  # or a number for a whole parameter
                     whole[entry] = tensor
                 else:
                     there = whole.setdefault(entry, torch.empty(shape, dtype=tensor.dtype))

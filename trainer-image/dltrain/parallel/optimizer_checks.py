@@ -21,7 +21,10 @@ def check_trained(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def check_late(strange: Sequence[nn.Parameter]) -> None:
-    """Raise MisuseError if, after ``t.wrap``, the optimizer got parameters ``strange`` that are not the model's."""
+    """Raise MisuseError if ``strange`` is not empty.
+
+    ``strange``: parameters that the optimizer got after ``t.wrap`` and that do not belong to the model.
+    """
     if strange:
         raise MisuseError(
             f"optimizer: found parameters {[tuple(p.shape) for p in strange]} that the model did not have in t.wrap; "
@@ -31,7 +34,10 @@ def check_late(strange: Sequence[nn.Parameter]) -> None:
 
 
 def without_closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise MisuseError if ``optimizer.step()`` gets a closure, because its gradients would not be reduced."""
+    """Raise MisuseError if the arguments of ``optimizer.step`` contain a closure.
+
+    The gradients that a closure computes would not be reduced over ranks. ``args``: the optimizer, then arguments.
+    """
     if any(given is not None for given in (*args[1:], kwargs.get("closure"))):  # args[0]: the optimizer
         raise MisuseError(
             f"{type(optimizer).__name__}.step: found a closure; expected none, because ranks reduce gradients before "

@@ -1,8 +1,8 @@
-"""Pipeline parallelism: rank s holds stage s of the model, and micro-batches pass from stage to stage.
+"""Pipeline parallelism: rank s has stage s of the model, and micro-batches pass from stage to stage.
 
-Activations go to the next rank and gradients to the previous one. Both go through main memory, because the image's MPI
-cannot read GPU memory. Messages are divided into segments so small that MPI sends them without a handshake, while the
-sender computes.
+Each rank sends activations to the next rank and gradients to the previous one. Both go through main memory, because the
+MPI of the trainer image cannot read GPU memory. Messages are divided into segments so small that MPI sends them
+without a handshake, while the sender computes.
 """
 
 import time
@@ -25,19 +25,23 @@ from dltrain.parallel.pipeline_stages import costs, cut, sizes, turns
 from dltrain.protocol.errors import BadInputError
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) → mean loss."""
+"""Function that returns the mean loss for (outputs, targets)."""
 
 
 class Neighbours:
     """Exchange of tensors in main memory with the previous and the next rank."""
 
     def __init__(self, comm: Any, segment_nbytes: int, waited: Callable[[float], None]) -> None:
-        """Prepare the exchange. ``comm``: its own communicator. ``waited``: called with the seconds of each wait."""
+        """Prepare the exchange.
+
+        ``comm``: an MPI communicator that nothing else uses. ``segment_nbytes``: maximum size of a message.
+        ``waited``: called with the seconds of each wait for another rank.
+        """
         self.comm, self._segment_nbytes, self._waited = comm, segment_nbytes, waited
         self._sending: list[tuple[Any, Tensor]] = []
 
     def send(self, tensor: Tensor, peer: int) -> None:
-        """Start to send ``tensor``, which must not change afterwards."""
+        """Start to send ``tensor`` to the rank ``peer``. The tensor must not change afterwards."""
         from mpi4py import MPI
 
         host = tensor.detach().cpu().contiguous()
@@ -49,7 +53,7 @@ class Neighbours:
         self.progress()
 
     def receive(self, tensor: Tensor, peer: int) -> None:
-        """Receive into ``tensor``, which must be in main memory."""
+        """Receive data from the rank ``peer`` into ``tensor``, which must be in main memory."""
         from mpi4py import MPI
 
         began = time.perf_counter()
@@ -61,7 +65,7 @@ class Neighbours:
         self._waited(time.perf_counter() - began)
 
     def progress(self) -> None:
-        """Make progress on pending messages, which MPI does only inside calls."""
+        """Make progress on pending messages. MPI makes progress only inside calls."""
         from mpi4py import MPI
 
         try:
@@ -118,7 +122,7 @@ class Pipeline(ModelParallel):
         self._tied = self._ties(held_by)
 
     def _ties(self, held_by: Callable[[int], Held]) -> list[tuple[nn.Parameter, MpiAllreduce]]:
-        """Return (parameter, all-reduce for its gradient) for each parameter that this stage shares with others."""
+        """Return (parameter, all-reduce for its gradient) for each parameter that other stages have, too."""
         found = []
         held = [held_by(stage) for stage in range(self.stages)]
         for name in self.shapes:
@@ -131,10 +135,10 @@ class Pipeline(ModelParallel):
         return found
 
     def run(self, x: Tensor, y: Tensor, loss_of: LossOf) -> Tensor | None:
-        """Process a batch forward and backward in micro-batches. Return its mean loss on the last stage, else None.
+        """Run the forward and backward passes of a batch in micro-batches, together with all other stages.
 
-        Only the first stage uses the content of ``x``, and only the last stage that of ``y``; others use their lengths.
-        Raise PeerLostError.
+        Return the batch's mean loss on the last stage, and None on other stages. Only the first stage uses the content
+        of the inputs ``x``, and only the last stage uses the content of the targets ``y``. Raise PeerLostError.
         """
         parts = sizes(len(y), self.micro_batches)
         xs, ys = torch.split(x, list(parts)), torch.split(y, list(parts))

@@ -1,9 +1,9 @@
-"""Pipeline stages: how layers are split into stages, and the schedule of micro-batches in a stage.
+"""The split of layers into pipeline stages, and the order of micro-batches in each stage.
 
-A stage first runs as many forward passes as there are stages after it. Then it alternates between a forward and a
-backward pass (1F1B: Narayanan et al. 2021, section 2.2.1). For p stages and k micro-batches, the bubble is as in GPipe
-(Huang et al. 2019): p - 1 of k + p - 1 slots. But stage s holds the activations of at most p - s micro-batches instead
-of all k.
+A stage first runs as many forward passes as there are stages after it. It then alternates between a forward pass and a
+backward pass (1F1B: Narayanan et al. 2021, section 2.2.1). With p stages and k micro-batches, a stage is idle for p - 1
+of k + p - 1 passes, as in GPipe (Huang et al. 2019). But stage s stores the activations of at most p - s micro-batches
+instead of all k.
 """
 
 import copy
@@ -31,10 +31,11 @@ class Cost:
 
 
 def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
-    """Return the cost of each layer, counted on PyTorch's meta device without computing. ``sample``: a batch of one.
+    """Return the cost of each layer, counted on PyTorch's meta device without computing.
 
-    A backward pass has twice the operations of a forward pass: once for the gradients of weights, once for those of the
-    input. The first layer with parameters needs no gradient of its input.
+    ``sample``: an input with batch size 1. A backward pass has twice the operations of a forward pass: once for the
+    gradients of the weights, and once for the gradients of the input. The first layer with parameters does not compute
+    the gradients of its input.
     """
     twin = copy.deepcopy(model).to("meta")
     x, found = sample.to("meta"), list[Cost]()
@@ -49,11 +50,10 @@ def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
 
 
 def cut(costs: Sequence[Cost], stages: int) -> list[int]:
-    """Return the index of each stage's first layer. Stages are contiguous, and each has a parameter.
+    """Return the index of each stage's first layer. Stages are contiguous, and each stage has at least one parameter.
 
-    The split minimizes the operations of the costliest stage, and then the parameters of the largest stage. It is
-    exact, by dynamic programming over the splits. Raise ValueError if there are fewer layers with parameters than
-    stages.
+    Among all splits, dynamic programming finds one that minimizes the operations of the costliest stage and, among
+    these, the parameters of the largest stage. Raise ValueError if there are fewer layers with parameters than stages.
     """
     able = sum(cost.parameters > 0 for cost in costs)
     if able < stages:
@@ -79,7 +79,7 @@ def cut(costs: Sequence[Cost], stages: int) -> list[int]:
 
 
 class Turn(NamedTuple):
-    """A stage's pass over one micro-batch."""
+    """A forward or backward pass of a stage over one micro-batch. ``micro_batch``: its number, from 0."""
 
     kind: Literal["forward", "backward"]
     micro_batch: int

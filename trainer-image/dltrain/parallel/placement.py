@@ -1,6 +1,6 @@
-"""The parts of the batch, the model and the optimizer that each rank holds.
+"""The parts of the batch, the model and the optimizer that each rank has.
 
-By default, a rank holds the whole model and optimizer, and its part of the batch. Some strategies override this.
+By default, a rank has the whole model and optimizer, and a part of the batch. Some strategies override this.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from dltrain.batch.sampling import Part, Sampler
 
 
 class Placement:
-    """One rank's parts, and the whole model and optimizer for checkpoints, comparisons and evaluations."""
+    """Base class for the parts of one rank. It also assembles the whole model and optimizer for checkpoints."""
 
     sharded = False
     """True if a rank gets only its part of the reduced gradient. A script then cannot use ``p.grad``."""
@@ -53,7 +53,10 @@ class Placement:
         return optimizer.state_dict()
 
     def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Load this rank's part of the whole optimizer's state. Restore the memory format, which files lack."""
+        """Load this rank's part of the whole optimizer's state.
+
+        Restore the memory format of the state (such as channels_last), which checkpoint files do not contain.
+        """
         optimizer.load_state_dict(whole)
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
@@ -61,8 +64,14 @@ class Placement:
                     state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def any_rank(self, found: bool) -> bool:
-        """Return True if ``found`` is true on any rank. By default, every rank checks all gradients, so all agree."""
+        """Return True if ``found`` is true on any rank.
+
+        The default returns ``found``, because every rank checks all gradients and has the same result.
+        """
         return found
 
     def spread(self) -> None:
-        """Send updated parameters to the ranks that did not update them. By default, every rank updates all."""
+        """Send updated parameters to the ranks that did not update them.
+
+        The default does nothing, because every rank updates all parameters.
+        """

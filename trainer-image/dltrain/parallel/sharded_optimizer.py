@@ -1,8 +1,9 @@
-"""Sharded optimizer (ZeRO-1): each rank updates its part of the parameters and holds the optimizer state for it.
+"""Sharded optimizer (ZeRO-1): each rank owns a part of the parameters. It updates this part and stores its state.
 
-A reduce-scatter sums each part of the gradients at its owner. The owners update their parts, and an all-gather
-distributes the new parameters. The traffic is that of one all-reduce, and optimizer state takes 1/n of the memory
-(Rajbhandari et al. 2020, stage 1). For element-wise optimizers the result equals that of replicated ones.
+A reduce-scatter sums each part of the gradients on the rank that owns the part. The ranks update their parts, and an
+all-gather distributes the new parameters. The traffic is the same as that of one all-reduce, and with n ranks the
+optimizer state takes 1/n of the memory (Rajbhandari et al. 2020, stage 1). For element-wise optimizers the result is
+that of replicated optimizers.
 
 Parameters become views of one buffer with the same layout as the gradients. In the script's optimizer, this rank's
 shards of that buffer replace the parameters, so that learning rates, groups and hyperparameters apply unchanged.
@@ -28,7 +29,7 @@ from dltrain.protocol.errors import BadInputError
 
 ELEMENTWISE = (SGD, Adam, AdamW, RMSprop)
 _STATE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg")
-"""Names of the per-element state of these optimizers. The only other state is ``step``."""
+"""Names of the state that ``ELEMENTWISE`` optimizers have for each element. Their only other state is ``step``."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Shard:
     """The part of one parameter that this rank owns."""
 
     parameter: nn.Parameter
-    """One-dimensional view of the parameter buffer."""
+    """The part's values: a one-dimensional view of the buffer with all parameters."""
     start: int
     stop: int
-    """Range of elements in the whole parameter."""
+    """The part consists of the elements from ``start`` to ``stop`` (exclusive) of the whole parameter."""
     gradient: Tensor
 
 
@@ -58,7 +59,10 @@ class OptimizerParallel(DataParallel):
         bucket_nbytes: int,
         tail: int,
     ) -> None:
-        """Shard the parameters. ``collective``: makes the reduce-scatter. ``gather``: makes the all-gather.
+        """Shard the parameters.
+
+        ``collective``: returns the reduce-scatter for buffers. ``gather``: returns the all-gather for buffers.
+        ``bucket_nbytes``: maximum size of a bucket. ``tail``: number of values that ranks share at every step.
 
         Raise BadInputError for an optimizer that is not element-wise, and ValueError for an optimizer with state.
         """
@@ -101,10 +105,10 @@ class OptimizerParallel(DataParallel):
             group["params"] = [self._shards[p].parameter for p in members if p in self._shards]
 
     def finish(self) -> list[float]:
-        """Wait for the reduction as in ``DataParallel``. Only this rank's shards get reduced gradients.
+        """Wait for the reduction. Return the tail, summed over ranks. Only this rank's shards get reduced gradients.
 
-        A frozen parameter gets no gradient. A parameter that was not used gets zero, so that all its shards count the
-        same number of steps.
+        The shard of a frozen parameter gets no gradient. The shard of a parameter that the backward pass did not reach
+        gets the gradient 0, so that all shards of the parameter count the same number of steps.
         """
         self._divide_groups()
         shared = super().finish()
@@ -133,18 +137,18 @@ class OptimizerParallel(DataParallel):
         self.exposed_s += time.perf_counter() - began
 
     def gradient_norm(self) -> float:
-        """Return the gradient norm of this rank's shards. It is not finite if a gradient in them is not finite."""
+        """Return the gradient norm of this rank's shards. The norm is not finite if a gradient is not finite."""
         return sqrt(self.square) if self.square < inf else self.square
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the ``state_dict()`` of an equivalent replicated optimizer. Any number of ranks can resume from it.
 
-        For each kind of state in turn, ranks exchange their shards in the gradient buffer, which is unused between
-        steps. Raise PeerLostError.
+        For one kind of state after another, ranks exchange the state of their shards in the gradient buffer, which is
+        not used between steps. Raise PeerLostError.
         """
         own = {p: optimizer.state.get(s.parameter, {}) for p, s in self._shards.items()}
         present = [key for state in own.values() for key, value in state.items() if value is not None]
-        # Steps of each parameter; fewer if it was frozen for some of them
+        # Number of steps of each parameter. A parameter that was frozen for some time has fewer steps.
         counted = [float(own.get(p, {}).get("step", -1)) for p in self.buffer.parameters]
         rows = self._process_group.gather([float(key in present) for key in _STATE] + counted)
         agreed = [max(column) for column in zip(*rows, strict=True)]
@@ -171,7 +175,7 @@ class OptimizerParallel(DataParallel):
         return {"state": states, "param_groups": groups}
 
     def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Load this rank's shards from a replicated optimizer's state."""
+        """Load the state of this rank's shards from ``whole``, the ``state_dict()`` of a replicated optimizer."""
         members = [p for ps in self._groups for p in ps]
         mine = [p for ps in self._groups for p in ps if p in self._shards]
         local = {p: i for i, p in enumerate(mine)}
@@ -202,7 +206,10 @@ class OptimizerParallel(DataParallel):
 def optimizer_parallel(
     plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int
 ) -> OptimizerParallel:
-    """Return a plan's sharded optimizer for several ranks."""
+    """Return the strategy of a plan with a sharded optimizer on several ranks.
+
+    ``tail``: number of values that ranks share at every step.
+    """
     host = plan.ranks[0].host
 
     def collective(buffers: list[Tensor]) -> Collective:

@@ -1,9 +1,9 @@
-"""Tensor parallelism: each pair of linear layers is split, and every rank computes a part of its units.
+"""Tensor parallelism: pairs of linear layers are split, and each rank computes a part of the units between the layers.
 
-The first layer of a pair is split by outputs (columns of the matrix in papers) and the second layer by inputs. So ranks
-exchange nothing between the two layers. There is one all-reduce after the second layer in the forward pass, and one
-before the first layer in the backward pass (Shoeybi et al. 2019, section 3). Attention is split by heads. All other
-layers are on every rank.
+A unit is a feature or an attention head. The first layer of a pair is split by its outputs (columns of the matrix in
+papers) and the second layer by its inputs, so ranks exchange nothing between the two layers. There is one all-reduce
+after the second layer in the forward pass, and one before the first layer in the backward pass (Shoeybi et al. 2019,
+section 3). Every rank has all other layers.
 """
 
 import time
@@ -26,7 +26,7 @@ from dltrain.protocol.errors import BadInputError
 
 
 class ActivationAllReduce:
-    """All-reduce of activations with the plan's collective. Each size has its own buffer."""
+    """All-reduce of activations with the plan's collective. There is one buffer for each size and dtype."""
 
     def __init__(self, plan: Plan, process_group: ProcessGroup, on_time: Callable[[float], None]) -> None:
         """Prepare the all-reduce. ``on_time``: called with the duration of each all-reduce in seconds."""
@@ -34,7 +34,7 @@ class ActivationAllReduce:
         self._by_size: dict[tuple[int, torch.dtype], Collective] = {}
 
     def __call__(self, part: Tensor) -> Tensor:
-        """Return the sum over ranks in a new tensor, bit-identical on all ranks. Raise PeerLostError."""
+        """Return the sum of ``part`` over ranks in a new tensor, bit-identical on all ranks. Raise PeerLostError."""
         began = time.perf_counter()
         key = (part.numel(), part.dtype)
         if key not in self._by_size:
@@ -65,7 +65,7 @@ class ActivationAllReduce:
 
 
 class _Enter(torch.autograd.Function):
-    """The entry of a pair: identity in the forward pass, all-reduce of gradients in the backward pass."""
+    """Function before the first layer of a pair: identity in the forward pass, all-reduce in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, summing: ActivationAllReduce) -> Tensor:
@@ -78,7 +78,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """The exit of a pair: all-reduce of outputs in the forward pass, identity in the backward pass."""
+    """Function after the second layer of a pair: all-reduce in the forward pass, identity in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, summing: ActivationAllReduce) -> Tensor:
@@ -90,13 +90,13 @@ class _Leave(torch.autograd.Function):
 
 
 def units_of(pair: Pair, rank: int, ranks: int) -> range:
-    """Return the units that a rank computes."""
+    """Return the numbers of the units of ``pair`` that ``rank`` computes."""
     counts = apportion(pair.units, [1] * ranks)
     return range(sum(counts[:rank]), sum(counts[: rank + 1]))
 
 
 def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> Held:
-    """Return the parts that ``rank`` holds: its units of each pair of layers, and every unpaired parameter."""
+    """Return the parts of parameters that ``rank`` has: its units of each pair, and all parameters outside of pairs."""
     held: dict[str, Cut | None] = {name: None for name, _ in model.named_parameters()}
     for pair in pairs:
         units, width = units_of(pair, rank, ranks), _linear(model, pair.second).in_features // pair.units
@@ -110,12 +110,15 @@ def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> H
 
 
 class TensorParallel(ModelParallel):
-    """This rank's part of a tensor-parallel model: its units of every pair, and all other layers."""
+    """The strategy of tensor parallelism. A rank has its units of each pair of linear layers, and all other layers."""
 
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int
     ) -> None:
-        """Split the model. Raise BadInputError if it has no pair of layers, or a pair with fewer units than ranks."""
+        """Split the model.
+
+        Raise BadInputError if the model has no pair of linear layers, or a pair with fewer units than ranks.
+        """
         pairs = pairs_of(model)
         units = min((pair.units for pair in pairs), default=0)
         if units < process_group.size:
@@ -151,13 +154,13 @@ def _linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def _summed(first: nn.Linear, second: nn.Linear, summing: ActivationAllReduce) -> None:
-    """Add the all-reduces of tensor parallelism to a pair of layers."""
+    """Add the all-reduces of tensor parallelism before the layer ``first`` and after the layer ``second`` of a pair."""
     first.register_forward_pre_hook(lambda _, args: (_Enter.apply(args[0], summing),))  # type: ignore[no-untyped-call]
     second.forward = _row(second, summing)  # type: ignore[method-assign, assignment]
 
 
 def _row(layer: nn.Linear, summing: ActivationAllReduce) -> Callable[[Tensor], Tensor]:
-    """Return the forward function of a row-split layer. It adds the bias once, after the all-reduce."""
+    """Return the forward function of the second layer of a pair. It adds the bias only once, after the all-reduce."""
 
     def forward(x: Tensor) -> Tensor:
         total: Tensor = _Leave.apply(linear(x, layer.weight), summing)  # type: ignore[no-untyped-call]

@@ -1,1 +1,1 @@
-"""Messages between ranks and agents, the layout of the volume, and the errors that end a run."""
+"""Messages among ranks and agents, the layout of the checkpoint volume, and the errors that end a run."""

@@ -1,8 +1,10 @@
 """Messages between the coordinator and the members of a job: JSON lines over mutual TLS.
 
-The coordinator is usually the agent of the plan's first pod. It connects to every pod of the plan, including its own.
-A member sends ``Welcome`` first and obeys the coordinator with the highest term. Messages about ranks carry the name of
-their ``attempt``, so that messages of an earlier attempt are ignored.
+A member is the part of each pod's agent that obeys the coordinator and controls the ranks of its pod. The coordinator
+is usually the agent of the plan's first pod, and connects to every pod of the plan, including its own. A term is a
+number that rises whenever another coordinator takes over. A member sends ``Welcome`` first and obeys the coordinator
+with the highest term. An attempt is one launch of all ranks. Messages about ranks carry the name of their ``attempt``,
+so that receivers can ignore messages of an earlier attempt.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from dltrain.protocol.rank_messages import RankMessage
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0
-"""If an agent receives nothing for this time, it treats the connection as lost."""
+"""If an agent receives nothing on a connection for this many seconds, it treats the connection as lost."""
 MAX_LINE = 4 * 2**20
 """Maximum length of a line in bytes. It suffices for a plan with several thousand ranks."""
 
@@ -24,8 +26,9 @@ MAX_LINE = 4 * 2**20
 class Welcome(Record):
     """The first message of a member.
 
-    ``term``: the highest term that it has seen (0: none). ``obeys``: the ``boot`` of the coordinator with that term.
-    ``has_coordinator``: True if that coordinator is connected to the member.
+    ``term``: the highest coordinator's term that the member has seen; 0 if it has seen none. ``obeys``: the ``boot`` id
+    of the coordinator with that term (see ``Assign``), or an empty string. ``has_coordinator``: True if that
+    coordinator is connected to the member.
     """
 
     type: Literal["welcome"] = "welcome"
@@ -36,7 +39,10 @@ class Welcome(Record):
 
 
 class Assign(Record):
-    """The coordinator sends the plan; the member answers Assigned or Refused. ``boot``: new UUID per start."""
+    """The coordinator sends the plan as JSON. The member answers Assigned or Refused.
+
+    ``coordinator``: the name of the coordinator's pod. ``boot``: a UUID that each coordinator creates when it starts.
+    """
 
     type: Literal["assign"] = "assign"
     coordinator: str
@@ -60,8 +66,9 @@ class Refused(Record):
 class Prepare(Record):
     """The coordinator starts an attempt. Members end the processes of earlier attempts and answer Prepared.
 
-    ``pods``: the pods of the plan that take part (empty: all). ``faults``, ``trained_s``: number of faults and seconds
-    of training so far, from which ranks choose the checkpoint interval.
+    An attempt is one launch of all ranks. ``pods``: the pods of the plan that take part; empty means all pods.
+    ``faults`` and ``trained_s``: the number of faults and the seconds of training so far, from which ranks choose the
+    checkpoint interval.
     """
 
     type: Literal["prepare"] = "prepare"
@@ -121,7 +128,10 @@ class AttemptEnded(Record):
 
 
 class PhaseNow(Record):
-    """The coordinator sends the job's phase, for readiness and metrics."""
+    """The coordinator sends the job's phase.
+
+    Agents use it for readiness and to decide if a pod may replace a coordinator.
+    """
 
     type: Literal["phase_now"] = "phase_now"
     phase: RunPhase
@@ -197,7 +207,7 @@ _adapter: TypeAdapter[Line] = TypeAdapter(Line)
 
 
 class Channel:
-    """One connection between two agents. ``receive`` returns None once it is closed or silent for too long."""
+    """One connection between two agents, which sends a heartbeat every ``HEARTBEAT_S`` seconds."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -212,7 +222,10 @@ class Channel:
             self._writer.write(line.model_dump_json().encode() + b"\n")
 
     async def receive(self) -> Line | None:
-        """Return the next line that is not a heartbeat. Raise ValueError if a line does not follow this protocol."""
+        """Return the next line that is not a heartbeat, or None if the connection ended or was silent too long.
+
+        Raise ValueError if a line does not follow this protocol.
+        """
         while True:
             try:
                 async with asyncio.timeout(SILENCE_S):

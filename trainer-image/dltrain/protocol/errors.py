@@ -23,11 +23,11 @@ class PeerLostError(RuntimeError):
 
 
 class FencedError(PeerLostError):
-    """A run with a higher term has started. This run must not write anything more."""
+    """Another coordinator has taken over and started a run with a higher term, so this run must stop writing."""
 
 
 class BadInputError(ValueError):
-    """The job cannot succeed as specified. The message states field, value, expectation and remedy."""
+    """The job cannot succeed as specified. The message states the field, its value, the expected value and a remedy."""
 
     def __init__(self, field: str, found: str, expected: str, remedy: str) -> None:
         super().__init__(f"{field}: found {found}; expected {expected}. {remedy[:1].upper()}{remedy[1:]}")
@@ -48,7 +48,7 @@ class CheckpointError(OSError):
 
 
 class SampleError(RuntimeError):
-    """The user's dataset or collate_fn raised an exception, in ``__cause__``. The message names the sample."""
+    """The user's dataset or collate_fn raised the exception ``__cause__``. The message names the sample."""
 
 
 class DeviceMissingError(RuntimeError):
@@ -100,20 +100,27 @@ _REASONS_BY_MESSAGE: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory"), "OutOfMemory"),
 )
-"""(pattern of a RuntimeError's message, failure reason), because torch has no specific class for most errors. First:
-CUDA's messages (cudaGetErrorString) about hardware faults. Second: messages of torch, NCCL, cuBLAS and cuDNN about
-exhausted memory of the device or the machine."""
+"""Pairs (pattern, failure reason): a RuntimeError whose message matches the pattern gets this reason. The message
+decides, because torch has no specific class for most errors. The first pattern matches CUDA's messages
+(cudaGetErrorString) about hardware faults. The second matches messages of torch, NCCL, cuBLAS and cuDNN about exhausted
+memory of the device or the machine."""
 _OURS = str(Path(__file__).parents[1])
 
 
 def _line(error: BaseException) -> str:
-    """Return the script's line that called dltrain, such as ``train.py, line 12: ``, or an empty string."""
+    """Return the place in the user's script that called dltrain, such as ``train.py, line 12: ``.
+
+    Return an empty string if no script is in the error's traceback.
+    """
     script = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_OURS, "<"))]
     return f"{Path(script[-1].filename).name}, line {script[-1].lineno}: " if script else ""
 
 
 def failure(error: BaseException, rank: int, host: str) -> Failure:
-    """Return the failure to report for an exception that ends this rank. The rank must exit with its ``exit_code``."""
+    """Return the failure to report for an exception that ends this rank. The rank must exit with its ``exit_code``.
+
+    ``rank``, ``host``: this rank's number and host name.
+    """
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
     if reason == reasons.TRAINING_ERROR and isinstance(error, RuntimeError):
         reason = next((better for pattern, better in _REASONS_BY_MESSAGE if pattern.search(str(error))), reason)

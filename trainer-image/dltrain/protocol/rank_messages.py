@@ -16,7 +16,8 @@ from dlcontract import CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint
 SOCKET_ENV = "DLTRAIN_SOCKET"
 PLAN_ENV = "DLTRAIN_PLAN"
 MEMORY_ENV = "DLTRAIN_MEMORY"
-"""Name of the variable with the pod's directory for the training state that a restart resumes from."""
+"""Name of the environment variable with the path of the pod's in-memory directory. It stores a copy of the training
+state, from which ranks resume after a restart in the same pod."""
 
 WHERE = signal.SIGUSR2
 """The signal that an agent sends to a hung rank. The rank writes the stack of each thread to its log."""
@@ -37,14 +38,17 @@ EXIT_STOPPED = 143
 
 
 class AttemptPlan(Plan):
-    """The plan that an agent writes for the ranks of one attempt: the operator's plan and the run's history."""
+    """The plan that an agent writes for the ranks of one launch: the operator's plan and the run's history."""
 
     prior_faults: Annotated[int, Field(ge=0, description="Faults of the run before this attempt.")] = 0
     prior_trained_s: Annotated[float, Field(ge=0, description="Training time in steps before this attempt.")] = 0.0
 
     @classmethod
     def of(cls, plan: Plan, **history: float) -> Self:
-        """Return ``plan`` with the run's ``history``. Return an AttemptPlan unchanged if ``history`` is empty."""
+        """Return ``plan`` as an AttemptPlan with the values ``history`` of ``prior_faults`` and ``prior_trained_s``.
+
+        If ``plan`` is an AttemptPlan already and ``history`` is empty, return ``plan`` unchanged.
+        """
         if isinstance(plan, cls) and not history:
             return plan
         return cls.model_validate({name: getattr(plan, name) for name in type(plan).model_fields} | history)
@@ -154,7 +158,7 @@ class Checkpointed(Record):
 
 
 class Resharded(Record):
-    """Local batch sizes change from this step on, within the plan's bounds."""
+    """Local batch sizes change from this step on. ``shares``: the new local batch size of each rank, in samples."""
 
     type: Literal["resharded"] = "resharded"
     rank: int
@@ -174,7 +178,7 @@ class Shrunk(Record):
 
 
 class Busy(Record):
-    """A rank announces work that takes longer than a step, such as an evaluation. It may be silent for ``limit_s``.
+    """A rank announces work such as an evaluation, during which it may send nothing for ``limit_s`` seconds.
 
     Without this message, a rank is treated as hung if it is silent for max(5 s, 10 median steps) after its first step.
     """

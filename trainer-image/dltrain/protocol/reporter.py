@@ -37,7 +37,7 @@ from dltrain.protocol.rank_messages import (
 
 
 class RankReporter:
-    """The connection to the agent, if there is one. ``stop`` is set once this rank is asked to stop."""
+    """A rank's connection to its agent, if there is one. The event ``stop`` is set when this rank is asked to stop."""
 
     def __init__(self, path: str | None) -> None:
         """Connect to the agent's socket at ``path``, if given. Raise OSError if no agent listens there."""
@@ -52,7 +52,11 @@ class RankReporter:
 
     @classmethod
     def open(cls) -> "RankReporter":
-        """Connect as the environment specifies. SIGTERM sets ``stop``; ``WHERE`` writes the stacks to the log."""
+        """Connect to the agent's socket that ``$DLTRAIN_SOCKET`` names, if it is set, and install signal handlers.
+
+        SIGTERM sets ``stop``. The signal ``WHERE``, which agents send to a hung rank, writes the stack of each thread
+        to the log.
+        """
         reporter = cls(os.environ.get(SOCKET_ENV))
         if reporter._socket is not None and signal.getsignal(WHERE) == signal.SIG_DFL:
             faulthandler.register(WHERE)

@@ -1,7 +1,7 @@
-"""Paths of a job's files on the checkpoint volume. This module imports neither torch nor MPI, for the agent's sake.
+"""Paths of a job's files on the checkpoint volume.
 
 ``<directory>/<job>-<uid>/step-0000000100/`` holds a checkpoint. The uid prevents a new job from continuing the training
-of an older job with the same name.
+of an older job with the same name. The agent uses this module, too, so the module imports neither torch nor MPI.
 """
 
 from pathlib import Path
@@ -9,7 +9,8 @@ from pathlib import Path
 from dlcontract import Plan
 
 TERM = "term"
-"""Name of the term file beside the checkpoints. It holds the highest term of any writer."""
+"""Name of the term file beside the checkpoints. A term is a number that rises whenever another coordinator takes over.
+The file contains the highest term of any run that writes checkpoints there."""
 
 
 def job_directory(plan: Plan) -> Path:
@@ -22,7 +23,10 @@ def step_name(step: int) -> str:
 
 
 def claimed_term(plan: Plan) -> int:
-    """Return the highest term of any checkpoint writer, or 0 if there is no readable term file."""
+    """Return the highest coordinator's term of any run of this job that writes checkpoints.
+
+    Return 0 if there is no readable term file.
+    """
     try:
         return term_in(job_directory(plan))
     except OSError:
@@ -30,7 +34,10 @@ def claimed_term(plan: Plan) -> int:
 
 
 def term_in(folder: Path) -> int:
-    """Return the highest term in the term file, or 0 if there is no file or it is damaged. Raise OSError."""
+    """Return the coordinator's term in the term file of ``folder``, or 0 if there is no such file or it is damaged.
+
+    Raise OSError if the file exists but cannot be read.
+    """
     try:
         return int((folder / TERM).read_text() or 0)
     except (FileNotFoundError, ValueError):

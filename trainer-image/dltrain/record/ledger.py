@@ -1,4 +1,4 @@
-"""The coordinator's record of the job's progress. It produces the job's report. No I/O; callers pass the time."""
+"""The coordinator's record of the job's progress. It produces the job's report. It does no I/O and reads no clock."""
 
 from collections import Counter
 
@@ -31,7 +31,8 @@ from dltrain.protocol.rank_messages import (
 HANG_MIN_S = 5.0
 HANG_STEPS = 10.0
 START_DEADLINE_S = 900.0
-"""Maximum time from a rank's first message to its first step. The rank may read a large dataset in between."""
+"""Maximum time in seconds that a rank may be silent before its first step. The rank may read a large dataset in this
+time."""
 
 
 class Ledger:
@@ -73,7 +74,7 @@ class Ledger:
         self._link = (previous.link_latency_s, previous.link_bandwidth_Bps)
 
     def begin_attempt(self, plan: Plan) -> None:
-        """Begin an attempt with the ranks of ``plan``. Discard the state of earlier ranks."""
+        """Begin an attempt (a launch of all ranks) with the ranks of ``plan``. Discard the state of earlier ranks."""
         self._placed = plan
         self._deadlines.clear()
         self._measures.clear()
@@ -82,7 +83,10 @@ class Ledger:
         self.leader = 0
 
     def mark_start(self, **marks: float) -> None:
-        """Set milestones of the start. Do nothing once the first step is complete."""
+        """Set milestones of the start: Unix times by field name of ``StartupMarks``.
+
+        Do nothing after the first step.
+        """
         if self.startup.first_step_unix_s is None:
             self.startup = self.startup.model_copy(update=marks)
 
@@ -127,7 +131,7 @@ class Ledger:
         return transition
 
     def count(self, cause: str) -> None:
-        """Count a restart by its cause. Also count a loss if the other ranks continue."""
+        """Count a restart by its cause. The loss of a rank also counts as a restart if the other ranks continue."""
         self.restarts = dict(Counter(self.restarts) + Counter([cause]))
 
     def forget_rank(self, number: int) -> None:
@@ -141,7 +145,7 @@ class Ledger:
         return None if worst is None or worst[0] <= 0 else (worst[1], worst[2])
 
     def gain_s(self, missing: int, ranks: int) -> float:
-        """Return the seconds that the job would save if ``missing`` of its ``ranks`` returned now, at no cost."""
+        """Return the seconds that the job would save if ``missing`` of its ``ranks`` returned now, without a delay."""
         step = self._step
         return (step.steps - step.step) * step.step_s * missing / ranks if step is not None else 0.0
 

@@ -1,1 +1,1 @@
-"""Measured times of a step."""
+"""Measurement of the duration of training steps and of their parts."""

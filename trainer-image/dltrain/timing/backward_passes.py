@@ -1,9 +1,9 @@
 """Measure the duration of the backward passes of a step.
 
-A pass starts at the loss, if the script called ``t.log``. Otherwise it starts at the first parameter that gets its
-gradient. The forward pass used this parameter last. A pass ends when the autograd engine ends. With gradient
-accumulation, the durations of all passes are added. On a GPU, events in the stream measure the time. They are read
-after the step has waited for the stream.
+A backward pass starts at the loss, if the script passed the loss to ``t.log``. Otherwise it starts when the first
+parameter gets its gradient, which is the parameter that the forward pass used last. A backward pass ends when the
+autograd engine ends. With gradient accumulation, the durations of all passes are added. On a GPU, events in the stream
+measure the time. The events are read after the step has waited for the stream.
 """
 
 import time
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 Moment = Any
-"""Seconds of a clock, or an event in a GPU stream."""
+"""A point in time: seconds of a clock on a CPU, or an event in a GPU's stream."""
 
 
 class Passes:
@@ -23,7 +23,7 @@ class Passes:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step. Discard the passes of the previous step."""
         self._done: list[tuple[Moment, Moment]] = []
         self._began: Moment | None = None
 
@@ -33,14 +33,17 @@ class Passes:
             self._began = self._now()
 
     def end(self) -> None:
-        """Record the end of a pass, which may be nested in another."""
+        """Record the end of a backward pass.
+
+        Do nothing if no start is recorded, as after a pass inside another pass.
+        """
         if self._began is not None:
             self._done.append((self._began, self._now()))
             self._began = None
 
     @property
     def seconds(self) -> float:
-        """Total duration of the step's passes. On a GPU, wait for the stream before reading it."""
+        """Total duration of the step's backward passes. On a GPU, wait for the stream before you read this property."""
         if self._gpu:
             return sum(float(began.elapsed_time(ended)) for began, ended in self._done if ended.query()) / 1e3
         return float(sum(ended - began for began, ended in self._done))

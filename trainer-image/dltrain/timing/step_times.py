@@ -12,30 +12,33 @@ from typing import NamedTuple
 from dlcontract import RankMeasure
 
 WINDOW = 50
-"""Number of steps in a mean: several periods of a CPU quota, but short enough to follow changes."""
+"""Number of steps in a mean. They span several periods of a CPU quota, but few enough to follow changes."""
 
 
 class Times(NamedTuple):
     """The parts of one step of this rank, in seconds. data_s + compute_s + exposed_s is the step time."""
 
     data_s: float
-    """Waiting for the batch."""
+    """Time spent waiting for the batch."""
     compute_s: float
-    """Forward pass, backward pass and update."""
+    """Time of the forward pass, the backward pass and the update."""
     exposed_s: float
-    """Exposed communication: waiting for slower ranks, the rest of the all-reduce, and the agreement on the step."""
+    """Time of exposed communication: waiting for slower ranks, the part of the all-reduce that does not overlap with
+    computing, and the agreement of all ranks that the step commits."""
     agree_s: float = 0.0
-    """Part of ``exposed_s``: the agreement that the step commits."""
+    """Part of ``exposed_s``: the time in which the ranks of an elastic job agree that the step commits."""
     exposed_cpu_s: float = 0.0
     """CPU time of all threads of this process during ``exposed_s``."""
     fetch_s: float = 0.0
-    """Making the batch, in any process. The excess over ``data_s`` overlapped with other steps."""
+    """Time to make the batch, in this process or in loader workers. The part beyond ``data_s`` overlaps with other
+    steps."""
     forward_s: float = 0.0
-    """Part of ``compute_s``: forward passes and losses. 0: unknown."""
+    """Part of ``compute_s``: the forward passes and the losses. 0 means unknown."""
     backward_s: float = 0.0
-    """Part of ``compute_s``: backward passes. The rest of ``compute_s`` is the update. 0: unknown."""
+    """Part of ``compute_s``: the backward passes. The rest of ``compute_s`` is the update. 0 means unknown."""
     sum_s: float = 0.0
-    """From the start of the step's first all-reduce to the end of its last. Most of it overlaps with backward."""
+    """Time from the start of the step's first all-reduce to the end of its last one. Most of this time overlaps with
+    the backward pass."""
 
 
 class Window:
@@ -51,12 +54,12 @@ class Window:
         self._samples: deque[int] = deque(maxlen=WINDOW)
 
     def add(self, times: Times, samples: int) -> None:
-        """Add a step. ``samples``: its global batch size."""
+        """Add the times of a step. ``samples``: the global batch size of the step."""
         self._times.append(times)
         self._samples.append(samples)
 
     def add_exposed(self, of_all_ranks: Sequence[float]) -> None:
-        """Add the exposed times of all workers in the previous step."""
+        """Add the exposed communication times of all workers in the previous step, in seconds."""
         self._comm_s.append(min(of_all_ranks))
 
     @property

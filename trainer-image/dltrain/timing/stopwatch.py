@@ -1,4 +1,4 @@
-"""Measure a rank's steps: wall-clock time, CPU time, and the time needed to obtain that CPU time."""
+"""Measure a rank's steps: wall-clock time, CPU time, and how long a rank needs to get this CPU time under a quota."""
 
 import time
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from dltrain.timing.step_times import Times
 
 BUDGET_WINDOW_S = 1.0
-"""Length of a window: ten periods of a CPU quota."""
+"""Minimum seconds of steps from which ``Budget`` updates its estimate: ten periods of a CPU quota."""
 FORGETTING = 1.01
-"""Growth of the estimated rate per window, because the cause of a slowdown may have ended."""
+"""Factor by which the estimate of ``Budget`` may grow at each update, because the cause of a slowdown may have
+ended."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ NOTHING = Lap()
 
 
 def reading() -> Lap:
-    """Read the clocks. The difference of two readings is a duration."""
+    """Return the current values of the clocks. The difference of two such values is a duration."""
     return Lap(time.perf_counter(), time.thread_time(), time.process_time())
 
 
@@ -48,7 +49,10 @@ class Budget:
         self._computed = self._whole = Lap()
 
     def add(self, computed: Lap, whole: Lap) -> float:
-        """Add a step (``whole``) and its computing. Return the seconds needed to obtain the step's CPU time."""
+        """Add a step. Return the seconds in which this rank gets the step's CPU time under full load.
+
+        ``computed``: the durations of the step's computing. ``whole``: the durations of the whole step.
+        """
         self._computed += computed
         self._whole += whole
         if self._whole.wall_s >= BUDGET_WINDOW_S:
@@ -64,7 +68,7 @@ class Stopwatch:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.demanded_s = 0.0
-        """Seconds needed to obtain the CPU time of the last step; 0 if unknown."""
+        """Seconds in which this rank gets the CPU time of the last step under full load; 0 if unknown."""
         self._forward_s = self._backward_s = 0.0
         self._now = reading()
         self._data = self._computed = self._waited = Lap()
@@ -79,7 +83,10 @@ class Stopwatch:
         self._data = self._lap()
 
     def computed(self, waited: Lap = NOTHING) -> None:
-        """Record the end of computing. ``waited``: the part of it spent waiting for other ranks."""
+        """Record the end of computing.
+
+        ``waited``: the part of the time since the last record spent waiting for other ranks.
+        """
         self._computed += self._lap() - waited
         self._waited += waited
 
@@ -87,12 +94,15 @@ class Stopwatch:
         self._waited += self._lap()
 
     def differentiated(self, backward_s: float) -> None:
-        """Divide the computing so far into forward and ``backward_s`` of backward."""
+        """Divide the time of computing so far into the forward pass and ``backward_s`` seconds of the backward pass."""
         self._backward_s = backward_s
         self._forward_s = max(0.0, self._computed.wall_s - backward_s) if backward_s else 0.0
 
     def times(self, exposed_s: float, agree_s: float, fetch_s: float, sum_s: float = 0.0) -> Times:
-        """Return the times of the last step. Arguments as in ``Times``."""
+        """Return the times of the last step.
+
+        The arguments are the fields of ``Times`` with the same names, in seconds.
+        """
         return Times(
             self._data.wall_s,
             self._computed.wall_s,

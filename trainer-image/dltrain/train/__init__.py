@@ -1,1 +1,1 @@
-"""The training loop behind ``dltrain.init``."""
+"""The Trainer that ``dltrain.init`` returns, with its training loop."""

@@ -1,10 +1,10 @@
 """Collect samples from all ranks, for a loss or a layer that needs the global batch.
 
-A contrastive loss compares each sample with all others. Every rank gets the rows of all ranks, in the order in which
-one process would have them. From them it computes L_r, either the loss of the global batch or the loss of its own
-samples against all others. The reduction over ranks weights the gradients of rank r by w_r, its fraction of the batch.
-The gradient for the rows of rank s is therefore Σ_r w_r dL_r/d(rows of s), divided by w_s because the reduction
-multiplies by w_s later.
+For example, a contrastive loss compares each sample with all others. Every rank gets the rows (one per sample) of all
+ranks, in the order of the global batch. From these rows, rank r computes L_r, which is either the loss of the global
+batch or the loss of its own samples against all others. The reduction over ranks weights gradients of rank r by w_r,
+its fraction of the batch. The gradient for the rows of rank s is therefore Σ_r w_r dL_r/d(rows of s), divided by w_s,
+because the reduction multiplies by w_s later.
 """
 
 from collections.abc import Callable
@@ -27,20 +27,23 @@ class Participants:
     """Access to the other workers, and the weight of this rank's samples."""
 
     together: Callable[[Callable[[ProcessGroup], Any]], Any]
-    """Run a collective operation on the workers."""
+    """Function that runs a collective operation on the process group of the workers and returns its result."""
     weight: Callable[[], float]
-    """Return the weight of this rank's loss when losses are summed over ranks. Only ratios matter."""
+    """Function that returns the weight of this rank's loss when losses are summed over ranks. Only ratios matter."""
     counts: bool
     """False if this rank has no samples. It then computes samples of another rank, and the result is discarded."""
     lost: Callable[[], int | None]
-    """Return None, or the global batch size if ranks were lost and the step was abandoned.
+    """Function that returns the global batch size if ranks were lost and the step was abandoned, otherwise None.
 
-    The caller then continues with that number of arbitrary rows. The results are discarded.
+    In an abandoned step, callers continue with this number of arbitrary rows, because results are discarded.
     """
 
 
 def participants(team: Team, step: Step, number: int) -> Participants:
-    """Return access to the workers, with the current step's weights (equal between steps). ``number``: steps done."""
+    """Return access to the workers. ``number``: number of completed steps.
+
+    Weights are those of the current step. Between steps, all ranks have equal weights.
+    """
 
     def together(operation: Callable[[ProcessGroup], Any]) -> Any:
         return team.together(number, lambda: operation(team.worker_group))
@@ -62,7 +65,7 @@ def gathered(rows: Tensor, participants: Participants) -> Tensor:
         raise MisuseError("t.gather: found one number; expected a row per sample. Use t.sum or t.mean for numbers")
     if participants.lost() is None:
         every = cast(Tensor, _Gather.apply(rows, participants))  # type: ignore[no-untyped-call]
-    if (count := participants.lost()) is not None:  # keep the shape without waiting for any rank
+    if (count := participants.lost()) is not None:  # return the expected shape without waiting for a rank
         return rows[torch.arange(count, device=rows.device) % len(rows)]
     return every
 
@@ -118,7 +121,10 @@ class _Gather(torch.autograd.Function):
 
 
 def differing_buffers(model: nn.Module, participants: Participants) -> list[str]:
-    """Return the names of buffers that differ between ranks, except in BatchNorm layers: ``wrap`` warns of those."""
+    """Return the names of the model's buffers that differ between ranks.
+
+    Buffers of BatchNorm layers are not checked, because ``Trainer.wrap`` warns about these layers.
+    """
     known = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)}
     buffers = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
     sums = [crc32(_bytes(buffer)) for buffer in buffers.values()]

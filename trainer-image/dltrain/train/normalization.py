@@ -13,15 +13,19 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def with_batch_norm(model: Model, team: Team, step: Step, *, synchronize: bool) -> Model:
-    """Synchronize the model's BatchNorm statistics over the ranks, or warn that they are not synchronized."""
+    """Return the model with BatchNorm layers that compute their statistics over all ranks.
+
+    If ``synchronize`` is false, return the model unchanged and warn about its BatchNorm layers.
+    """
     if team.workers == 1 or not (layers := local_layers(model)):
         return model
     if not synchronize:
         if team.rank == 0:
             warnings.warn(unsynchronized(layers), stacklevel=3)
         return model
-    # A rank lost within forward would leave the others in the middle of it, where a step cannot be repeated.
+    # If a rank were lost during a forward pass, the others would stop inside this pass. A step cannot be repeated from
+    # there, so the process group must not shrink.
     team.elastic.active = False
     counts, weight = lambda: step.weight_by_samples > 0, lambda: step.weight
-    # ``team.worker_group`` is looked up at each call, because ranks change.
+    # The lambda reads ``team.worker_group`` at each call, because this attribute changes when ranks are lost.
     return synchronized(model, Ranks(lambda of: team.worker_group.sum(of), counts, weight))

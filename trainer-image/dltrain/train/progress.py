@@ -1,4 +1,4 @@
-"""Progress updates of a rank. It sends at most a few per second."""
+"""Progress updates: messages of a rank to its agent with step, times and loss, at most a few per second."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,11 +13,14 @@ from dltrain.timing.step_times import Times, Window
 
 UPDATE_INTERVAL_S = 0.25
 END_OF_EPOCH_S = 60.0
-"""The script may pause this long between epochs, for example for an evaluation, or as long as the epoch took."""
+"""Seconds that a script may pause between epochs, for example for an evaluation.
+
+The limit is the duration of the epoch if this is longer.
+"""
 
 
 class Progress:
-    """Collect one rank's times and losses and send them to the agent, which treats a long silence as a hang."""
+    """Collect times and losses of one rank and send them to its agent. The agent treats a long silence as a hang."""
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class Progress:
         self.gradient_nbytes = 0
         """Bytes of gradients that ranks reduce in each step."""
         self.gpu_memory_nbytes: Callable[[], int | None] = lambda: None
-        """Return the peak memory of tensors on the GPU."""
+        """Function that returns the peak memory of tensors on the GPU in bytes, or None if unknown."""
         self._window = Window()
         self._cold = False
         self._losses: list[float] = []
@@ -50,9 +53,10 @@ class Progress:
         self._last: Step | None = None
 
     def due(self, last: bool) -> bool:
-        """Return True if this rank sends a progress update after this step.
+        """Return True if this rank should send a progress update after this step. ``last``: True for the last step.
 
-        It does so after the first step, the ``last`` step, the first step of an epoch, and every ``UPDATE_INTERVAL_S``.
+        Updates are due after the first step, the last step, the first step of an epoch, and every ``UPDATE_INTERVAL_S``
+        seconds.
         """
         return self._paused or last or time.monotonic() - self._sent_at >= UPDATE_INTERVAL_S
 
@@ -61,7 +65,10 @@ class Progress:
         self._losses.append(loss)
 
     def warm_up(self, times: Times, samples: int) -> None:
-        """Record the first step. It allocates and compiles, so averages omit it after the second step."""
+        """Record the first step of ``samples`` samples over all ranks.
+
+        This step allocates and compiles. Averages therefore omit it as soon as there is a second step.
+        """
         self.reporter.mark("first_step")
         self.times = times
         self._window.add(times, samples)
@@ -80,7 +87,10 @@ class Progress:
             self._window.add_exposed(exposed_before)
 
     def asynchronous(self, staleness: float, ahead: float) -> None:
-        """Record the staleness of an asynchronous update, and this worker's lead over the slowest worker in steps."""
+        """Record the staleness of an update in asynchronous training.
+
+        ``ahead``: number of steps by which this worker is ahead of the slowest worker.
+        """
         self._stale.append(staleness)
         self._ahead = ahead
 
@@ -92,7 +102,11 @@ class Progress:
     def report_step(
         self, step: int, steps: int, epoch: int, rate: float, norm: float | None, share: int, world_size: int
     ) -> None:
-        """Send a progress update after ``step`` of ``steps``. ``rate``: learning rate. ``norm``: gradient norm."""
+        """Send a progress update after ``step`` of ``steps``.
+
+        ``rate``: learning rate. ``norm``: gradient norm, if known. ``share``: this rank's local batch size.
+        ``world_size``: number of ranks that train.
+        """
         if self._losses:
             self.loss = sum(self._losses) / len(self._losses)
             self._losses = []
@@ -129,16 +143,16 @@ class Progress:
         self.reporter.send(Evaluated(rank=self.rank, step=step, accuracy=accuracy, loss=self.loss))
 
     def outcome(self, steps: int, seconds: float, checkpoint: str | None) -> Outcome:
-        """Return the result of a run after ``steps`` steps, with the last loss and accuracy."""
+        """Return the result of a run. ``seconds``: its duration. ``checkpoint``: path of the last checkpoint."""
         return Outcome(steps=steps, seconds=seconds, loss=self.loss, accuracy=self.accuracy, checkpoint=checkpoint)
 
     def end_epoch(self) -> None:
-        """Announce a pause for the script's work between epochs. The pause ends with the next progress update."""
+        """Announce to the agent that the script may pause between epochs. The next progress update ends the pause."""
         now = time.monotonic()
         self.busy("end of an epoch", max(END_OF_EPOCH_S, now - self._epoch_began))
         self._epoch_began = now
         self._paused = True
 
     def busy(self, what: str, limit_s: float) -> None:
-        """Announce that no progress update may come for up to ``limit_s`` seconds."""
+        """Announce that no progress update may come for up to ``limit_s`` seconds. ``what``: the reason."""
         self.reporter.send(Busy(rank=self.rank, what=what, limit_s=min(limit_s, 86_400)))

@@ -1,8 +1,9 @@
-"""Replay a recorded run with its shares at each step and its all-reduce algorithms.
+"""Replay a recorded run: use its local batch sizes (shares) at each step and its all-reduce algorithms.
 
-Shares depend on measured times and lost ranks, so they differ between two runs of the same job. ``report.json`` records
-the shares. If ``$DLTRAIN_REPLAY`` names such a file, a run uses the recorded values instead of measuring. With an
-unchanged number of ranks, it then makes the same additions in the same order.
+Shares depend on measured times and lost ranks, so they differ between two runs of the same job. The file
+``report.json`` of a run records its shares. If the environment variable ``DLTRAIN_REPLAY`` names such a file, a run
+uses the recorded values instead of measuring. If the number of ranks is the same, the run then makes the same additions
+in the same order as the recorded run.
 """
 
 import os
@@ -22,23 +23,26 @@ REPLAY_ENV = "DLTRAIN_REPLAY"
 class Replay:
     """A recorded run.
 
-    ``splits``: (step, shares by rank from that step on), in ascending order of steps. ``sums``: the all-reduce
-    algorithms that the run measured as fastest at its start.
+    ``splits``: (step, shares of all ranks from this step on), in ascending order of steps. ``sums``: the all-reduce
+    algorithms that were the fastest in measurements at the start of the run.
     """
 
     splits: tuple[tuple[int, tuple[int, ...]], ...]
     sums: tuple[Summing, ...] = ()
 
     def shares(self, step: int) -> tuple[int, ...] | None:
-        """Return the shares at ``step`` (from 0), or None before the first record. The plan's shares apply there."""
+        """Return the shares of all ranks at ``step`` (counted from 0).
+
+        Return None for a step before the first record; the plan's shares apply to such a step.
+        """
         return next((shares for since, shares in reversed(self.splits) if since <= step), None)
 
 
 def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the splits that led to the final model. If a restart repeated steps, the repetition's splits count.
+    """Return (step, shares of all ranks from this step on) for the steps that led to the final model of a run.
 
-    Shares are in the rank order of the largest process group. A lost rank has share 0. Raise ValueError if the report
-    does not hold all splits.
+    If a restart repeated steps, the last repetition counts. Shares are in the rank order of the largest process group,
+    and a lost rank has the share 0. Raise ValueError if the report does not contain all changes of shares.
     """
     if len(document.splits) < document.totals.splits:
         found = f"{len(document.splits)} of {document.totals.splits} splits"
@@ -57,9 +61,10 @@ def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def asked(plan: Plan) -> Replay | None:
-    """Return the run that ``$DLTRAIN_REPLAY`` names, or None if the variable is unset.
+    """Return the recorded run that the environment variable ``DLTRAIN_REPLAY`` names, or None if it is not set.
 
-    Raise BadInputError if the report cannot be read, or if its run had another batch size, seed or number of ranks.
+    Raise BadInputError if the report cannot be read, or if its run had another batch size, seed or number of ranks than
+    ``plan``.
     """
     if not (path := os.environ.get(REPLAY_ENV)):
         return None

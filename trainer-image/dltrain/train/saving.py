@@ -1,4 +1,4 @@
-"""Save a synchronous run in checkpoints, and resume it from them."""
+"""Save the state of a synchronous training in checkpoints, and resume the training from a checkpoint."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from dltrain.train.progress import Progress
 
 
 def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> None:
-    """Raise BadInputError if the parameter groups ``kept`` in a checkpoint do not fit ``optimizer``.
+    """Raise BadInputError if the parameter groups ``kept`` from a checkpoint do not fit ``optimizer``.
 
-    A newer version of torch only adds options to an optimizer. Another kind of optimizer has some extra options and
-    lacks others.
+    Two kinds of optimizers have different options, and each lacks some options of the other. Two versions of torch also
+    have different options for one optimizer, but the newer version only adds options.
     """
     here = optimizer.param_groups
     if len(kept) != len(here):
@@ -37,7 +37,7 @@ def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> 
 
 
 class Saved(Protocol):
-    """An object whose state, made of JSON types, is saved beside model and optimizer."""
+    """Interface of an object whose state is saved in checkpoints. ``state`` returns JSON types."""
 
     def state(self) -> Any: ...
 
@@ -45,9 +45,9 @@ class Saved(Protocol):
 
 
 class Saving:
-    """Save and restore the model, the optimizer and all other state that the next step depends on.
+    """Save and restore the model, the optimizer and all other state on which the next step depends.
 
-    ``parts``: the other objects with state, by their names in the checkpoint.
+    ``parts``: name in the checkpoint → object, for objects with state apart from model, optimizer and user objects.
     """
 
     def __init__(
@@ -88,13 +88,14 @@ class Saving:
         return snapshot
 
     def same_ranks(self, snapshot: Snapshot) -> bool:
-        """Return True if the plan and the run that wrote the snapshot have the same local batch sizes."""
+        """Return True if the plan has the same local batch sizes as the plan of the run that wrote the snapshot."""
         return tuple(snapshot.state["planned_shares"]) == self._team.planned_shares
 
     def save(self, step: int, epoch: int, *, durable: bool = True) -> None:
-        """Start a checkpoint of the state after ``step`` steps. All ranks must call it. Raise OSError, PeerLostError.
+        """Start to write a checkpoint of the state after ``step`` steps. All ranks must call it.
 
-        ``durable``: write it to the volume, not only to the pods' memory.
+        ``durable``: write the checkpoint to the volume; otherwise only to the pods' memory. Raise OSError and
+        PeerLostError.
         """
         if not self._team.plan.checkpoint.enabled:
             return
@@ -116,7 +117,7 @@ class Saving:
         self._checkpoint_manager.save(step, weights, optimizer, state, tensors, durable=durable, gathered_s=gathered_s)
 
     def wait(self) -> None:
-        """Wait until the checkpoint is durable. All ranks wait for rank 0, because they end together. Raise OSError."""
+        """Wait until the last checkpoint is on the volume. All ranks wait for rank 0, the writer. Raise OSError."""
         if self._team.plan.checkpoint.enabled:
             nbytes = 4 * self._team.parallel.buffer.flat.nbytes  # parameters, and up to three values per parameter
             nbytes += sum(tensor.nbytes for tensor in self._user_objects.state()[1].values())

@@ -1,4 +1,4 @@
-"""``dltrain.init`` for training scripts: a session that ends when the interpreter exits."""
+"""The implementation of ``dltrain.init``. It also ensures that the run ends when the script's interpreter exits."""
 
 import atexit
 import signal
@@ -18,7 +18,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 class _Script:
-    """Report how this process ends: by a normal exit or by an uncaught exception."""
+    """Observer of the end of this process, which reports a normal exit or an uncaught exception to the agent."""
 
     made = False
 
@@ -58,9 +58,10 @@ class _Script:
 
 
 def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None) -> Trainer:
-    """Implement ``dltrain.init``. From then on, an uncaught exception in the script is reported and ends the process.
+    """Implement ``dltrain.init``, which describes the arguments.
 
-    Raise MisuseError on a second call.
+    After this call, an uncaught exception in the script is reported to the agent and ends the process. Raise
+    MisuseError on a second call.
     """
     if _Script.made:
         raise MisuseError("dltrain.init: found a second call; expected one call per process")

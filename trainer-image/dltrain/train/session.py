@@ -25,12 +25,18 @@ from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 
 ECHO_S = 3.0
-"""Without an agent, ranks other than 0 wait this long before they print an input error. Most such errors occur on all
-ranks. Then rank 0 prints the message once, and its exit makes mpirun end the others."""
+"""Seconds that ranks other than 0 wait before they print an input error, if no agent runs.
+
+Most such errors occur on all ranks. During the wait, rank 0 prints the message and exits, and mpirun ends the other
+ranks. The message therefore appears only once.
+"""
 
 
 def read_plan() -> Plan | None:
-    """Return the agent's plan, or None without an agent. Raise BadInputError if the plan cannot be read."""
+    """Return the plan that the agent has written for this rank, or None without an agent.
+
+    Raise BadInputError if the plan cannot be read.
+    """
     path = os.environ.get(PLAN_ENV)
     if not path:
         return None
@@ -53,8 +59,9 @@ def local_plan(
     dataset: DatasetRef | None = None,
     optimizer: OptimizerRef | None = None,
 ) -> Plan:
-    """Return a plan for a run on this machine without an operator. Local batch sizes are equal.
+    """Return a plan for a run of ``world_size`` ranks on this machine, without an operator.
 
+    ``batch``: global batch size, which is divided equally. ``checkpoints``: directory, or None for no checkpoints.
     ``model``: by default, the running script. Raise BadInputError for an invalid ``batch`` or ``collective``.
     """
     if not isinstance(batch, int) or batch < world_size:
@@ -90,16 +97,16 @@ def local_plan(
 
 
 def _named(error: ValidationError) -> BadInputError:
-    """Return the error for an invalid argument of a run without a manifest."""
+    """Convert pydantic's error about an invalid argument of a local run (without a manifest) to a BadInputError."""
     first = error.errors()[0]
     expected = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return BadInputError(".".join(map(str, first["loc"])) or "plan", repr(first["input"]), expected, "correct it")
 
 
 def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None) -> Trainer:
-    """Join the process group and announce this rank to the agent.
+    """Join the process group, announce this rank to the agent, and return its Trainer.
 
-    ``make_plan``: returns a plan for a number of ranks; called if no agent provides a plan. Raise BadInputError if
+    ``make_plan``: returns a plan for a number of ranks. It is called if no agent provides one. Raise BadInputError if
     there is no plan, or if the number of ranks differs from the plan's.
     """
     plan = read_plan()
@@ -129,7 +136,7 @@ def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None
 
 
 def finish(trainer: Trainer) -> None:
-    """Report success and end the run."""
+    """Report the run's success to the agent and leave the process group together with all other ranks."""
     trainer.close()
     trainer.reporter.send(Finished(rank=trainer.rank, outcome=trainer.outcome()))
     end(trainer)
@@ -143,7 +150,7 @@ def end(trainer: Trainer) -> None:
 
 
 def fail(error: BaseException, reporter: RankReporter) -> int:
-    """Report the reason why this rank ends to the agent and the log. Return the exit code."""
+    """Report ``error``, which ends this rank, to the agent and in the log. Return the exit code for this process."""
     news = failure(error, reporter.rank, socket.gethostname())
     reporter.send(Failed(rank=reporter.rank, failure=news))
     if news.log_tail:
@@ -160,7 +167,7 @@ def fail(error: BaseException, reporter: RankReporter) -> int:
 def run(body: Callable[[Trainer], None], make_plan: Callable[[int], Plan] | None = None) -> int:
     """Start a rank, run ``body`` and end the rank. Return the exit code, with which the process must then exit.
 
-    ``make_plan``: see ``start``.
+    ``body``: the training. ``make_plan``: returns a plan for a number of ranks if no agent provides one.
     """
     reporter = RankReporter.open()
     trainer: Trainer | None = None

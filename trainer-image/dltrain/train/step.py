@@ -1,7 +1,7 @@
-"""One synchronous step: the values that ranks exchange, their agreement, its timing, and how it is abandoned.
+"""One step of synchronous training: the values that ranks exchange, the timing, and what happens if it is abandoned.
 
-Ranks agree on the actions after a step by a few numbers in the tail of the gradient buffer. So a request to stop or to
-save needs no extra message, and takes effect on all ranks in the same step.
+Ranks agree on the actions after a step with a few numbers at the end (tail) of the gradient buffer. A request to stop
+or to save therefore needs no extra message, and takes effect on all ranks in the same step.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class StepRequests(NamedTuple):
 
 
 class Step:
-    """The current step. The same object serves all steps."""
+    """The current step. The same object is used for all steps."""
 
     def __init__(
         self,
@@ -49,38 +49,38 @@ class Step:
         self._team, self._progress, self._scaling, self._noise, self.watch = team, progress, scaling, noise, watch
         self._loss_scale, self._device = loss_scale, device
         self.open = False
-        """True until the optimizer has updated the parameters."""
+        """True from ``begin`` until the optimizer has updated the parameters."""
         self.given_up = False
-        """True if the step will be computed again."""
+        """True if ranks were lost in this step, so that it will be computed again."""
         self.weight = 1.0
         """Weight of this rank's loss: its fraction of the batch, or the value passed to ``weigh``."""
         self.weight_by_samples = 1.0
-        """b_r / B, whether or not ``weigh`` was called."""
+        """This rank's fraction of the global batch, even if ``weigh`` has replaced ``weight``."""
         self.samples = 0
-        """B, the global batch size of the step."""
+        """The global batch size of the step."""
         self.agreed_step = Agreed(Shared(), [], [], [])
-        """The values that ranks shared in this step, summed, and each rank's times in the previous step."""
+        """The values that ranks shared in this step, summed over ranks, and each rank's times in the previous step."""
         self.exposed_s: list[float] = []
-        """Exposed communication of each worker in the previous step."""
+        """Seconds of communication of each worker in the previous step that did not overlap with computing."""
         self.update_due = False
         """True if a progress update follows this step."""
         self.gradient_norm: float | None = None
-        """Last finite gradient norm. It is measured if ``update_due``, or if the ranks agreed to save or stop."""
+        """Last finite gradient norm. It is measured if a progress update is due or if ranks agreed to save or stop."""
         self.left_out = False
-        """True if the GradScalers of all ranks skip the update."""
+        """True if the GradScalers of all ranks skip the update of this step."""
         self._received = False
         self._scale: float | None = None
         """Loss scale, once a GradScaler has checked this step's gradients."""
         self._carried_scale = 1.0
-        """Loss scale of the residuals of gradient compression."""
+        """Loss scale that the residuals of gradient compression contain."""
         self._measuring = False
         """True if ranks share the norms of their local gradients."""
         self._late = (0.0, 0.0)
-        """Loss that was logged after its step's reduction, and its weight. The next step reports both."""
+        """(Loss times weight, weight) of a loss that was logged after the reduction. The next step reports it."""
         self._buffers_before: list[Tensor] = []
 
     def begin(self, part: Part, number: int, steps: int, requests: StepRequests) -> None:
-        """Begin step ``number`` (from 0) of ``steps``. Its batch must be ready."""
+        """Begin step ``number`` (counted from 0) of ``steps``. ``part``: this rank's samples, already loaded."""
         team = self._team
         self.weight = self.weight_by_samples = part.weight
         self._number, self._last, self.samples = number, number == steps - 1, part.batch
@@ -99,7 +99,7 @@ class Step:
         self._scale = None
 
     def log(self, loss: Tensor | float) -> None:
-        """Log the mean loss of this rank's batch."""
+        """Log the mean loss of this rank's batch. Ranks share the loss together with the gradients."""
         if self.open and isinstance(loss, Tensor) and loss.requires_grad and loss.grad_fn is not None:
             loss.register_hook(lambda _: self._team.parallel.passes.start())  # type: ignore[no-untyped-call]
         weighed = usage_checks.number(loss) * self.weight if self.weight else 0.0
@@ -107,22 +107,22 @@ class Step:
             self._late = (float(weighed), self.weight)
 
     def weigh(self, tokens: float) -> None:
-        """Weight this rank's loss; see ``Trainer.weigh``."""
+        """Weight this rank's loss by ``tokens`` instead of samples, as ``Trainer.weigh`` describes."""
         if not 0 <= tokens < inf:
             raise MisuseError(f"t.weigh: found {tokens} tokens; expected the number of tokens in the mean loss")
-        # A rank without samples computes one of another rank, which must not count twice.
+        # A rank without samples computes a sample of another rank. This sample must not count twice.
         self.weight = float(tokens) if self.weight_by_samples else 0.0
         self._team.parallel.weigh(self.weight)
         self._team.parallel.share(WEIGHED, (1.0, self.weight))
 
     def sum(self) -> None:
-        """Wait for the reduced gradients, before an update. Set ``given_up`` if ranks were lost meanwhile.
+        """Wait for the reduced gradients, before an update. Set ``given_up`` if ranks were lost while waiting.
 
         Raise DivergedError if a loss or gradient is not finite, and PeerLostError if the run cannot continue without
         the lost ranks.
         """
         if not self.open:
-            return  # the script updates outside of the loop, which dltrain does not manage
+            return  # an update outside of the loop over steps: dltrain does nothing
         if not self._receive() or self.left_out:
             return
         team, parallel, agreed = self._team, self._team.parallel, self.agreed_step.shared
@@ -140,11 +140,11 @@ class Step:
             self.gradient_norm = sqrt(agreed.square) if 0 < agreed.square < inf else norm
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
-        """Unscale the reduced gradients for a GradScaler. Return the result of ``divide``, made equal on all ranks.
+        """Unscale the reduced gradients for a GradScaler. Return the same flags for non-finite gradients on all ranks.
 
-        ``divide`` multiplies the reduced gradients by ``inverse`` and checks them. ``nothing``: its result without
-        gradients. Raise the errors of ``sum``, and DivergedError if a gradient is not finite even at the minimum loss
-        scale.
+        ``divide`` multiplies the reduced gradients by ``inverse``, checks them and returns the flags of this rank.
+        ``nothing``: flags to return if there are no gradients. ``scale``: the loss scale. Raise the errors of ``sum``,
+        and DivergedError if a gradient is not finite even at the minimum loss scale.
         """
         if not self._receive():
             return nothing
@@ -170,7 +170,10 @@ class Step:
             self._carried_scale = scale
 
     def _receive(self) -> bool:
-        """Wait for the reduction, once per step, and read the shared values. Return False if the step was abandoned."""
+        """Wait for the reduction and read the shared values. Return False if the step was abandoned.
+
+        Later calls in the same step do nothing.
+        """
         if self._received:
             return True
         team, parallel = self._team, self._team.parallel
@@ -210,8 +213,8 @@ class Step:
             return False
         parallel = self._team.parallel
         if parallel.sharded:
-            # Measure the update separately from the exchange that follows. Without that, a GPU's update overlaps with
-            # what the script does next.
+            # Measure the update separately from the following exchange of parameters. Without a sharded optimizer,
+            # there is no wait, so the update of a GPU overlaps with what the script does next.
             self._synchronize()
         self.watch.computed()
         if self.left_out:
@@ -233,9 +236,9 @@ class Step:
                 buffer.copy_(before)  # undo the update of running statistics in forward
 
     def count(self, fetch_s: float, *, first: bool) -> None:
-        """Record the times of the finished step and rebalance shares by them.
+        """Record the times of the finished step, and adapt the local batch sizes of all ranks to them.
 
-        ``fetch_s``: time to load the step's batch, in this process or a worker. ``first``: True for the first step of
+        ``fetch_s``: seconds to load the step's batch, here or in a worker. ``first``: True for the first step of
         this process, which allocates and compiles.
         """
         team, agreed = self._team, self.agreed_step

@@ -50,12 +50,12 @@ Opt = TypeVar("Opt", bound=Optimizer)
 
 
 class Trainer:
-    """Train one model together with the other ranks. ``dltrain.init`` shows how a script uses it."""
+    """The training of one model together with the other ranks. ``dltrain`` shows how a script uses a Trainer."""
 
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter, device: torch.device, device_name: str
     ) -> None:
-        """Prepare a run. ``device_name``: the hardware's name for recording measurements."""
+        """Prepare a run. ``device_name``: the name of the hardware under which measurements are recorded."""
         self._replay = replay.asked(plan)
         if self._replay is not None:
             plan = plan.model_copy(update={"rebalance": False})
@@ -66,19 +66,19 @@ class Trainer:
         self.step = 0
         """Number of completed steps."""
         self.total_steps = plan.steps or 0
-        """Total number of steps. If the plan gives epochs, ``steps`` computes it from the size of the dataset."""
+        """Total number of steps. If the plan contains epochs instead, the method ``steps`` computes this number."""
         self.epoch = 0
         self.end_of_epoch = False
         """True if the current batch is the last one of its epoch."""
         self.settled = not plan.rebalance
-        """True if ``shares`` must not change: the plan fixes them, or the resumed run determined them."""
+        """True if local batch sizes must not be rebalanced: the plan fixes them, or the resumed run determined them."""
         self.stopped = False
-        """True once the ranks have agreed to stop on request."""
+        """True if the ranks have stopped the training after a request to stop."""
         self.checkpoint_manager = CheckpointManager(plan, process_group, reporter)
         self.noise = NoiseScale(plan.global_batch)
         """Estimate of the run's gradient noise scale."""
         self.budget = Budget()
-        """Estimated CPU seconds that this rank gets per second."""
+        """Estimate of the CPU seconds that this rank gets per second."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
         self._schedules, self._loss_scale, self._user_objects = Schedules(), LossScale(), UserObjects()
         energy = meter(device, process_group.local_rank)
@@ -92,12 +92,12 @@ class Trainer:
         self._began = time.monotonic()
         self._first = 0
         self._passed = False
-        """True once ``steps`` has ended."""
+        """True if ``steps`` has run to its end."""
 
     def wrap(
         self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None, sample: Tensor | None = None
     ) -> tuple[Model, Opt]:
-        """Move the model to this rank's device and make ``optimizer.step()`` reduce gradients over the ranks.
+        """Move the model to this rank's device and let ranks reduce gradients before each ``optimizer.step()``.
 
         All ranks start from equal parameters, or from the newest checkpoint if there is one. The loss must be the mean
         over this rank's batch. ``sync_batch_norm``: compute BatchNorm statistics over the global batch instead of this
@@ -132,10 +132,11 @@ class Trainer:
     ) -> Loader:
         """Return a loader for a dataset: a map-style torch ``Dataset`` or a tuple of tensors.
 
-        ``workers``: number of processes that load batches while steps compute; 0 loads between steps. By default, the
-        loader starts as many as it needs to keep up: none if samples are cheap, and at most one per spare CPU of this
-        rank. ``prefetch``: number of batches loaded ahead (default: two per worker; 0 disables it). ``collate_fn``:
-        makes a batch of samples (default: torch's function). Only ``collate_fn`` affects the result of the training.
+        ``workers``: number of processes that load batches while steps compute; 0: load batches between steps. By
+        default, the loader starts as many processes as the training needs: none if loading is fast, and at most one per
+        spare CPU of this rank. ``prefetch``: number of batches to load in advance (default: two per worker; 0: none).
+        ``collate_fn``: function that makes a batch from a list of samples (default: torch's function). Only
+        ``collate_fn`` affects the result of the training.
         Raise ValueError for invalid arguments.
         """
         spare_cpus = max(0, int(cpus(self.process_group.local_size)) - 1)
@@ -152,7 +153,10 @@ class Trainer:
 
     @property
     def dataset_path(self) -> Path:
-        """Return the path of spec.dataset.uri or, without a manifest, of $DLJOB_DATASET. Raise BadInputError."""
+        """Return the path of spec.dataset.uri or, without a manifest, of $DLJOB_DATASET.
+
+        Raise BadInputError if there is no dataset.
+        """
         return usage_checks.dataset_path(self.plan)
 
     def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None) -> None:
@@ -166,18 +170,18 @@ class Trainer:
             self.progress.report_accuracy(self.step, accuracy)
 
     def weigh(self, tokens: float) -> None:
-        """Weight this rank's loss by ``tokens`` instead of samples. The loss must be the mean over so many tokens.
+        """Weight this rank's loss by ``tokens`` instead of samples. The loss must be the mean over ``tokens`` tokens.
 
-        The gradient is then that of the mean over all tokens of the global batch, however the batch is split. Call it
-        on every rank or on none, before ``log`` and ``backward()``. A rank that has only padding passes 0; its loss may
-        be NaN.
+        The gradient is then that of the mean over all tokens of the global batch, however the batch is split. Call
+        this method on every rank or on none, before ``log`` and ``backward()``. A rank that has only padding passes 0;
+        its loss may be NaN.
         """
         self._step.weigh(tokens)
 
     def clip_gradients(self, max_norm: float) -> float:
         """Clip the global batch's gradient to a norm of at most ``max_norm``. Return the norm before clipping.
 
-        Works with every parallelism strategy. Call it on every rank, between ``backward()`` and ``opt.step()``.
+        This works with every parallelism strategy. Call it on every rank, between ``backward()`` and ``opt.step()``.
         """
         usage_checks.check_max_norm(max_norm)
         return self.parallel.clip(max_norm)
@@ -185,15 +189,16 @@ class Trainer:
     def no_sync(self) -> AbstractContextManager[None]:
         """Accumulate gradients over micro-batches without reducing them over ranks.
 
-        Use it around every backward pass of a step except the last one, which reduces the accumulated gradient.
+        Use this context manager around every backward pass of a step except the last one, which reduces the accumulated
+        gradient.
         """
         return self.parallel.accumulating()
 
     def finish(self) -> None:
         """End the training successfully after the current step.
 
-        Call it on every rank in the same step. Base the decision on a value that is the same on all ranks, such as a
-        result of ``sum``.
+        Call it on every rank in the same step. The decision must depend on a value that is equal on all ranks,
+        such as a result of ``sum``.
         """
         self.total_steps = self.step + int(self._step.open)
 
@@ -209,9 +214,9 @@ class Trainer:
         """Save further objects in checkpoints under these names, and restore them after a restart.
 
         An object is a list, a dictionary, or has ``state_dict()`` and ``load_state_dict()``. Call it after ``wrap`` and
-        before ``steps``. Checkpoints hold rank 0's objects, so they should be equal on all ranks. Change objects only
-        after ``opt.step()``: if a step is computed again, earlier changes may be applied twice. Raise ValueError for an
-        object that cannot be saved, and MisuseError before ``wrap``.
+        before ``steps``. Checkpoints contain only rank 0's objects, which should be equal on all ranks. Change objects
+        only after ``opt.step()``: if a step is computed again, earlier changes may apply twice. Raise ValueError for
+        an object that cannot be saved, and MisuseError before ``wrap``.
         """
         if not self._team.taken:
             raise MisuseError("t.keep: found no model; expected t.wrap(model, optimizer) first")
@@ -226,14 +231,15 @@ class Trainer:
     def busy(self, what: str, limit_s: float) -> None:
         """Announce a pause of up to ``limit_s`` seconds between steps, so that the agent does not report a hang.
 
-        The end of an epoch announces a pause by itself: 60 s or the duration of the epoch, whichever is longer.
+        At the end of an epoch, the trainer announces a pause itself: 60 s or the duration of the epoch, whichever is
+        longer.
         """
         self.progress.busy(what, limit_s)
 
     def steps(self, loader: Loader) -> Iterator[Any]:
-        """Yield this rank's batch for each remaining step, on its device. The body must call ``optimizer.step()`` once.
+        """Yield this rank's batch for each remaining step, on its device. The loop must call ``optimizer.step()`` once.
 
-        Raise SystemExit after a request to stop, when the checkpoint is durable.
+        After a request to stop, raise SystemExit when the checkpoint is on the volume.
         """
         check_loader("t.steps", loader)
         counts = self._team.together(self.step, lambda: self._team.worker_group.gather([loader.samples]))
@@ -282,9 +288,9 @@ class Trainer:
         return self._team.shares
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the element-wise sum over the workers, for example of correct predictions.
+        """Return the element-wise sum over the workers, for example of numbers of correct predictions.
 
-        If ranks are lost meanwhile, the sum covers the remaining ones.
+        If ranks are lost during the call, the sum covers the remaining ranks.
         """
         given = usage_checks.numbers(values)
         return self._team.together(self.step, lambda: self._team.worker_group.sum(given))
@@ -292,16 +298,18 @@ class Trainer:
     def gather(self, rows: Tensor) -> Tensor:
         """Gather the rows of all ranks in the order of the global batch, for a loss that compares all samples.
 
-        A rank with n samples passes shape (n, …); all ranks get (N, …). Autograd supports it: compute the loss of the
-        global batch from the result on every rank. All ranks must call it equally often.
+        A rank with n samples passes a tensor of shape (n, …). All ranks get a tensor of shape (N, …), where N is the
+        global batch size. The result has a gradient: compute the loss of the global batch from it on every rank. All
+        ranks must call this method equally often.
         """
         return gathered(rows, self._participants())
 
     def mean(self, value: Tensor) -> Tensor:
-        """Return the global batch's mean, from ``value``, the mean over this rank's samples. It has no gradient.
+        """Return the mean over the global batch. ``value``: the mean over this rank's samples, of any shape.
 
-        ``value`` has any shape. Use it for statistics that ``forward`` stores in a buffer. Ranks are weighted by
-        samples or ``weigh``; between steps equally. All ranks must call it equally often.
+        Use this method for statistics that ``forward`` stores in a buffer. The result has no gradient. Ranks are
+        weighted by their samples or their argument of ``weigh``, and equally between steps. All ranks must call this
+        method equally often.
         """
         return averaged(value, self._participants())
 
@@ -320,7 +328,7 @@ class Trainer:
 
     @property
     def parallel(self) -> DataParallel:
-        """Return the parallelism strategy. Raise MisuseError before ``wrap``."""
+        """Return the object that implements the plan's parallelism strategy. Raise MisuseError before ``wrap``."""
         return self._team.parallel
 
     @property
@@ -339,11 +347,11 @@ class Trainer:
         return len(self._team.elastic.alive)
 
     def reshard(self, shares: Sequence[int], reason: str) -> None:
-        """Set the local batch sizes from the next step on. Every rank must call it with the same values."""
+        """Set the local batch sizes of all ranks for the next and later steps. Every rank must pass the same values."""
         self._team.reshard(self.step, shares, reason)
 
     def outcome(self) -> Outcome:
-        """Return the result of the run."""
+        """Return the result of the run for the job's report."""
         last = self.checkpoint_manager.last
         return self.progress.outcome(self.step, time.monotonic() - self._began, last.path if last else None)
 
@@ -360,7 +368,7 @@ class Trainer:
         return participants(self._team, self._step, self.step)
 
     def _after_update(self) -> None:
-        """Count the step after ``optimizer.step()``."""
+        """Count the current step after ``optimizer.step()``, unless the step was abandoned."""
         if self._step.updated():
             self.step += 1
             if self.end_of_epoch or self.complete:
@@ -377,7 +385,10 @@ class Trainer:
             self.end_of_epoch = False
 
     def _conclude(self, fetch_s: float) -> None:
-        """Send a progress update after a step. Then save or stop if the ranks agreed to."""
+        """Finish a step: send a progress update if it is due, and save or stop if the ranks agreed to.
+
+        ``fetch_s``: seconds to load the step's batch.
+        """
         step, agreed = self._step, self._step.agreed_step.shared
         if self.step == self._first + 1 and self.workers > 1:
             usage_checks.warn_of_differing_buffers(differing_buffers(self.model, self._participants()), self.rank)

@@ -1,7 +1,8 @@
-"""Hooks before and after an optimizer's update, also if its ``step`` calls the ``step`` of a base class.
+"""Hooks that run once before and once after each update of an optimizer.
 
-torch runs the hooks for each class that defines ``step``, so they run twice if a subclass calls ``super().step()``.
-Only the outer call counts, because it may change parameters before and after the inner call.
+torch runs the hooks of an optimizer for each class that defines ``step``. If the ``step`` of a subclass calls
+``super().step()``, they run twice. The module then ignores the inner call, because the outer call may change parameters
+before and after the inner call.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ class UpdateHooks:
         stands_in: Callable[[nn.Parameter], bool],
     ) -> None:
         """Register the hooks. ``stands_in``: returns True for an optimizer shard that replaces a model parameter."""
-        # References keep the parameters alive, so that no other one can get the same id.
+        # The set refers to the parameters, so that they exist and no other object can get the same id.
         self._tracked = {*model.parameters(), *_parameters(optimizer)}
         self._known = {id(parameter) for parameter in self._tracked}
         self._depth = 0

@@ -1,4 +1,4 @@
-"""Checks of a training script's API calls. An incorrect call itself fails, instead of a later one."""
+"""Checks of a training script's API calls, so that an incorrect call fails itself instead of a later call."""
 
 import warnings
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def number(loss: Any) -> Tensor:
 
 
 def numbers(values: Any) -> Sequence[float]:
-    """Return ``values`` if it is a sequence. Raise MisuseError for a single number."""
+    """Return ``values`` if they are a sequence. Raise MisuseError for a single number."""
     if not hasattr(values, "__len__") or (isinstance(values, Tensor) and not values.dim()):
         raise MisuseError(f"t.sum: found one {type(values).__name__}; expected a list, such as t.sum([right, seen])")
     found: Sequence[float] = values

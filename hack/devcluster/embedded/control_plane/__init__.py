@@ -1,1 +1,1 @@
-"""etcd, the API server, controllers and scheduler: certificates and command lines."""
+"""The control plane of the embedded cluster: etcd, the API server, the controllers and the scheduler."""

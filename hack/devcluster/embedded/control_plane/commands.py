@@ -11,17 +11,17 @@ from devcluster.embedded.control_plane.pki import Authority
 from devcluster.embedded.state import Ports, Ranges, Record, State
 from devcluster.errors import ClusterError
 
-# In the order in which they are ended: the API server drains for seconds and needs etcd meanwhile.
+# The order in which components are stopped: the API server needs etcd for some seconds while it shuts down.
 SHUTDOWN_ORDER = (("relay", "scheduler", "controllers", "services", "dnsmasq"), ("apiserver",), ("etcd",))
 API_PORT = 6443
 _FIRST_PORT, _PORTS_PER_SLOT = 21000, 20
 
 
 def free_ports(ranges: Ranges) -> Ports:
-    """Loopback ports that nobody listens on now: 6443 for the API where it is free, the others of this slot's own.
+    """Return free loopback ports: 6443 for the API server if it is free, and ports that depend on the cluster's slot.
 
-    They lie below the range from which the kernel gives ports to clients: one of those could be taken again before
-    its server starts. Raises ClusterError where too few are left.
+    The ports are below the range of ports that the kernel assigns to clients. A port in that range could be in use
+    again before its server starts. Raise ClusterError if there are not enough free ports.
     """
     first = _FIRST_PORT + ranges.slot * _PORTS_PER_SLOT
     found = [port for port in (API_PORT, *range(first, first + _PORTS_PER_SLOT)) if _is_free(port)]
@@ -42,7 +42,7 @@ def _is_free(port: int) -> bool:
 
 
 def certify(state: State, record: Record) -> None:
-    """The authority, every certificate, and the kubeconfigs of the parts and of the user."""
+    """Create the certificate authority, all certificates, and the kubeconfigs of the components and of the user."""
     authority = Authority(state.pki)
     authority.create()
     service = "kubernetes.default.svc.cluster.local"
@@ -71,19 +71,22 @@ def certify(state: State, record: Record) -> None:
 
 
 def gates(record: Record) -> list[str]:
-    """Return the flag that sets the cluster's feature gates; every component takes all of them."""
+    """Return the command-line flag with the cluster's feature gates. All components accept all gates."""
     return [f"--feature-gates={record.spec.feature_gates}"] if record.spec.feature_gates else []
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
-    """Command line of a module beside this one, under the same Python."""
+    """Return the command line that runs a Python module of this package with the current interpreter."""
     hack = Path(__file__).resolve().parents[3]
     start = f"import sys, runpy; sys.path.insert(0, {str(hack)!r}); sys.argv[1:] = {list(arguments)!r}; "
     return [sys.executable, "-c", start + f"runpy.run_module('devcluster.embedded.{name}', run_name='__main__')"]
 
 
 def commands(state: State, record: Record) -> dict[str, list[str]]:
-    """Command lines by name, in the order in which they are started (each retries until the one before answers)."""
+    """Return name → command line of the components, in the order in which they are started.
+
+    A component does not wait for the one before it: it retries until the other answers.
+    """
     binaries, pki, ports, ranges = Path(record.binaries), state.pki, record.ports, record.ranges
     etcd, peer = f"http://127.0.0.1:{ports.etcd}", f"http://127.0.0.1:{ports.etcd_peer}"
     return {
@@ -102,7 +105,7 @@ def commands(state: State, record: Record) -> dict[str, list[str]]:
             str(binaries / "kube-apiserver"),
             f"--etcd-servers={etcd}",
             f"--advertise-address={ranges.control_plane}",
-            f"--bind-address={ranges.control_plane}",  # this machine and the nodes reach it, its neighbours do not
+            f"--bind-address={ranges.control_plane}",  # reachable from this machine and the nodes only
             f"--secure-port={API_PORT}",
             f"--tls-cert-file={pki / 'apiserver.crt'}",
             f"--tls-private-key-file={pki / 'apiserver.key'}",
@@ -113,7 +116,7 @@ def commands(state: State, record: Record) -> dict[str, list[str]]:
             "--authorization-mode=Node,RBAC",
             "--anonymous-auth=true",
             "--enable-admission-plugins=NodeRestriction",
-            "--enable-aggregator-routing=true",  # this machine has no kube-proxy: call webhooks by pod address
+            "--enable-aggregator-routing=true",  # this machine has no kube-proxy: use pod addresses for webhooks
             "--allow-privileged=true",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             f"--service-account-signing-key-file={pki / 'sa.key'}",
@@ -121,7 +124,7 @@ def commands(state: State, record: Record) -> dict[str, list[str]]:
             f"--service-cluster-ip-range={ranges.services}",
             "--event-ttl=24h",
             "--profiling=false",
-            # A lost node's pods are evicted after this, not after five minutes.
+            # Pods of a lost node are evicted after this time instead of five minutes.
             "--default-not-ready-toleration-seconds=15",
             "--default-unreachable-toleration-seconds=15",
             *([f"--runtime-config={record.spec.runtime_config}"] if record.spec.runtime_config else []),

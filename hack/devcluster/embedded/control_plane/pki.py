@@ -1,4 +1,4 @@
-"""A certificate authority and certificates for one cluster, by openssl; and kubeconfigs made of them."""
+"""A certificate authority for one cluster, its certificates (made with openssl), and kubeconfigs that contain them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EC_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
 class Authority:
-    """Issues certificates into one folder."""
+    """A certificate authority that writes its certificates into one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -22,7 +22,7 @@ class Authority:
         self.key = folder / "ca.key"
 
     def create(self) -> None:
-        """A new authority, and the key pair that signs service-account tokens."""
+        """Create a new authority, and the key pair that signs service-account tokens."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         extensions = ["-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature"]
@@ -37,7 +37,10 @@ class Authority:
         run(["openssl", "ec", "-in", self.folder / "sa.key", "-pubout", "-out", self.folder / "sa.pub"])
 
     def issue(self, name: str, subject: str, addresses: Sequence[str] = ()) -> None:
-        """Writes NAME.crt and NAME.key. `subject` is openssl's form (`/O=…/CN=…`), addresses `IP:…` or `DNS:…`."""
+        """Issue a certificate: write NAME.crt and NAME.key.
+
+        `subject`: as openssl expects it (`/O=…/CN=…`). `addresses`: alternative names (`IP:…` or `DNS:…`).
+        """
         request, extensions = self.folder / f"{name}.csr", self.folder / f"{name}.ext"
         lines = ["keyUsage=critical,digitalSignature", "extendedKeyUsage=clientAuth,serverAuth"]
         if addresses:
@@ -56,7 +59,7 @@ class Authority:
         extensions.unlink()
 
     def write_kubeconfig(self, path: Path, name: str, server: str, context: str = "dljob") -> None:
-        """A kubeconfig (JSON is YAML) that carries everything inline; readable by its owner alone."""
+        """Write a kubeconfig (as JSON, which is valid YAML) with all certificates. Only its owner can read it."""
 
         def inline(file: Path) -> str:
             return base64.b64encode(file.read_bytes()).decode()

@@ -1,7 +1,7 @@
-"""A TCP relay from loopback to the API server; a process of its own.
+"""A TCP relay from loopback to the API server, which runs as a separate process.
 
-The API server listens on the cluster's own network. Users' kubeconfigs name 127.0.0.1 instead: a client that keeps
-retrying after `down` must not send packets to an address that by then belongs to nobody here.
+The API server listens on the cluster's network, but users' kubeconfigs contain 127.0.0.1. A client that still retries
+after `down` then does not send packets to an address that no longer belongs to this machine.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         if writer.can_write_eof():
             writer.write_eof()
     except OSError:
-        writer.close()  # either side went away: the copy in the other direction ends on its own
+        writer.close()  # one side has closed: this also ends the copy in the other direction
 
 
 async def serve(host: str, port: int, target_host: str, target_port: int) -> None:
-    """Relays every connection until the process is ended."""
+    """Relay every connection from (host, port) to (target_host, target_port), until the process is stopped."""
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

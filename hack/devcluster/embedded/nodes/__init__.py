@@ -1,1 +1,1 @@
-"""Nodes: namespaces, cgroups, their first process, and the store of images that they start from."""
+"""The nodes of the embedded cluster: namespaces, cgroups, first processes, and initial image stores."""

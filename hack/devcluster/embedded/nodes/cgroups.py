@@ -1,4 +1,4 @@
-"""One cgroup per node, with its quota; for the unified hierarchy (v2) and the legacy ones (v1).
+"""One cgroup per node, with its quota, for the unified hierarchy (v2) and the legacy hierarchies (v1).
 
 kubelet puts its pods below the node's cgroup (`cgroupRoot`), so a limit here holds for all pods of the node.
 """
@@ -20,17 +20,17 @@ V2_CONTROLLERS = ("cpuset", "cpu", "io", "memory", "pids", "hugetlb")
 
 
 class Cgroups(Protocol):
-    """What nodes need of the kernel's cgroups; `name` is a path such as `dljob-dev/n1`."""
+    """Interface to the kernel's cgroups. `name`: path of a cgroup, such as `dljob-dev/n1`."""
 
     def create(self, name: str, cpus: float | None, memory_nbytes: int | None) -> None:
-        """Makes the cgroup (and its parents) and sets its limits."""
+        """Create the cgroup and its parents, and set its limits. None: no limit."""
 
     def trees(self, name: str) -> list[Path]:
-        """The folders that make up this cgroup: one, or one per hierarchy."""
+        """Return the folders of this cgroup: one for cgroup v2, and one per hierarchy for cgroup v1."""
 
 
 def detect(root: Path = ROOT) -> Cgroups:
-    """The interface this machine has. Raises ClusterError where it has none."""
+    """Return the cgroup interface that this machine has. Raise ClusterError if it has none."""
     if (root / "cgroup.controllers").exists():
         return Unified(root)
     if (root / "cpu" / "cgroup.procs").exists():
@@ -39,7 +39,7 @@ def detect(root: Path = ROOT) -> Cgroups:
 
 
 class Unified:
-    """cgroup v2: one tree; controllers are handed down level by level."""
+    """cgroup v2. It has one tree, in which each level enables controllers for the next level."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -64,7 +64,7 @@ class Unified:
 
 
 class Legacy:
-    """cgroup v1: the same path in every hierarchy (several controllers may share one)."""
+    """cgroup v1. A cgroup has the same path in every hierarchy; several controllers may share a hierarchy."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -79,7 +79,7 @@ class Legacy:
             for part in name.split("/"):
                 above, folder = folder, folder / part
                 folder.mkdir(exist_ok=True)
-                for needed in ("cpuset.cpus", "cpuset.mems"):  # a cpuset without them takes no process
+                for needed in ("cpuset.cpus", "cpuset.mems"):  # a cpuset without these values accepts no process
                     if (above / needed).exists():
                         (folder / needed).write_text((above / needed).read_text().strip())
         if cpus is not None:
@@ -93,12 +93,12 @@ class Legacy:
 
 
 def quota_us(cpus: float) -> int:
-    """CPU time per period of PERIOD_US; the kernel's minimum is 1 ms."""
+    """Return the CPU time in µs per period of PERIOD_US for `cpus` cores, at least the kernel's minimum of 1 ms."""
     return max(1000, round(cpus * PERIOD_US))
 
 
 def remove(cgroups: Cgroups, name: str) -> None:
-    """Kills what still runs in the cgroup, by pid, and removes it. Raises ClusterError where it will not go."""
+    """Kill the processes in the cgroup and remove the cgroup. Raise ClusterError if it cannot be removed."""
     deadline_s = time.monotonic() + 10
     while trees := cgroups.trees(name):
         for tree in trees:
@@ -107,7 +107,7 @@ def remove(cgroups: Cgroups, name: str) -> None:
                     if "cgroup.procs" in files:
                         _kill_all(Path(folder, "cgroup.procs"))
                     Path(folder).rmdir()
-                except OSError:  # busy until the kernel has reaped the dead: tried again below
+                except OSError:  # busy until the kernel has removed killed processes: retried below
                     continue
         if time.monotonic() > deadline_s:
             raise ClusterError(f"cgroup {trees[0]} will not go: look at its cgroup.procs")

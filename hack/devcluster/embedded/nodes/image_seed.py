@@ -1,8 +1,8 @@
-"""The seed: an image store prepared once, from which every node's store is made by hard links in a second.
+"""The seed: an image store that is prepared once, and from which each node's store is made with hard links in 1 s.
 
-Importing a large image into each node costs most of a cluster's start. So images go into one containerd root under
-the cache; content and unpacked layers there are never written to again, and nodes link to them. Only containerd's
-two databases are copied.
+Importing a large image into each node would take most of the start of a cluster. Images are therefore imported into one
+containerd root in the cache. Its content and unpacked layers never change afterwards, so nodes use hard links to them.
+Only containerd's two databases are copied.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from devcluster.shell import run
 PAUSE_IMAGE = "localhost/dljob-pause:1"
 _PAUSE_SOURCE = Path(__file__).parent / "pause" / "main.go"
 _SCRATCH_IMAGE = "localhost/dljob-scratch:1"
-_KEEP = "containerd.io/gc.root"  # the label that spares a blob until an image refers to it
+_KEEP = "containerd.io/gc.root"  # with this label, containerd does not delete a blob to which no image refers yet
 _IMPORT_LIMIT_S = 600
 
 
 def image_layout() -> Layout:
-    """Where built images are kept."""
+    """Return the OCI layout that stores built images."""
     return Layout(cache_root() / "images" / "layout")
 
 
 def prepare(progress: Progress) -> None:
-    """Brings the seed in line with the images that are built, importing just the layers that it lacks."""
+    """Update the seed to the images that are built now. Import only missing layers."""
     layout = image_layout()
     with locked("images"):
         _ensure_pause(layout, progress)
@@ -52,7 +52,7 @@ def prepare(progress: Progress) -> None:
 
 
 def plant(target: Path) -> None:
-    """Makes a containerd root from the seed."""
+    """Create a containerd root in the folder `target` from the seed."""
     root = cache_root() / "seed" / "root"
     scratch = target.with_name(target.name + ".new")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -66,10 +66,10 @@ def plant(target: Path) -> None:
 
 
 def load_layout(address: str, root: Path, layout: Layout, references: Collection[str]) -> None:
-    """Imports images from a layout into the containerd at `address`, whose root folder is `root`.
+    """Import images from a layout into the containerd at `address`, whose root folder is `root`.
 
-    Blobs that it lacks are linked into its store instead of sent, where both are on one file system; what remains
-    is the unpacking of layers.
+    If layout and store are on one file system, missing blobs are hard-linked into the store instead of copied. Only
+    unpacking the layers then takes time.
     """
     client = ["ctr", "--address", address, "--namespace", "k8s.io"]
     wanted = {digest for reference in references for digest in layout.blobs(reference)}
@@ -106,10 +106,10 @@ def _import(
 
 
 def _adopt(client: Sequence[str], root: Path, blob: Path, digest: str) -> None:
-    """Links a blob into containerd's store, and makes it known there.
+    """Link a blob into containerd's content store and register it there.
 
-    containerd shares content between namespaces: told to ingest a digest that its store already holds, it takes that
-    and reads no data. Where this fails (another file system), the import that follows sends the blob.
+    containerd shares content between namespaces: if its store already contains the digest to ingest, it reads no data.
+    If linking fails (because of another file system), the following import copies the blob.
     """
     target = root / "io.containerd.content.v1.content" / "blobs" / Path(*digest.split(":", 1))
     try:
@@ -132,7 +132,7 @@ def _adopt(client: Sequence[str], root: Path, blob: Path, digest: str) -> None:
 
 
 def import_archive(address: str, archive: Path) -> None:
-    """Imports a docker or OCI archive into the containerd at `address`."""
+    """Import a docker or OCI archive into the containerd at `address`."""
     command: Sequence[str | Path] = ["ctr", "--address", address, "--namespace", "k8s.io", "images", "import", archive]
     run(command, timeout_s=_IMPORT_LIMIT_S)
 
@@ -156,7 +156,7 @@ def _ensure_pause(layout: Layout, progress: Progress) -> None:
 
 
 def _update(root: Path, layout: Layout, wanted: dict[str, str]) -> None:
-    """Runs a containerd of its own on the seed for as long as it takes."""
+    """Update the seed with a temporary containerd. `wanted`: image reference → manifest digest."""
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dljob-seed-") as folder:
         address = f"{folder}/containerd.sock"

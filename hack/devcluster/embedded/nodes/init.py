@@ -1,7 +1,7 @@
-"""PID 1 of a node's namespaces: arranges its mounts, then starts and restarts its daemons and reaps orphans.
+"""The first process (PID 1) of a node's namespaces. It mounts folders, runs the node's daemons and reaps orphans.
 
-A process of its own, started by `nodes.nodes` with one argument, the path of the node's JSON. As it is the first
-process of a PID namespace, the kernel ends everything in the node together with it: daemons, shims, containers.
+`nodes.nodes` starts this process with one argument, the path of the node's JSON file. It is the first process of a PID
+namespace, so when it ends, the kernel ends all processes in the node: daemons, shims and containers.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
-    """mount(2). Raises OSError naming the target."""
+    """Call mount(2). Raise OSError with the target in its message."""
     if _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), target)
 
 
 def arrange(node: dict[str, Any]) -> None:
-    """The node's own /run, /proc, /var/log and /var/lib, so that nothing is written to the machine's."""
+    """Mount separate /run, /proc, /var/log and /var/lib for the node, so that it does not write to the machine's."""
     mount("", "/", "", _MS_REC | _MS_SHARED)  # kubelet and containerd propagate mounts among each other
     mount("proc", "/proc", "proc")
     mount("tmpfs", "/run", "tmpfs", 0, "mode=755")
     Path("/run/lock").mkdir()
     for source, target in node["binds"].items():
         mount(source, target, "", _MS_BIND)
-    # kubelet would set these for the whole machine; what it reads here is already as it wants it.
+    # kubelet would change these settings for the whole machine. It does not, because it reads the desired values here.
     for name, value in node["sysctls_shown"].items():
         shown = Path("/run/sysctl", name.replace("/", "."))
         shown.parent.mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ def arrange(node: dict[str, Any]) -> None:
 
 
 def wait_for_socket(path: str) -> None:
-    """Until somebody accepts connections there."""
+    """Wait until a process accepts connections on the Unix socket `path`."""
     while True:
         with socket.socket(socket.AF_UNIX) as client:
             if client.connect_ex(path) == 0:
@@ -58,7 +58,7 @@ def wait_for_socket(path: str) -> None:
 
 
 def wait_for_api(address: str, port: int, ca: str) -> None:
-    """Until the API server serves its health check: a kubelet that comes too early backs off for seconds."""
+    """Wait until the API server is healthy. A kubelet that starts earlier would wait for seconds before a retry."""
     tls = ssl.create_default_context(cafile=ca)
     while True:
         try:
@@ -75,7 +75,7 @@ def wait_for_api(address: str, port: int, ca: str) -> None:
 
 
 def start(daemon: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """One daemon, its output appended to its log."""
+    """Start a daemon and append its output to its log. Return its process."""
     with Path(daemon["log"]).open("ab") as log:
         return subprocess.Popen(daemon["command"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
 

@@ -1,4 +1,4 @@
-"""A node: namespaces, cgroup, configuration of containerd, kubelet and kube-proxy; started, found and ended."""
+"""Start, find and stop nodes, and write the configuration of their containerd, kubelet and kube-proxy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from devcluster.model import NodeSpec
 from devcluster.shell import find
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
-_RESERVED_NBYTES = 1 << 30  # of the machine's memory, for the control plane and the user
+_RESERVED_NBYTES = 1 << 30  # memory of the machine for the control plane and the user
 _CAP_SYS_RESOURCE = 24
 # What kubelet sets machine-wide at its start (pkg/kubelet/cm: setupKernelTunables).
 _KUBELET_SYSCTLS = {
@@ -46,17 +46,20 @@ BINDING: Object = {
     "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": _VOLUMES},
     "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}],
 }
-"""What the node authorizer grants as well, once it has heard which pods are where. A kubelet that asks before that is
-refused, and looks at the pod again only after 10 to 15 s: the first job of a busy cluster started that much later."""
+"""Permissions that the node authorizer also grants, but only after it knows on which nodes pods run.
+
+Without this binding, the API server may reject a kubelet's first request about the volumes of a new pod. The
+kubelet then retries only after 10 to 15 s, which delayed the first job of a busy cluster.
+"""
 
 
 def process_name(node: NodeSpec) -> str:
-    """Under which the node's outermost process is registered."""
+    """Return the name under which the node's outermost process is registered."""
     return f"node-{node.name}"
 
 
 def start(state: State, record: Record, node: NodeSpec) -> None:
-    """Starts the node in its namespaces; returns at once, the node becomes Ready on its own."""
+    """Start the node in its namespaces. Return immediately; the node becomes Ready later."""
     number = record.spec.nodes.index(node) + 1
     folder = state.node_folder(node)
     for name in ("kubelet", "cni", "var-log", "var-lib"):
@@ -80,14 +83,14 @@ def start(state: State, record: Record, node: NodeSpec) -> None:
 
 
 def init_process(state: State, node: NodeSpec) -> Identity | None:
-    """The node's PID 1 as this machine sees it, or None where the node does not run."""
+    """Return the node's first process with its PID on this machine, or None if the node does not run."""
     outer = state.processes.get(process_name(node))
     inner = children(outer.pid) if outer else []
     return identify(inner[0]) if inner else None
 
 
 def stop(state: State, node: NodeSpec) -> None:
-    """Ends the node at once, as a power failure would, with everything in it; returns when all of it is gone."""
+    """Kill all processes of the node, as a power failure would. Return when all of them have ended."""
     inner = init_process(state, node)
     if inner:
         end([inner], grace_s=0)
@@ -96,7 +99,7 @@ def stop(state: State, node: NodeSpec) -> None:
 
 
 def containerd_address(state: State, node: NodeSpec, timeout_s: float = 30) -> str:
-    """Where this machine reaches the node's containerd. Raises ClusterError where it does not come up."""
+    """Return the address of the node's containerd on this machine. Raise ClusterError if containerd does not start."""
 
     def path() -> Path | None:
         inner = init_process(state, node)
@@ -132,7 +135,7 @@ def _init_config(state: State, record: Record, node: NodeSpec) -> dict[str, Any]
         "--proxy-mode=iptables",
         "--iptables-min-sync-period=100ms",
         f"--cluster-cidr={record.ranges.pods}",
-        # Limits of the connection table are the machine's, not a namespace's.
+        # Limits of the connection table apply to the whole machine, not to a namespace.
         "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0",
         "--conntrack-tcp-timeout-close-wait=0",
@@ -157,7 +160,7 @@ def _init_config(state: State, record: Record, node: NodeSpec) -> dict[str, Any]
 def _kubelet_config(state: State, record: Record, node: NodeSpec) -> dict[str, Any]:
     pki, total = state.pki, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cpus = os.cpu_count() or 1
-    # Together the nodes promise no more memory than there is.
+    # All nodes together must not report more memory than the machine has.
     memory = node.memory_nbytes or (total - _RESERVED_NBYTES) // len(record.spec.nodes)
     reserved = {"memory": f"{max(0, total - memory) >> 20}Mi"}
     if node.cpus is not None:
@@ -201,7 +204,7 @@ def _kubelet_config(state: State, record: Record, node: NodeSpec) -> dict[str, A
 
 
 def _cgroup_v1_allowed(record: Record) -> dict[str, Any]:
-    """Return the setting with which kubelet runs on cgroup v1; releases before 1.31 do not know it."""
+    """Return the kubelet setting that allows cgroup v1; empty for releases before 1.31, which do not have it."""
     known = parse_release(record.release) >= Release(1, 31, 0)
     return {"failCgroupV1": False} if known else {}
 
@@ -247,7 +250,7 @@ def _containerd_toml(folder: Path) -> str:
 
 
 def _may_raise_limits() -> bool:
-    """Whether this machine grants CAP_SYS_RESOURCE; without it runc cannot lower a sandbox's oom_score_adj."""
+    """Return True if this process has CAP_SYS_RESOURCE. Without it, runc cannot lower a sandbox's oom_score_adj."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapBnd:"):
             return bool(int(line.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
@@ -255,5 +258,5 @@ def _may_raise_limits() -> bool:
 
 
 def remove_files(state: State, node: NodeSpec) -> None:
-    """The node's folder, images included (links to the seed)."""
+    """Remove the node's folder, including its images (hard links to the seed)."""
     shutil.rmtree(state.node_folder(node), ignore_errors=True)

@@ -1,1 +1,1 @@
-"""What a cluster needs beside Kubernetes itself: names, volumes and pretended GPUs, kept by one process."""
+"""Services that the embedded cluster needs in addition to Kubernetes: DNS, shared volumes and simulated GPUs."""

@@ -1,4 +1,4 @@
-"""A small client of the Kubernetes API, for what the cluster does to itself. Standard library only."""
+"""A small client of the Kubernetes API for the services of the embedded cluster. It uses only the standard library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 
 class ApiError(Exception):
-    """An answer with a status of 400 or more."""
+    """The API server answered with an HTTP status of 400 or more."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -21,7 +21,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """Talks to one API server with one client certificate; one connection a request, so it is thread-safe."""
+    """A client of one API server with one client certificate. Thread-safe: each request has its own connection."""
 
     def __init__(self, address: str, port: int, pki: Path, name: str) -> None:
         self._address, self._port = address, port
@@ -29,7 +29,7 @@ class Api:
         self._tls.load_cert_chain(pki / f"{name}.crt", pki / f"{name}.key")
 
     def request(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Object:
-        """One request. Raises ApiError for a refusal and OSError where nobody answers."""
+        """Send a request and return the answer. Raise ApiError for an error status, and OSError without an answer."""
         connection = http.client.HTTPSConnection(self._address, self._port, context=self._tls, timeout=30)
         try:
             text = None if body is None else json.dumps(body)
@@ -43,7 +43,7 @@ class Api:
             connection.close()
 
     def ready(self) -> bool:
-        """Whether the server says that it is ready."""
+        """Return True if the server reports that it is ready."""
         try:
             self.request("GET", "/readyz")
         except (OSError, ApiError, http.client.HTTPException):
@@ -51,7 +51,7 @@ class Api:
         return True
 
     def ensure(self, path: str, body: Object) -> None:
-        """Creates the object; one that is already there stays as it is."""
+        """Create an object unless it exists. Do not change an existing object."""
         try:
             self.request("POST", path, body)
         except ApiError as refusal:
@@ -59,7 +59,7 @@ class Api:
                 raise
 
     def watch(self, path: str, listed: Object) -> Iterator[Object]:
-        """Events since a list was taken, until the server ends the watch."""
+        """Yield the watch events after the list `listed`, until the server ends the watch."""
         version = listed["metadata"]["resourceVersion"]
         connection = http.client.HTTPSConnection(self._address, self._port, context=self._tls, timeout=330)
         try:

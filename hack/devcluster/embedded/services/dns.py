@@ -1,4 +1,4 @@
-"""Cluster DNS: dnsmasq, fed with the names of Services and of the pods behind headless ones."""
+"""Cluster DNS: dnsmasq with the names of Services and of the pods of headless Services."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PROCESS = "dnsmasq"
 
 
 def records(services: Iterable[Object], endpoints: Iterable[Object]) -> Iterator[str]:
-    """Lines of a hosts file.
+    """Yield the lines of a hosts file.
 
-    A Service with an address gives one; a headless one gives one per pod, under the pod's own name too, and counts
-    pods that are not ready where it says `publishNotReadyAddresses`.
+    A Service with an address has one line. A headless Service has one line per pod, which also contains the pod's own
+    name. Pods that are not ready are included if the Service sets `publishNotReadyAddresses`.
     """
     by_name = {(one["metadata"]["namespace"], one["metadata"]["name"]): one for one in endpoints}
     for service in services:
@@ -38,7 +38,10 @@ def records(services: Iterable[Object], endpoints: Iterable[Object]) -> Iterator
 
 
 def command(state: State, address: str) -> list[str]:
-    """dnsmasq in the switch's namespace; it answers for the cluster's own names only, there is no way out."""
+    """Return the command line of dnsmasq in the network namespace of the switch.
+
+    It answers only for names of the cluster, because this namespace has no connection to other networks.
+    """
     hosts = _hosts(state)
     hosts.parent.mkdir(exist_ok=True)
     hosts.touch()
@@ -51,7 +54,7 @@ def command(state: State, address: str) -> list[str]:
 
 
 def serve(state: State, lines: Iterable[str]) -> None:
-    """Has dnsmasq answer with these records from now on."""
+    """Write the hosts file `lines` and let dnsmasq read it."""
     text, hosts = "".join(f"{line}\n" for line in sorted(set(lines))), _hosts(state)
     if text != hosts.read_text():
         scratch = hosts.with_suffix(".new")
@@ -67,7 +70,7 @@ def _hosts(state: State) -> Path:
 
 
 def reconciler(api: Api, state: State) -> Reconciler:
-    """Keeps the name server in step with the API."""
+    """Return the reconciler that updates dnsmasq after changes in the API."""
 
     def step() -> None:
         serve(state, records(services.objects(), endpoints.objects()))

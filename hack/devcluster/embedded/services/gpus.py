@@ -1,4 +1,4 @@
-"""Pretended GPUs: extended resources on nodes that were asked for with `gpu=`, kept up whatever kubelet does."""
+"""Simulated GPUs: extended resources on nodes with the option `gpu=`. They are restored if kubelet removes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from devcluster.model import GPU_RESOURCE, ClusterSpec
 
 
 def patch_for(node: Object, gpus: int) -> list[Object]:
-    """The JSON patch of a node's status that is still needed; empty where it shows the GPUs already."""
+    """Return the JSON patch that adds the GPUs to a node's status; empty if the status already contains them."""
     status, key = node.get("status", {}), GPU_RESOURCE.replace("/", "~1")
     return [
         {"op": "add", "path": f"/status/{part}/{key}", "value": str(gpus)}
@@ -18,7 +18,7 @@ def patch_for(node: Object, gpus: int) -> list[Object]:
 
 
 def reconciler(api: Api, spec: ClusterSpec) -> Reconciler:
-    """Advertises the GPUs of the specification."""
+    """Return the reconciler that adds the GPUs of the cluster's specification to the status of nodes."""
     wanted = {node.name: node.gpus for node in spec.nodes if node.gpus}
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""What a cluster needs beside Kubernetes itself: names, volumes and pretended GPUs. One process of its own."""
+"""Main module of the process that provides DNS, shared volumes and simulated GPUs for the embedded cluster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The StorageClass whose volumes all nodes share: folders of this machine, made for claims as they come.
+"""The StorageClass whose volumes all nodes share. A volume is a folder of this machine, created for a claim.
 
-Every node sees the machine's file system, so a hostPath volume is one folder for all of them: ReadWriteMany.
+Every node has access to the machine's file system, so a hostPath volume is the same folder on all nodes
+(ReadWriteMany).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ STORAGE_CLASS: Object = {
 
 
 def is_waiting(claim: Object) -> bool:
-    """Whether this claim asks for a volume of our class and has none yet."""
+    """Return True if the claim needs a volume of this StorageClass and has none yet."""
     spec = claim["spec"]
     return (
         spec.get("storageClassName") == CLASS
@@ -37,7 +38,7 @@ def is_waiting(claim: Object) -> bool:
 
 
 def volume_for(claim: Object, folder: Path) -> Object:
-    """The PersistentVolume for a claim, already promised to it, so that it binds at once."""
+    """Return a PersistentVolume that is already assigned to the claim, so that the claim binds immediately."""
     metadata = claim["metadata"]
     return {
         "apiVersion": "v1",
@@ -85,7 +86,7 @@ def _event(claim: Object, volume: str) -> Object:
 
 
 def reconciler(api: Api, folder: Path) -> Reconciler:
-    """Makes volumes for waiting claims and removes those whose claim is gone."""
+    """Return the reconciler that creates volumes for waiting claims and removes volumes of deleted claims."""
 
     def step() -> None:
         have = {one["metadata"]["name"]: one for one in volumes.objects()}
@@ -109,7 +110,7 @@ def reconciler(api: Api, folder: Path) -> Reconciler:
 def _make(api: Api, claim: Object, volume: Object) -> None:
     path = Path(volume["spec"]["hostPath"]["path"])
     path.mkdir(parents=True, exist_ok=True)
-    path.chmod(0o777)  # pods run as whatever user they like, and kubelet never changes the owner of a hostPath
+    path.chmod(0o777)  # pods may run as any user, and kubelet does not change the owner of a hostPath
     api.ensure("/api/v1/persistentvolumes", volume)
     namespace = claim["metadata"]["namespace"]
     api.ensure(f"/api/v1/namespaces/{namespace}/events", _event(claim, volume["metadata"]["name"]))

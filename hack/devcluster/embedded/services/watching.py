@@ -1,4 +1,4 @@
-"""Keeps a local copy of a kind of object up to date, and wakes its user on every change."""
+"""Watch objects of the Kubernetes API: maintain a local copy, and run a function after changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RETRY_S = 0.3
 
 
 class Mirror:
-    """Objects of one kind by (namespace, name); list and watch run in a thread of their own."""
+    """A local copy of all objects of one kind, by (namespace, name). A separate thread lists and watches them."""
 
     def __init__(self, api: Api, path: str, changed: Callable[[], None]) -> None:
         self._api, self._path, self._changed = api, path, changed
@@ -23,7 +23,7 @@ class Mirror:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def objects(self) -> list[Object]:
-        """A snapshot."""
+        """Return a snapshot of the objects."""
         with self._lock:
             return list(self._objects.values())
 
@@ -51,7 +51,7 @@ def _key(one: Object) -> tuple[str, str]:
 
 
 class Reconciler:
-    """Runs `step` after each change, once for changes that come together; a failed step is tried again."""
+    """Runs `step` after each change, or once after several changes at the same time. Retries a failed step."""
 
     def __init__(self, step: Callable[[], None], name: str) -> None:
         self._step, self._name = step, name
@@ -61,7 +61,7 @@ class Reconciler:
         self._wake.set()
 
     def run(self) -> None:
-        """Never returns."""
+        """Run forever."""
         while True:
             self._wake.wait()
             self._wake.clear()

@@ -1,1 +1,1 @@
-"""The coordinator, an agent that launches, watches and restarts the ranks of its job, and reports."""
+"""The coordinator: the agent that launches, watches and restarts all ranks of a job, and reports to the operator."""

@@ -1,8 +1,8 @@
-"""The coordinator of a job connects to the pods, launches, watches and restarts the ranks, and writes the report.
+"""The coordinator of a job: it connects to the pods, launches, watches and restarts the ranks, and writes the report.
 
 It runs in the agent of the plan's first pod. If an elastic job loses that pod, the next live pod takes over with a
-higher term. ``ObservedJob`` records events. The procedure in this module waits until the record meets a condition, and
-decides the next action.
+higher term, a number that identifies the current coordinator. ``ObservedJob`` records events. The procedure in this
+module repeatedly waits until the recorded events meet a condition, and then decides the next action.
 """
 
 import asyncio
@@ -21,19 +21,21 @@ from dltrain.protocol import agent_messages as proto
 log = logging.getLogger(__name__)
 
 SETTLE_S = 0.5
-"""Maximum wait after the first failure: messages about its consequences can arrive before the message about its
-cause."""
+"""Maximum time in seconds to wait for the cause after the first failure. Messages about the consequences of a fault can
+arrive before the message about its cause."""
 FAREWELL_S = 10.0
-"""Maximum wait after the result for all ranks to exit by themselves."""
+"""Maximum time in seconds to wait, after the result has arrived, until all ranks have exited by themselves."""
 END_S = 10.0
 GATHER_S = 1.0
-"""Maximum wait for missing pods before an elastic job continues without them. A restarted agent may reconnect."""
+"""Maximum time in seconds to wait for missing pods before an elastic job continues without them. The agent of a missing
+pod may have restarted and reconnect."""
 SHRINK_S = 3.0
-"""Maximum wait after the death of a rank for the others to report that they continue without it."""
+"""Maximum time in seconds to wait, after a rank has died, until the other ranks report that they continue without
+it."""
 RESTART_COST_S = 5.0
-"""A restart to re-add lost ranks must save at least this time."""
+"""Minimum time in seconds that a restart must save if its only purpose is to add lost ranks again."""
 LEAVE_MARGIN_S = 3.0
-"""Time reserved at the end of a pod's grace period for killing processes that did not exit."""
+"""Time in seconds reserved at the end of a pod's grace period for killing processes that did not exit."""
 COORDINATOR_LOST = Failure(reason="CoordinatorLost", message="another coordinator has taken over", counts=False)
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
@@ -42,10 +44,10 @@ class Coordinator:
     """Coordinate one plan after another until this pod must leave or another coordinator supersedes this one."""
 
     def __init__(self, job: ObservedJob, previous: Report | None) -> None:
-        """``previous``: the last report of an earlier coordinator, if any."""
+        """Prepare to coordinate ``job``. ``previous``: the last report of an earlier coordinator, or None."""
         self.job = job
         self.done = asyncio.Event()
-        """Set once the coordinator has ended."""
+        """An event that is set when the coordinator has ended."""
         self._until = job.events.until
         self._previous = previous
         self._failed_in_a_row = 0
@@ -62,13 +64,13 @@ class Coordinator:
         self.job.events.leave()
 
     async def launch_daemon(self, host: str, command: str) -> tuple[int, str]:
-        """Replace ``ssh HOST COMMAND``: run the pod's MPI daemon. Return its exit code and last output."""
+        """Run the MPI daemon in pod ``host``, in place of ``ssh HOST COMMAND``. Return its (exit code, last output)."""
         return await self.job.launcher.launch_daemon(host, command)
 
     # The procedure
 
     async def run(self) -> None:
-        """Coordinate until ``leave`` is called. Raise SupersededError."""
+        """Coordinate until ``leave`` is called. Raise SupersededError if another coordinator has a higher term."""
         try:
             while True:
                 try:
@@ -101,7 +103,7 @@ class Coordinator:
             if previous.phase in (RunPhase.LAUNCHING, RunPhase.RUNNING, RunPhase.RESTARTING):
                 if (
                     not 0 < previous.world_size < len(self.job.plan.ranks)
-                ):  # Otherwise the acting coordinator counted it.
+                ):  # If the process group had shrunk, the loss was counted already.
                     self.job.ledger.count("CoordinatorLost")
                     self.job.account.history.fault(COORDINATOR_LOST, time.time())
                 self.job.trained = previous.step > 0 and previous.plan_digest == self.job.plan.digest()
@@ -123,7 +125,7 @@ class Coordinator:
             await self._after(failure, attempt)
 
     async def _watch(self, attempt: Attempt) -> bool:
-        """Watch an attempt until it ends, until its failure can be diagnosed, or until lost ranks can return.
+        """Watch an attempt until it ends, until its failure can be diagnosed, or until a restart can re-add lost ranks.
 
         Return True if the attempt succeeded.
         """
@@ -144,13 +146,13 @@ class Coordinator:
         return True
 
     def _may_return(self, attempt: Attempt) -> bool:
-        """Return True if lost ranks can return and a restart would save more time than it costs."""
+        """Return True if a restart could add lost ranks again and would save more time than it costs."""
         gain_s = self.job.ledger.gain_s(attempt.missing(self.job.plan), len(self.job.plan.ranks))
         waited = time.monotonic() - attempt.shrunk_s > self.job.settings.return_after_s
         return waited and gain_s > RESTART_COST_S and self.job.membership.complete and self.job.plan.checkpoint.enabled
 
     def _report_losses(self, attempt: Attempt) -> None:
-        """Report lost ranks if the others continue without them. Such losses do not count for the back-off limit."""
+        """Report lost ranks without which the others continue. These losses do not count towards the back-off limit."""
         for end in attempt.losses:
             failure = failure_of_exit(attempt, end).model_copy(update={"counts": False})
             log.warning("%s: %s; the other ranks continue", failure.reason, failure.message)
@@ -232,7 +234,7 @@ class Coordinator:
         await self._until(lambda: False)
 
     def _adopt(self) -> None:
-        """Adopt the new plan. Pods that are only in the old plan get it too, and run no ranks from then on."""
+        """Adopt the new plan. Pods that are only in the old plan receive the new one, too, and then run no ranks."""
         assert self.job.events.new_plan is not None
         self.job.plan, self.job.events.new_plan = self.job.events.new_plan, None
         if self.job.ledger.phase is RunPhase.FAILED:
@@ -241,7 +243,7 @@ class Coordinator:
         self.job.ledger.phase = RunPhase.WAITING
         self._failed_in_a_row = 0
         self.job.trained = False
-        self.job.membership.call(self.job.plan)  # Sends it to the old plan's pods before their links close.
+        self.job.membership.call(self.job.plan)  # Sends the plan to the old plan's pods before their links close.
         self.job.ledger.term = self.job.membership.term
 
     async def _stop_attempt(self, grace_s: float) -> None:

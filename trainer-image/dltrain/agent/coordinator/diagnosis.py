@@ -1,7 +1,7 @@
 """Diagnose why an attempt ended: derive one ``Failure`` from its recorded events. No I/O.
 
-One death has many consequences: surviving ranks exit with EXIT_PEER_LOST, and others are killed. The rules are in the
-order of how likely each event is the cause.
+The death of one rank has many consequences: surviving ranks exit with EXIT_PEER_LOST, and others are killed. The rules
+therefore begin with the events that are most likely a cause, and end with those that are usually a consequence.
 """
 
 import re
@@ -35,9 +35,9 @@ class Attempt:
     lost: dict[str, str] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
     hung: tuple[int, float] | None = None
-    """(hung rank, seconds since its last message)"""
+    """(hung rank, seconds since its last message), or None if no rank hangs"""
     logs: dict[int, str] = field(default_factory=dict)
-    """The last lines that running ranks logged, collected once a rank hangs."""
+    """The last lines that each running rank logged, by rank. They are collected when a rank hangs."""
     launcher_runs: bool = False
     launcher: Exit | None = None
     launcher_tail: str = ""
@@ -45,30 +45,30 @@ class Attempt:
     progressed: bool = False
     """True if a step was completed in this attempt."""
     stopping: bool = False
-    """True once the ranks were asked to stop."""
+    """True if the coordinator has asked the ranks to stop."""
     absent: set[int] = field(default_factory=set)
-    """Lost ranks. The other ranks reported that they continue without them."""
+    """Numbers of the lost ranks without which, according to their messages, the other ranks continue."""
     handled: set[int] = field(default_factory=set)
     """The ranks in ``absent`` whose loss the coordinator has reported."""
     shrunk_s: float = 0.0
-    """Time of the launch or of the last shrinking of the process group, in seconds."""
+    """Time of the launch or of the last shrinking of the process group, in seconds of the monotonic clock."""
 
     @property
     def all_ended(self) -> bool:
         return len(self.ended.keys() | self.absent) == len(self.plan.ranks)
 
     def missing(self, plan: Plan) -> int:
-        """Return how many ranks of the complete plan ``plan`` do not take part."""
+        """Return how many ranks of the complete plan ``plan`` do not take part in this attempt, or no longer do."""
         return len(plan.ranks) - len(self.plan.ranks) + len(self.absent)
 
     @property
     def deaths(self) -> list[RankEnded]:
-        """The end of each failed rank, unless the others continue without it."""
+        """The end of each rank that failed, except killed ranks without which the others continue."""
         return [end for n, end in self.ended.items() if end.exit_code != EXIT_OK and not self._survived(n)]
 
     @property
     def losses(self) -> list[RankEnded]:
-        """The end of each lost rank that the others continue without, until its loss was reported."""
+        """The end of each killed rank without which the others continue and whose loss is not yet reported."""
         return [self.ended[n] for n in sorted(self.absent - self.handled) if n in self.ended and self._survived(n)]
 
     @property
@@ -97,7 +97,11 @@ class Attempt:
 
     @property
     def succeeded(self) -> bool:
-        """True if every rank ended, and rank 0 reported a result. Scripts without ``dltrain`` need no result."""
+        """True if every rank ended and rank 0 reported a result.
+
+        A custom command that reports no steps, such as a script for torchrun, needs no result. It succeeds if no rank
+        failed.
+        """
         if not self.all_ended:
             return False
         if self.outcome is not None:
@@ -125,7 +129,10 @@ class Attempt:
 
 
 def diagnose(attempt: Attempt) -> Failure:
-    """Return the most likely cause. ``counts`` is False if a pod left or was lost, so that the job is not at fault."""
+    """Return the failure that most likely ended the attempt.
+
+    ``counts`` of the failure is False if a pod left or was lost, because the job did not cause that.
+    """
     for number, failure in attempt.failures:
         if failure.reason != "PeerLost":
             return _completed(failure, number, attempt)
@@ -195,9 +202,10 @@ _CONSEQUENCES = frozenset({"PeerLost", reasons.RANK_STOPPED, "LaunchFailed", rea
 
 
 def explained(attempt: Attempt) -> bool:
-    """Return True if the cause is certain.
+    """Return True if the failure that ``diagnose`` returns is certainly the cause, so that waiting longer is useless.
 
-    That is, it is not a consequence of another failure, and its rank has ended. For a hang, all logs must have arrived.
+    This is the case if the failure is not a consequence of another failure and its rank has ended. For a hung rank, the
+    logs of all running ranks must have arrived.
     """
     failure = diagnose(attempt)
     if failure.reason == "Hung":
@@ -207,7 +215,10 @@ def explained(attempt: Attempt) -> bool:
 
 
 def killed(end: RankEnded) -> bool:
-    """Return True if a signal killed the rank, but not for lack of memory. Losing its pod has the same effect."""
+    """Return True if a signal ended the rank, but not because memory ran out.
+
+    The loss of a pod ends ranks in this way.
+    """
     return end.signal is not None and not end.out_of_memory
 
 
@@ -243,7 +254,7 @@ def _of_rank(attempt: Attempt, end: RankEnded, reason: str, what: str, *, retry:
 
 
 def _completed(failure: Failure, number: int, attempt: Attempt) -> Failure:
-    """Complete a failure that a rank reported with facts that only the agent has."""
+    """Return a failure that a rank reported, completed with what its agent knows: rank, pod, exit code and log."""
     end = attempt.ended.get(number)
     exit_code = failure.exit_code
     if exit_code is None and end is not None:

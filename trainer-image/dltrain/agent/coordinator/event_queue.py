@@ -13,11 +13,11 @@ from dltrain.agent.coordinator.links import LinkEvent
 
 TICK_S = 0.5
 Event = LinkEvent | Plan | None
-"""An event of the job. None: check the condition again."""
+"""An event of a connection, a new plan, or None, which only makes ``until`` check its condition again."""
 
 
 class ReplannedError(Exception):
-    """A plan with another digest arrived."""
+    """A plan arrived whose digest differs from that of the current plan."""
 
 
 class LeavingError(Exception):
@@ -25,10 +25,13 @@ class LeavingError(Exception):
 
 
 class EventQueue:
-    """Events in order of arrival. A new plan or a request to leave interrupts the waiting procedure."""
+    """Events in order of arrival. A new plan or a request to leave interrupts the procedure that waits in ``until``."""
 
     def __init__(self, record: Callable[[Event], None], tick: Callable[[], None]) -> None:
-        """Create the queue. ``record``: records an event. ``tick``: checks time limits, every ``TICK_S``."""
+        """Create the queue. ``record``: called with each event.
+
+        ``tick``: called every ``TICK_S`` to check time limits.
+        """
         self._record, self._tick = record, tick
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._leaving = False
@@ -48,9 +51,10 @@ class EventQueue:
     async def until(
         self, condition: Callable[[], bool], within_s: float | None = None, *, interruptible: bool = True
     ) -> bool:
-        """Process events until the condition holds or the time is over. Return True if the condition holds.
+        """Process events until the condition holds or ``within_s`` seconds have passed. Return True if it holds.
 
-        Raise LeavingError and ReplannedError if ``interruptible``, and the errors of ``record`` in any case.
+        If ``within_s`` is None, wait without a limit. If ``interruptible``, raise LeavingError when this pod must
+        leave, and ReplannedError when a new plan has arrived. Also raise the errors of ``record``.
         """
         deadline_s = None if within_s is None else time.monotonic() + within_s
         while True:

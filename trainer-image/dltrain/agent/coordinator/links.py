@@ -1,6 +1,6 @@
 """The coordinator's connections to the members of its job. Lost connections are opened again until ``close``.
 
-The host name is resolved for each try, because a pod's DNS record can appear later than the pod.
+Each attempt to connect resolves the host name again, because a pod's DNS record can appear later than the pod.
 """
 
 import asyncio
@@ -38,7 +38,10 @@ LinkEvent = Connected | Lost | Received
 
 
 class Links:
-    """One connection to each wanted pod. ``emit`` receives their events in order."""
+    """One connection to each pod that ``want`` names.
+
+    ``emit`` is called with the events of all connections, in order.
+    """
 
     def __init__(self, context: ssl.SSLContext, port: int, emit: Callable[[LinkEvent], None]) -> None:
         self._context, self._port, self._emit = context, port, emit

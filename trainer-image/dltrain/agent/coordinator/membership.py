@@ -18,12 +18,13 @@ class SupersededError(Exception):
 
 
 class Membership:
-    """The current plan and the members that have received it. ``complete``: True once all pods of the plan have it."""
+    """The current plan, and the members (agents of the plan's pods) that have received it and obey this coordinator."""
 
     def __init__(self, settings: Settings, links: Links, plan: Plan, min_term: int, *, acting: bool = False) -> None:
-        """``min_term``: lower bound of the first term. The plan, or terms that members have obeyed, can raise it.
+        """Create the membership for ``plan``. ``min_term``: a lower bound of this coordinator's term.
 
-        ``acting``: True if this pod replaces the plan's first pod. It must then be elected by a majority (``_elect``).
+        The term becomes higher if the plan has a higher term or members have obeyed a higher one. ``acting``: True if
+        this pod replaces the plan's first pod. A majority of the pods must then elect this coordinator (``_elect``).
         """
         self.term = max(plan.term, min_term)
         self._boot = uuid.uuid4().hex
@@ -54,7 +55,10 @@ class Membership:
         self._links.want({pod: self._settings.pod_ip if pod == own else host for pod, host in hosts.items()})
 
     def welcome(self, pod: str, welcome: proto.Welcome, *, fresh: bool) -> None:
-        """Handle a member's Welcome. ``fresh``: True if no attempt was launched yet. Raise SupersededError."""
+        """Handle a member's first message. ``fresh``: True if this coordinator has not launched ranks yet.
+
+        Raise SupersededError if the member shows that another coordinator has taken over.
+        """
         if self._voters is not None:
             self._elect(pod, welcome)
         elif welcome.term < self.term or welcome.obeys in ("", self._boot):
@@ -66,10 +70,10 @@ class Membership:
             raise SupersededError(f"pod {pod} obeys term {welcome.term}, this coordinator has {self.term}")
 
     def _elect(self, pod: str, welcome: proto.Welcome) -> None:
-        """Count the pods without a coordinator. Become the coordinator once they are more than half of the pods.
+        """Count ``pod`` as a vote. Become the coordinator when more than half of the plan's pods have voted.
 
-        So in a network partition at most one side gets a new coordinator. Raise SupersededError if a pod is connected
-        to a coordinator.
+        A pod votes by connecting while it has no coordinator. In a network partition, at most one side can therefore
+        get a new coordinator. Raise SupersededError if ``pod`` is connected to another coordinator.
         """
         assert self._voters is not None, "an election is in progress"
         if welcome.has_coordinator:
@@ -88,7 +92,7 @@ class Membership:
             self._assigned.add(pod)
 
     def leaves(self, pod: str) -> None:
-        """Record that a pod received SIGTERM. It does not count as present until it reconnects."""
+        """Record that a pod received SIGTERM. The pod does not count as present until its agent reconnects."""
         self._away.add(pod)
 
     def lost(self, pod: str) -> None:
@@ -120,6 +124,9 @@ class Membership:
 
 
 def term_after(plan: Plan, previous: Report | None) -> int:
-    """Return a term above those in the last report and on the volume, because new agents have seen no term."""
+    """Return a term for a new coordinator: higher than the terms in the job's last report and on the checkpoint volume.
+
+    Members cannot tell the highest term, because agents that have just started have seen no term.
+    """
     reported = previous.term if previous is not None and previous.uid == plan.uid else 0
     return max(reported, claimed_term(plan) if plan.checkpoint.enabled else 0) + 1

@@ -44,7 +44,7 @@ class Mpirun:
         self._watching = asyncio.create_task(self._watch(Output("[mpirun] ", read_fd), ended))
 
     async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
-        """Replace ``ssh POD COMMAND``: run the pod's MPI daemon. Return its exit code and last output."""
+        """Run the MPI daemon in ``pod``, in place of ``ssh POD COMMAND``. Return its (exit code, last output)."""
         if pod not in self._pods:
             return 1, f"found pod {pod}; expected one of {self._pods}\n"
         try:

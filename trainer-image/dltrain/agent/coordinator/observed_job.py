@@ -1,7 +1,7 @@
-"""A job as its coordinator observes it: a record of the events of one queue. It makes no decisions.
+"""A job as its coordinator observes it: a record of the events of one queue, without decisions about the job.
 
-It only publishes direct consequences at once: the job's phase, a plan in which only the number or the term changed, and
-the need for a report.
+Only direct consequences of an event are published at once: a new phase, a plan in which only the number or the term
+changed, and a request to write the report.
 """
 
 import logging
@@ -24,7 +24,8 @@ from dltrain.record.run_report import files as runreport
 
 log = logging.getLogger(__name__)
 LAUNCH_LIMIT_S = 300.0
-"""Maximum time from a launch until every rank's process has started. 1 to 2 s are usual. mpirun has no limit."""
+"""Maximum seconds from a launch until every rank's process has started. 1 to 2 s are usual. mpirun has no such
+limit."""
 _LAUNCH_TIMEOUT = Failure(
     reason="LaunchFailed",
     message=f"mpirun did not start all ranks within {LAUNCH_LIMIT_S:.0f} s. Check that the job's pods can reach each "
@@ -47,7 +48,10 @@ class ObservedJob:
         *,
         acting: bool = False,
     ) -> None:
-        """``acting``: True if this pod replaces the plan's first pod, which was lost."""
+        """Begin to observe ``plan``. ``previous``: the last report of an earlier coordinator, or None.
+
+        ``acting``: True if this pod coordinates in place of the plan's first pod, which was lost.
+        """
         self.events = EventQueue(self._take, self._tick)
         self.settings, self.reporter, self.plan = settings, reporter, plan
         self.ledger = Ledger(plan, previous)
@@ -151,7 +155,7 @@ class ObservedJob:
                 self._running()
             case Mark(what="first_step"):
                 self._running()
-            case Failed() if not attempt.left:  # Failures after a pod began to leave are consequences of that.
+            case Failed() if not attempt.left:  # Failures after a pod began to leave are its consequences.
                 attempt.failures.append((message.rank, message.failure))
             case Shrunk():
                 self._shrank(message, attempt)

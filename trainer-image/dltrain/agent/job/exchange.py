@@ -105,7 +105,7 @@ class ConfigMaps(Exchange):
 
 
 def parse_plan(text: str) -> Plan | None:
-    """Parse a plan. If it is unreadable, log an error and return None, because the agent must not end."""
+    """Parse a plan. If the text is no valid plan, log an error and return None, because the agent must continue."""
     if not text:
         return None
     try:
@@ -128,7 +128,10 @@ def parse_report(text: str) -> Report | None:
 
 
 class ReportWriter:
-    """Write ``compose()`` every ``PERIOD_S``, and at once after ``urge``. Skip unchanged reports."""
+    """Write the report that ``compose()`` returns every ``PERIOD_S``, and at once after ``urge``.
+
+    Skip unchanged reports.
+    """
 
     PERIOD_S = 10.0
 

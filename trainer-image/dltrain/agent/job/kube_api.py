@@ -1,4 +1,7 @@
-"""The Kubernetes API calls of an agent, without the Kubernetes client library, which takes 60 MB in every pod."""
+"""The Kubernetes API calls of an agent.
+
+The Kubernetes client library is not used, because it takes 60 MB in every pod.
+"""
 
 import asyncio
 import json
@@ -104,7 +107,7 @@ class KubeApi:
         async with asyncio.timeout(_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(self.host, self.port, ssl=self.tls, limit=2**22)
         host = f"[{self.host}]" if ":" in self.host else self.host
-        token = self.token_file.read_text().strip()  # Read for each call, because Kubernetes rotates it.
+        token = self.token_file.read_text().strip()  # Read for each call, because Kubernetes rotates the token.
         head = [
             f"{method} {path} HTTP/1.1",
             f"Host: {host}:{self.port}",

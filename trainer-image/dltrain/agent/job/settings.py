@@ -32,12 +32,12 @@ class Settings:
     tls_dir: Path
     run_dir: Path
     memory_dir: Path
-    """A directory in memory for the newest training state. It remains when ranks end."""
+    """A directory in memory for a copy of the newest training state. The copy remains when the ranks end."""
     agent_port: int
     metrics_port: int
     return_after_s: float
-    """Minimum seconds from a loss of ranks to a restart that re-adds them, so that a rank that often fails costs
-    little."""
+    """Minimum time in seconds between a loss of ranks and a restart of the job that adds them again. It limits the cost
+    of a rank that fails often."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> "Settings":
@@ -93,8 +93,9 @@ class Settings:
 def complete_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment, plus variables that libraries need and that a pod with an arbitrary UID lacks.
 
-    HOME becomes a writable directory if it is not writable: with a read-only root, only /tmp is. USER is set because
-    ``getpass`` fails without a passwd entry. numpy gets one BLAS thread, because it starts a thread pool on import.
+    If HOME is not writable, it becomes the temporary directory, which is writable even with a read-only root file
+    system. USER is set because ``getpass`` fails without a passwd entry. OpenBLAS gets one thread, because numpy would
+    otherwise start a thread pool on import.
     """
     result = dict(env)
     temporary = tempfile.gettempdir()

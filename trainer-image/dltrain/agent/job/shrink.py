@@ -7,11 +7,11 @@ from dltrain.batch.shares import apportion
 
 
 def shrink_plan(plan: Plan, pods: Collection[str]) -> Plan | None:
-    """Return a plan with only the ranks of ``pods``, renumbered. They divide the batch in proportion to their shares.
+    """Return ``plan`` with only the ranks of ``pods``, renumbered, or None if the job cannot shrink.
 
-    Return None if the job cannot shrink, for one of these reasons: too few ranks; a parameter server, whose slices are
-    laid out for the plan's ranks; model parallelism; or a script for torchrun, which may not support resuming with
-    fewer ranks.
+    The remaining ranks divide the global batch in proportion to their local batch sizes. The job cannot shrink with too
+    few ranks; with a parameter server, whose slices are laid out for the plan's ranks; with model parallelism; or with
+    a script for torchrun, which may not support resuming with fewer ranks.
     """
     ranks = [rank for rank in plan.ranks if rank.pod in pods]
     if len(ranks) == len(plan.ranks):

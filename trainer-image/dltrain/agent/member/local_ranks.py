@@ -33,16 +33,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Event = RankUp | RankUpdate | RankStopped | RankLog | RankEnded | DaemonEnded
 DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
-"""(host, shell command) → (exit code, last output) of the MPI daemon. A replacement for ssh."""
+"""A function that runs the MPI daemon on another pod, in place of ssh: (host, shell command) → (exit code, last
+output)."""
 
 SHARED_MEMORY = Path("/dev/shm")
 STOPPED_POLL_S = 0.5
 WRITE_S = 0.2
-"""Time that a rank has to write its stacks to its log."""
+"""Time in seconds that a hung rank has to write the stacks of its threads to its log."""
 
 
 class LocalRanks:
-    """The ranks of the current attempt in this pod. ``emit`` receives every event in order."""
+    """The ranks of the current attempt in this pod. ``emit`` is called with every event of these ranks, in order."""
 
     def __init__(
         self,
@@ -129,19 +130,22 @@ class LocalRanks:
         self._clear_mpi()
 
     def _clear_mpi(self) -> None:
-        """Remove the files and shared memory of a killed MPI. Shared memory counts against the pod's memory limit."""
+        """Remove files and shared memory of killed MPI and NCCL processes.
+
+        Shared memory counts towards the pod's limit.
+        """
         shutil.rmtree(commands.session_dir(self.run_dir), ignore_errors=True)
         for pattern in (f"sm_segment.{socket.gethostname()}.{os.getuid()}.*", "nccl-*"):
             for segment in SHARED_MEMORY.glob(pattern):
-                with suppress(OSError):  # It belongs to another user.
+                with suppress(OSError):  # The segment belongs to another user.
                     segment.unlink()
 
     def stop(self, grace_s: float, *, progressed: bool | None) -> None:
         """Ask the ranks to checkpoint and exit. Kill ranks without progress at once, and the rest after ``grace_s``.
 
         ``progressed``: True if any rank of the attempt has completed a step. A checkpoint then needs every rank, even
-        one that has not reported a step yet. None: unknown; the coordinator will send it. A rank that never connected
-        runs a custom script, so it gets SIGTERM.
+        one that has not reported a step yet. None: not known yet; a later call with the coordinator's answer follows. A
+        rank that never connected to the agent runs a script without ``dltrain``, so it gets SIGTERM.
         """
         for run in self.running.values():
             if run.writer is None:
@@ -185,7 +189,9 @@ class LocalRanks:
         self._spawn(watch())
 
     async def start_rank(self, rank: Rank, attempt: str, mpi: dict[str, str] | None = None) -> Running:
-        """Start one rank. Emit events for its start and end. ``mpi``: variables that the Open MPI daemon set for it.
+        """Start one rank. Emit events for its start and end.
+
+        ``mpi``: environment variables from the Open MPI daemon, if any.
 
         Raise ValueError if the attempt has ended, and OSError if the command cannot be started.
         """
@@ -204,7 +210,7 @@ class LocalRanks:
         started = self._coming[rank.rank] = asyncio.Event()
         await asyncio.wait({starting})  # The zygote answers after its imports.
         os.close(write_fd)
-        started.set()  # Its waiters resume after this function has returned.
+        started.set()  # Coroutines that wait for this event resume after this function has returned.
         if starting.cancelled() or starting.exception() is not None:
             os.close(read_fd)
         if starting.cancelled():

@@ -1,8 +1,8 @@
 """The member part of an agent: it obeys the coordinator over mutual TLS and controls the ranks of its pod.
 
-Every pod has a member. The coordinator connects to the member of its own pod as well. A member obeys the coordinator
-with the highest term that it has seen and refuses lower terms. When the coordinator's connection ends, the member kills
-its ranks.
+Every pod has a member. The coordinator connects to the member of its own pod as well. Each coordinator has a term, a
+number that is higher than that of its predecessor. A member obeys the coordinator with the highest term that it has
+seen and refuses coordinators with lower terms. When the coordinator's connection ends, the member kills its ranks.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Member:
         self.phase: RunPhase | None = None
         self.leaving = False
         self.orphaned = asyncio.Event()
-        """Set while the connection to the coordinator is lost."""
+        """An event that is set while the connection to the coordinator is lost."""
         self.local: LocalRanks
         self._job_uid = job_uid
         self._obeyed: proto.Channel | None = None

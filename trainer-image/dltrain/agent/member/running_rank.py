@@ -25,7 +25,7 @@ class Running:
 
     @property
     def trains(self) -> bool:
-        """True if the rank may have made progress that needs a checkpoint."""
+        """True if the rank has reported a step, so that a checkpoint before it stops is worthwhile."""
         mark = self.latest.get(Mark)
         return Step in self.latest or (isinstance(mark, Mark) and mark.what == "first_step")
 

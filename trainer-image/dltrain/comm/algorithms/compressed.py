@@ -1,10 +1,11 @@
 """All-reduce with 16 bits per number on the network and error feedback.
 
-Each rank sums one part of a buffer for all ranks, in the buffer's precision. It receives that part from every rank,
-rounded to 16 bits, and sends the total back, rounded again. The traffic is half of a ring's. With any number of ranks,
-numbers are rounded twice. The rounding errors of both directions are added to the next step's numbers before rounding
-(Karimireddy et al. 2019; both directions: Tang et al. 2019). Averaged over steps, the received values therefore equal
-the sent values. Every rank ends with the same bits. If the scale of the numbers changes (a loss scale), the residuals
+Each rank sums one part of a buffer for all ranks, in the buffer's precision. The rank receives this part from every
+other rank, rounded to 16 bits, and sends the total back, rounded again. The traffic is half of that of a ring
+all-reduce of float32 numbers. Numbers are rounded twice, whatever the number of ranks. A rank stores the rounding
+errors of what it sends (the residuals) and adds them to its numbers of the next step before rounding (Karimireddy et
+al. 2019; for both directions: Tang et al. 2019). Averaged over steps, the received values therefore equal the sent
+values. Every rank ends with the same bits. If the scale of the numbers changes, as with a loss scale, the residuals
 must be rescaled or cleared (``rescale_residuals``).
 """
 
@@ -28,7 +29,9 @@ class Compressed(Polled):
     name = "Compressed"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], kind: str, tail: int = 0) -> None:
-        """Prepare the buffers. ``kind``: one of ``KINDS``. ``tail``: uncompressed elements that end the last buffer.
+        """Prepare the buffers. ``kind``: one of ``KINDS``.
+
+        ``tail``: number of elements at the end of the last buffer that are not compressed.
 
         Raises ValueError unless the buffers are float32 or float64 on a CPU.
         """
@@ -59,12 +62,16 @@ class Compressed(Polled):
             self._tail.abandon()
 
     def close(self) -> None:
-        super().close()  # also frees the tail's run
+        super().close()  # also frees the run of the tail
         self._tail = None
 
 
 class _Run(Run):
-    """The reduction of one buffer. Phase 0 waits for this rank's part, phase 1 for the others' totals; 2: done."""
+    """The reduction of one buffer.
+
+    In phase 0, this rank waits for the other ranks' numbers of the part that it sums. In phase 1, it waits for the
+    totals of the parts that the other ranks sum. Phase 2 means that the reduction is done.
+    """
 
     def __init__(self, comm: Any, tag: int, buffer: torch.Tensor, dtype: torch.dtype) -> None:
         from mpi4py import MPI  # a local import, because importing it may start MPI
@@ -76,9 +83,11 @@ class _Run(Run):
         start, stop = bounds[rank]
         self._buffer, self._mine = buffer, slice(start, stop)
         self._wire = torch.zeros(buffer.numel(), dtype=dtype)
-        """Rounded numbers: first this rank's numbers for the others' parts, then all totals."""
+        """Rounded numbers: first this rank's numbers, for the parts that other ranks sum, and later the totals of all
+        parts."""
         self._residual = torch.zeros_like(buffer)
-        """Rounding errors of what this rank sends: numbers for the others' parts, and the total of its own part."""
+        """Rounding errors of what this rank sends: its numbers for the parts that other ranks sum, and its own part's
+        total."""
         self._received = torch.zeros((size, stop - start), dtype=dtype)
         self._others = [(rank + i) % size for i in range(1, size)]
         wire, received = _numbers(self._wire), _numbers(self._received)
@@ -93,7 +102,7 @@ class _Run(Run):
     def start(self) -> None:
         assert self.finished, "the previous reduction is done"
         mine = self._mine
-        own_residual = self._residual[mine].clone()  # is added to the total, not to this rank's numbers
+        own_residual = self._residual[mine].clone()  # added to the total later, not to this rank's numbers
         self._residual[mine] = 0
         self._buffer.add_(self._residual)
         self._wire.copy_(self._buffer)
@@ -119,7 +128,7 @@ class _Run(Run):
         return self._phase
 
     def test(self) -> bool:
-        """Make progress without blocking. Return True once the sum is in the buffer. Raises PeerLostError."""
+        """Make progress without blocking. Return True if the sum is in the buffer. Raise PeerLostError."""
         if self._phase == 0 and self._arrived(self._up):
             self._total()
             self._phase = 1

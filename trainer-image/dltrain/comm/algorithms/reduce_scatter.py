@@ -22,7 +22,7 @@ def owned(rank: int, size: int, count: int) -> tuple[int, int]:
 
 
 class ReduceScatter(Scheduled):
-    """Reduce each part to its owner. The other parts of a rank's buffer are undefined afterwards."""
+    """Reduce each part of a buffer to the rank that owns it. A rank's other parts are undefined afterwards."""
 
     name = "ReduceScatter"
 
@@ -31,7 +31,7 @@ class ReduceScatter(Scheduled):
 
 
 class AllGather(Scheduled):
-    """Copy every part from its owner to all ranks."""
+    """Copy every part of a buffer from the rank that owns the part to all ranks."""
 
     name = "AllGather"
 
@@ -40,7 +40,10 @@ class AllGather(Scheduled):
 
 
 class TorchReduceScatter(TorchDistributed):
-    """Like ``ReduceScatter``, by one reduction to each owner. torch's reduce-scatter would need parts of equal size."""
+    """Reduce each part of a buffer to the rank that owns the part, with one ``reduce`` of torch for each part.
+
+    torch's own reduce-scatter would need parts of equal size.
+    """
 
     name = "TorchReduceScatter"
 
@@ -62,12 +65,15 @@ def _parts(collective: Collective, index: int) -> list[tuple[int, torch.Tensor]]
 
 
 class Scattered(Collective):
-    """Reduce each part of a buffer to its owner, and the last ``tail`` elements of the last buffer to all ranks."""
+    """Reduce each part of a buffer to the rank that owns it; reduce the tail of the last buffer to all ranks."""
 
     name = "Scattered"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], tail: int, name: str, segment_nbytes: int, host: str):
-        """Prepare the buffers. ``name``: one of ``NAMES``. ``host``: rank 0's address, for Torch."""
+        """Prepare the buffers. ``tail``: number of elements at the end of the last buffer that all ranks receive.
+
+        ``name``: one of ``NAMES``. ``host``: the address of rank 0, which only ``Torch`` uses.
+        """
         super().__init__(comm, buffers)
         *first, last = buffers
         cut = last.numel() - tail
@@ -92,7 +98,10 @@ class Scattered(Collective):
 
 
 def make_all_gather(comm: Any, buffers: list[torch.Tensor], name: str, segment_nbytes: int, host: str) -> Collective:
-    """Return the all-gather for ``buffers``. It takes over ``comm``."""
+    """Return the all-gather for ``buffers``, which takes over ``comm``. ``name``: one of ``NAMES``.
+
+    ``host``: the address of rank 0, for ``Torch``.
+    """
     if name == "Torch":
         return TorchAllGather(comm, buffers, host)
     return AllGather(comm, buffers, segment_nbytes)

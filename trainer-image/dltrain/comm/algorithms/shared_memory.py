@@ -16,7 +16,7 @@ from dltrain.comm.core.waiting import complete
 from dltrain.comm.schedules.schedule import chunks, pieces
 
 _SEGMENT_NBYTES = 128 * 2**10
-"""Size of a segment. Segments fit into the cache, from which their sum is written to all buffers."""
+"""Size of the segments in which a rank sums its part. A segment stays in the cache until its sum is in all buffers."""
 
 
 class SharedMemory(Polled):
@@ -29,7 +29,11 @@ class SharedMemory(Polled):
 
 
 class _Run(Run):
-    """The reduction of one buffer. Phase 0 waits for the others' buffers, phase 1 for their parts; 2: done."""
+    """The reduction of one buffer.
+
+    In phase 0, this rank waits until the other ranks' buffers are ready. In phase 1, it waits until the other ranks
+    have summed their parts. Phase 2 means that the reduction is done.
+    """
 
     def __init__(self, comm: Any, tag: int, buffer: torch.Tensor, region: Region) -> None:
         from mpi4py import MPI  # a local import, because importing it may start MPI
@@ -43,7 +47,7 @@ class _Run(Run):
         self._mpi_error = MPI.Exception
         nothing = np.empty(0, np.uint8)
         others = [(rank + i) % size for i in range(1, size)]
-        # Messages of a phase to and from each other rank. Those of one tag arrive in the order in which they were sent.
+        # Both phases use these messages to and from each other rank. Messages of one tag arrive in order.
         self._sent = [comm.Send_init(nothing, dest=peer, tag=tag) for peer in others]
         self._received = [comm.Recv_init(nothing, source=peer, tag=tag) for peer in others]
         self._requests = [*self._received, *self._sent]

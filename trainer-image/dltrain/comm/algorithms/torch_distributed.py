@@ -1,6 +1,6 @@
 """torch.distributed's all-reduce: NCCL between GPUs, otherwise gloo. MPI remains the control plane.
 
-gloo serves buffers on CPUs, and ranks that share a GPU, which NCCL does not support.
+gloo is used for buffers on CPUs, and for ranks that share a GPU, because NCCL does not support these.
 """
 
 import re
@@ -55,7 +55,7 @@ class TorchDistributed(Collective):
         try:
             if store is None:
                 store = store_at(port, is_master=False)
-            bound = device if backend == "nccl" else None  # connect now, with this GPU
+            bound = device if backend == "nccl" else None  # With a device, NCCL connects at once.
             distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, device_id=bound)
             distributed.all_reduce(torch.zeros(1, device=device))
             distributed.distributed_c10d._set_pg_timeout(_TIMEOUT)

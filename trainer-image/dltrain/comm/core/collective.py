@@ -1,8 +1,8 @@
 """The interface of collectives, which reduce gradients over ranks.
 
-Each algorithm has its own module, and ``choose`` maps the plan's names to them. A buffer is a contiguous 1-D CPU or GPU
-tensor that lives as long as the collective and keeps its address. Algorithms may therefore preallocate and register
-memory, and use persistent requests.
+Each algorithm has its own module, and ``comm.selection.choose`` maps the names in plans to algorithms. A buffer is a
+contiguous 1-D CPU or GPU tensor that lives as long as the collective and keeps its address. Algorithms may therefore
+preallocate and register memory, and use persistent requests.
 """
 
 from abc import ABC, abstractmethod
@@ -29,10 +29,10 @@ def host_array(buffer: torch.Tensor) -> NDArray[Any]:
 
 
 class Work(Protocol):
-    """A pending all-reduce of one buffer."""
+    """A pending operation on one buffer, such as an all-reduce."""
 
     def test(self) -> bool:
-        """Make progress without blocking. Return True once the sum is in the buffer."""
+        """Make progress without blocking. Return True if the sum is in the buffer."""
         ...
 
     def wait(self) -> None:
@@ -41,7 +41,10 @@ class Work(Protocol):
 
 
 class AllOf:
-    """Work that is done when all of its parts are. A test makes progress on all parts."""
+    """Work that consists of several works and is done when all of them are done.
+
+    A test makes progress on all of them.
+    """
 
     def __init__(self, works: Sequence[Work]) -> None:
         self._works = works
@@ -58,13 +61,13 @@ class Collective(ABC):
     """Reduce buffers over ranks, in place.
 
     Every rank must construct the collective with equal buffers (same number, sizes and dtypes, in the same order) and
-    start reductions in the same order. A rank with share 0 takes part with zeros.
+    start reductions in the same order. A rank with a local batch size of 0 takes part with zeros.
     """
 
     name: ClassVar[str]
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor]) -> None:
-        """Take over ``comm``, an mpi4py intracommunicator that nothing else uses (pass a duplicate)."""
+        """Take over ``comm``, an mpi4py intracommunicator that nothing else uses, such as a new duplicate."""
         for buffer in buffers:
             assert buffer.dim() == 1 and buffer.is_contiguous(), "a buffer is a contiguous 1-D tensor"
         self.comm = comm
@@ -81,7 +84,10 @@ class Collective(ABC):
         self.start(index).wait()
 
     def rescale_residuals(self, factor: float) -> None:  # noqa: B027 - most collectives carry nothing over
-        """Multiply the residuals for the next reductions by ``factor``. 0 clears the residuals."""
+        """Multiply the residuals (rounding errors kept for the next reduction) by ``factor``.
+
+        0 clears the residuals.
+        """
 
     def abandon(self) -> None:
         """Wake the ranks that wait for this one, without waiting for them."""

@@ -21,7 +21,10 @@ def revoke(comm: Any) -> None:
 
 
 def translate(error: Any) -> Exception:
-    """Return PeerLostError for an ``MPI.Exception``; RuntimeError for a wrong call, which a restart cannot fix."""
+    """Return the exception to raise for the ``MPI.Exception`` ``error``.
+
+    This is RuntimeError if this program called MPI wrongly, which a restart cannot fix, and PeerLostError otherwise.
+    """
     from mpi4py import MPI
 
     if error.Get_error_class() in {getattr(MPI, f"ERR_{name}") for name in _OWN_MISTAKES}:
@@ -30,7 +33,7 @@ def translate(error: Any) -> Exception:
 
 
 def duplicate(comm: Any) -> Any:
-    """Return ``comm.Dup()``. Raises PeerLostError."""
+    """Return a duplicate of the communicator ``comm``. Raise PeerLostError if a rank is lost."""
     from mpi4py import MPI
 
     try:

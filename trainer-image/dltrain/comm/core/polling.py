@@ -7,7 +7,7 @@ from dltrain.comm.core.collective import Collective, Work
 from dltrain.comm.core.waiting import LONGEST_LISTEN_S, Backoff
 
 _AMONG_OTHERS_S = 1e-3
-"""Maximum pause in seconds while another reduction is pending."""
+"""Maximum time in seconds that a waiting reduction pauses between polls while another reduction is pending."""
 
 
 class Run(ABC):
@@ -36,7 +36,7 @@ class Run(ABC):
 
     @abstractmethod
     def test(self) -> bool:
-        """Make progress without blocking. Return True once the sum is in the buffer. Raises PeerLostError."""
+        """Make progress without blocking. Return True if the sum is in the buffer. Raise PeerLostError."""
 
     def wait(self) -> None:
         """Block until the sum is in the buffer. Raises PeerLostError."""
@@ -48,12 +48,12 @@ class Run(ABC):
                 run.test()
             if (
                 backoff.listens and self.test()
-            ):  # the tests of others may have taken the message that would wake this rank
+            ):  # testing the others may have taken the message that would wake this rank
                 return
             if (progress := sum(run.progress for run in self.siblings)) != seen:
                 seen = progress
                 backoff.progressed()
-            # The last test may have taken messages of another run, so listen only briefly while there are any.
+            # The last test may have taken messages of another run, so listen only briefly while other runs are pending.
             backoff.pause(_AMONG_OTHERS_S if others else LONGEST_LISTEN_S)
 
 

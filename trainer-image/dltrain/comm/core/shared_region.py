@@ -1,6 +1,7 @@
 """Memory that all ranks of one machine share, with a part for each rank.
 
-It consists of anonymous files (memfd). They vanish with the ranks. A pod's small /dev/shm does not limit them.
+Each part is an anonymous file (memfd), which vanishes when the ranks end. The size of a pod's /dev/shm, which is often
+small, does not limit these files.
 """
 
 import mmap
@@ -19,15 +20,15 @@ Bytes = NDArray[np.uint8]
 
 
 class Memory:
-    """Allocator of gradients. If possible, it uses memory that all ranks of ``comm`` share."""
+    """An allocator for gradients. If possible, it allocates memory that all ranks of ``comm`` share."""
 
     def __init__(self, comm: Any) -> None:
-        """``comm``: communicator of the ranks that share memory; None for private memory."""
+        """Prepare to allocate. ``comm``: the communicator of the ranks that share memory; None for private memory."""
         self.region: Region | None = None
         self._comm = comm
 
     def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate zeros. All ranks must call it together, and only once. Raises PeerLostError."""
+        """Return a tensor of zeros. All ranks must call this method together, and only once. Raise PeerLostError."""
         if self._comm is not None and device.type == "cpu":
             self.region = Region.make(self._comm, count * dtype.itemsize)
         if self.region is not None:
@@ -45,7 +46,7 @@ class Region:
     def make(cls, comm: Any, nbytes: int) -> "Region | None":
         """Allocate ``nbytes`` per rank of ``comm``. Return None on all ranks if they do not share a machine.
 
-        All ranks must call it together. Raises PeerLostError.
+        All ranks must call this method together. Also return None if memory cannot be shared. Raise PeerLostError.
         """
         from mpi4py import MPI
 
@@ -72,7 +73,10 @@ class Region:
         return torch.from_numpy(self._own).view(dtype)[:count]
 
     def everywhere(self, buffer: torch.Tensor) -> list[NDArray[Any]] | None:
-        """Return every rank's buffer at the offset of ``buffer``; None if ``buffer`` is not in this rank's part."""
+        """Return the buffers of all ranks that are at the same offset as ``buffer``, by rank, as arrays.
+
+        Return None if ``buffer`` is not in this rank's part.
+        """
         start = buffer.data_ptr() - self._own.ctypes.data
         if not 0 <= start <= start + buffer.nbytes <= self._own.nbytes:
             return None
@@ -83,7 +87,8 @@ class Region:
 def _file(nbytes: int) -> int:
     """Return a new anonymous file of ``nbytes``, or -1 on failure.
 
-    Its memory is allocated at once. If memory ran out during a later write, the kernel would kill the process.
+    The file's memory is allocated now, because the kernel would kill the process if memory ran out during a later
+    write.
     """
     try:
         file = os.memfd_create("dltrain-gradients")
@@ -98,9 +103,10 @@ def _file(nbytes: int) -> int:
 
 
 def _map(files: list[tuple[int, int]], nbytes: int) -> list[Bytes] | None:
-    """Map the ranks' files (process, descriptor). Return None if a file cannot be opened.
+    """Map the files of all ranks into memory. Return the bytes of each file, by rank.
 
-    That is the case if a rank is in another PID namespace or belongs to another user.
+    ``files``: (process id, descriptor) of each rank's file. ``nbytes``: size of a file. Return None if a file cannot be
+    opened, as when a rank is in another PID namespace or belongs to another user.
     """
     parts = []
     for process, file in files:

@@ -1,8 +1,8 @@
 """Waiting for MPI without using CPU time that ranks need for computing.
 
 MPI's own waits poll at full speed. Under a CPU quota, this takes CPU time from the rank's own computing, and with more
-ranks than cores, from other ranks. If messages arrive over sockets, the kernel can wake the process. In shared memory
-it cannot, so this module polls at increasing intervals.
+ranks than cores, from other ranks. If messages arrive over sockets, the kernel can wake the process. If messages
+arrive in shared memory, it cannot, so this module polls at increasing intervals.
 """
 
 import ctypes
@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 _SPIN_S = 50e-6
-"""Time of continuous polling: longer than a message within a machine, shorter than a time slice of the scheduler."""
+"""Seconds of continuous polling: longer than a message within a machine takes, shorter than the scheduler's time
+slice."""
 _LONGEST_SLEEP_S = 1e-3
 LONGEST_LISTEN_S = 10e-3
-"""Maximum time to listen on sockets. It bounds the delay of events that wake no socket, such as the loss of a peer."""
+"""Maximum seconds to listen on sockets. The limit bounds the delay of events that no socket shows, such as a lost
+peer."""
 _MAX_WAKEUPS = 256
-"""Number of wake-ups without a complete message before sockets are no longer used. A segment has far fewer packets."""
+"""Number of wake-ups without a complete message after which a wait no longer uses sockets. The packets of one segment
+cause far fewer wake-ups."""
 _PR_SET_TIMERSLACK = 29
 _descriptors: list[int] = []
 _all_wake = False
@@ -57,10 +60,12 @@ class Backoff:
     """Poll continuously at first, then at increasing intervals.
 
     If every message arrives over a socket, ``pause`` listens for three times the time waited so far, at most 10 ms. If
-    messages arrive in shared memory, it sleeps for a tenth of that time, at most 1 ms: 10 % late, 90 % idle.
+    messages can arrive in shared memory, ``pause`` sleeps for a tenth of the time waited so far, at most 1 ms. A
+    message is then noticed at most 10 % late, and the CPU is idle for 90 % of the wait.
 
-    Testing another request may read the awaited message from its socket, which then wakes no rank. So test the awaited
-    request last (see ``complete``). If that is impossible, test it again before a pause that ``listens``.
+    A test of another MPI request may read the awaited message from its socket, so that this socket does not wake the
+    rank. Callers must therefore test the awaited request last (see ``complete``). If that is impossible, they must test
+    it again before a pause that ``listens``.
     """
 
     def __init__(self) -> None:
@@ -78,7 +83,7 @@ class Backoff:
 
     @property
     def listens(self) -> bool:
-        """Return True if ``pause`` would rely on a socket to wake it."""
+        """Return True if ``pause`` would wait for a socket to wake this rank."""
         return _all_wake and self.waited_s >= _SPIN_S
 
     def pause(self, longest_s: float = LONGEST_LISTEN_S) -> None:

@@ -1,8 +1,8 @@
-"""Butterfly (recursive doubling): log2 n exchanges of the whole buffer, with the lowest latency and the most traffic.
+"""Butterfly (recursive doubling): n ranks exchange the whole buffer log2 n times.
 
-If n is no power of two, the ranks beyond the largest power below n send their values to a partner and get the total
-back (Thakur, Rabenseifner and Gropp 2005, section 4.1). In an exchange, one rank computes a + b and its partner b + a.
-Both sums are equal to the last bit.
+This has the lowest latency and the most traffic. If n is not a power of two, the ranks beyond the largest power below n
+send their values to a partner and get the total back (Thakur, Rabenseifner and Gropp 2005, section 4.1). In an
+exchange, one rank computes a + b and its partner b + a. Both sums are equal to the last bit.
 """
 
 from dltrain.comm.schedules.engine import Scheduled

@@ -1,7 +1,8 @@
 """Execution of schedules over MPI with persistent requests, preallocated segments and progress from Python.
 
-Nothing is allocated during a reduction, because page faults of new temporaries cost more than the reduction itself.
-Messages have the size of a segment, because the bandwidth of single large calls collapses.
+No memory is allocated during a reduction, because the page faults of new temporary arrays cost more time than the
+reduction itself. A buffer is sent in segments, one message each, because single large messages have a far lower
+bandwidth.
 """
 
 from abc import abstractmethod
@@ -18,7 +19,8 @@ from dltrain.comm.core.polling import Polled, Run
 from dltrain.comm.schedules.schedule import Schedule
 
 _WINDOW = 4
-"""Number of receives posted ahead. It keeps a link busy during an addition, but still fits into the cache."""
+"""Number of receives that are posted ahead. They keep a link busy during an addition, and their segments fit into the
+cache."""
 
 
 class Scheduled(Polled):
@@ -80,7 +82,7 @@ class _Run(Run):
     def test(self) -> bool:
         try:
             self._reap()
-            # Test the receive last: another request's test may take its message, and then its socket wakes nobody.
+            # Test the receive last: another request's test may take its message, and then no socket wakes this rank.
             while self._advance():
                 pass
             if self._handled == len(self._receives):

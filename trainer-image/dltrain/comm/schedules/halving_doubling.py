@@ -1,13 +1,14 @@
-"""Recursive halving-doubling: reduce-scatter in log2 p exchanges, then all-gather in log2 p, with a ring's traffic.
+"""Recursive halving-doubling: p ranks reduce-scatter in log2 p exchanges, then all-gather in log2 p exchanges.
 
-In exchange l, the partner of rank r is r with bit l flipped. Both hold the same part of the buffer. Each keeps one half
-and sends the other half. After log2 p exchanges, each rank holds 1/p of the sum. Then the same exchanges run in reverse
-order, and each rank sends all that it holds (Rabenseifner 2004). This takes 2 log2 p messages instead of a ring's
+In exchange l of the reduce-scatter, the partner of rank r is r with bit l flipped. Both ranks have the same part of the
+buffer. Each rank sums one half of this part and sends the other half to its partner. After log2 p exchanges, each rank
+has 1/p of the total. In the all-gather, the same exchanges run in reverse order, and each rank sends all totals that it
+has (Rabenseifner 2004). The traffic is that of a ring, but a rank sends only 2 log2 p messages instead of a ring's
 2 (p - 1). The largest messages go between neighbours, which may share a node.
 
-If n is no power of two, p is the largest power below n, and each rank from p on has a partner. Both first sum one half
-each. The partner gets the other half, takes part in the exchanges, and sends the total back (Thakur, Rabenseifner and
-Gropp 2005, section 4.3).
+If the number of ranks n is not a power of two, p is the largest power of two below n, and each rank r from p on has the
+partner r - p. The two ranks first sum one half of the buffer each. Rank r sends its half to the partner, which takes
+part in the exchanges and sends the total back (Thakur, Rabenseifner and Gropp 2005, section 4.3).
 
 Halves are split into segments, in the order in which the next exchange needs them, so that exchanges are pipelined.
 """
@@ -64,7 +65,10 @@ def halving_doubling(rank: int, size: int, count: int, longest: int) -> Schedule
 
 
 class _Halves:
-    """The halves that a rank keeps and sends. The buffer is a binary tree over ``core`` leaves, a power of two."""
+    """The halves that one rank sums and sends in each exchange. ``core``: the number of ranks, a power of two.
+
+    The buffer is divided as a binary tree with ``core`` leaves. A node is a range of leaves.
+    """
 
     def __init__(self, rank: int, core: int, count: int, longest: int) -> None:
         self._rank, self._longest = rank, longest
@@ -76,8 +80,8 @@ class _Halves:
             kept, other = self._children(node, level)
             partner, deeper = rank ^ (1 << level), level + 1
             self.halvings.append((partner, self._cut(kept, deeper), self._cut(other, deeper)))
-            # On the way back, a rank first sends the pieces that it has held longest, because the last ones may still
-            # be arriving.
+            # In the all-gather, a rank first sends the pieces that arrived first, because the last ones may still be
+            # arriving.
             back = self._cut(kept, deeper, kept_first=True), self._cut(other, deeper, kept_first=True)
             self.doublings.insert(0, (partner, *back))
             node = kept
@@ -88,16 +92,17 @@ class _Halves:
         """Bounds of the smallest pieces. All other pieces start and end at one of them."""
 
     def _children(self, node: tuple[int, int], level: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the halves of a node as ranges of leaves: (kept in exchange ``level``, sent in exchange ``level``)."""
+        """Return the halves of a node: (the half that this rank sums in exchange ``level``, the half that it sends)."""
         start, stop = node
         middle = (start + stop) // 2
         halves = (start, middle), (middle, stop)
         return halves[::-1] if self._rank >> level & 1 else halves
 
     def _cut(self, node: tuple[int, int], level: int, *, kept_first: bool = False) -> list[Piece]:
-        """Split a node into pieces, in the order in which exchanges from ``level`` on send them, or in reverse.
+        """Split a node into pieces, in the order in which the exchanges from ``level`` on send them.
 
-        Both partners of the previous exchange get the same pieces: the bits of their ranks are equal from ``level`` on.
+        ``kept_first``: True for the reverse order. Both partners of the previous exchange get the same pieces, because
+        the bits of their ranks are equal from ``level`` on.
         """
         start, stop = node
         first, last = self._bounds[start], self._bounds[stop]
@@ -108,7 +113,7 @@ class _Halves:
 
 
 class _Ready:
-    """Append messages to a schedule. Each send starts once all its elements have been received."""
+    """Append messages to a schedule. Each send starts only after all of its elements have been received."""
 
     def __init__(self, cuts: list[int], schedule: Schedule) -> None:
         self._schedule = schedule

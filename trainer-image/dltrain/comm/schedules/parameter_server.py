@@ -1,8 +1,8 @@
-"""Synchronous parameter servers: each sums one slice of the buffer. Ranks push their slices and pull the totals.
+"""Synchronous parameter servers: each server sums one slice of the buffer. Ranks send their slices and get the totals.
 
 With one server and w workers, the server's link carries w times the buffer in each direction. For large w, a ring is
-faster. Several servers divide this traffic. A server is a rank with share 0 (Li et al. 2014). Additions are in rank
-order, so the result does not depend on the order of arrival.
+faster. Several servers divide this traffic. A server is a rank with a local batch size of 0 (Li et al. 2014). Additions
+are in rank order, so the result does not depend on the order of arrival.
 """
 
 from typing import Any

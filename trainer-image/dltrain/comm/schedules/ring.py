@@ -1,7 +1,7 @@
-"""Ring all-reduce: reduce-scatter, then all-gather, with n - 1 hops each. It is bandwidth-optimal.
+"""Ring all-reduce of n ranks: reduce-scatter, then all-gather, with n - 1 hops each.
 
-Every rank sends 2 (n - 1) / n of the buffer (Patarasuk and Yuan 2009). Segments are pipelined: a segment goes to the
-next rank as soon as it has been added, without waiting for its whole chunk.
+The ring is bandwidth-optimal: every rank sends 2 (n - 1) / n of the buffer (Patarasuk and Yuan 2009). Segments are
+pipelined: a segment goes to the next rank as soon as it has been added, without waiting for its whole chunk.
 """
 
 from dltrain.comm.schedules.engine import Scheduled
@@ -18,8 +18,9 @@ class Ring(Scheduled):
 def ring(rank: int, size: int, count: int, longest: int, hops: range | None = None) -> Schedule:
     """Return the messages of ``rank`` for ``count`` elements in segments of at most ``longest`` elements.
 
-    Chunk c starts at rank c. After n - 1 additions it is complete at rank c - 1. It then travels around the ring again.
-    ``hops``: consecutive hops out of the 2 (n - 1), by default all.
+    With n ranks, the buffer has n chunks. Chunk c starts at rank c and is complete at rank c - 1 after n - 1 additions.
+    Then the chunk travels around the ring again. ``hops``: a range of consecutive hops out of the 2 (n - 1) hops,
+    counted from 0; None: all hops.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
     grid = [pieces(*chunk, longest) for chunk in chunks(count, size)]

@@ -15,7 +15,10 @@ Piece = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Receive elements ``start:stop`` from ``peer``, and add them to the buffer or replace its elements."""
+    """Receive elements ``start:stop`` from ``peer``.
+
+    ``add``: True to add them to the buffer, False to replace its elements.
+    """
 
     peer: int
     start: int
@@ -25,7 +28,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send elements ``start:stop`` to ``peer`` once the first ``after`` receives have been handled."""
+    """Send elements ``start:stop`` to ``peer`` when the first ``after`` receives of the schedule have been handled."""
 
     peer: int
     start: int
@@ -54,7 +57,7 @@ class Schedule:
         return self
 
     def blockers(self) -> list[list[int]]:
-        """Return, for each receive, the sends that must complete first, because it overwrites their elements."""
+        """Return, for each receive, the indices of the sends that must complete first: they read its elements."""
         messages: list[Send | Receive] = [*self.sends, *self.receives]
         cuts = sorted({message.start for message in messages} | {message.stop for message in messages})
         cell = {cut: index for index, cut in enumerate(cuts)}

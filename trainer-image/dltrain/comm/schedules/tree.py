@@ -1,6 +1,7 @@
-"""Binomial tree: reduce to rank 0, then broadcast. Its 2 log2 n hops suit small buffers and links of high latency.
+"""Binomial tree: reduce to rank 0, then broadcast.
 
-Segments are pipelined in both directions.
+With n ranks, a buffer takes 2 log2 n hops, which suits small buffers and links of high latency. Segments are pipelined
+in both directions.
 """
 
 from dltrain.comm.schedules.engine import Scheduled
@@ -15,7 +16,11 @@ class Tree(Scheduled):
 
 
 def tree(rank: int, size: int, count: int, longest: int) -> Schedule:
-    """Return the messages of ``rank``. Clearing its lowest set bit gives its parent; setting a bit below, a child."""
+    """Return the messages of ``rank`` for ``count`` elements in segments of at most ``longest`` elements.
+
+    A rank's parent has the rank's number without its lowest set bit. Each child has the rank's number with one more bit
+    set, below that lowest bit.
+    """
     lowest = rank & -rank if rank else 1 << max(size - 1, 1).bit_length()
     children = [rank + bit for bit in (1 << i for i in range(lowest.bit_length() - 1)) if rank + bit < size]
     schedule = Schedule()

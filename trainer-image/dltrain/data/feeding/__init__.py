@@ -1,1 +1,1 @@
-"""Prefetching of batches: the loader, its worker processes, and the copy to the device."""
+"""Loading and prefetching of batches: the loader, its worker processes, and the copy to the device."""

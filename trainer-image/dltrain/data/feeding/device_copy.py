@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class DeviceCopier:
-    """Copy batches to a device. For a GPU it uses pinned memory, so that neither rank nor GPU waits for the copy."""
+    """Copy batches to a device. For a GPU, use pinned memory, so that neither the rank nor the GPU waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -16,11 +16,14 @@ class DeviceCopier:
         self._stream = torch.cuda.Stream(device) if self._gpu else None  # type: ignore[no-untyped-call]
 
     def now(self, batch: Any) -> Any:
-        """Copy a batch for immediate use."""
+        """Return a copy of a batch on the device, for immediate use."""
         return _mapped(batch, self._moved)
 
     def ahead(self, batch: Any) -> Any:
-        """Copy a batch from another thread, in parallel with computing. Call ``arrived`` before using the result."""
+        """Start to copy a batch while the GPU computes. Call ``arrived`` before using the result.
+
+        This method may be called in another thread than the training.
+        """
         if self._stream is None:
             return self.now(batch)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
@@ -28,7 +31,10 @@ class DeviceCopier:
             return _Arriving(tensors, self._stream.record_event())
 
     def arrived(self, batch: Any) -> Any:
-        """Return the batch of an ``ahead`` result. Later work on the current GPU stream waits for the copy."""
+        """Return the copied batch. ``batch``: a result of ``ahead``.
+
+        This method does not wait. Work that the current GPU stream gets from now on waits for the copy.
+        """
         if not isinstance(batch, _Arriving):
             return batch
         current = torch.cuda.current_stream(self._device)
@@ -36,9 +42,9 @@ class DeviceCopier:
 
         def used(part: Any) -> Any:
             if not isinstance(part, Tensor):
-                # Objects with a method ``to`` are copied only now, because their memory cannot be recorded on a stream.
+                # Other objects are copied only now, because ``record_stream`` cannot protect their memory.
                 return self._moved(part)
-            part.record_stream(current)  # otherwise a batch on the copy stream could reuse the memory too early
+            part.record_stream(current)  # otherwise the next copy could reuse the memory too early
             return part
 
         return _mapped(batch.batch, used)
@@ -56,8 +62,11 @@ class _Arriving:
 
 
 def _mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply ``function`` to every leaf of the batch's dicts, lists and tuples. Plain tuples become lists."""
-    if callable(getattr(batch, "to", None)):  # also a PackedSequence, a tuple that keeps some parts on the CPU
+    """Return a batch in which ``function`` was applied to every item of nested dicts, lists and tuples.
+
+    Tuples become lists, except named tuples.
+    """
+    if callable(getattr(batch, "to", None)):  # for example a PackedSequence, which is a tuple
         return function(batch)
     if isinstance(batch, dict):
         return {key: _mapped(value, function) for key, value in batch.items()}

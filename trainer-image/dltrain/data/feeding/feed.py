@@ -1,8 +1,9 @@
-"""Prefetching of a training's batches, in order.
+"""Load the batches of a training in order, and prefetch the batches of future steps.
 
-The samples of a step are known in advance, unless shares change or a step is abandoned. A prefetched batch is used only
-if it holds exactly the samples that the step needs. Otherwise all prefetched batches are dropped. So results are equal
-to the last bit with and without prefetching, and the loading method may change while training runs.
+The samples of future steps are known in advance, unless local batch sizes change or a step is abandoned. A prefetched
+batch is used only if it contains exactly the samples that the step needs. Otherwise all prefetched batches are dropped.
+Results with and without prefetching are therefore equal to the last bit, and the loading method may change while the
+training runs.
 """
 
 import sys
@@ -23,17 +24,26 @@ from dltrain.data.feeding.worker_pool import Workers
 from dltrain.protocol.errors import SampleError, WorkerLostError
 
 MIN_FETCH_FRACTION, MIN_FETCH_S = 0.05, 1e-3
-"""Prefetching starts if loading takes at least this fraction of a step and this time. Prefetching has a cost: a thread
-shares the interpreter with the rank, and a process takes memory."""
+"""Prefetching starts if loading takes at least this fraction of a step's time and at least this time in seconds.
+
+Prefetching has a cost: a thread shares the interpreter with the rank, and a process takes memory.
+"""
 MEASURED = 5
-"""Number of measured steps, after two that open files and allocate."""
+"""Number of steps whose loading time is measured. Two steps before are not measured: they open files and allocate."""
 SPARE = 1.25
-"""Throughput of the workers divided by the throughput of the steps. The margin covers samples that take longer."""
+"""Throughput of the workers divided by the throughput of the steps.
+
+It is above 1, because some samples take longer to load than others.
+"""
 _THREAD_AHEAD = 2
 
 
 class Lane(Protocol):
-    """A prefetching method. Batches are read in the order in which their tickets were issued; some may be skipped."""
+    """A method of prefetching.
+
+    ``ask`` requests a batch and returns a ticket for it. ``get`` returns the batch and the seconds spent on loading it.
+    Callers must get batches in the order in which they asked, but may skip some. ``drop`` cancels all requests.
+    """
 
     def ask(self, request: Request) -> int: ...
 
@@ -45,7 +55,7 @@ class Lane(Protocol):
 
 
 class Thread:
-    """A lane that calls ``make`` for one item after another in a thread of this process."""
+    """A lane that runs ``make`` in a thread of this process, for one request after another."""
 
     def __init__(self, make: Callable[[Any], tuple[Any, float]]) -> None:
         self._make = make
@@ -90,7 +100,7 @@ class Thread:
 
 
 class DeviceLane:
-    """A lane of workers that load batches, and a thread of the rank that copies them to its GPU."""
+    """A lane in which worker processes load batches and a thread of the rank copies these batches to its GPU."""
 
     def __init__(self, workers: Workers, move: Callable[[Any], Any]) -> None:
         self._workers = workers
@@ -124,14 +134,16 @@ class _Asked(NamedTuple):
 
 
 class Feed:
-    """The batches of all steps, in order. ``spent_s``: time to load the last batch, in this process or a worker.
+    """The batches of all steps, in order.
 
-    With prefetching, a step waits for less than ``spent_s``.
+    ``spent_s``: seconds that this process or a worker spent on loading the last batch. With prefetching, a step waits
+    for less than ``spent_s``.
     """
 
     def __init__(self, loader: Loader, part_of: Callable[[int], Part], seed: int, steps: int) -> None:
-        """Choose a loading method. ``part_of``: returns this rank's part of a future step by the current shares.
+        """Choose a loading method.
 
+        ``part_of``: function that returns this rank's samples in a future step, if local batch sizes do not change.
         ``seed``: the plan's seed. ``steps``: the number of steps in the training.
         """
         self.spent_s = 0.0
@@ -163,9 +175,9 @@ class Feed:
                 lane.close()
 
     def take(self, step: int, part: Part) -> Any:
-        """Return this rank's batch of ``step`` on the device. ``part``: its samples. Return None if there are none.
+        """Return this rank's batch of ``step`` on the device, or None if ``part``, the batch's samples, is empty.
 
-        Raises SampleError if the user's dataset fails, MemoryError or WorkerLostError if a worker fails.
+        Raise SampleError if the user's dataset fails, and MemoryError or WorkerLostError if a worker fails.
         """
         if (request := Request.of(part, self._seed)) is None:
             return None
@@ -189,7 +201,7 @@ class Feed:
         return self._loader.mover.arrived(batch)
 
     def _ask(self, lane: Lane, step: int) -> None:
-        """Request batches from ``step`` on, up to the prefetching limit."""
+        """Request the batches of ``step`` and the following steps from ``lane``, up to the limit for prefetching."""
         ahead = self._asked[-1].step + 1 if self._asked else step
         while len(self._asked) < self._room and ahead < self._steps:
             if (request := Request.of(self._part_of(ahead), self._seed)) is None:
@@ -198,7 +210,7 @@ class Feed:
             ahead += 1
 
     def _fetch(self, request: Request) -> Any:
-        """Load a batch in this thread and measure the time."""
+        """Load a batch in this thread, measure the time, and decide after some steps whether to start prefetching."""
         began = time.perf_counter()
         if self._left is not None:
             self._between_s.append(began - self._left)
@@ -213,7 +225,10 @@ class Feed:
         return batch
 
     def _decide(self, fetched_s: float, between_s: float) -> None:
-        """Start prefetching if loading takes long enough. Otherwise a later call decides."""
+        """Start prefetching if loading takes long enough. Otherwise do nothing: a later call decides again.
+
+        ``fetched_s``: seconds to load a batch. ``between_s``: seconds between two loads.
+        """
         loader = self._loader
         if fetched_s < max(MIN_FETCH_S, MIN_FETCH_FRACTION * (fetched_s + between_s)):
             return
@@ -228,7 +243,7 @@ class Feed:
             self._stay(str(error))
 
     def _take_over(self, workers: Workers) -> None:
-        """Switch to the workers once they are ready. Continue without them if they fail to start."""
+        """Use the workers if all of them have started. If they fail to start, continue without workers."""
         try:
             if workers.ready():
                 self._take_workers(workers)
@@ -238,9 +253,10 @@ class Feed:
             self._stay(str(error))
 
     def _go_back(self, request: Request, error: Exception) -> Any:
-        """Continue without workers after one failed, and return the batch.
+        """Continue without workers after one of them failed, and return the batch of ``request``.
 
-        The user did not request workers. The rank may succeed where workers fail, because the rank has run the script.
+        This is possible because the user did not request workers. Loading in the rank may succeed if it fails in a
+        worker, because only the rank has run the training script.
         """
         assert self._lane is not None
         self._lane.close()

@@ -1,10 +1,12 @@
-"""Processes forked from a zygote, for a rank that must not fork itself.
+"""Start worker processes of a rank by forking them from a zygote.
 
-A fork of a rank would inherit the state of MPI and CUDA and locks held by other threads, and the kernel would copy
-every page that the rank writes afterwards. A fork of a zygote starts within milliseconds with torch imported, mostly in
-shared memory. Under an agent, the agent's zygote is used, which also forked the rank. Otherwise the rank starts its own
-zygote. In both cases the process is killed when the rank exits for any reason. The kernel then closes the rank's
-connection to the agent's zygote, or ends the rank's own zygote together with its children.
+A zygote is a process that has imported torch and does nothing else. A fork of the rank itself would inherit the state
+of MPI and CUDA and locks of other threads, and the kernel would copy every page that the rank writes afterwards. A
+fork of a zygote starts within milliseconds with torch imported, and shares most of its memory with the zygote.
+
+If an agent started the rank, workers are forked from the agent's zygote, from which the rank was forked, too. Otherwise
+the rank starts its own zygote. In both cases a worker is killed when its rank exits for any reason: the kernel closes
+the rank's connection to the agent's zygote, or the rank's own zygote ends together with its children.
 """
 
 import json
@@ -22,12 +24,13 @@ from dltrain.protocol.rank_messages import SOCKET_ENV
 
 
 class Child:
-    """A Python command line that runs in a fork of a zygote and inherits a descriptor."""
+    """A process that was forked from a zygote to run a Python command line. It inherits one file descriptor."""
 
     def __init__(self, zygote: socket.socket, argv: Sequence[str], fd: int) -> None:
-        """Request the fork. ``zygote``: a connection for this child only. ``fd``: a socket, which the child receives.
+        """Request the fork.
 
-        Raises OSError.
+        ``zygote``: a connection to the zygote, for this child only. ``argv``: arguments of the Python interpreter.
+        ``fd``: descriptor of a socket that the child gets. Raise OSError.
         """
         self._zygote = zygote
         env = {
@@ -43,7 +46,10 @@ class Child:
         return self._zygote.fileno()
 
     def ended(self, within_s: float) -> Exit | None:
-        """Return how the process ended; None if it still runs, or if its zygote has died as well."""
+        """Wait up to ``within_s`` seconds and return how the process ended; None if it still runs.
+
+        The result is also None if the zygote has ended, because nobody knows the exit status then.
+        """
         while self._received.count(b"\n") < 2 and wait_for(self._zygote, within_s=within_s):
             try:
                 data = self._zygote.recv(4096)
@@ -61,10 +67,13 @@ class Child:
 
 
 class WorkerForker:
-    """A zygote, and a connection to it for each process to fork."""
+    """A zygote, and one connection to the zygote for each process to fork."""
 
     def __init__(self, count: int) -> None:
-        """Connect to a zygote or start one. Do not wait for its imports; requests wait for them. Raises OSError."""
+        """Connect to the agent's zygote, or start a zygote, with ``count`` connections. Raise OSError.
+
+        A new zygote may still import modules when this returns. Requests wait until it is done.
+        """
         self._own: subprocess.Popen[bytes] | None = None
         self.connections: list[socket.socket] = []
         self.connections = _agents_zygote(count) or self._start(count)
@@ -91,9 +100,9 @@ class WorkerForker:
 
 
 def _agents_zygote(count: int) -> list[socket.socket]:
-    """Return connections to the agent's zygote, or an empty list if the zygote has not forked this process.
+    """Return connections to the agent's zygote, or an empty list if this process was not forked from that zygote.
 
-    A zygote that has not forked this process may run another interpreter.
+    A zygote from which this process was not forked may run another Python interpreter.
     """
     if sys.orig_argv[1:3] != ["-m", "dltrain.launch.zygote"] or SOCKET_ENV not in os.environ:
         return []

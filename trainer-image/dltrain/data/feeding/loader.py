@@ -14,11 +14,18 @@ from dltrain.host import cgroup
 from dltrain.protocol.errors import MisuseError
 
 MAX_BATCHES_AHEAD = 128
-"""A socket must hold twice as many messages (from before and after a cancellation), so that no sender blocks."""
+"""Maximum number of prefetched batches.
+
+The limit ensures that no sender blocks: a socket must have room for twice as many messages, because requests before
+and after a cancellation can be pending together.
+"""
 
 
 class Loader:
-    """Load batches of a dataset of ``dltrain.data``, a tuple of tensors, or a map-style torch dataset."""
+    """A dataset and the options for loading its batches.
+
+    The dataset is one of ``dltrain.data``, a tuple of tensors or arrays, or a map-style torch dataset.
+    """
 
     def __init__(
         self,
@@ -32,11 +39,11 @@ class Loader:
         ranks_here: int = 1,
         plan: Plan | None = None,
     ) -> None:
-        """Check the dataset and the options; see ``Trainer.loader``.
+        """Check the dataset and the options, which ``Trainer.loader`` describes.
 
-        ``max_workers``: limit if ``workers`` is None. ``ranks_here``: number of ranks that share this pod's memory.
-        ``plan``: gives the number of steps. Raises MisuseError if the dataset is unsupported or empty, or if an option
-        does not suit it.
+        ``max_workers``: maximum number of workers if ``workers`` is None. ``ranks_here``: number of ranks that share
+        this pod's memory. ``plan``: the plan from which the number of steps follows. Raise MisuseError if the dataset
+        is unsupported or empty, or if an option does not suit the dataset.
         """
         self.source = Source(dataset, collate_fn)
         self.device, self.mover = device, DeviceCopier(device)
@@ -93,7 +100,10 @@ class Loader:
         return self.source.samples
 
     def fetch(self, request: Request) -> Any:
-        """Load the samples in this thread and return the batch on the device. Raises SampleError."""
+        """Load the samples in this thread and return the batch on the device.
+
+        Raise SampleError if the user's dataset fails.
+        """
         if not self.source.foreign:
             return self.mover.now(self.source.make(request))
         with undisturbed():

@@ -1,11 +1,11 @@
-"""Transfer of objects between a rank and its workers through shared memory, with one copy of tensors and arrays.
+"""Transfer of objects between a rank and its workers through shared memory. Tensors and arrays are copied only once.
 
 A message consists of a few bytes on a socket and a descriptor of anonymous memory (memfd_create(2)). This memory counts
-towards the container's limit and is freed with its last user. torch's own workers use /dev/shm, whose size the pod
-limits. SIGBUS kills a process that writes beyond that limit.
+towards the container's memory limit, and the kernel frees it when no process uses it any more. torch's own workers use
+/dev/shm instead, whose size the pod limits, and SIGBUS kills a process that writes beyond this limit.
 
-Objects are serialized by cloudpickle. It sends definitions of the script (a dataset class, a lambda) by value, so a
-worker need not run the script again.
+Objects are serialized by cloudpickle, which sends definitions in the script (a dataset class, a lambda) by value.
+Workers therefore need not run the script.
 """
 
 import io
@@ -24,7 +24,7 @@ from torch import Tensor
 
 _ALIGNED = 64
 _WRITE_NBYTES = 2**30
-"""Bytes per write(2), which accepts less than 2^31."""
+"""Maximum number of bytes per write(2). The system call accepts less than 2^31."""
 
 
 class Readable(Protocol):
@@ -32,7 +32,10 @@ class Readable(Protocol):
 
 
 def wait_for(*connections: Readable, within_s: float | None = None) -> bool:
-    """Wait until a connection is readable or closed. Return False if ``within_s`` seconds pass before."""
+    """Wait until a connection is readable or closed. Return False if ``within_s`` seconds pass before that.
+
+    If ``within_s`` is None, wait without a limit.
+    """
     poll = select.poll()  # select(2) supports no descriptor above 1023
     for connection in connections:
         poll.register(connection, select.POLLIN)
@@ -40,7 +43,10 @@ def wait_for(*connections: Readable, within_s: float | None = None) -> bool:
 
 
 def send(connection: socket.socket, head: bytes, content: Any) -> None:
-    """Send ``head`` (a few bytes) and an object. Raises OSError if the connection is closed, and pickling errors."""
+    """Send ``head`` (a few bytes) and an object.
+
+    Raise OSError if the connection is closed, and any error of pickling the object.
+    """
     fd = pack(content)
     try:
         socket.send_fds(connection, [head], [fd])
@@ -51,8 +57,8 @@ def send(connection: socket.socket, head: bytes, content: Any) -> None:
 def pack(content: Any, room_nbytes: int | None = None, receivers: int = 0) -> int:
     """Serialize an object into shared memory. Return a descriptor that can be sent to any number of processes.
 
-    ``room_nbytes``: limit on the memory of the serialized object and its copies in ``receivers`` processes. Raises
-    MemoryError above the limit, and pickling errors.
+    ``room_nbytes``: limit on the memory of the serialized object and its copies in ``receivers`` processes; None: no
+    limit. Raise MemoryError above the limit, and any error of pickling the object.
     """
     fd = os.memfd_create("dltrain")
     try:
@@ -64,13 +70,16 @@ def pack(content: Any, room_nbytes: int | None = None, receivers: int = 0) -> in
 
 
 def receive(connection: socket.socket) -> tuple[bytes, Any] | None:
-    """Return the next head and object, or None at the end of the connection. Raises unpickling errors."""
+    """Return the head (a few bytes) and the object of the next message, or None at the end of the connection.
+
+    Raise any error of unpickling the object.
+    """
     for _ in range(2):
         try:
             head, fds, _, _ = socket.recv_fds(connection, 64, 1)
             break
         except ConnectionError:
-            head = b""  # the peer closed with unread messages; this error comes once, before the data it had sent
+            head = b""  # The peer closed with unread messages. Its own data can still be read after this error.
     if not head:
         return None
     (fd,) = fds
@@ -82,12 +91,13 @@ def receive(connection: socket.socket) -> tuple[bytes, Any] | None:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.memmap and _of_a_file(obj):  # may exceed the memory: the receiver maps the file, too
+        if type(obj) is np.memmap and _of_a_file(obj):  # may be larger than the memory, so the receiver maps the file
             layout, mode = "C" if obj.flags.c_contiguous else "F", "r" if obj.mode == "r" else "r+"
             return _mapped, (str(obj.filename), obj.dtype, mode, obj.offset, obj.shape, layout)
         plain = type(obj) is Tensor and obj.device.type == "cpu" and obj.layout is torch.strided and obj.numel()
         if plain and not (obj.requires_grad or obj.is_quantized or obj.is_conj() or obj.is_neg()):
-            # Keep the memory format (such as channels_last), because kernels and so the last bits depend on it.
+            # Preserve the memory format (such as channels_last). The choice of kernels, and therefore the last bits of
+            # results, depend on it.
             order = list(range(obj.dim()))
             if not obj.is_contiguous() and 0 not in obj.stride():
                 order.sort(key=obj.stride, reverse=True)
@@ -99,7 +109,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 def _of_a_file(array: Any) -> bool:
-    """Return True if a numpy.memmap covers its whole file and writes changes to the file (is not copy-on-write)."""
+    """Return True if a numpy.memmap can be mapped again from its file.
+
+    The array must be the mapping itself and not a view of it. It must not be copy-on-write, because its changes would
+    be missing in the file.
+    """
     whole = isinstance(array.base, mmap.mmap) and array.mode in ("r", "r+", "w+")
     return whole and array.filename is not None and Path(array.filename).exists()
 
@@ -113,7 +127,10 @@ def _mapped(name: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...
 
 
 def _write(fd: int, content: Any, room_nbytes: int | None, receivers: int) -> None:
-    """Write the number of parts, their lengths, then the parts (a pickle, its buffers) at multiples of 64 bytes."""
+    """Write an object to ``fd``: the number of parts, the lengths of the parts, and the parts.
+
+    The parts are the pickle and its out-of-band buffers. Each part begins at a multiple of 64 bytes.
+    """
     buffers: list[pickle.PickleBuffer] = []
     skeleton = io.BytesIO()
     _Pickler(skeleton, protocol=5, buffer_callback=buffers.append).dump(content)

@@ -1,7 +1,8 @@
-"""Loading a batch into main memory by its sample numbers, with the same result in every process.
+"""Load a batch into main memory by its sample numbers, with the same result in every process.
 
-A user's dataset may draw random numbers (augmentation). Before each sample, torch, numpy and ``random`` are seeded by
-(seed, epoch, sample). So a sample does not depend on the process that loads it, on the rank or on the split.
+A user's dataset may draw random numbers for augmentation. Before each sample, torch, numpy and ``random`` are therefore
+seeded with a number that depends on the plan's seed, the epoch and the sample. A sample then does not depend on the
+process or rank that loads it, or on how the batch is split.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ _ODD, _MIX, _STIR = (np.array(v, np.uint64) for v in (0x9E3779B97F4A7C15, 0xBF58
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """The samples that a rank processes in a step. ``seed``: the plan's seed."""
+    """The samples that a rank processes in one step. ``indices``: numbers of samples. ``seed``: the plan's seed."""
 
     indices: NDArray[np.int64]
     epoch: int
@@ -46,7 +47,7 @@ class Request:
 
     @property
     def sample_seeds(self) -> list[int]:
-        """Return a seed per sample: SplitMix64 (Steele, Lea and Flood 2014) of its number, with a key per epoch."""
+        """Return a seed for each sample: SplitMix64 (Steele, Lea and Flood 2014) of its number, keyed per epoch."""
         key = hashlib.blake2b(f"{self.seed} {self.epoch} samples".encode(), digest_size=8).digest()
         z = np.frombuffer(key, np.uint64) + (self.indices.astype(np.uint64) + np.array([1], np.uint64)) * _ODD
         z = (z ^ (z >> np.uint64(30))) * _MIX
@@ -55,20 +56,26 @@ class Request:
 
 
 def _as_tensors(arrays: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return tensors that share the arrays' memory. Raises MisuseError for arrays that do not hold numbers."""
+    """Return tensors that share the memory of ``arrays``. Raise MisuseError for arrays that do not contain numbers."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a read-only memory map is safe: batches are copies
+            warnings.simplefilter("ignore", UserWarning)  # read-only arrays are safe: batches are copies
             return tuple(torch.as_tensor(part) for part in arrays)
     except (TypeError, ValueError) as error:
         raise MisuseError(f"dataset: found {error}; expected a tuple of tensors or arrays of numbers") from None
 
 
 class Source:
-    """Make batches of a dataset of ``dltrain.data``, a tuple of tensors, or a user's map-style dataset."""
+    """A dataset from which batches can be made.
+
+    The dataset is one of ``dltrain.data``, a tuple of tensors or arrays, or a user's map-style dataset.
+    """
 
     def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
-        """Check the dataset. Raises MisuseError if it is unsupported or empty, or if ``collate`` does not suit it."""
+        """Check the dataset. ``collate``: makes a batch from a list of samples; None: torch's function.
+
+        Raise MisuseError if the dataset is unsupported or empty, or if ``collate`` is given for tensors.
+        """
         if isinstance(dataset, DataLoader):
             raise MisuseError(
                 "dataset: found a DataLoader; expected its dataset. Call t.loader(loader.dataset), with your "
@@ -107,13 +114,14 @@ class Source:
 
     @property
     def foreign(self) -> bool:
-        """Return True if the user's code makes the samples, in contrast to tensors and ``dltrain.data``."""
+        """Return True if user code loads the samples: the dataset is neither tensors nor one of ``dltrain.data``."""
         return not self.ours and not isinstance(self.dataset, tuple)
 
     def make(self, request: Request) -> Any:
-        """Load and return the batch. Raises SampleError with the number of the sample that failed.
+        """Load and return the batch. Raise SampleError with the number of the sample that failed.
 
-        A ``foreign`` dataset changes the state of the process's random generators: see ``randomness.undisturbed``.
+        Loading from a ``foreign`` dataset changes the state of the process's random generators. The context manager
+        ``randomness.undisturbed`` restores this state.
         """
         if self.ours:
             return self.dataset.train(request.indices)
@@ -132,8 +140,8 @@ class Source:
         indices, seeds = request.indices.tolist(), request.sample_seeds
         many = getattr(self.dataset, "__getitems__", None)
         inner = self.dataset
-        # A Subset (of random_split) has __getitems__ even if its dataset lacks it. Then load samples one by one, so
-        # that each has its own seed.
+        # A Subset (from random_split) has __getitems__ even if its dataset does not. In that case, samples are loaded
+        # one by one, so that each has its own seed.
         while type(inner) is Subset:
             inner = inner.dataset
         many = many if hasattr(inner, "__getitems__") else None

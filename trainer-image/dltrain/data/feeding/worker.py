@@ -1,6 +1,6 @@
 """A process that loads batches of a user's dataset for one rank: ``python -m dltrain.data.feeding.worker``.
 
-It uses neither MPI nor the device. It exits when its rank closes the connection or exits.
+The process uses neither MPI nor the device. It exits when its rank exits or closes the connection.
 """
 
 import socket
@@ -21,19 +21,19 @@ from dltrain.protocol.errors import SampleError
 
 
 class MessageKind(IntEnum):
-    """Kinds of message. The rank sends the first three."""
+    """Kinds of message. The rank sends HELLO, MAKE and FORGET, and the worker sends the others."""
 
     HELLO = 0
-    """Sent twice: with ``sys.path``, then with the Source."""
+    """Sent twice at the start: first with ``sys.path``, then with the Source, which contains the dataset."""
     MAKE = 1
     """Load a batch. The message contains its Request."""
     FORGET = 2
-    """Cancel all requests before this ticket."""
+    """Cancel all requests whose ticket is below the ticket of this message."""
     READY = 3
     MADE = 4
     """A batch and its loading time in seconds. The batch is None if the request was cancelled."""
     FAILED = 5
-    """An error, as a RemoteError. Ticket 0: the dataset could not be transferred."""
+    """An error, as a RemoteError. If the ticket is 0, the worker could not receive the dataset."""
 
 
 class Head(NamedTuple):
@@ -51,7 +51,10 @@ class Head(NamedTuple):
 
 
 class RemoteError(NamedTuple):
-    """An exception as text, because its class may not exist in the other process."""
+    """The text of an exception and its traceback.
+
+    The exception itself is not sent, because its class may not exist in the other process.
+    """
 
     text: str
     trace: str
@@ -61,7 +64,7 @@ class RemoteError(NamedTuple):
 
 def main() -> None:
     connection = take()
-    torch.set_num_threads(1)  # there may be as many workers as cores
+    torch.set_num_threads(1)  # more threads would not help: there may be as many workers as cores
     try:
         source = _unpacked(connection)
     except Exception as error:  # noqa: BLE001 - unpickling the user's classes may raise anything
@@ -80,10 +83,10 @@ def main() -> None:
 
 
 def _unpacked(connection: socket.socket) -> Source | None:
-    """Receive the Source, or return None if the rank has closed the connection."""
+    """Receive and return the Source. Return None if the rank has closed the connection."""
     if (first := serialization.receive(connection)) is None:
         return None
-    sys.path[:] = first[1]  # set before unpickling, which imports the dataset's modules
+    sys.path[:] = first[1]  # set first: unpickling imports the dataset's modules
     if (second := serialization.receive(connection)) is None:
         return None
     source: Source = second[1]

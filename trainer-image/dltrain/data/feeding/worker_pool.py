@@ -1,8 +1,8 @@
 """Worker processes of one rank, which load the batches of future steps.
 
-They replace torch's DataLoader for four reasons. The DataLoader forks the rank (see ``forking``) or runs the script
-again in every worker. It uses /dev/shm. It cannot cancel requests after an abandoned step. It notices a dead worker
-only after up to five seconds, when the agent already reports a hang.
+torch's DataLoader is not used, for four reasons. It forks the rank, which is not safe (see ``forking``), or runs the
+script again in every worker. It uses /dev/shm, whose size is limited. It cannot cancel requests of abandoned steps.
+It may notice a dead worker only after five seconds, when the agent already reports a hang.
 """
 
 import contextlib
@@ -21,21 +21,22 @@ from dltrain.protocol.errors import SampleError, WorkerLostError
 
 _SIGKILL = 9
 _EXIT_STATUS_S = 2.0
-"""Time to wait for the exit status of a worker that has ended."""
+"""Seconds to wait for the exit status of a worker that has closed its connection."""
 
 
 class Workers:
-    """``count`` worker processes, used in turn. One thread may call ``ask`` while another calls ``get``."""
+    """``count`` worker processes, which get requests in turn. Different threads may call ``ask`` and ``get``."""
 
     def __init__(self, source: Source, count: int, room_nbytes: int | None = None) -> None:
-        """Start the processes without waiting for them. ``room_nbytes``: memory limit for the dataset's copies.
+        """Start the processes without waiting for them.
 
-        Raises ValueError if the dataset cannot be pickled, MemoryError if its copies exceed the limit, OSError.
+        ``room_nbytes``: memory limit for all copies of the dataset, in bytes; None: no limit. Raise ValueError if the
+        dataset cannot be pickled, MemoryError if its copies exceed the limit, and OSError.
         """
         self._tickets = itertools.count(1)
         self._closing = False
         self._oom_kills = cgroup.oom_kills()
-        packed = _packed(source, room_nbytes, count)  # once for all workers, and first, because it may fail
+        packed = _packed(source, room_nbytes, count)  # once for all workers; before any process, because it may fail
         try:
             self._forker = WorkerForker(count)
             try:
@@ -51,24 +52,24 @@ class Workers:
         return len(self._workers)
 
     def ready(self) -> bool:
-        """Return True if all workers have started. Raises the errors of ``get``."""
+        """Return True if all workers have started. Raise an error of a worker, as ``get`` does."""
         for worker in self._workers:
             while not worker.ready and (serialization.wait_for(worker.connection, within_s=0) or worker.child.ended(0)):
                 self._take(worker)
         return all(worker.ready for worker in self._workers)
 
     def ask(self, request: Request) -> int:
-        """Request a batch. Return the ticket for ``get``."""
+        """Request a batch from the next worker. Return the ticket with which ``get`` returns this batch."""
         ticket = next(self._tickets)
         with contextlib.suppress(ConnectionError):  # ``get`` reports how the worker ended
             serialization.send(self._of(ticket).connection, Head(MessageKind.MAKE, ticket).packed(), request)
         return ticket
 
     def get(self, ticket: int) -> tuple[Any, float]:
-        """Return (batch, seconds that a worker spent on it). A dropped batch is None.
+        """Return the batch for ``ticket``, and the seconds that a worker spent on it. A cancelled batch is None.
 
-        Tickets must come in the order in which they were issued; some may be skipped. Raises SampleError, MemoryError
-        and WorkerLostError.
+        Tickets must be used in the order in which ``ask`` returned them, but some may be skipped. Raise SampleError if
+        the user's dataset failed, and MemoryError or WorkerLostError if the worker failed.
         """
         worker = self._of(ticket)
         while True:
@@ -103,8 +104,8 @@ class Workers:
 
     def _take(self, worker: "_Worker") -> tuple[Head, Any]:
         """Return the next message of a worker."""
-        # Wait for the process as well: the connection stays open if a process forked at the same moment has inherited
-        # the worker's end of it.
+        # Also wait for the end of the process. The connection alone does not show it if another process, forked at the
+        # same moment, has inherited the worker's socket.
         while True:
             serialization.wait_for(worker.connection, worker.child)
             if serialization.wait_for(worker.connection, within_s=0):
@@ -139,7 +140,7 @@ class _Worker:
     """The rank's side of one worker process."""
 
     def __init__(self, zygote: socket.socket, packed: int) -> None:
-        """Start the process. ``packed``: descriptor of the serialized Source."""
+        """Start the process. ``zygote``: connection to the zygote. ``packed``: descriptor of the serialized Source."""
         self.ready = False
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

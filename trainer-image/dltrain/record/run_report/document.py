@@ -56,7 +56,7 @@ class PlanEntry(Record):
 
 
 class Split(Record):
-    """The local batch sizes from ``step`` on, by place (pod name, ``/``, local rank)."""
+    """The local batch sizes from ``step`` on. ``shares``: samples by place; a place is ``<pod name>/<local rank>``."""
 
     step: int
     unix_s: float
@@ -87,7 +87,10 @@ class Checkpoint(Record):
 
 
 class RankTotal(Record):
-    """A rank's times in all attempts. Each progress update adds its new steps, times the means of its last 50 steps."""
+    """The total times of the rank at one place (``<pod name>/<local rank>``), over all attempts.
+
+    Each progress update of the rank adds the number of new steps, multiplied by the mean times of its last 50 steps.
+    """
 
     place: str
     device: str = ""

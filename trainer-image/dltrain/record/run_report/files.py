@@ -1,7 +1,7 @@
 """Write the run report beside the checkpoints: ``report.json`` and ``report.html``.
 
-The report is also written during the training. So users can read it, and a later coordinator can continue it. A slow or
-missing volume must not delay the job. So a thread writes the report, and errors are only logged.
+The report is also written during the training, so that users can read it and a later coordinator can continue it. A
+thread writes the report and errors are only logged, because a slow or missing volume must not delay the job.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 JSON, HTML = "report.json", "report.html"
 INTERVAL_S = 30.0
 LIMIT_S = 10.0
-"""Maximum time that a job waits for its report at its end."""
+"""Maximum time in seconds that a job waits at its end until its report is written."""
 
 
 def read(plan: Plan) -> Document | None:
@@ -40,7 +40,7 @@ def read(plan: Plan) -> Document | None:
 
 
 def write(folder: Path, document: Document) -> None:
-    """Write both files, each atomically. Raise OSError."""
+    """Write ``report.json`` and ``report.html`` to ``folder``, each atomically. Raise OSError on failure."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in ((JSON, document.to_json()), (HTML, page(document))):
         temporary = folder / f".{name}.{os.getpid()}"
@@ -52,7 +52,7 @@ def write(folder: Path, document: Document) -> None:
 
 
 class RunReportWriter:
-    """Write the run report of the coordinator's job."""
+    """Write the run report of one job in a background thread, on the coordinator."""
 
     def __init__(self, ledger: Ledger, unix_s: float) -> None:
         """Prepare the report. ``ledger``: the source of the plan, the phase and the term."""
@@ -64,7 +64,10 @@ class RunReportWriter:
         self._failed = False
 
     def tick(self, unix_s: float) -> None:
-        """Write in the background every ``INTERVAL_S`` and, because this pod may fail next, at once after a fault."""
+        """Start to write the report in the background, if ``INTERVAL_S`` has passed or a fault was recorded.
+
+        A fault is written at once, because this pod may be the next to fail.
+        """
         due = unix_s - self._written_unix_s >= INTERVAL_S or self.history.faults != self._written_faults
         if not due or (self._writing is not None and not self._writing.done()):
             return

@@ -1,4 +1,4 @@
-"""Accumulate the messages of a run into its report, in bounded memory, without I/O. Callers pass the time.
+"""Accumulate the messages of a run into its report, in bounded memory. The module does no I/O and reads no clock.
 
 If steps are repeated after a restart, they replace the earlier ones, so that a series contains each step once.
 """
@@ -25,12 +25,13 @@ from dltrain.record.run_report.document import (
 CAPACITY = 512
 """Maximum number of points in a series, and of entries in a list."""
 SHARES = 20_000
-"""Maximum number of local batch sizes in all splits of a report together."""
+"""Maximum number of local batch sizes that one report stores. A split is one assignment of local batch sizes to all
+ranks, and the number counts the ranks of all splits."""
 E = TypeVar("E")
 
 
 def place(rank: Rank) -> str:
-    """Return a rank's place, which stays the same when ranks are renumbered after a loss."""
+    """Return a rank's place, ``<pod name>/<local rank>``, which does not change when a loss renumbers the ranks."""
     return f"{rank.pod}/{rank.local_rank}"
 
 
@@ -94,7 +95,10 @@ class History:
         return self._totals.training_s
 
     def begin_attempt(self, whole: Plan, placed: Plan, unix_s: float) -> None:
-        """Begin an attempt of the plan ``whole``. ``placed``: that plan, shrunk to the pods that are present."""
+        """Begin an attempt (a launch of all ranks) of the plan ``whole``.
+
+        ``placed``: the same plan, shrunk to the pods that are present.
+        """
         self._plan, self._placed = whole, placed
         self._measures, self._last_steps, self._used_J, self._split_known = {}, {}, {}, False
         expected, digest = whole.expected, whole.digest()
@@ -168,7 +172,7 @@ class History:
 
     def _stepped(self, message: Step, leader: int, unix_s: float) -> None:
         before = self._last_steps.get(message.rank)
-        steps = 1 if before is None else message.step - before  # The first step of an attempt is reported at once.
+        steps = 1 if before is None else message.step - before  # The first update of an attempt reports one step.
         if steps < 1 or message.rank >= len(self._placed.ranks):
             return
         if not self._last_steps:
@@ -254,7 +258,10 @@ class History:
         self._points = merged_points
 
     def _go_back(self, step: int) -> None:
-        """Discard the points after ``step``, from which training resumes."""
+        """Discard the points and evaluations after ``step``, the step from which training resumes.
+
+        Count repeated steps.
+        """
         if step < self.step:
             repeated = self._totals.steps_repeated + self.step - step
             self._totals = self._totals.model_copy(update={"steps_repeated": repeated})
@@ -278,7 +285,7 @@ class History:
 
     def _split(self, shares: Mapping[int, int], step: int, unix_s: float, reason: str) -> None:
         if sum(shares.values()) != self._plan.global_batch:
-            return  # The shares are from different times.
+            return  # The local batch sizes were reported at different times.
         self._split_known = True
         by_place = {place(self._placed.ranks[rank]): share for rank, share in sorted(shares.items())}
         if self._splits and self._splits[-1].shares == by_place and self._splits[-1].step <= step:

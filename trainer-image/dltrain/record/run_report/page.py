@@ -47,7 +47,7 @@ pre { white-space: pre-wrap; margin: .2rem 0; } .scroll { overflow-x: auto; } su
 
 
 def page(document: Document) -> str:
-    """Return the HTML file."""
+    """Return the content of the HTML file for a run report."""
     title = f"{document.namespace}/{document.job}"
     steps = f"{number(document.step)} of {number(document.steps)}" if document.steps else number(document.step)
     body = [
@@ -103,7 +103,7 @@ def _skipped(updates: int | None) -> str | None:
 
 
 def _energy(document: Document) -> str:
-    """Return the measured energy and its counters. RAPL counts the energy of whole nodes."""
+    """Return text with the measured energy and the names of its counters. RAPL counts the energy of whole nodes."""
     totals = document.totals
     if totals.energy_J is None:
         return "not readable: the pods cannot read a counter of NVML or RAPL"

@@ -1,6 +1,6 @@
 """Plots as SVG elements: lines over steps or time, and stacked bars.
 
-The style of the page defines the colours (classes ``c0`` to ``c7``) for light and dark mode.
+The page's style sheet defines the colours (CSS classes ``c0`` to ``c7``) for light and dark mode.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,10 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def _extent(low: float, high: float, margin: float) -> tuple[float, float]:
-    """Return the ends of an axis from ``low`` to ``high`` plus a relative margin. The ends always differ."""
+    """Return the (lower, upper) end of an axis for values from ``low`` to ``high``. The ends always differ.
+
+    ``margin``: space at each end, as a fraction of ``high - low``. A ``low`` of 0 gets no margin.
+    """
     length = high - low
     if length <= 1e-9 * max(abs(low), abs(high), 1e-30):
         length = max(abs(high), 1e-9)
@@ -111,7 +114,10 @@ def lines(
 
 
 def bars(title: str, x_label: str, parts: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Return a plot with one stacked bar per row (a value for each of ``parts``), or an empty string without rows."""
+    """Return a plot with one stacked bar per row, or an empty string if there are no rows or all values are 0.
+
+    ``rows``: pairs of a label and the lengths of the bar's parts. ``parts``: the names of these parts, for the legend.
+    """
     longest = max((sum(values) for _, values in rows), default=0.0)
     if not longest:
         return ""
