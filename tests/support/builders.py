@@ -124,9 +124,8 @@ def after(observed: Observed, desired: Desired) -> Observed:
 
 def _set(manifest: Manifest) -> SetSeen:
     meta, spec = manifest["metadata"], manifest["spec"]
-    return SetSeen(
-        meta["name"], meta["labels"]["dljob.dev/group"], spec["replicas"], meta["annotations"][SPEC_ANNOTATION]
-    )
+    group, revision = meta["labels"]["dljob.dev/group"], meta["annotations"][SPEC_ANNOTATION]
+    return SetSeen(meta["name"], group, spec["replicas"], revision, uid=f"uid-{meta['name']}")
 
 
 def settled(observed: Observed, *, ready: bool = True) -> Observed:

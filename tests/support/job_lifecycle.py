@@ -11,7 +11,7 @@ from dljob.reconcile import Desired, Scale, reconcile
 from dljob.status import find
 from support.builders import CONFIG, NOW, Json, after, report, seen, settled
 
-DOWN = (Scale("digits-cpu", 0),)
+DOWN = (Scale("digits-cpu", 0, "uid-digits-cpu"),)
 OUTCOME = Outcome(steps=75, seconds=37.5, loss=0.1, accuracy=0.9733, checkpoint="step-75", report="report.html")
 
 

@@ -15,7 +15,7 @@ from dljob.app.health import serve
 from dljob.app.logging import set_up
 from dljob.app.settings import Settings
 from dljob.controller.connection import connect, keep_token_fresh
-from dljob.controller.controller import Controller
+from dljob.controller.controller import Controller, utc_now
 from dljob.controller.metrics import Metrics
 from dljob.controller.watches import LABELLED, WATCHED, Watches
 from dljob.controller.work_queue import WorkQueue
@@ -27,6 +27,8 @@ from dljob.kube.leader import Leader
 log = logging.getLogger("dljob")
 
 API_RECHECK_S = 1.0
+STUCK_S = 300.0
+"""A reconcile that takes longer never ends: each of its requests has a time limit."""
 PORT_RANGES_SINCE = (1, 25)
 
 
@@ -40,14 +42,15 @@ class Operator:
         self._waits_for: str | None = "the API server"
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
+        self._leads = False
         self._controller: Controller | None = None
+        self._watches: Watches | None = None
 
     async def run(self) -> None:
         """Run the operator until a signal arrives. If a background task fails, stop and raise its error."""
         settings, connection = self._settings, connect()
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(connection.session())
-            watching = await stack.enter_async_context(connection.session())
             api = Api(session, connection.server, self._metrics.requested)
             runner = await serve(settings.metrics_port, self._metrics, self._ill, self._not_ready, self._scraped)
             stack.push_async_callback(runner.cleanup)
@@ -55,8 +58,14 @@ class Operator:
             log.info("API server %d.%d at %s", *version, connection.server)
             config = settings.render(port_ranges=version >= PORT_RANGES_SINCE)
             kube = Kube(api, self._cache, settings.resync_s, settings.watch_namespaces)
-            self._controller = Controller(kube, self._cache, WarningEvents(api), self._queue, config, self._metrics)
-            watches = Watches(self._cache, self._queue, connection.server, watching)
+            self._controller = Controller(
+                kube, self._cache, WarningEvents(api), self._queue, config, self._metrics,
+                share_profiles=settings.share_profiles,
+            )  # fmt: skip
+            self._watches = watches = Watches(
+                self._cache, self._queue, api, settings.watch_namespaces, connection.session
+            )
+            await stack.enter_async_context(watches.session)
             leader = Leader(api, settings.namespace, settings.identity)
             if settings.leader_election:
                 stack.push_async_callback(leader.release)
@@ -64,8 +73,9 @@ class Operator:
                 asyncio.create_task(self._guarded(task))
                 for task in (
                     self._work(self._controller, watches, leader),
+                    watches.reflect(),
                     self._resync(kube),
-                    keep_token_fresh(session, watching),
+                    keep_token_fresh(session, watches.session),
                 )
             ]
             stack.push_async_callback(_end, tasks)
@@ -73,7 +83,7 @@ class Operator:
             async def end() -> None:
                 await _end(tasks)
 
-            await watches.run(settings.identity, settings.watch_namespaces, self._stop, end)
+            await watches.run(settings.identity, self._stop, end)
         if self._failure is not None:
             raise self._failure
 
@@ -100,11 +110,12 @@ class Operator:
 
     async def _work(self, controller: Controller, watches: Watches, leader: Leader) -> None:
         """Wait for a complete cache and, with leader election, the Lease. Then run the workers and renew the Lease."""
-        self._waits_for = "the first lists of all kinds"
-        await watches.synced.wait()
+        self._waits_for = "the first lists"
+        await watches.synced()
         self._waits_for = None
         if self._settings.leader_election:
             await leader.acquire()
+        self._leads = True
         self._metrics.leader.set(1)
         async with asyncio.TaskGroup() as group:
             for _ in range(self._settings.concurrency):
@@ -124,6 +135,11 @@ class Operator:
                     log.warning("%s could not be checked against the API server: %s", kind.plural, error)
             for job in self._cache.jobs():
                 self._queue.add(job.key)
+            if self._leads:
+                try:
+                    await kube.expire_profiles(utc_now())
+                except ApiError as error:
+                    log.warning("expired profiles were not deleted: %s", error)
 
     async def _guarded(self, task: Coroutine[Any, Any, None]) -> None:
         """Run a background task. If the task fails, stop the operator, which its Deployment then restarts."""
@@ -138,10 +154,16 @@ class Operator:
             self._stop.set()
 
     def _ill(self) -> str | None:
-        return str(self._failure) if self._failure else None
+        """Return why the process must be restarted, or None."""
+        if self._failure:
+            return str(self._failure)
+        return (self._watches and self._watches.dead()) or self._queue.stuck(STUCK_S)
 
     def _not_ready(self) -> str | None:
-        return f"waiting for {self._waits_for}" if self._waits_for else None
+        if self._waits_for is None:
+            return self._ill()
+        lists = self._watches and self._watches.unsynced()
+        return f"waiting for {self._waits_for}{f' of {lists}' if lists else ''}"
 
     def _scraped(self) -> None:
         if self._controller is not None:

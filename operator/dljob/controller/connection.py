@@ -31,9 +31,10 @@ class Connection:
     def server(self) -> str:
         return self.info.server
 
-    def session(self) -> aiohttp.ClientSession:
-        """Return a new session. The caller closes it."""
+    def session(self, responses: type[aiohttp.ClientResponse] = aiohttp.ClientResponse) -> aiohttp.ClientSession:
+        """Return a new session, whose responses have the class ``responses``. The caller closes it."""
         return aiohttp.ClientSession(
+            response_class=responses,
             connector=aiohttp.TCPConnector(limit=0, ssl=self.info.as_ssl_context(), keepalive_timeout=60),
             headers={**self.info.as_http_headers(), "User-Agent": "dljob-operator"},
         )

@@ -5,32 +5,32 @@ The controller is level-triggered: a key in the queue names a job to reconcile, 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 
-from pydantic import ValidationError
-
-from dljob.api import DLProfileStatus
 from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.work_queue import WorkQueue
-from dljob.job.observed import Observed, Rejected
-from dljob.job.profiles import learned
-from dljob.kube import ApiError, Cache, JobKey, Kube, RejectedError, WarningEvents
-from dljob.kube.client import complete_all
+from dljob.job.observed import JobSeen, Observed, Rejected
+from dljob.job.profiles import learned_by_model
+from dljob.kube import ApiError, Cache, JobKey, Kube, NameTakenError, RejectedError, WarningEvents
+from dljob.kube.applier import complete_all
+from dljob.kube.kinds import CONFIG_MAP
 from dljob.kube.view import Reservation
 from dljob.kube.warning_events import RECHECK_S
-from dljob.planner import Learned
-from dljob.reconcile import Desired, needs_view, parse_observed, reconcile
-from dljob.render import RenderConfig
-from dljob.status import is_true, previous
+from dljob.reconcile import Desired, RunMeasurements, needs_view, parse_observed, reconcile
+from dljob.render import Names, RenderConfig
+from dljob.status import Event, is_true, previous
 
 log = logging.getLogger("dljob")
 
 
 SLOW_S = 5.0
+NAME_RECHECK_S = 10.0
+"""Interval between attempts while another owner has an object of a name that the job needs."""
+MAX_UNSENT = 20
 
 
 def utc_now() -> datetime:
@@ -47,13 +47,19 @@ class Controller:
         config: RenderConfig,
         metrics: Metrics,
         now: Callable[[], datetime] = utc_now,
+        *,
+        share_profiles: bool = False,
     ) -> None:
+        """``share_profiles``: the plans of all namespaces use what the jobs of each namespace measure."""
         self._kube, self._cache, self._warning_events, self._queue = kube, cache, warning_events, queue
-        self._config, self._metrics, self._now = config, metrics, now
+        self._config, self._metrics, self._now, self._share_profiles = config, metrics, now, share_profiles
         self._planning = asyncio.Lock()
         """Lock for planning. If two jobs were planned at the same time, both plans could use the same free nodes."""
         self._reservations: dict[JobKey, tuple[Reservation, ...]] = {}
-        self._uids: dict[JobKey, str] = {}
+        self._unsent: dict[JobKey, list[Event]] = {}
+        """Events that the API server has not accepted yet."""
+        self._learned_from: dict[JobKey, tuple[object, ...]] = {}
+        """The last report of each job from which profiles were updated."""
 
     async def work(self) -> None:
         """Run one worker: process keys from the queue forever."""
@@ -97,7 +103,6 @@ class Controller:
         if observed is None:
             self._gone(key)
             return None
-        self._uids[key] = observed.job.uid
         observed, troubled = await self._warning_events.added_to(observed, self._now())
         if troubled:
             self._queue.add_after(key, RECHECK_S)
@@ -106,7 +111,7 @@ class Controller:
             async with self._planning:
                 others = [p for other, made in self._reservations.items() if other != key for p in made]
                 view = await self._kube.view(observed.job, others)
-                observed = replace(observed, view=view, learned=self._learned())
+                observed = replace(observed, view=view, learned=learned_by_model(self._cache.profiles(), key[0]))
                 desired = reconcile(observed, self._config, self._now(), parsed)
                 self._reserve(key, desired)
             planned = desired.status is not None and is_true(desired.status.conditions, "Planned")
@@ -116,8 +121,11 @@ class Controller:
         try:
             await self._do(observed, desired)
         except RejectedError as refusal:
-            rejected = replace(observed, rejected=Rejected(refusal.kind, refusal.name, refusal.message))
+            taken = isinstance(refusal, NameTakenError)
+            rejected = replace(observed, rejected=Rejected(refusal.kind, refusal.name, refusal.message, taken))
             await self._publish(rejected, reconcile(rejected, self._config, self._now(), parsed))
+            if taken:
+                self._queue.add_after(key, NAME_RECHECK_S)
             raise
         self._settle(key)
         return desired.requeue_after_s
@@ -129,31 +137,76 @@ class Controller:
             await kube.delete_job(job)
             return
         before = previous(observed.job)
-        if desired.secret is not None:
-            secret = kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now())
-            await complete_all([secret, kube.apply(job, [m for m in desired.objects if m["kind"] != "StatefulSet"])])
-        if await kube.apply(job, desired.objects):
-            # Watches report only changes. Check again later, in case nothing changes.
-            self._queue.add_after(job.key, RECHECK_S)
-        await complete_all(kube.scale(job, item.name, item.replicas) for item in desired.scales)
-        await complete_all(kube.delete(job, target) for target in desired.deletes)
+        error = await self._apply(observed, desired)
+        if self._plan_is_applied(job, desired):
+            # Pods are stopped and fenced even if an object of the job was rejected.
+            await complete_all(kube.scale(job, item) for item in desired.scales)
+            await complete_all(kube.delete(job, target) for target in desired.deletes)
+        if error is not None:
+            raise error
         if desired.measurements is not None:
-            await kube.update_profiles(desired.measurements, self._now())
+            await self._learn(job, desired.measurements)
         await self._publish(observed, desired)
         if desired.status is not None:
             self._metrics.record_transition(before, desired.status)
 
+    async def _apply(self, observed: Observed, desired: Desired) -> Exception | None:
+        """Create the Secret and apply the objects. Return the first error.
+
+        If all pods are ready, the Secret exists and is not created again, which a quota might prevent.
+        """
+        job, kube = observed.job, self._kube
+        up = desired.plan is not None and sum(pod.ready for pod in observed.pods) >= desired.plan.nodes
+        results: list[Any] = []
+        if desired.secret is not None and not up:
+            secret = kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now())
+            support = [item for item in desired.objects if item["kind"] != "StatefulSet"]
+            results = await complete_all([secret, kube.apply(job, support)], wait_only=True)
+        if not any(isinstance(result, Exception) for result in results):
+            results += await complete_all([kube.apply(job, desired.objects)], wait_only=True)
+        if any(isinstance(result, int) and result for result in results):
+            # Watches report only changes. Check again later, in case nothing changes.
+            self._queue.add_after(job.key, RECHECK_S)
+        return next((result for result in results if isinstance(result, Exception)), None)
+
+    def _plan_is_applied(self, job: JobSeen, desired: Desired) -> bool:
+        """Return True if the API server has the desired plan. Its term must be there before lost pods are deleted."""
+        if desired.plan is None:
+            return True
+        found = self._cache.found(CONFIG_MAP, job.namespace, Names.of(job).plan)
+        return found is not None and found.seen.plan == desired.plan.data()
+
+    async def _learn(self, job: JobSeen, measurements: RunMeasurements) -> None:
+        """Update profiles, but only once for the same report, even if a later step of the reconcile fails."""
+        report = measurements.report
+        lesson = (report.uid, report.plan_number, report.phase, report.step, measurements.data)
+        if self._learned_from.get(job.key) != lesson:
+            namespace = None if self._share_profiles else job.namespace
+            await self._kube.update_profiles(measurements, namespace, self._now())
+            self._learned_from[job.key] = lesson
+
     async def _publish(self, observed: Observed, desired: Desired) -> None:
-        """Write the events and then the status.
+        """Write the events and then the status. An event that cannot be written does not prevent the status.
 
         If the operator crashes between the two, it writes the events again after its restart. They are counted twice
         but never lost.
         """
+        job = observed.job
+        unsent: list[Event] = []
         for event in desired.events:
-            log.info("%s/%s: %s: %s", *observed.job.key, event.reason, event.message)
-            await self._kube.record_event(observed.job, event, self._now())
+            log.info("%s/%s: %s: %s", *job.key, event.reason, event.message)
+        for event in (*self._unsent.pop(job.key, ()), *desired.events):
+            try:
+                await self._kube.record_event(job, event, self._now())
+            except ApiError as error:
+                log.warning("%s/%s: the event %s was not written: %s", *job.key, event.reason, error)
+                if not error.rejected or error.not_found:
+                    unsent.append(event)
+        if unsent:
+            self._unsent[job.key] = unsent[-MAX_UNSENT:]
+            self._queue.add_after(job.key, RECHECK_S)
         if desired.status is not None:
-            await self._kube.write_status(observed.job, desired.status.manifest())
+            await self._kube.write_status(job, desired.status.manifest())
 
     def _reserve(self, key: JobKey, desired: Desired) -> None:
         """Reserve the resources of a new plan, so that other jobs are not planned on them.
@@ -180,16 +233,9 @@ class Controller:
 
     def _gone(self, key: JobKey) -> None:
         self._queue.forget(key)
-        self._reservations.pop(key, None)
-        if uid := self._uids.pop(key, None):
-            self._kube.forget(key, uid)
-
-    def _learned(self) -> dict[tuple[str, str], Learned]:
-        return {
-            (profile["spec"]["model"], profile["spec"]["device"]): found
-            for profile in self._cache.profiles()
-            if (found := _learned(profile)) is not None
-        }
+        for known in (self._reservations, self._unsent, self._learned_from):
+            known.pop(key, None)
+        self._kube.forget(key)
 
     def count_jobs(self) -> None:
         """Set the gauges of jobs by phase and of the queue's depth."""
@@ -201,12 +247,3 @@ class Controller:
         for phase, number in counts.items():
             self._metrics.jobs.labels(phase).set(number)
         self._metrics.queue_depth.set(len(self._queue))
-
-
-def _learned(profile: Mapping[str, Any]) -> Learned | None:
-    """Return the measured constants of a DLProfile; None if its status is invalid, for example after a manual edit."""
-    try:
-        return learned(DLProfileStatus.model_validate(profile.get("status") or {}))
-    except ValidationError as error:
-        log.warning("DLProfile %s is ignored: %s", profile["metadata"]["name"], error)
-        return None

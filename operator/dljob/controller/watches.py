@@ -1,12 +1,12 @@
-"""Update the cache from kopf's watches, and add the jobs that a change affects to the work queue.
+"""Update the cache from watches, and add the jobs that a change affects to the work queue.
 
-The module uses only kopf's handlers ``index``, ``on.event``, ``on.login`` and ``on.cleanup``, because the others write
-finalizers or annotations into users' objects. kopf indexes the existing objects of all kinds before it calls the first
-event handler. Workers wait for this call, so that no job is reconciled before the cache is complete.
+kopf watches the DLJobs. Only its handlers ``index``, ``on.event``, ``on.login`` and ``on.cleanup`` are used, because
+the others write finalizers or annotations into users' objects. Reflectors watch the other kinds.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from time import monotonic
 from typing import Any
 
 import aiohttp
@@ -15,12 +15,19 @@ from kopf._core.engines import peering
 
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
-from dljob.kube import Cache, JobKey
+from dljob.kube import Api, Cache, JobKey
 from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATEFUL_SET, STORAGE_CLASS, Kind
+from dljob.kube.watch import Reflector, bounded_responses
+from dljob.kube.watch.reflector import SILENCE_S
 
-WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PROFILE)
+REFLECTED = (STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PROFILE)
+WATCHED = (DLJOB, *REFLECTED)
 LABELLED = (STATEFUL_SET, POD, CONFIG_MAP)
 """Kinds of which the operator needs only the objects of jobs. The API server selects these by their label."""
+DEAD_S = 240.0
+"""A watch in which nothing has arrived for this long is dead. It is opened again after ``SILENCE_S`` of silence."""
+PAGE = 50
+"""DLJobs on one page of a list. Each may have 1.5 MB."""
 SETTLE_S = 1.0
 """Seconds between a change of a node, storage class, claim or pod and the reconcile of other affected jobs.
 
@@ -31,21 +38,57 @@ Such changes come in bursts, and with the delay each affected job is reconciled 
 class Watches:
     """kopf's handlers. They write watched objects to the cache and add the keys of affected jobs to the work queue."""
 
-    def __init__(self, cache: Cache, queue: WorkQueue[JobKey], server: str, session: aiohttp.ClientSession) -> None:
-        self.synced = asyncio.Event()
-        """Event that is set when the cache contains all objects that existed at the start."""
+    def __init__(
+        self,
+        cache: Cache,
+        queue: WorkQueue[JobKey],
+        api: Api,
+        namespaces: tuple[str, ...],
+        session: Callable[[type[aiohttp.ClientResponse]], aiohttp.ClientSession],
+    ) -> None:
+        """``namespaces``: those to watch; empty: all. ``session``: makes a session with a class of responses."""
         self.registry = kopf.OperatorRegistry()
-        self._cache, self._queue, self._server, self._session = cache, queue, server, session
+        self._cache, self._queue, self._server, self._namespaces = cache, queue, api.server, namespaces
+        self.session = session(bounded_responses(self._jobs_active, self._jobs_listed))
+        """The session of kopf. The caller closes it."""
         self._settling: asyncio.TimerHandle | None = None
+        self._jobs_active_at = monotonic()
+        self._reflectors = [
+            Reflector(api, cache, kind, namespace, JOB_LABEL if kind in LABELLED else "", self._changed, queue.add)
+            for kind in REFLECTED
+            for namespace in (namespaces if kind.namespaced and namespaces else (None,))
+        ]
         kopf.on.login(registry=self.registry)(self._login)
-        for kind in WATCHED:
-            group, _, version = kind.api_version.rpartition("/")
-            kopf.index(group, version, kind.plural, id=f"cache-{kind.plural}", registry=self.registry)(
-                self._indexer(kind)
-            )
-            kopf.on.event(group, version, kind.plural, id=f"event-{kind.plural}", registry=self.registry)(
-                self._handler(kind)
-            )
+        group, _, version = DLJOB.api_version.rpartition("/")
+        kopf.index(group, version, DLJOB.plural, id="cache", registry=self.registry)(self._index)
+        kopf.on.event(group, version, DLJOB.plural, id="event", registry=self.registry)(self._event)
+
+    async def reflect(self) -> None:
+        """Watch all kinds except DLJobs. Raise an ExceptionGroup if one of the watches ends."""
+        async with asyncio.TaskGroup() as group:
+            for reflector in self._reflectors:
+                group.create_task(reflector.run(), name=f"watch of {reflector.name}")
+
+    async def synced(self) -> None:
+        """Wait until all objects that existed at the start are in the cache, except DLJobs.
+
+        A job could otherwise be reconciled before its pods are known.
+        """
+        for reflector in self._reflectors:
+            await reflector.synced.wait()
+
+    def unsynced(self) -> str | None:
+        """Return the kinds that are not listed yet, or None."""
+        names = sorted(reflector.name for reflector in self._reflectors if not reflector.synced.is_set())
+        return ", ".join(names) or None
+
+    def dead(self) -> str | None:
+        """Return the watch that has been silent for too long, or None."""
+        active = {reflector.name: reflector.active_at for reflector in self._reflectors}
+        active[DLJOB.plural] = self._jobs_active_at
+        name = min(active, key=lambda each: active[each])
+        silent_s = monotonic() - active[name]
+        return f"the watch of {name} has been silent for {silent_s:.0f} s" if silent_s > DEAD_S else None
 
     @staticmethod
     def settings() -> kopf.OperatorSettings:
@@ -59,13 +102,11 @@ class Watches:
         settings.networking.connect_timeout = 10
         settings.networking.request_timeout = 60
         settings.process.ultimate_exiting_timeout = 20
-        for kind in LABELLED:
-            settings.watching.label_selectors[kind.plural] = JOB_LABEL
+        settings.watching.inactivity_timeout = SILENCE_S
+        settings.watching.chunk_size = PAGE
         return settings
 
-    async def run(
-        self, identity: str, namespaces: tuple[str, ...], stop: asyncio.Event, end: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def run(self, identity: str, stop: asyncio.Event, end: Callable[[], Awaitable[None]]) -> None:
         """Watch until ``stop`` is set or a signal arrives. ``end`` stops the operator's own tasks.
 
         When kopf ends, it waits 5 s for all tasks that still run, and raises their errors. The operator's own tasks
@@ -82,30 +123,31 @@ class Watches:
             settings=self.settings(),
             # Without an identity, kopf looks up the name of its user, but an arbitrary user id has no name.
             identity=peering.Identity(identity),
-            clusterwide=not namespaces,
-            namespaces=namespaces,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
             stop_flag=stop,
         )
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
         """Return the HTTP session for kopf's watches."""
-        return kopf.AiohttpSession(server=self._server, aiohttp_session=self._session)
+        return kopf.AiohttpSession(server=self._server, aiohttp_session=self.session)
 
-    def _indexer(self, kind: Kind) -> Callable[..., Awaitable[None]]:
-        async def index(body: kopf.Body, **_: Any) -> None:
-            if self._cache.put(kind, body):
-                self._changed(kind, body)
+    def _jobs_active(self) -> None:
+        self._jobs_active_at = monotonic()
 
-        return index
+    def _jobs_listed(self, namespace: str | None, uids: Iterable[str], version: int | None) -> None:
+        """Drop the jobs that kopf's list lacks. They were deleted while no watch ran."""
+        for key in self._cache.prune(DLJOB, uids, version, namespace):
+            self._queue.add(key)
 
-    def _handler(self, kind: Kind) -> Callable[..., Awaitable[None]]:
-        async def handle(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
-            self.synced.set()
-            meta = body["metadata"]
-            if type == "DELETED" and self._cache.drop(kind, meta.get("namespace") or "", meta["name"], meta["uid"]):
-                self._changed(kind, body)
+    async def _index(self, body: kopf.Body, **_: Any) -> None:
+        if self._cache.put(DLJOB, body):
+            self._changed(DLJOB, body)
 
-        return handle
+    async def _event(self, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
+        meta = body["metadata"]
+        if type == "DELETED" and self._cache.drop(DLJOB, meta.get("namespace") or "", meta["name"], meta["uid"]):
+            self._changed(DLJOB, body)
 
     def _changed(self, kind: Kind, body: Mapping[str, Any]) -> None:
         meta = body["metadata"]

@@ -20,13 +20,22 @@ class WorkQueue(Generic[K]):
         self._ready: deque[K] = deque()
         self._waiting: set[K] = set()
         """Keys in ``_ready``, and keys that were added while a worker processed them."""
-        self._busy: set[K] = set()
+        self._busy: dict[K, float] = {}
+        """Keys that a worker processes, with the time of the event loop when it began."""
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._ready)
+
+    def stuck(self, limit_s: float) -> str | None:
+        """Return the key that a worker has processed for longer than ``limit_s`` seconds, or None."""
+        if not self._busy:
+            return None
+        key, began = min(self._busy.items(), key=lambda item: item[1])
+        busy_s = asyncio.get_running_loop().time() - began
+        return f"{key} has been processed for {busy_s:.0f} s" if busy_s > limit_s else None
 
     def add(self, key: K) -> None:
         if timer := self._timers.pop(key, None):
@@ -60,11 +69,11 @@ class WorkQueue(Generic[K]):
             await self._wakeup.wait()
         key = self._ready.popleft()
         self._waiting.discard(key)
-        self._busy.add(key)
+        self._busy[key] = asyncio.get_running_loop().time()
         return key
 
     def done(self, key: K) -> None:
-        self._busy.discard(key)
+        self._busy.pop(key, None)
         if key in self._waiting:
             self._ready.append(key)
             self._wakeup.set()

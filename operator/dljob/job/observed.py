@@ -1,7 +1,7 @@
-"""An immutable snapshot of one job: pods, StatefulSets, claims, plan and report.
+"""An immutable snapshot of one job: pods, StatefulSets, persistent volume claims, plan and report.
 
-``kube`` builds it from its caches, ``reconcile`` decides on it, and ``status`` and ``render`` read it. It holds only
-what decisions depend on, so that ten thousand pods fit into little memory.
+The package ``kube`` builds the snapshot from its caches, ``reconcile`` decides what to change, and ``status`` and
+``render`` read it. The snapshot contains only what decisions depend on, so that ten thousand pods need little memory.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,15 @@ from dljob.planner import Learned
 JOB_LABEL = "dljob.dev/job"
 GROUP_LABEL = "dljob.dev/group"
 SPEC_ANNOTATION = "dljob.dev/spec"
-"""Annotation of StatefulSets: ``StoredPlan.revision`` of the plan that their pods run."""
+"""Annotation of a StatefulSet. Its value is the revision (``StoredPlan.revision``) of the plan that the pods run."""
 DATASET_CONTAINER = "dataset"
 """Name of the init container that fetches and verifies a job's data."""
 APPLIED_ANNOTATION = "dljob.dev/applied"
-"""Annotation of all owned objects: digest of the applied manifest. A restarted operator does not apply it again."""
+"""Annotation of all objects that a job owns. Its value is a digest of the manifest that the operator applied.
+
+With it, a restarted operator knows that it need not apply an unchanged manifest again."""
+SUPPORT_ANNOTATION = "dljob.dev/support"
+"""Annotation of the plan's ConfigMap: digest of the manifests of the job's objects that the operator does not watch."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class JobSeen:
     spec: Mapping[str, Any]
     status: Mapping[str, Any] = field(default_factory=dict)
     deleting: bool = False
+    spec_problem: str | None = None
+    """Why the operator does not read the spec (``spec`` is then empty): it is too long or too deeply nested."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -49,7 +55,7 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Fetching:
-    """State of the dataset's init container until it succeeds."""
+    """State of the init container that fetches a job's dataset, as long as the container has not succeeded."""
 
     exit_code: int | None = None
     """Exit code of the last run, if it failed."""
@@ -70,6 +76,10 @@ class PodSeen:
     """The scheduler's message, if no node fits."""
     fetching: Fetching | None = None
     deleting: bool = False
+    fenced: bool = False
+    """True if the pod is force-deleted already and remains only because of a finalizer."""
+    set: str = ""
+    """Name of the StatefulSet that controls the pod; empty if none does."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +89,13 @@ class SetSeen:
     replicas: int
     spec_digest: str
     applied: str = ""
+    uid: str = ""
+    made_replicas: int = 0
+    """Number of pods according to the StatefulSet controller."""
+    reconciled: bool = True
+    """True if the StatefulSet controller has processed the current spec."""
     problem: str | None = None
-    """Reason why its pods could not be created, from a warning event."""
+    """Reason why the pods of the StatefulSet could not be created, from a warning event; None if there is no event."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +105,7 @@ class ClaimSeen:
     access_modes: tuple[str, ...]
     storage_class: str | None = None
     problem: str | None = None
-    """The provisioner's warning."""
+    """Warning event about the claim from the volume provisioner; None if there is no warning."""
     applied: str = ""
 
 
@@ -107,6 +122,8 @@ class Rejected:
     kind: str
     name: str
     message: str
+    taken: bool = False
+    """True if the operator did not write the object, because another owner has one of this name."""
 
 
 @dataclass(frozen=True)
@@ -115,18 +132,20 @@ class Observed:
     sets: tuple[SetSeen, ...] = ()
     pods: tuple[PodSeen, ...] = ()
     claims: Mapping[str, ClaimSeen] = field(default_factory=dict)
-    """Claims of the job's namespace by name."""
+    """Persistent volume claims in the job's namespace, by name."""
     classes: tuple[ClassSeen, ...] | None = None
     """Storage classes; None if the operator may not read them."""
     plan: Mapping[str, str] | None = None
     """Data of the ConfigMap ``<job>-plan``; None if this job has none."""
     report: str | None = None
     """Text of the report; None if there is none."""
+    report_problem: str | None = None
+    """Why the report is not read: it is too long."""
     leftovers: tuple[str, ...] = ()
     """Objects with this job's names that belong to another owner, such as 'StatefulSet digits-cpu'."""
     lost_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Nodes that are gone or NotReady, with the time when that began."""
     view: ClusterView | None = None
-    """The cluster; set if ``reconcile.needs_view`` returned True."""
+    """The nodes of the cluster; None unless ``reconcile.needs_view`` returned True because the job needs a plan."""
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)
     rejected: Rejected | None = None

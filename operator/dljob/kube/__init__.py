@@ -5,9 +5,20 @@ most of the memory of an idle operator would belong to that client.
 """
 
 from dljob.kube.cache import Cache, JobKey
-from dljob.kube.client import Kube, RejectedError
-from dljob.kube.rest import Api, ApiError
+from dljob.kube.client import Kube
+from dljob.kube.ownership import NameTakenError
+from dljob.kube.rest import Api, ApiError, RejectedError
 from dljob.kube.view import cluster_view
 from dljob.kube.warning_events import WarningEvents
 
-__all__ = ["Api", "ApiError", "Cache", "JobKey", "Kube", "RejectedError", "WarningEvents", "cluster_view"]
+__all__ = [
+    "Api",
+    "ApiError",
+    "Cache",
+    "JobKey",
+    "Kube",
+    "NameTakenError",
+    "RejectedError",
+    "WarningEvents",
+    "cluster_view",
+]

@@ -33,7 +33,9 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 @dataclass(frozen=True)
-class _Entry:
+class CachedObject:
+    """A trimmed object. ``owner`` is the uid of the controlling owner."""
+
     uid: str
     version: int | None
     owner: str | None
@@ -46,13 +48,22 @@ class _Entry:
 class _Store:
     """Objects of one kind by namespace and name, with indices by job label and namespace."""
 
-    entries: dict[tuple[str, str], _Entry] = field(default_factory=dict)
+    entries: dict[tuple[str, str], CachedObject] = field(default_factory=dict)
     by_job: dict[JobKey, set[str]] = field(default_factory=dict)
     by_namespace: dict[str, set[str]] = field(default_factory=dict)
 
 
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
 class Cache:
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], datetime] = utc_now) -> None:
+        self._now = now
+        self._missing_nodes: dict[str, datetime] = {}
+        """Nodes on which pods run, but which do not exist, with the time when that was noticed."""
+        self._removed_nodes: dict[str, None] = {}
+        """Names of nodes that were deleted, oldest first."""
         self._stores = {plural: _Store() for plural in _TRIM}
         self._deleted: dict[str, None] = {}
         """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
@@ -68,8 +79,11 @@ class Cache:
         seen = _TRIM[kind.plural](body)
         label = (meta.get("labels") or {}).get(JOB_LABEL)
         job = (key[0], label) if label else None
+        if kind is NODE:
+            self._removed_nodes.pop(key[1], None)
+            self._missing_nodes.pop(key[1], None)
         self._forget(store, key)
-        store.entries[key] = _Entry(meta["uid"], version, trim.owner_uid(body), job, seen)
+        store.entries[key] = CachedObject(meta["uid"], version, trim.owner_uid(body), job, seen)
         store.by_namespace.setdefault(key[0], set()).add(key[1])
         if job:
             store.by_job.setdefault(job, set()).add(key[1])
@@ -86,6 +100,10 @@ class Cache:
             return False
         self._forget(store, (namespace, name))
         self._deleted[entry.uid] = None
+        if kind is NODE:
+            self._removed_nodes[name] = None
+            if len(self._removed_nodes) > MAX_DELETED:
+                del self._removed_nodes[next(iter(self._removed_nodes))]
         if len(self._deleted) > MAX_DELETED:
             del self._deleted[next(iter(self._deleted))]
         return True
@@ -140,15 +158,15 @@ class Cache:
         return [entry.seen for entry in self._stores[PROFILE.plural].entries.values()]
 
     def pods_of(self, key: JobKey) -> list[PodSeen]:
-        return [entry.seen for entry in self._of(POD, key)]
+        """Return the pods that the StatefulSets of the job control. Others that have its label are not the job's."""
+        pods = (entry.seen for entry in self._of(POD, key))
+        return [pod for pod in pods if pod.set and pod.set == f"{key[1]}-{pod.group}"]
 
-    def applied(self, kind: Kind, namespace: str, name: str) -> str | None:
-        """Return the digest of the manifest that was last applied to an object; None if the object is not cached."""
-        store = self._stores.get(kind.plural)
-        entry = store.entries.get((namespace, name)) if store else None
-        return getattr(entry.seen, "applied", None) if entry else None
+    def found(self, kind: Kind, namespace: str, name: str) -> CachedObject | None:
+        """Return an object of a watched kind; None if it is not cached."""
+        return self._stores[kind.plural].entries.get((namespace, name))
 
-    def _of(self, kind: Kind, key: JobKey) -> list[_Entry]:
+    def _of(self, kind: Kind, key: JobKey) -> list[CachedObject]:
         store = self._stores[kind.plural]
         return [store.entries[key[0], name] for name in sorted(store.by_job.get(key, ()))]
 
@@ -205,18 +223,30 @@ class Cache:
             classes=tuple(entry.seen for entry in self._stores[STORAGE_CLASS.plural].entries.values()),
             plan=plan.plan if plan else None,
             report=report.report if report else None,
+            report_problem=report.report_problem if report else None,
             leftovers=tuple(leftovers),
             lost_nodes=self._lost(pod.node for pod in pods if pod.node),
         )
 
     def _lost(self, used: Iterable[str]) -> dict[str, datetime]:
+        """Return the lost nodes among ``used``, with the time when each was lost.
+
+        A node that was deleted is lost for ever. One that was never seen is lost from when that is noticed, because the
+        watch of nodes may lag behind.
+        """
         nodes = self._stores[NODE.plural].entries
         lost: dict[str, datetime] = {}
         for name in used:
             entry = nodes.get(("", name))
-            if entry is None:
+            if entry is None and name in self._removed_nodes:
                 lost[name] = _FOREVER
-            elif not entry.seen.ready:
+                continue
+            if entry is None:
+                lost[name] = self._missing_nodes.setdefault(name, self._now())
+                if len(self._missing_nodes) > MAX_DELETED:
+                    del self._missing_nodes[next(iter(self._missing_nodes))]
+                continue
+            if not entry.seen.ready:
                 lost[name] = entry.seen.since
         return lost
 

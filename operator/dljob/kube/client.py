@@ -1,29 +1,24 @@
-"""The operator's actions on the cluster.
+"""The operator's actions on the cluster."""
 
-The operator applies an object only if its manifest differs from the one that it applied last. To find out, it compares
-digests of the two manifests. An annotation of each object stores the digest. For kinds that are watched, the operator
-reads the annotation, so that it does not apply the objects again after a restart. For other kinds, the operator also
-stores the digest in memory.
-"""
-
-import asyncio
 import base64
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from math import inf
 from time import monotonic
 from typing import Any
+
+from pydantic import ValidationError
 
 from dljob.api import API_VERSION, DLProfileStatus
 from dljob.cluster import ClusterView
 from dljob.job.observed import APPLIED_ANNOTATION, JobSeen
-from dljob.job.profiles import devices, profile_name, updated_profile
+from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, profile_name, updated_profile
 from dljob.kube import kinds, pki, view
+from dljob.kube.applier import Applier
 from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
-from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body
-from dljob.reconcile import RunMeasurements, Target
+from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body, RejectedError
+from dljob.reconcile import RunMeasurements, Scale, Target
 from dljob.render import Names
 from dljob.render.config import Manifest
 from dljob.render.names import metadata
@@ -34,21 +29,7 @@ PODS_REUSED_S = 2.0
 
 Reservations account for the resources of these pods.
 """
-_LAST = ("RoleBinding", "StatefulSet")
-"""Kinds to apply last.
-
-An operator without the permission ``bind`` cannot create a RoleBinding before its Role exists. The pods of a
-StatefulSet need all other objects.
-"""
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
-
-
-class RejectedError(Exception):
-    """The API server rejected an object of a job. A retry is useless until the object or the cluster changes."""
-
-    def __init__(self, kind: str, name: str, message: str) -> None:
-        super().__init__(f"{kind} {name}: {message}")
-        self.kind, self.name, self.message = kind, name, message
 
 
 class Kube:
@@ -57,56 +38,23 @@ class Kube:
         self._cache = cache
         self._resync_s = resync_s
         self._namespaces: Sequence[str | None] = namespaces or (None,)
-        self._applied: dict[tuple[str, str, str], tuple[str, float]] = {}
-        """Applied objects: (kind, namespace, name) → (digest of the manifest, monotonic time of the answer in s)."""
+        self._applier = Applier(api, cache, resync_s)
+        self._secrets: dict[JobKey, float] = {}
+        """Jobs whose Secret exists, with the monotonic time in seconds when it was last seen to exist."""
         self._pods: tuple[float, list[Body]] | None = None
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
-        """Apply the manifests that have changed, first those on which other objects depend. Return their number.
+        """Apply the manifests that have changed and return their number. ``Applier.apply`` lists the errors."""
+        return await self._applier.apply(job, manifests)
 
-        Raise RejectedError if the API server rejects an object, and ApiError if a request fails otherwise.
-        """
-        due = [(manifest, _digest(manifest)) for manifest in manifests]
-        due = [(manifest, digest) for manifest, digest in due if not self._stands(manifest, digest)]
-        first = [item for item in due if item[0]["kind"] not in _LAST]
-        last = [item for item in due if item[0]["kind"] in _LAST]
-        for group in (first, last):
-            await complete_all(self._apply(manifest, digest) for manifest, digest in group)
-        return len(due)
-
-    def _stands(self, manifest: Manifest, digest: str) -> bool:
-        kind, meta = kinds.APPLIED[manifest["kind"]], manifest["metadata"]
-        if kind in (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM):
-            return self._cache.applied(kind, meta["namespace"], meta["name"]) == digest
-        last = self._applied.get((kind.kind, meta["namespace"], meta["name"]))
-        return last is not None and last[0] == digest and monotonic() - last[1] < self._resync_s
-
-    async def _apply(self, manifest: Manifest, digest: str) -> None:
-        kind, meta = kinds.APPLIED[manifest["kind"]], manifest["metadata"]
-        annotations = {**meta.get("annotations", {}), APPLIED_ANNOTATION: digest}
-        body = {**manifest, "metadata": {**meta, "annotations": annotations}}
-        try:
-            answer = await self.api.apply(kind, body)
-        except ApiError as error:
-            if error.rejected or (error.code == 500 and "typed" in error.message):
-                raise RejectedError(kind.kind, meta["name"], error.message) from error
-            raise
-        self._applied[kind.kind, meta["namespace"], meta["name"]] = (digest, monotonic())
-        if kind in (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM):
-            self._cache.put(kind, answer)
-
-    def forget(self, key: JobKey, uid: str) -> None:
-        """Forget the applied digests of a job that no longer exists."""
-        names = Names(key[1], uid)
-        for name in {names.account, names.service, names.plan, names.report, names.secret, names.claim}:
-            for kind in (*kinds.APPLIED, "Secret"):
-                self._applied.pop((kind, key[0], name), None)
+    def forget(self, key: JobKey) -> None:
+        """Forget a job that no longer exists."""
+        self._applier.forget(key)
+        self._secrets.pop(key, None)
 
     async def ensure_secret(self, job: JobSeen, name: str, cluster_domain: str, now: datetime) -> None:
         """Create the Secret with the job's TLS keys if it does not exist. The operator never reads or updates it."""
-        key = ("Secret", job.namespace, name)
-        last = self._applied.get(key)
-        if last is not None and monotonic() - last[1] < self._resync_s:
+        if monotonic() - self._secrets.get(job.key, -inf) < self._resync_s:
             return
         issued = pki.issue(job.name, job.namespace, Names.of(job).service, cluster_domain, now)
         data = {"ca.crt": issued.ca_cert, "tls.crt": issued.cert, "tls.key": issued.key}
@@ -124,24 +72,29 @@ class Kube:
                 raise RejectedError("Secret", name, error.message) from error
             if not error.conflict:
                 raise
-        self._applied[key] = ("", monotonic())
+        self._secrets[job.key] = monotonic()
 
-    async def scale(self, job: JobSeen, name: str, replicas: int) -> None:
-        # The object now differs from the applied manifest, so the next apply must not be skipped.
-        patch = {"metadata": {"annotations": {APPLIED_ANNOTATION: None}}, "spec": {"replicas": replicas}}
+    async def scale(self, job: JobSeen, scale: Scale) -> None:
+        """Set the replicas of a StatefulSet. Do nothing if it is gone, or if another one now has its name."""
+        # The object then differs from the applied manifest, so the next apply must not be skipped.
+        annotations = {APPLIED_ANNOTATION: None}
+        patch = {"metadata": {"uid": scale.uid, "annotations": annotations}, "spec": {"replicas": scale.replicas}}
         try:
-            answer = await self.api.merge(kinds.STATEFUL_SET, job.namespace, name, patch)
+            answer = await self.api.merge(kinds.STATEFUL_SET, job.namespace, scale.name, patch)
         except ApiError as error:
-            if not error.not_found:
+            if not (error.not_found or error.conflict):
                 raise
-            self._cache.drop(kinds.STATEFUL_SET, job.namespace, name)
+            self._cache.drop(kinds.STATEFUL_SET, job.namespace, scale.name, scale.uid)
         else:
             self._cache.put(kinds.STATEFUL_SET, answer)
 
     async def delete(self, job: JobSeen, target: Target) -> None:
+        """Delete an object of the job, and nothing if another object now has its name."""
         kind = {"StatefulSet": kinds.STATEFUL_SET, "Pod": kinds.POD}[target.kind]
         grace_s = 0 if target.force else None
-        await self.api.delete(kind, job.namespace, target.name, uid=target.uid, grace_s=grace_s)
+        remains = await self.api.delete(kind, job.namespace, target.name, uid=target.uid, grace_s=grace_s)
+        if remains is not None:
+            self._cache.put(kind, remains)
 
     async def delete_job(self, job: JobSeen) -> None:
         await self.api.delete(kinds.DLJOB, job.namespace, job.name, uid=job.uid)
@@ -216,26 +169,37 @@ class Kube:
         self._pods = (monotonic(), found)
         return found
 
-    async def update_profiles(self, measurements: RunMeasurements, now: datetime) -> None:
-        """Write the measurements of a run into the profiles of its devices."""
+    async def update_profiles(self, measurements: RunMeasurements, namespace: str | None, now: datetime) -> None:
+        """Update the profiles of the run's devices with its measurements. Create the profiles that do not exist.
+
+        ``namespace``: the only one whose plans use the profiles; None: all.
+        """
         profiles = {profile["metadata"]["name"]: profile for profile in self._cache.profiles()}
         model = measurements.model
-        for device in devices(measurements.report):
-            name = profile_name(model, device)
+        for device in measurements.devices:
+            name = profile_name(model, device, namespace)
             if name not in profiles:
-                spec = {"model": model, "device": device}
+                spec = {"model": model, "device": device} | ({"namespace": namespace} if namespace else {})
                 body: Body = {
-                    "apiVersion": API_VERSION, "kind": "DLProfile", "metadata": {"name": name}, "spec": spec,
-                }  # fmt: skip
+                    "apiVersion": API_VERSION,
+                    "kind": "DLProfile",
+                    "metadata": {"name": name, "labels": {MANAGED_LABEL: MANAGER}},
+                    "spec": spec,
+                }
                 self._cache.put(kinds.PROFILE, await self.api.apply(kinds.PROFILE, body))
             old = profiles.get(name, {}).get("status") or {}
-            before = DLProfileStatus.model_validate(old)
+            before = _profile_status(old)
             after = updated_profile(
                 before, model, device, measurements.report, now, measurements.place, measurements.data
             )
             if patch := merge_patch(old, after.manifest()):
                 answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")
                 self._cache.put(kinds.PROFILE, answer)
+
+    async def expire_profiles(self, now: datetime) -> None:
+        """Delete the profiles that have expired."""
+        for name in expired(self._cache.profiles(), now):
+            await self.api.delete(kinds.PROFILE, None, name)
 
     async def prune(self, kind: Kind, selector: str = "") -> list[JobKey]:
         """Remove cached objects of this kind whose deletion the watches missed. Return the keys of their jobs."""
@@ -246,13 +210,9 @@ class Kube:
         return jobs
 
 
-async def complete_all(calls: Iterable[Any]) -> None:
-    """Await all calls, also if some fail, and then raise the first error. No call continues in the background."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-
-
-def _digest(manifest: Manifest) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+def _profile_status(status: Mapping[str, Any]) -> DLProfileStatus:
+    """Return the status of a profile, or an empty one if it does not parse because somebody edited it."""
+    try:
+        return DLProfileStatus.model_validate(status, extra="ignore")
+    except ValidationError:
+        return DLProfileStatus()

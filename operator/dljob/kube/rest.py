@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -42,6 +42,14 @@ class ApiError(Exception):
         return self.code in (400, 403, 404, 405, 413, 415, 422)
 
 
+class RejectedError(Exception):
+    """The API server rejected an object of a job, and will do so until something else changes."""
+
+    def __init__(self, kind: str, name: str, message: str) -> None:
+        super().__init__(f"{kind} {name}: {message}")
+        self.kind, self.name, self.message = kind, name, message
+
+
 class Api:
     """Client of the API server. Methods take a Kind and names, and return the server's object."""
 
@@ -58,6 +66,39 @@ class Api:
         found = await self._call("list", "GET", kind, kind.path(namespace), params=params)
         items: list[Body] = found.get("items") or []
         return items
+
+    async def page(self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str) -> Body:
+        """Return one page of a list, with at most ``limit`` objects. ``token`` is from the page before, or empty."""
+        params = {"limit": str(limit)} | ({"labelSelector": selector} if selector else {})
+        params |= {"continue": token} if token else {}
+        return await self._call("list", "GET", kind, kind.path(namespace), params=params)
+
+    async def watch(
+        self, kind: Kind, namespace: str | None, selector: str, version: str, seconds: int, silence_s: float
+    ) -> AsyncIterator[bytes]:
+        """Yield the events after ``version`` as lines of JSON, until the API server ends the stream.
+
+        A stream that breaks, or in which nothing arrives for ``silence_s`` seconds, ends too. Raise ApiError if the
+        API server rejects the request or does not answer it.
+        """
+        params = {
+            "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": str(seconds),
+        } | ({"labelSelector": selector} if selector else {})  # fmt: skip
+        path, began = kind.path(namespace), monotonic()
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_LIMIT_S, sock_read=silence_s)
+        opened = False
+        try:
+            async with self.session.get(self.server + path, params=params, timeout=timeout) as response:
+                self._requested("watch", kind.plural, response.status, monotonic() - began)
+                if response.status != 200:
+                    raise ApiError(response.status, response.reason or "", (await response.text())[:500])
+                opened = True
+                async for line in lines(response.content):
+                    yield line
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if not opened:
+                self._requested("watch", kind.plural, 0, monotonic() - began)
+                raise ApiError(0, type(error).__name__, f"GET {path}: {error}") from error
 
     async def uids(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[str], int | None]:
         """Return the uids of all objects that the label selector matches, and the resourceVersion of this list.
@@ -91,14 +132,18 @@ class Api:
         subresource: str = "",
         *,
         owner: str = FIELD_OWNER,
+        force: bool = True,
         strict: bool = False,
     ) -> Body:
-        """Apply an object with server-side apply, and take over fields that other field managers own.
+        """Apply an object with server-side apply.
 
-        ``owner``: name of the field manager. ``strict``: unknown fields are an error, if the server supports that.
+        ``owner``: name of the field manager. ``force``: take over fields that other field managers own; otherwise they
+        are a conflict. ``strict``: unknown fields are an error, if the server supports that. If the body has a
+        ``metadata.uid``, any other object of the name, or no object, is a conflict.
         """
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"], subresource)
-        params = {"fieldManager": owner, "force": "true"} | ({"fieldValidation": "Strict"} if strict else {})
+        params = {"fieldManager": owner, "force": str(force).lower()}
+        params |= {"fieldValidation": "Strict"} if strict else {}
         return await self._call(
             "apply", "PATCH", kind, path, body=body, params=params, content="application/apply-patch+yaml"
         )
@@ -114,18 +159,23 @@ class Api:
 
     async def delete(
         self, kind: Kind, namespace: str | None, name: str, *, uid: str | None = None, grace_s: int | None = None
-    ) -> None:
-        """Delete an object. Do nothing if it does not exist or has another uid than ``uid``."""
+    ) -> Body | None:
+        """Delete an object. Do nothing if it does not exist or has another uid than ``uid``.
+
+        Return the object if it remains for now, such as a pod that is terminating or has a finalizer.
+        """
         options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         try:
-            await self._call("delete", "DELETE", kind, kind.path(namespace, name), body=options)
+            answer = await self._call("delete", "DELETE", kind, kind.path(namespace, name), body=options)
         except ApiError as error:
             if not (error.not_found or error.conflict):
                 raise
+            return None
+        return answer if answer.get("kind") == kind.kind else None
 
     async def version(self) -> tuple[int, int]:
         """Return the major and minor version of the server."""
@@ -207,3 +257,17 @@ class Api:
                 answer if isinstance(answer, dict) else {},
                 float(retry_after) if retry_after.isdigit() else 0.0,
             )
+
+
+async def lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream. Lines may be longer than aiohttp's buffer."""
+    parts: list[bytes] = []
+    async for data in content.iter_any():
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            line = b"".join((*parts, end))
+            parts = []
+            if line:
+                yield line
+        if rest:
+            parts.append(rest)

@@ -11,6 +11,7 @@ from dljob.job.observed import (
     DATASET_CONTAINER,
     GROUP_LABEL,
     SPEC_ANNOTATION,
+    SUPPORT_ANNOTATION,
     ClaimSeen,
     ClassSeen,
     Fetching,
@@ -19,6 +20,7 @@ from dljob.job.observed import (
     SetSeen,
     Stuck,
 )
+from dljob.kube.bounds import PROBLEM, report_problem, spec_problem
 
 Body = Mapping[str, Any]
 _OWN_TAINTS = "node.kubernetes.io/"
@@ -48,7 +50,9 @@ class MapSeen:
     name: str
     plan: Mapping[str, str] | None
     report: str | None
+    report_problem: str | None = None
     applied: str = ""
+    support: str = ""
 
 
 def owner_uid(body: Body) -> str | None:
@@ -59,21 +63,30 @@ def owner_uid(body: Body) -> str | None:
     return None
 
 
+def _controlling_set(body: Body) -> str:
+    for owner in body["metadata"].get("ownerReferences") or ():
+        if owner.get("controller") and owner.get("kind") == "StatefulSet":
+            return str(owner["name"])
+    return ""
+
+
 def time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
 def job(body: Body) -> JobSeen:
-    meta = body["metadata"]
+    meta, spec = body["metadata"], body.get("spec") or {}
+    problem = body.get(PROBLEM) or spec_problem(spec)
     return JobSeen(
         name=meta["name"],
         namespace=meta["namespace"],
         uid=meta["uid"],
         generation=meta.get("generation", 1),
         created=time(meta["creationTimestamp"]),
-        spec=body.get("spec") or {},
+        spec={} if problem else spec,
         status=body.get("status") or {},
         deleting="deletionTimestamp" in meta,
+        spec_problem=problem,
     )
 
 
@@ -95,6 +108,8 @@ def pod(body: Body) -> PodSeen:
         if scheduled.get("status") == "False"
         else None,
         deleting="deletionTimestamp" in meta,
+        fenced="deletionTimestamp" in meta and meta.get("deletionGracePeriodSeconds") == 0,
+        set=_controlling_set(body),
         fetching=next((_fetching(item) for item in init if item["name"] == DATASET_CONTAINER), None),
     )
 
@@ -133,23 +148,31 @@ def _stuck(container: Body) -> Stuck | None:
 
 def stateful_set(body: Body) -> SetSeen:
     meta = body["metadata"]
-    annotations = meta.get("annotations") or {}
+    annotations, status = meta.get("annotations") or {}, body.get("status") or {}
     return SetSeen(
         name=meta["name"],
         group=(meta.get("labels") or {}).get(GROUP_LABEL, ""),
         replicas=body["spec"].get("replicas", 1),
         spec_digest=annotations.get(SPEC_ANNOTATION, ""),
         applied=annotations.get(APPLIED_ANNOTATION, ""),
+        uid=meta["uid"],
+        made_replicas=status.get("replicas") or 0,
+        reconciled=status.get("observedGeneration", 0) >= meta.get("generation", 0),
     )
 
 
 def config_map(body: Body) -> MapSeen:
     meta, data = body["metadata"], body.get("data") or {}
+    report = data.get(REPORT_KEY)
+    problem = report_problem(report or "")
+    annotations = meta.get("annotations") or {}
     return MapSeen(
         name=meta["name"],
         plan=dict(data) if PLAN_KEY in data else None,
-        report=data.get(REPORT_KEY),
-        applied=(meta.get("annotations") or {}).get(APPLIED_ANNOTATION, ""),
+        report=None if problem else report,
+        report_problem=problem,
+        applied=annotations.get(APPLIED_ANNOTATION, ""),
+        support=annotations.get(SUPPORT_ANNOTATION, ""),
     )
 
 

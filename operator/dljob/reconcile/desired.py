@@ -16,6 +16,7 @@ class Scale:
 
     name: str
     replicas: int
+    uid: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class RunMeasurements:
 
     model: str
     report: Report
+    devices: tuple[str, ...]
+    """Device types that the report measured and the plan named."""
     place: Place | None = None
     """Placement of the run. None unless the run used one device type, with the same number of devices on each node."""
     data: str | None = None

@@ -22,7 +22,7 @@ def fence(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan
     lost_s, nodes = spec.run_policy.node_lost_seconds, parsed.observed.lost_nodes
     overdue = []
     for pod in parsed.observed.pods:
-        if pod.node is None or pod.node not in nodes:
+        if pod.node is None or pod.node not in nodes or pod.fenced:
             continue
         left_s = (nodes[pod.node] + timedelta(seconds=lost_s) - now).total_seconds()
         if left_s <= 0:

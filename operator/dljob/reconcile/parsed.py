@@ -53,6 +53,8 @@ def parse_observed(observed: Observed) -> ParsedJob:
 def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:
     if not JOB_NAME_RULE.holds(observed.job.name):
         return None, f"found {observed.job.name!r}; {JOB_NAME_RULE.message}"
+    if observed.job.spec_problem is not None:
+        return None, observed.job.spec_problem
     try:
         return DLJobSpec.model_validate(observed.job.spec), None
     except ValidationError as error:
@@ -78,6 +80,8 @@ def _report(observed: Observed, accepted: StoredPlan | None) -> tuple[Report | N
     A report of another job or of a fenced coordinator is ignored. If only the noise scale of a report is invalid, the
     report is returned without the noise scale.
     """
+    if observed.report_problem is not None:
+        return None, _ignored(observed, observed.report_problem)
     if observed.report is None:
         return None, None
     problem = None

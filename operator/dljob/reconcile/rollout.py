@@ -29,14 +29,14 @@ def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: Stored
         if found is None or found.replicas == 0 or found.spec_digest != accepted.revision:
             draft.objects.append(manifest)
         elif found.replicas != replicas:
-            draft.scales.append(Scale(name, replicas))
-    draft.deletes.extend(Target("StatefulSet", name) for name in present)
+            draft.scales.append(Scale(name, replicas, found.uid))
+    draft.deletes.extend(Target("StatefulSet", item.name, item.uid) for item in present.values())
     draft.plan, draft.wanted = accepted, accepted.nodes
 
 
 def bring_down(draft: Draft, observed: Observed) -> None:
     """Add to the draft that all StatefulSets are scaled to 0. Other objects of the job do not change."""
-    draft.scales.extend(Scale(item.name, 0) for item in observed.sets if item.replicas > 0)
+    draft.scales.extend(Scale(item.name, 0, item.uid) for item in observed.sets if item.replicas > 0)
     draft.wanted = 0
 
 
@@ -46,5 +46,9 @@ def in_force(observed: Observed, accepted: StoredPlan) -> bool:
 
 
 def quiet(observed: Observed) -> bool:
-    """Return True if no pod runs or can start."""
-    return not observed.pods and all(item.replicas == 0 for item in observed.sets)
+    """Return True if no pod runs or can start.
+
+    The StatefulSet controller must have processed the scaling to 0. Otherwise it may still create a pod.
+    """
+    stopped = (item.replicas == 0 and item.made_replicas == 0 and item.reconciled for item in observed.sets)
+    return not observed.pods and all(stopped)

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from dlcontract import EXIT_BAD_INPUT, Failure, Report, RunPhase, reasons
-from dljob.api import Condition, DLJobSpec, DLJobStatus, ParallelismStrategy
+from dljob.api import Condition, DLJobSpec, DLJobStatus
 from dljob.calibrate import Place
 from dljob.job.identity import data_key, profile_key
+from dljob.job.profiles import devices
 from dljob.job.stored_plan import StoredPlan
 from dljob.reconcile.desired import RunMeasurements
 from dljob.reconcile.parsed import ParsedJob
@@ -196,17 +197,18 @@ def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
 
 
 def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -> RunMeasurements | None:
-    """Return the measurements of a run with which profiles are updated; None if ranks may have used model parallelism.
+    """Return the measurements of a run with which profiles are updated, or None if there are none.
 
-    If the plan is missing and the strategy is Auto, ranks may have used model parallelism. The placement is set only
-    for a plan with one group of pods and without a parameter server.
+    There are none without the plan, because only devices that the plan named count, and none with model parallelism.
+    The placement is set only for a plan with one group of pods and without a parameter server.
     """
-    asked = spec.parallelism.strategy
-    if accepted.plan.splits_model if accepted is not None else asked.splits_model or asked is ParallelismStrategy.AUTO:
+    if accepted is None or accepted.plan.splits_model:
         return None
+    measured = devices(report)
+    planned = tuple(sorted({group.device for group in accepted.groups} & set(measured)))
     place = None
-    if accepted is not None and len(accepted.groups) == 1 and accepted.plan.collective != "ParameterServer":
+    if len(accepted.groups) == 1 and accepted.plan.collective != "ParameterServer":
         group = accepted.groups[0]
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
-    return RunMeasurements(profile_key(spec), report, place, data_key(spec))
+    return RunMeasurements(profile_key(spec), report, planned, place, data_key(spec))

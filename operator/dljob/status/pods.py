@@ -20,6 +20,8 @@ def pods_ready(observed: Observed, wanted: int) -> Verdict:
     ready = sum(pod.ready for pod in pods)
     if observed.rejected is not None:
         rejected = observed.rejected
+        if rejected.taken:
+            return Verdict("PodsReady", FALSE, "NamesTaken", rejected.message)
         text = f"the API server rejected {rejected.kind} {rejected.name}: {rejected.message}"
         return Verdict("PodsReady", FALSE, "ObjectRejected", text)
     if wanted == 0:

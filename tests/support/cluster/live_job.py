@@ -50,7 +50,7 @@ class Play:
 
     def write_report(self, name: str, text: str) -> None:
         patch = json.dumps({"data": {dlcontract.REPORT_KEY: text}})
-        self.kubectl.run("patch", "configmap", f"{name}-report", "--type=merge", "-p", patch)
+        self.kubectl.run("patch", "configmap", f"{name}-report", "--type=merge", "--patch-file=/dev/stdin", stdin=patch)
 
     def until_ready(self, name: str, pods: int = 2) -> None:
         self.kubectl.wait_job(name, "pods ready", lambda j: j.get("status", {}).get("ready") == f"{pods}/{pods}", 30)

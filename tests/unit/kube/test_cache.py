@@ -1,5 +1,6 @@
 """Tests of the cache, which holds the newest version of each object and no deleted object."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def body(
         "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {"dljob.dev/job": job, "dljob.dev/group": "cpu"} if job else {},
     }  # fmt: skip
     if owner:
-        meta["ownerReferences"] = [{"controller": True, "uid": owner}]
+        meta["ownerReferences"] = [{"controller": True, "uid": owner, "kind": "StatefulSet", "name": "digits-cpu"}]
     return {"metadata": meta, "spec": {}, **more}
 
 
@@ -153,6 +154,39 @@ class TestObserve:
         observed = cache.observe(KEY)
         assert observed is not None and set(observed.lost_nodes) == {"n2", "gone"}
         assert cache.affected_by_cluster() == [KEY]
+
+    def test_missing_node_is_lost_from_when_it_is_noticed(self) -> None:
+        """The watch of nodes may lag behind that of pods. Seen before: the node counted as lost since 1970."""
+        times = [datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 3, tzinfo=UTC), datetime(2026, 1, 4, tzinfo=UTC)]
+        cache = Cache(now=iter(times).__next__)
+        cache.put(DLJOB, dljob())
+        cache.put(POD, body("digits-cpu-0", "p0") | {"spec": {"nodeName": "new"}})
+        for _ in range(2):
+            observed = cache.observe(KEY)
+            assert observed is not None and observed.lost_nodes == {"new": times[0]}
+        ready = {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-02T00:00:00Z"}]}
+        cache.put(NODE, {"metadata": {"name": "new", "uid": "n"}, "status": ready})
+        observed = cache.observe(KEY)
+        assert observed is not None and observed.lost_nodes == {}
+
+    def test_deleted_node_is_lost_at_once(self, cache: Cache) -> None:
+        cache.put(NODE, {"metadata": {"name": "n1", "uid": "n1"}, "status": {}})
+        cache.put(POD, body("digits-cpu-0", "p0") | {"spec": {"nodeName": "n1"}})
+        cache.drop(NODE, "", "n1")
+        observed = cache.observe(KEY)
+        assert observed is not None and observed.lost_nodes == {"n1": datetime(1970, 1, 1, tzinfo=UTC)}
+
+    @pytest.mark.parametrize(
+        "owner",
+        [None, {"kind": "ReplicaSet", "name": "digits-cpu"}, {"kind": "StatefulSet", "name": "web"}],
+        ids=["none", "another kind", "another set"],
+    )
+    def test_pods_of_other_owners_are_not_observed(self, cache: Cache, owner: Json | None) -> None:
+        stranger = body("stranger", "p9", owner=None)
+        stranger["metadata"]["ownerReferences"] = [{**owner, "controller": True, "uid": "x"}] if owner else []
+        cache.put(POD, stranger)
+        cache.put(POD, body("digits-cpu-0", "p0"))
+        assert [pod.name for pod in cache.pods_of(KEY)] == ["digits-cpu-0"]
 
 
 @pytest.mark.parametrize(

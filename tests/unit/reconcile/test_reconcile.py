@@ -67,7 +67,7 @@ class TestNewJob:
     def test_statefulset_scaled_by_hand_is_scaled_back(self) -> None:
         observed = started()
         fewer = replace(observed, sets=(replace(observed.sets[0], replicas=2),))
-        assert step(fewer).scales == (Scale("digits-cpu", 3),)
+        assert step(fewer).scales == (Scale("digits-cpu", 3, "uid-digits-cpu"),)
 
     def test_deleted_plan_config_map_is_restored(self) -> None:
         observed = replace(started(), plan=None)
@@ -278,6 +278,9 @@ class TestChanges:
         assert (still.scales, still.objects) == ((), ()), "pods are still terminating"
 
         empty = settled(zero)
+        for later in ({"reconciled": False}, {"made_replicas": 1}):
+            late = replace(empty, sets=tuple(replace(item, **later) for item in empty.sets))
+            assert step(late).objects == (), "the StatefulSet controller may still create a pod"
         back = step(empty)
         found = plan_of(after(empty, back))
         assert (found.plan.number, found.plan.global_batch) == (2, 192)
@@ -328,7 +331,7 @@ class TestChanges:
         observed = changed(first, planning={"mode": "Fixed", "groups": both[:1]})
         empty = settled(after(observed, step(observed)))
         back = step(empty)
-        assert back.deletes == (Target("StatefulSet", "digits-cpu-fast"),)
+        assert back.deletes == (Target("StatefulSet", "digits-cpu-fast", "uid-digits-cpu-fast"),)
         assert [(s.name, s.replicas) for s in after(empty, back).sets] == [("digits-cpu", 1)]
 
     @pytest.mark.parametrize(

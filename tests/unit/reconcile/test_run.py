@@ -380,6 +380,14 @@ class TestLostNodes:
         assert desired.deletes == ()
         assert plan_of(after(fenced, desired)).plan.term == 2
 
+    def test_pod_that_remains_is_fenced_once(self) -> None:
+        """Seen before: a pod with a finalizer raised the term at every reconcile."""
+        observed = self.lost(61)
+        pods = tuple(replace(p, deleting=True, fenced=p.node in observed.lost_nodes) for p in observed.pods)
+        assert plan_of(after(observed, step(observed))).plan.term == 2
+        again = step(replace(observed, pods=pods))
+        assert again.deletes == () and plan_of(after(observed, again)).plan.term == 1
+
     def test_lost_nodes_of_other_jobs_do_not_matter(self) -> None:
         observed = replace(training(), lost_nodes={"elsewhere": NOW - timedelta(days=1)})
         assert (step(observed).deletes, step(observed).requeue_after_s) == ((), None)

@@ -1,0 +1,170 @@
+"""Apply the objects of a job, only if they have changed and only if the job controls them.
+
+Watched objects store the digest of the applied manifest in an annotation, so that a restarted operator does not apply
+them again. For the other kinds, the digest of all their manifests is an annotation of the plan's ConfigMap, and the
+operator applies them again after a random part of the resync interval, in case somebody has changed them.
+"""
+
+import asyncio
+import hashlib
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from dljob.job.observed import APPLIED_ANNOTATION, SUPPORT_ANNOTATION, JobSeen
+from dljob.kube import kinds
+from dljob.kube.cache import Cache, JobKey
+from dljob.kube.kinds import Kind
+from dljob.kube.ownership import controller_of, name_taken
+from dljob.kube.rest import Api, ApiError, RejectedError
+from dljob.render import Names
+from dljob.render.config import Manifest
+
+WATCHED = (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM)
+
+
+@dataclass(frozen=True)
+class _Applied:
+    digest: str
+    at: float
+    """Monotonic time in seconds."""
+    uid: str | None
+
+
+class Applier:
+    def __init__(self, api: Api, cache: Cache, resync_s: float) -> None:
+        self._api, self._cache, self._resync_s = api, cache, resync_s
+        self._applied: dict[JobKey, dict[tuple[str, str], _Applied]] = {}
+        """What is known of the objects of each job that are not watched, by kind and name."""
+
+    async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
+        """Apply the manifests that have changed, and return their number.
+
+        Objects on which other objects depend come first: the RoleBinding needs its Role, the plan's ConfigMap records
+        that the others are applied, and pods need all objects. If an object is rejected, the plan's ConfigMap is still
+        applied, because a lost node is fenced with it. Raise NameTakenError if another owner has an object of one of
+        the names, RejectedError if the API server rejects an object, and ApiError if a request fails otherwise.
+        """
+        wanted = list(manifests)
+        support = _digest([item for item in wanted if _kind(item) not in WATCHED])
+        due = [item for item in wanted if not self._stands(job, item, support)]
+        errors: list[Exception] = []
+        for group in _ordered(due, Names.of(job).plan):
+            if errors and any(_kind(item) is kinds.STATEFUL_SET for item in group):
+                break
+            noted = None if errors else support
+            results = await complete_all((self._apply(job, item, noted) for item in group), wait_only=True)
+            errors += [error for error in results if isinstance(error, Exception)]
+        if errors:
+            raise errors[0]
+        return len(due)
+
+    def forget(self, key: JobKey) -> None:
+        """Forget the applied objects of a job that no longer exists."""
+        self._applied.pop(key, None)
+
+    def _stands(self, job: JobSeen, manifest: Manifest, support: str) -> bool:
+        """Return True if the object was applied from the same manifest and need not be applied again."""
+        kind, name, digest = _kind(manifest), manifest["metadata"]["name"], _digest(manifest)
+        plan_name = Names.of(job).plan
+        if kind in WATCHED:
+            found = self._cache.found(kind, job.namespace, name)
+            if found is None or found.seen.applied != digest:
+                return False
+            if kind is kinds.CONFIG_MAP and name == plan_name and found.seen.support != support:
+                return False
+            return found.owner == job.uid or (kind is kinds.CLAIM and found.owner is None)
+        applied = self._applied.setdefault(job.key, {})
+        last = applied.get((kind.kind, name))
+        if last is None:
+            plan = self._cache.found(kinds.CONFIG_MAP, job.namespace, plan_name)
+            if plan is not None and plan.owner == job.uid and plan.seen.support == support:
+                since = monotonic() - random.uniform(0, self._resync_s)
+                last = applied[kind.kind, name] = _Applied(digest, since, None)
+        return last is not None and last.digest == digest and monotonic() - last.at < self._resync_s
+
+    async def _apply(self, job: JobSeen, manifest: Manifest, support: str | None) -> None:
+        kind, meta = _kind(manifest), manifest["metadata"]
+        name = meta["name"]
+        uid = await self._uid(job, kind, name)
+        if uid is None and kind is kinds.CLAIM and self._cache.found(kind, job.namespace, name) is not None:
+            return  # A claim that an earlier job of this name left, with its checkpoints.
+        annotations = {**meta.get("annotations", {}), APPLIED_ANNOTATION: _digest(manifest)}
+        if name == Names.of(job).plan and kind is kinds.CONFIG_MAP and support is not None:
+            annotations[SUPPORT_ANNOTATION] = support
+        body = {**manifest, "metadata": {**meta, **({"uid": uid} if uid else {}), "annotations": annotations}}
+        try:
+            # Without force, an object that somebody else has created in the meantime is a conflict.
+            answer = await self._api.apply(kind, body, force=uid is not None)
+        except ApiError as error:
+            self._applied.get(job.key, {}).pop((kind.kind, name), None)
+            if error.rejected or (error.code == 500 and "typed" in error.message):
+                raise RejectedError(kind.kind, name, error.message) from error
+            raise
+        if kind in WATCHED:
+            self._cache.put(kind, answer)
+        else:
+            found = _Applied(_digest(manifest), monotonic(), answer["metadata"]["uid"])
+            self._applied.setdefault(job.key, {})[kind.kind, name] = found
+
+    async def _uid(self, job: JobSeen, kind: Kind, name: str) -> str | None:
+        """Return the uid of the job's object, or None if there is no object of this name.
+
+        Raise NameTakenError if the object has another owner, or none.
+        """
+        if kind in WATCHED:
+            cached = self._cache.found(kind, job.namespace, name)
+            if cached is not None and cached.owner == job.uid:
+                return cached.uid
+        elif (last := self._applied.get(job.key, {}).get((kind.kind, name))) is not None and last.uid:
+            return last.uid
+        try:
+            body = await self._api.get(kind, job.namespace, name)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            return None
+        owner = controller_of(body)
+        if owner is not None and owner.get("uid") == job.uid:
+            return str(body["metadata"]["uid"])
+        if kind is kinds.CLAIM and owner is None:
+            self._cache.put(kind, {**body, "kind": kind.kind, "apiVersion": kind.api_version})
+            return None
+        raise name_taken(job, kind, body)
+
+
+def _kind(manifest: Manifest) -> Kind:
+    return kinds.APPLIED[manifest["kind"]]
+
+
+def _ordered(manifests: list[Manifest], plan_name: str) -> list[list[Manifest]]:
+    """Return the manifests in groups. The objects of a group do not depend on each other."""
+    groups: list[list[Manifest]] = [[], [], [], []]
+    for item in manifests:
+        kind = _kind(item)
+        if kind is kinds.STATEFUL_SET:
+            groups[3].append(item)
+        elif kind is kinds.CONFIG_MAP and item["metadata"]["name"] == plan_name:
+            groups[2].append(item)
+        else:
+            groups[1 if kind is kinds.ROLE_BINDING else 0].append(item)
+    return [group for group in groups if group]
+
+
+def _digest(manifest: Manifest | list[Manifest]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+
+
+async def complete_all(calls: Iterable[Any], *, wait_only: bool = False) -> list[Any]:
+    """Await all calls, then raise the first error, so that no call is left running in the background.
+
+    ``wait_only``: return errors among the results instead, in the order of the calls.
+    """
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not (wait_only and isinstance(result, Exception)):
+            raise result
+    return results

@@ -1,0 +1,170 @@
+"""Bounds on a DLJob's size and nesting, which are checked before the operator decodes the object.
+
+Anybody who may create a DLJob can store 1.5 MB of JSON with thousands of levels. The decoder raises RecursionError at
+about a thousand levels, and dense JSON needs twenty times its size as Python objects. An object beyond the bounds is
+replaced by its metadata and status, and by the problem, which becomes the job's condition Accepted.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Json = dict[str, Any]
+
+MAX_SPEC_NBYTES = 64 * 2**10
+MAX_SPEC_DEPTH = 32
+"""Levels of maps and lists in a spec. The deepest field of a pod template has about 12."""
+MAX_OBJECT_NBYTES = 512 * 2**10
+"""Bytes of a whole DLJob: its spec, its status, and a copy of the spec in the annotation of ``kubectl apply``."""
+MAX_REPORT_NBYTES = 512 * 2**10
+"""Bytes of a report. One of 1,000 ranks has about 300 KiB."""
+PROBLEM = "dljob.dev/problem"
+"""Key of the problem in an object that was replaced."""
+
+_SAFE_BRACKETS = 400
+"""An object with fewer opening brackets is not nested deeply enough for the decoder's limit."""
+_SAFE_LIST_NBYTES = 4 * 2**20
+_IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
+EXPECTED = f"expected at most {MAX_SPEC_NBYTES} bytes and {MAX_SPEC_DEPTH} levels"
+REMEDY = "Put long texts into a ConfigMap or into the image"
+
+
+def spec_problem(spec: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the size of a decoded spec, or None."""
+    depth = _depth(spec)
+    if depth > MAX_SPEC_DEPTH:
+        return f"spec: found {depth} levels of maps and lists; {EXPECTED}. {REMEDY}"
+    nbytes = len(json.dumps(spec, separators=(",", ":"), ensure_ascii=False).encode())
+    return f"spec: found {nbytes} bytes; {EXPECTED}. {REMEDY}" if nbytes > MAX_SPEC_NBYTES else None
+
+
+def report_problem(text: str) -> str | None:
+    """Return what is wrong with the size of a report, or None."""
+    if len(text) <= MAX_REPORT_NBYTES:
+        return None
+    return f"report: found {len(text)} bytes; expected at most {MAX_REPORT_NBYTES}"
+
+
+def _depth(value: Any) -> int:
+    """Return the number of levels of maps and lists, without recursion."""
+    depth, level = 0, [value]
+    while level:
+        level = [
+            item
+            for parent in level
+            for item in (parent.values() if isinstance(parent, Mapping) else parent)
+            if isinstance(item, Mapping | list)
+        ]
+        depth += 1
+    return depth
+
+
+def bounded_event(line: bytes) -> bytes:
+    """Return a line of a watch, ``{"type": …, "object": …}``, with the object replaced if it is beyond the bounds."""
+    problem = _problem(line)
+    if problem is None:
+        return line
+    parts = {key: line[begin:end] for key, begin, end in _members(line)}
+    event = {"type": json.loads(parts["type"]), "object": _replaced(parts["object"], problem)}
+    return json.dumps(event).encode()
+
+
+def bounded_list(text: bytes) -> Json:
+    """Decode a list of the API server, with each item replaced that is beyond the bounds."""
+    if len(text) <= _SAFE_LIST_NBYTES:
+        try:
+            found: Json = json.loads(text)
+        except RecursionError:
+            pass
+        else:
+            return found
+    result: Json = {}
+    for key, begin, end in _members(text):
+        result[key] = list(map(_item, _elements(text[begin:end]))) if key == "items" else json.loads(text[begin:end])
+    return result
+
+
+def _item(text: bytes) -> Json:
+    problem = _problem(text)
+    if problem is not None:
+        return _replaced(text, problem)
+    found: Json = json.loads(text)
+    return found
+
+
+def _problem(text: bytes) -> str | None:
+    if len(text) > MAX_OBJECT_NBYTES:
+        return f"spec: found an object of {len(text)} bytes; {EXPECTED}. {REMEDY}"
+    if text.count(b"{") + text.count(b"[") < _SAFE_BRACKETS:
+        return None
+    depth = _text_depth(text)
+    if depth > 2 * MAX_SPEC_DEPTH:
+        return f"spec: found {depth} levels of maps and lists; {EXPECTED}. {REMEDY}"
+    return None
+
+
+def _text_depth(text: bytes) -> int:
+    depth = deepest = 0
+    for token in _TOKEN.finditer(text):
+        character = text[token.start()]
+        if character in b"{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in b"}]":
+            depth -= 1
+    return deepest
+
+
+def _replaced(text: bytes, problem: str) -> Json:
+    """Return the object with its identity and, if it is within the bounds, its status, instead of its spec."""
+    parts = {key: (begin, end) for key, begin, end in _members(text)}
+    found: Json = {PROBLEM: problem, "spec": {}}
+    for key in ("apiVersion", "kind"):
+        if key in parts:
+            found[key] = json.loads(text[slice(*parts[key])])
+    meta = text[slice(*parts["metadata"])]
+    found["metadata"] = {key: json.loads(meta[begin:end]) for key, begin, end in _members(meta) if key in _IDENTITY}
+    status = text[slice(*parts["status"])] if "status" in parts else b"{}"
+    if _problem(status) is None:
+        found["status"] = json.loads(status)
+    return found
+
+
+def _members(text: bytes) -> Iterator[tuple[str, int, int]]:
+    """Yield key, begin and end of the value of each member of a JSON object, without decoding the values."""
+    depth, key, begin = 0, None, 0
+    for token in _TOKEN.finditer(text):
+        character = text[token.start()]
+        if character in b"{[":
+            depth += 1
+        elif character in b"}]":
+            depth -= 1
+            if depth == 0:
+                if key is not None:
+                    yield key, begin, token.start()
+                return
+        elif character in b",":
+            if depth == 1 and key is not None:
+                yield key, begin, token.start()
+                key = None
+        elif depth == 1 and key is None:
+            key, begin = str(json.loads(token.group())), text.index(b":", token.end()) + 1
+
+
+def _elements(text: bytes) -> Iterator[bytes]:
+    """Yield the text of each element of a JSON array of objects."""
+    depth, begin = 0, 0
+    for token in _TOKEN.finditer(text):
+        character = text[token.start()]
+        if character in b"{[":
+            depth += 1
+            if depth == 2:
+                begin = token.start()
+        elif character in b"}]":
+            depth -= 1
+            if depth == 1:
+                yield text[begin : token.end()]
+            elif depth == 0:
+                return

@@ -1,0 +1,40 @@
+"""Whose object is it? The operator applies to, scales and deletes only objects that the job controls."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dljob.api import GROUP
+from dljob.job.observed import JobSeen
+from dljob.kube.kinds import Kind
+from dljob.kube.rest import RejectedError
+
+
+class NameTakenError(RejectedError):
+    """The name of one of the job's objects is in use by an object that the job does not control."""
+
+
+def controller_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the owner reference of the controlling owner, or None if no controller owns the object."""
+    return next((item for item in body["metadata"].get("ownerReferences") or () if item.get("controller")), None)
+
+
+def name_taken(job: JobSeen, kind: Kind, body: Mapping[str, Any]) -> NameTakenError:
+    """Return the error for an object of another owner whose name the job needs."""
+    name = body["metadata"]["name"]
+    text = (
+        f"metadata.name: the job {job.name!r} needs a {kind.kind} named {name!r}; found one {_holder(job, body)}. "
+        "Choose another job name, or delete that object"
+    )
+    return NameTakenError(kind.kind, name, text)
+
+
+def _holder(job: JobSeen, body: Mapping[str, Any]) -> str:
+    owner = controller_of(body)
+    if owner is not None and owner.get("kind") == "DLJob" and str(owner.get("apiVersion", "")).startswith(f"{GROUP}/"):
+        if owner.get("name") == job.name:
+            return "of an earlier job of this name, which Kubernetes is still deleting"
+        return f"of DLJob {owner.get('name')!r}"
+    if owner is not None:
+        return f"of {owner.get('kind')} {owner.get('name')!r}"
+    managers = sorted({str(item.get("manager")) for item in body["metadata"].get("managedFields") or ()})
+    return f"that belongs to no DLJob (written by {', '.join(managers[:3]) or 'an unknown client'})"

@@ -1,0 +1,70 @@
+"""Responses of aiohttp for kopf, which decodes them itself, with the bounds of ``bounds`` applied before."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import aiohttp
+
+from dljob.kube.bounds import bounded_event, bounded_list
+from dljob.kube.rest import lines
+
+Listed = Callable[[str | None, Iterable[str], int | None], None]
+"""Callback for each complete list: its namespace (None: all), the uids in it, and its resourceVersion."""
+
+
+def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohttp.ClientResponse]:
+    """Return a class of responses for a session that lists and watches objects of one kind.
+
+    ``active`` is called whenever the API server sends something.
+    """
+    uids: dict[str | None, list[str]] = {}
+
+    class BoundedResponse(aiohttp.ClientResponse):
+        async def start(self, connection: Any) -> "BoundedResponse":
+            await super().start(connection)
+            active()
+            if self.status == 200 and "watch" in self.url.query:
+                self.content = _BoundedLines(self.content, active)  # type: ignore[assignment]
+            return self
+
+        async def json(self, **_: Any) -> Any:
+            text = await self.read()
+            active()
+            if self.status != 200:
+                return bounded_list(text) if text else {}
+            # Decoding a large list takes long, and the heartbeat of the Lease must not wait for it.
+            found = await asyncio.to_thread(bounded_list, text)
+            if "items" in found:
+                self._note(found)
+            return found
+
+        def _note(self, page: dict[str, Any]) -> None:
+            """Collect the uids of the pages of a list, and report them after the last page."""
+            parts = self.url.path.split("/")
+            namespace = parts[parts.index("namespaces") + 1] if "namespaces" in parts else None
+            if "continue" not in self.url.query:
+                uids[namespace] = []
+            present = uids.setdefault(namespace, [])
+            present += [item["metadata"]["uid"] for item in page["items"]]
+            meta = page.get("metadata") or {}
+            if not meta.get("continue"):
+                version = str(meta.get("resourceVersion") or "")
+                listed(namespace, uids.pop(namespace), int(version) if version.isdecimal() else None)
+
+    return BoundedResponse
+
+
+class _BoundedLines:
+    """The content of a watch, in whole lines that are within the bounds."""
+
+    def __init__(self, content: aiohttp.StreamReader, active: Callable[[], None]) -> None:
+        self._content, self._active = content, active
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
+        async for line in lines(self._content):
+            self._active()
+            yield bounded_event(line) + b"\n"
