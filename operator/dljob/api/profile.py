@@ -103,6 +103,14 @@ class NoiseScale(FiniteModel):
 class DLProfileSpec(FiniteModel):
     model: Annotated[str, Field(description="Model: spec.model.name, or a digest of the training script.")]
     device: Annotated[str, Field(description="Device type.")]
+    namespace: Annotated[
+        str | None,
+        Field(
+            max_length=63,
+            description="Namespace of the jobs that measured. Only plans of this namespace use the profile. Unset: "
+            "plans of all namespaces use it. The operator writes such profiles if the administrator shares them.",
+        ),
+    ] = None
 
 
 class DLProfileStatus(FiniteModel):

@@ -12,6 +12,7 @@
 | DLJOB_CONCURRENCY | 8 | jobs reconciled at the same time |
 | DLJOB_METRICS_PORT | 9470 | port of /metrics, /healthz and /readyz |
 | DLJOB_METRICS_SOURCES | [] | NetworkPolicy peers (JSON) that may read pods' metrics; empty: everyone |
+| DLJOB_SHARE_PROFILES | false | plans of all namespaces use what the jobs of each namespace measure |
 | DLJOB_RESYNC_SECONDS | 600 | interval for applying objects that are not watched, and for checking caches |
 | DLJOB_LOG_LEVEL | info | debug, info, warning or error |
 | DLJOB_LOG_FORMAT | text | text or json |
@@ -42,6 +43,7 @@ class Settings:
     concurrency: int
     metrics_port: int
     metrics_sources: tuple[Mapping[str, Any], ...]
+    share_profiles: bool
     resync_s: float
     log_level: str
     log_format: str
@@ -68,6 +70,7 @@ class Settings:
             concurrency=int(_number(env, "DLJOB_CONCURRENCY", 8, 1, 256)),
             metrics_port=int(_number(env, "DLJOB_METRICS_PORT", 9470, 1, 65535)),
             metrics_sources=_peers(env.get("DLJOB_METRICS_SOURCES") or "[]"),
+            share_profiles=_one_of(env, "DLJOB_SHARE_PROFILES", "false", (*_TRUE, *_FALSE)) in _TRUE,
             resync_s=_number(env, "DLJOB_RESYNC_SECONDS", 600, 1, 86400),
             log_level=_one_of(env, "DLJOB_LOG_LEVEL", "info", LOG_LEVELS),
             log_format=_one_of(env, "DLJOB_LOG_FORMAT", "text", ("text", "json")),

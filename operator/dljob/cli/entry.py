@@ -44,7 +44,7 @@ def _version() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Run the command in ``arguments`` (default: the process's arguments) and return the exit code."""
     given = parser().parse_args(arguments)
     try:
         code: int = given.run(given)

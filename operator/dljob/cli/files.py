@@ -56,7 +56,10 @@ def jobs(path: str) -> list[Job]:
 
 
 def profiles(path: str) -> dict[tuple[str, str], Learned]:
-    """Return the constants in the DLProfiles of a file (``kubectl get dlprofiles -o yaml``), or raise BadInputError."""
+    """Return (model, device) → measured constants from the DLProfiles in a file. Raise BadInputError on failure.
+
+    ``kubectl get dlprofiles -o yaml`` writes such a file.
+    """
     found = [m for m in manifests(path) if isinstance(m, dict) and m.get("kind") == "DLProfile"]
     if not found:
         raise BadInputError(f"{path}: found no DLProfile among its documents; expected one")

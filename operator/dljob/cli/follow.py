@@ -17,7 +17,10 @@ class Follower:
     """Prints the changes between two reads of a job."""
 
     def __init__(self, generation: int) -> None:
-        """``generation``: generation of the applied manifest. A status of an earlier generation is not printed."""
+        """Begin to follow a job. ``generation``: metadata.generation of the applied manifest.
+
+        A status of an earlier generation is not printed.
+        """
         self._generation = generation
         self._said: dict[str, tuple[str, str, str]] = {}
         self._phase: Phase | None = None
@@ -25,7 +28,10 @@ class Follower:
         self._restarts = 0
 
     def look(self, body: Mapping[str, Any]) -> int | None:
-        """Print the changes. Return the exit code if the job has ended, otherwise None."""
+        """Print what has changed since the last call. ``body``: the job as the API server returns it.
+
+        Return the exit code if the job has ended, otherwise None.
+        """
         try:
             status = DLJobStatus.model_validate(body.get("status") or {})
         except ValidationError as error:

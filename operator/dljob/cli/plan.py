@@ -1,4 +1,4 @@
-"""``dljob plan``: show the plan of a job, its predictions and the alternatives. Nothing is changed."""
+"""``dljob plan``: show the plan of a job, its predictions and the alternatives. The command changes nothing."""
 
 import argparse
 import json
@@ -69,7 +69,7 @@ def _lines(found: Recommendation, points: list[tuple[int, Choice]]) -> list[str]
 
 
 def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
-    """Return the best plan for each number of nodes, for the JSON output."""
+    """Return the scaling curve for the JSON output. ``points``: (number of nodes, best plan for this number)."""
     return [
         {
             "nodes": nodes,
@@ -84,7 +84,10 @@ def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
 
 
 def draw(path: Path, index: int, found: Recommendation, points: Sequence[tuple[int, Choice]]) -> None:
-    """Plot step time with its p90, and efficiency, over the number of nodes. Raise BadInputError on failure."""
+    """Plot step time (with its 90th percentile) and efficiency over the number of nodes. Raise BadInputError.
+
+    ``index``: position of the job in the manifest. Only the first job's plot has exactly the file name ``path``.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

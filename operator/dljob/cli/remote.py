@@ -1,4 +1,4 @@
-"""Read the current cluster with the operator's own code."""
+"""Read the state of the current cluster (that of the kubeconfig) with the operator's code."""
 
 import argparse
 import asyncio
@@ -74,7 +74,10 @@ def default_namespace() -> str:
 
 
 async def observe(api: Any) -> tuple[ClusterView, dict[tuple[str, str], Any]]:
-    """Return the current cluster and its profiles; no profiles if the user may not read them."""
+    """Return the nodes of the current cluster and its profiles, as (model, device) → measured constants.
+
+    If the user may not read profiles, there are no profiles in the result.
+    """
     from dljob.kube import ApiError, cluster_view
     from dljob.kube.kinds import NODE, POD, PROFILE
     from dljob.kube.trim import node

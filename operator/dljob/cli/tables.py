@@ -1,4 +1,4 @@
-"""Format recommendations as text: tables and the scaling curve. No I/O."""
+"""Format recommendations as text: tables and the scaling curve. The module does no I/O."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ HEADER = ["  PLAN", "STEP", "P90", "SAMPLES/S", "EFFICIENCY", "TRAINING", "ENERG
 
 
 def decision(found: Decision) -> list[str]:
-    """Return the candidates (best first, the chosen one marked), its details, and the rejected options."""
+    """Return lines with the candidates (best first), the details of the chosen candidate, and the rejected options."""
     p = found.chosen.prediction
     lines = table(HEADER, [_row(c, c == found.chosen) for c in found.candidates])
     lines += ["", f"Bottleneck: {p.bottleneck}", f"Step:       {_parts(p)}"]
@@ -95,7 +95,7 @@ def infeasible(found: Infeasible) -> list[str]:
 
 
 def batches(found: BatchDecision, rule: str | None) -> list[str]:
-    """Return a table of the considered global batch sizes. ``rule``: how the learning rate is scaled."""
+    """Return a table of the considered global batch sizes as lines. ``rule``: description of learning-rate scaling."""
     lines = ["", f"Global batch: {found.text}"]
     if rule is not None:
         lines.append(f"Learning rate: scaled by {rule}")
@@ -130,7 +130,7 @@ def recommendation(found: Recommendation) -> list[str]:
 
 
 def scaling_curve(points: Sequence[tuple[int, Choice]], chosen: Choice) -> list[str]:
-    """Return a bar chart of throughput over the number of nodes, with the chosen number marked."""
+    """Return lines with a bar chart of throughput over the number of nodes. The chosen number of nodes is marked."""
     if len(points) < 2:
         return []
     most = max(choice.prediction.samples_per_s for _, choice in points)

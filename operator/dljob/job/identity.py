@@ -6,22 +6,28 @@ import json
 from dljob.api import DLJobSpec
 from dljob.perf.workload.models import MODELS
 
+IMAGE_PREFIX = "image-"
+
 
 def profile_key(spec: DLJobSpec) -> str:
-    """Return the model part of the DLProfile's key. Jobs with equal keys cost the same per sample.
+    """Return the model part of the key of a DLProfile. Jobs with equal keys have the same cost per sample.
 
-    For a built-in model, the key is the model's name. If the dataset is not the model's default, the dataset is added,
-    because the shape of samples determines the cost. For a training script, the key is a digest of its image, command,
-    arguments and ``spec.model``.
+    For a built-in model, the key is the model's name. A dataset other than the model's default is added, because the
+    shape of samples determines the cost, and so is an image other than the operator's, which may compute anything
+    under that name. For a training script, the key is a digest.
     """
     if spec.trainer.command:
         program = [spec.trainer.image, spec.trainer.command, spec.trainer.args, spec.model.manifest()]
         return f"program-{hashlib.sha256(json.dumps(program).encode()).hexdigest()[:12]}"
     assert spec.model.name is not None, "a rule of the API requires a command with hints"
-    name = spec.model.name.value
-    if spec.dataset.name is not None:
-        return name if spec.dataset.name.value == MODELS[name][1] else f"{name}.{spec.dataset.name.value}"
-    return f"{name}.data-{hashlib.sha256(str(spec.dataset.uri).encode()).hexdigest()[:8]}"
+    parts = [spec.model.name.value]
+    if spec.dataset.name is None:
+        parts.append(f"data-{hashlib.sha256(str(spec.dataset.uri).encode()).hexdigest()[:8]}")
+    elif spec.dataset.name.value != MODELS[parts[0]][1]:
+        parts.append(spec.dataset.name.value)
+    if spec.trainer.image:
+        parts.append(f"{IMAGE_PREFIX}{hashlib.sha256(spec.trainer.image.encode()).hexdigest()[:8]}")
+    return ".".join(parts)
 
 
 def data_key(spec: DLJobSpec) -> str:

@@ -2,10 +2,13 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from math import exp, log
 from statistics import fmean, median
+from typing import Any
+
+from pydantic import ValidationError
 
 from dlcontract import Report
 from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
@@ -25,6 +28,7 @@ from dljob.calibrate import (
 )
 from dljob.calibrate.noise import after as noise_after
 from dljob.cluster import catalogue
+from dljob.job.identity import IMAGE_PREFIX
 from dljob.perf.fit.curve import Curve
 from dljob.perf.fit.scaling import Contention
 from dljob.perf.step.compute import calibrated, catalogue_curve
@@ -35,13 +39,52 @@ from dljob.perf.workload.workload import builtin
 STEADY_STEPS = 50
 """Number of steps over which a rank averages the times that it reports."""
 PROBE_STEPS = 5
+MAX_PROFILES = 256
+"""Most profiles of one namespace. Beyond that, the one that was not updated for longest is deleted."""
+LIFE = timedelta(days=180)
+MANAGED_LABEL, MANAGER = "app.kubernetes.io/managed-by", "dljob"
 
 
-def profile_name(model: str, device: str) -> str:
+def profile_name(model: str, device: str, namespace: str | None = None) -> str:
     """Return the name of a DLProfile. It consists of model and device in readable form, and a digest for uniqueness."""
-    digest = hashlib.sha256(f"{model}\n{device}".encode()).hexdigest()[:8]
+    origin = f"{model}\n{device}" + (f"\n{namespace}" if namespace else "")
+    digest = hashlib.sha256(origin.encode()).hexdigest()[:8]
     readable = re.sub(r"[^a-z0-9]+", "-", f"{model}-{device}".lower()).strip("-")[:48].strip("-")
     return f"{readable}-{digest}"
+
+
+def expired(profiles: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[str]:
+    """Yield the names of profiles to delete: those not updated for ``LIFE``, and the oldest beyond ``MAX_PROFILES``.
+
+    Only profiles that the operator wrote expire. The others belong to an administrator.
+    """
+    found: dict[str, list[tuple[datetime, str]]] = {}
+    for profile in profiles:
+        meta, spec, status = profile["metadata"], profile["spec"], profile.get("status") or {}
+        if (meta.get("labels") or {}).get(MANAGED_LABEL) == MANAGER:
+            updated = datetime.fromisoformat(status.get("updated") or meta["creationTimestamp"])
+            found.setdefault(spec.get("namespace") or "", []).append((updated, meta["name"]))
+    for listed in found.values():
+        listed.sort(reverse=True)
+        for i, (updated, name) in enumerate(listed):
+            if i >= MAX_PROFILES or now - updated > LIFE:
+                yield name
+
+
+def learned_by_model(profiles: Iterable[Mapping[str, Any]], namespace: str) -> dict[tuple[str, str], Learned]:
+    """Return the constants for the plans of a namespace: (model, device) → constants.
+
+    A profile of the namespace takes precedence over a shared one. Profiles that do not parse are left out.
+    """
+    found: dict[tuple[str, str], Learned] = {}
+    usable = [profile for profile in profiles if profile["spec"].get("namespace") in (None, namespace)]
+    for profile in sorted(usable, key=lambda each: each["spec"].get("namespace") is not None):
+        try:
+            constants = learned(DLProfileStatus.model_validate(profile.get("status") or {}, extra="ignore"))
+        except ValidationError:
+            continue  # Edited by hand.
+        found[profile["spec"]["model"], profile["spec"]["device"]] = constants
+    return found
 
 
 def learned(status: DLProfileStatus) -> Learned:
@@ -225,7 +268,8 @@ def _expected(model: str, device: str) -> Callable[[int], float] | None:
 
 
 def _catalogue(model: str, device: str) -> Curve | None:
-    name, _, dataset = model.partition(".")
+    name, *rest = model.split(".")
+    dataset = next((part for part in rest if not part.startswith(IMAGE_PREFIX)), "")
     if name not in MODELS or (dataset and dataset not in DATASETS):
         return None
     chip = catalogue.gpu(device) or catalogue.cpu(device, 1.0)

@@ -1,4 +1,4 @@
-"""The recommendation service: the plan of a DLJob on a cluster, over HTTP."""
+"""The recommendation service: an HTTP server that returns the plan of a DLJob on a cluster."""
 
 from dljob.service.server import MAX_NBYTES, Service
 

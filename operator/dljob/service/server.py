@@ -1,7 +1,7 @@
-"""The recommendation service: the plan of a DLJob on a cluster, over HTTP.
+"""The recommendation service: an HTTP server that returns the plan of a DLJob on a cluster.
 
-``POST /v1/plan`` takes ``{"job": …, "cluster": …, "profiles": …}`` as JSON (see ``recommendation.answer``) and returns
-the plan. ``GET /healthz`` returns ok. The service is stateless, reads no cluster and needs no permissions.
+``POST /v1/plan`` accepts ``{"job": …, "cluster": …, "profiles": …}`` as JSON (see ``recommendation.answer``) and
+returns the plan. ``GET /healthz`` returns ok. The service is stateless, reads no cluster and needs no permissions.
 """
 
 import json
@@ -15,14 +15,17 @@ from dljob.cluster import ClusterView
 from dljob.job.recommendation import Constants, answer
 
 MAX_NBYTES = 8 * 2**20
-"""Largest request body. 10,000 nodes take about 2 MB."""
+"""Maximum size of a request body in bytes. A cluster of 10,000 nodes takes about 2 MB."""
 AT_ONCE = 8
 """Number of connections that are served at the same time. Others wait in the kernel's queue."""
 READ_LIMIT_S = 10.0
 
 
 class Service(ThreadingHTTPServer):
-    """HTTP server of recommendations, until ``shutdown``. Requests without a cluster use ``view`` and ``constants``."""
+    """HTTP server of recommendations. ``view``: cluster for requests without one.
+
+    ``constants``: measured constants for requests without profiles.
+    """
 
     daemon_threads = True
     request_queue_size = 128
