@@ -15,6 +15,7 @@ import yaml
 import dashboard
 import metriclist
 from dljob.api import crd
+from dljob.api.overrides import admission_policy
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "made by hack/generate from operator/dljob/api; change that, then run it again"
@@ -22,6 +23,7 @@ CHART_CRDS = "charts/dljob/files/crds"
 """Folder from which the chart's templates read the CRDs, so that Helm values decide whether to install or keep them."""
 
 DASHBOARD = "charts/dljob/files/dashboard.json"
+OVERRIDE_POLICY = "charts/dljob/files/override-policy.yaml"
 RBAC = "charts/dljob/files/rbac.yaml"
 
 Schema = Mapping[str, Any]
@@ -159,6 +161,7 @@ def outputs() -> dict[str, str]:
         "docs/reference/permissions.md": rbac(),
         "docs/reference/metrics.md": metrics(),
         DASHBOARD: dashboard.dashboard(),
+        OVERRIDE_POLICY: definition_yaml(admission_policy()),
     }
     for definition in crd.definitions():
         name = f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml"

@@ -20,6 +20,8 @@ Json = dict[str, Any]
 TEMPLATE_VALIDATION_MINOR = 34
 """The API server validates the pod template of a StatefulSet: seen on 1.34 and 1.36, and not yet on 1.30."""
 
+ANY_OVERRIDE = {"dljob.dev/overrides": "all"}
+
 BAD: dict[str, tuple[Json, str, str, tuple[str, ...]]] = {
     # name: (spec changes, condition, its reason, words of its message)
     "no such device": ({"devices": ["abacus"]}, "Planned", "NoSuchDevice", ("spec.devices", "abacus", "hollow")),
@@ -46,13 +48,13 @@ BAD: dict[str, tuple[Json, str, str, tuple[str, ...]]] = {
 def test_invalid_spec_is_reported_in_a_condition_and_an_event(case: str, play: Play) -> None:
     changes, kind, reason, words = BAD[case]
     name = case.replace(" ", "-")
-    play.submit(name, **changes)
+    play.submit(name, ANY_OVERRIDE, **changes)
     play.until_reported(name, kind, reason, *words)
     assert not play.kubectl.list("pods", f"dljob.dev/job={name}")
 
 
 def test_broken_jobs_do_not_block_others(play: Play, operator: OperatorProcess) -> None:
-    play.submit("crooked", podTemplateOverrides=[{"manager": "me", "spec": {"dnsPolicy": "Whatever"}}])
+    play.submit("crooked", ANY_OVERRIDE, podTemplateOverrides=[{"manager": "me", "spec": {"dnsPolicy": "Whatever"}}])
     play.run("straight")
     play.finish("straight")
     # Older API servers accept such a StatefulSet and reject its pods.

@@ -147,7 +147,7 @@ def deep_text(value: Any) -> str:
 
 EVIL: dict[str, Json] = {
     "deep": nested(1500),
-    "long": {"manager": "me", "metadata": {"annotations": {"a": "x" * 200_000}}},
+    "long": {"manager": "me", "spec": {"hostAliases": [{"ip": "x" * 200_000}]}},
     "wide": {"manager": "me", "spec": {"hostAliases": [{"ip": "1.2.3.4"}] * 40_000}},
 }
 
@@ -165,6 +165,21 @@ def test_object_that_cannot_be_decoded_concerns_itself_alone(case: str, play: Pl
     play.finish(f"after-{case}")
     assert "65536" in accepted(play, f"evil-{case}")
     for name in (f"evil-{case}", f"good-{case}", f"after-{case}"):
+        play.kubectl.delete("dljob", name)
+
+
+def test_overrides_and_secrets_need_permission(play: Play) -> None:
+    """Seen before: a DLJob rendered pods with hostPID and any Secret of the namespace."""
+    play.submit("sneaky", podTemplateOverrides=[{"manager": "me", "spec": {"hostPID": True}}])
+    play.until_reported("sneaky", "Accepted", "OverridesNotAllowed", "spec.podTemplateOverrides[0].spec.hostPID")
+    data = {"uri": "https://example.invalid/a.npz", "samples": 100, "secretName": "payroll"}
+    play.kubectl.run("create", "secret", "generic", "payroll", "--from-literal=a=b")
+    play.submit("thief", dataset=data)
+    play.until_reported("thief", "Accepted", "SecretNotUsable", "spec.dataset.secretName", "payroll", "without")
+    assert not play.kubectl.list("statefulsets", "dljob.dev/job in (sneaky, thief)")
+    play.kubectl.run("label", "secret", "payroll", "dljob.dev/usable=true")
+    wait_for("its pods", lambda: play.kubectl.list("pods", "dljob.dev/job=thief"), 60)
+    for name in ("sneaky", "thief"):
         play.kubectl.delete("dljob", name)
 
 

@@ -30,7 +30,10 @@ def test_objects_are_valid_for_every_kubernetes_version(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_object_has_labels_and_a_namespace(way: str) -> None:
-    cluster_wide = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+    cluster_wide = {
+        "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    }  # fmt: skip
     for manifest in render(WAYS[way], namespace="somewhere"):
         metadata = manifest["metadata"]
         assert metadata["labels"]["app.kubernetes.io/name"] == "dljob"

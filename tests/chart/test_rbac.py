@@ -67,9 +67,15 @@ def test_agent_role_matches_the_table() -> None:
     assert rendered == expected
 
 
-def test_operator_cannot_read_secrets() -> None:
+def test_operator_cannot_list_secrets() -> None:
     every = [rule for part in TABLE.values() for rule in part]
-    assert {verb for _, resource, verb in permissions(every) if resource == "secrets"} == {"create"}
+    assert {verb for _, resource, verb in permissions(every) if resource == "secrets"} == {"create", "get"}
+
+
+def test_secrets_are_read_only_to_check_their_label() -> None:
+    objects = render({"overrides": "all"})
+    rules = [rule for role in of_kind(objects, "ClusterRole") + of_kind(objects, "Role") for rule in role["rules"]]
+    assert {verb for rule in rules if "secrets" in rule["resources"] for verb in rule["verbs"]} == {"create"}
 
 
 def test_bindings_name_the_service_account() -> None:

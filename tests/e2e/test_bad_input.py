@@ -40,7 +40,7 @@ AFTER_ADMISSION: dict[str, tuple[dict[str, Any], str, str, tuple[str, ...]]] = {
     ),
     "dataset without its Secret": (
         {"dataset": {"uri": "s3://corpus/a.npz", "samples": 1000, "secretName": "no-such-secret"}},
-        "PodsReady", "ContainerNotStarted", ("no-such-secret", "dataset.secretName"),
+        "Accepted", "SecretNotUsable", ("no-such-secret", "dataset.secretName", "no such Secret"),
     ),
     "image that cannot be pulled": (
         {"trainer": {"image": "localhost/no-such-image:1", "imagePullPolicy": "IfNotPresent"}},

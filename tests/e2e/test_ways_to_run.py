@@ -63,7 +63,9 @@ def test_suspended_job_resumes_without_lost_steps(kubectl: Kubectl) -> None:
 
 def test_job_runs_under_any_uid(kubectl: Kubectl) -> None:
     override = {"manager": "openshift", "spec": {"securityContext": {"runAsUser": 54321, "runAsGroup": 54321}}}
-    kubectl.apply(example("digits.yaml", job="uid", epochs=3, podTemplateOverrides=[override]))
+    job = example("digits.yaml", job="uid", epochs=3, podTemplateOverrides=[override])
+    job["metadata"]["annotations"] = {"dljob.dev/overrides": "all"}
+    kubectl.apply(job)
     kubectl.wait_phase("uid", "Running", 120)
     for pod in kubectl.list("pods", "dljob.dev/job=uid"):
         assert pod["spec"]["securityContext"]["runAsUser"] == 54321

@@ -20,6 +20,8 @@
   value: {{ .Values.metrics.port | quote }}
 - name: DLJOB_METRICS_SOURCES
   value: {{ .Values.metrics.allowedSources | toJson | quote }}
+- name: DLJOB_OVERRIDES
+  value: {{ .Values.overrides }}
 - name: DLJOB_SHARE_PROFILES
   value: {{ .Values.profiles.shared | quote }}
 - name: DLJOB_LOG_LEVEL

@@ -52,12 +52,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* The rules of one section of files/rbac.yaml, without their reasons. */}}
 {{- define "dljob.rules" -}}
-{{- range . }}
+{{- $overrides := .overrides }}
+{{- range .rules }}
+{{- if ne (.unlessOverrides | default "") $overrides }}
 - apiGroups: {{ .apiGroups | toJson }}
   resources: {{ .resources | toJson }}
   {{- with .resourceNames }}
   resourceNames: {{ . | toJson }}
   {{- end }}
   verbs: {{ .verbs | toJson }}
+{{- end }}
 {{- end }}
 {{- end -}}

@@ -37,6 +37,7 @@ _KEPT = (
     "maxLength",
     "minItems",
     "maxItems",
+    "maxProperties",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
     "x-kubernetes-preserve-unknown-fields",

@@ -12,6 +12,7 @@
 | DLJOB_CONCURRENCY | 8 | jobs reconciled at the same time |
 | DLJOB_METRICS_PORT | 9470 | port of /metrics, /healthz and /readyz |
 | DLJOB_METRICS_SOURCES | [] | NetworkPolicy peers (JSON) that may read pods' metrics; empty: everyone |
+| DLJOB_OVERRIDES | safe | what spec.podTemplateOverrides may contain: none, safe or all; see docs/security.md |
 | DLJOB_SHARE_PROFILES | false | plans of all namespaces use what the jobs of each namespace measure |
 | DLJOB_RESYNC_SECONDS | 600 | interval for applying objects that are not watched, and for checking caches |
 | DLJOB_LOG_LEVEL | info | debug, info, warning or error |
@@ -25,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dljob.api.overrides import OverridePolicy
 from dljob.render import RenderConfig
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -43,6 +45,7 @@ class Settings:
     concurrency: int
     metrics_port: int
     metrics_sources: tuple[Mapping[str, Any], ...]
+    overrides: OverridePolicy
     share_profiles: bool
     resync_s: float
     log_level: str
@@ -70,6 +73,7 @@ class Settings:
             concurrency=int(_number(env, "DLJOB_CONCURRENCY", 8, 1, 256)),
             metrics_port=int(_number(env, "DLJOB_METRICS_PORT", 9470, 1, 65535)),
             metrics_sources=_peers(env.get("DLJOB_METRICS_SOURCES") or "[]"),
+            overrides=OverridePolicy(_one_of(env, "DLJOB_OVERRIDES", "safe", tuple(OverridePolicy))),
             share_profiles=_one_of(env, "DLJOB_SHARE_PROFILES", "false", (*_TRUE, *_FALSE)) in _TRUE,
             resync_s=_number(env, "DLJOB_RESYNC_SECONDS", 600, 1, 86400),
             log_level=_one_of(env, "DLJOB_LOG_LEVEL", "info", LOG_LEVELS),
@@ -86,6 +90,7 @@ class Settings:
             image_pull_policy=self.trainer_pull_policy,
             cluster_domain=self.cluster_domain,
             metrics_peers=self.metrics_sources,
+            overrides=self.overrides,
             port_ranges=port_ranges,
         )
 

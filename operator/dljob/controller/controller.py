@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 
+from dljob.api.overrides import OverridePolicy, secrets
 from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JobSeen, Observed, Rejected
@@ -20,7 +21,15 @@ from dljob.kube.applier import complete_all
 from dljob.kube.kinds import CONFIG_MAP
 from dljob.kube.view import Reservation
 from dljob.kube.warning_events import RECHECK_S
-from dljob.reconcile import Desired, RunMeasurements, needs_view, parse_observed, reconcile
+from dljob.reconcile import (
+    Desired,
+    ParsedJob,
+    RunMeasurements,
+    needs_view,
+    parse_observed,
+    reconcile,
+    with_secrets,
+)
 from dljob.render import Names, RenderConfig
 from dljob.status import Event, is_true, previous
 
@@ -106,7 +115,7 @@ class Controller:
         observed, troubled = await self._warning_events.added_to(observed, self._now())
         if troubled:
             self._queue.add_after(key, RECHECK_S)
-        parsed = None if observed.job.deleting else parse_observed(observed)
+        parsed = None if observed.job.deleting else await self._parsed(observed)
         if needs_view(observed, parsed):
             async with self._planning:
                 others = [p for other, made in self._reservations.items() if other != key for p in made]
@@ -129,6 +138,18 @@ class Controller:
             raise
         self._settle(key)
         return desired.requeue_after_s
+
+    async def _parsed(self, observed: Observed) -> ParsedJob:
+        """Return the parsed job. It has no spec if the installation does not allow its overrides or Secrets."""
+        job, policy = observed.job, self._config.overrides
+        parsed = parse_observed(observed, policy)
+        if policy is OverridePolicy.ALL or job.may_override or parsed.spec is None or parsed.finished:
+            return parsed
+        names = {use.name for use in secrets(parsed.spec)}
+        # While all pods are ready, nothing new reads a Secret.
+        if not names or parsed.spec.suspend or (parsed.accepted and ready(observed) >= parsed.accepted.nodes):
+            return parsed
+        return with_secrets(parsed, await self._kube.usable_secrets(job.namespace, names))
 
     async def _do(self, observed: Observed, desired: Desired) -> None:
         job, kube = observed.job, self._kube
@@ -156,7 +177,7 @@ class Controller:
         If all pods are ready, the Secret exists and is not created again, which a quota might prevent.
         """
         job, kube = observed.job, self._kube
-        up = desired.plan is not None and sum(pod.ready for pod in observed.pods) >= desired.plan.nodes
+        up = desired.plan is not None and ready(observed) >= desired.plan.nodes
         results: list[Any] = []
         if desired.secret is not None and not up:
             secret = kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now())
@@ -247,3 +268,8 @@ class Controller:
         for phase, number in counts.items():
             self._metrics.jobs.labels(phase).set(number)
         self._metrics.queue_depth.set(len(self._queue))
+
+
+def ready(observed: Observed) -> int:
+    """Return the number of pods of the job that are ready."""
+    return sum(pod.ready and not pod.deleting for pod in observed.pods)

@@ -36,6 +36,8 @@ class JobSeen:
     spec: Mapping[str, Any]
     status: Mapping[str, Any] = field(default_factory=dict)
     deleting: bool = False
+    may_override: bool = False
+    """True if the job has the annotation that allows every pod template override."""
     spec_problem: str | None = None
     """Why the operator does not read the spec (``spec`` is then empty): it is too long or too deeply nested."""
 

@@ -86,6 +86,15 @@ def bounded_list(text: bytes) -> Json:
     return result
 
 
+def bounded_answer(text: bytes) -> Any:
+    """Decode an answer of the API server about DLJobs: an object, a list or an error. Raise ValueError for no JSON."""
+    if len(text) <= _SAFE_LIST_NBYTES and _problem(text) is None:
+        return json.loads(text)
+    if any(key == "items" for key, _, _ in _members(text)):
+        return bounded_list(text)
+    return _item(text)
+
+
 def _item(text: bytes) -> Json:
     problem = _problem(text)
     if problem is not None:
@@ -125,6 +134,7 @@ def _replaced(text: bytes, problem: str) -> Json:
         if key in parts:
             found[key] = json.loads(text[slice(*parts[key])])
     meta = text[slice(*parts["metadata"])]
+    # Annotations are left out: an object beyond the bounds starts nothing.
     found["metadata"] = {key: json.loads(meta[begin:end]) for key, begin, end in _members(meta) if key in _IDENTITY}
     status = text[slice(*parts["status"])] if "status" in parts else b"{}"
     if _problem(status) is None:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dljob.api import API_VERSION, DLProfileStatus
+from dljob.api.overrides import SECRET_LABEL
 from dljob.cluster import ClusterView
 from dljob.job.observed import APPLIED_ANNOTATION, JobSeen
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, profile_name, updated_profile
@@ -73,6 +74,19 @@ class Kube:
             if not error.conflict:
                 raise
         self._secrets[job.key] = monotonic()
+
+    async def usable_secrets(self, namespace: str, names: Iterable[str]) -> dict[str, bool]:
+        """Return for each Secret that exists whether its owner has marked it for the DLJobs of the namespace."""
+        found: dict[str, bool] = {}
+        for name in names:
+            try:
+                labels = await self.api.labels(kinds.SECRET, namespace, name)
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+            else:
+                found[name] = labels.get(SECRET_LABEL) == "true"
+        return found
 
     async def scale(self, job: JobSeen, scale: Scale) -> None:
         """Set the replicas of a StatefulSet. Do nothing if it is gone, or if another one now has its name."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from dljob.kube.kinds import Kind
+from dljob.kube.bounds import bounded_answer
+from dljob.kube.kinds import DLJOB, Kind
 
 FIELD_OWNER = "dljob-operator"
 CALL_LIMIT_S = 15.0
@@ -60,6 +61,13 @@ class Api:
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Body:
         return await self._call("get", "GET", kind, kind.path(namespace, name))
+
+    async def labels(self, kind: Kind, namespace: str | None, name: str) -> Mapping[str, str]:
+        """Return the labels of an object. The API server sends only its metadata."""
+        accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+        path = kind.path(namespace, name)
+        found = await self._attempted("get", "GET", kind.plural, path, None, {}, "application/json", accept)
+        return found["metadata"].get("labels") or {}
 
     async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Body]:
         """Return all objects of a kind, without the fields ``kind`` and ``apiVersion``. ``params``: URL parameters."""
@@ -246,12 +254,14 @@ class Api:
             headers={"Content-Type": content, "Accept": accept},
             timeout=aiohttp.ClientTimeout(total=CALL_LIMIT_S),
         ) as response:
-            text = await response.text()
+            text = await response.read()
             retry_after = response.headers.get("Retry-After", "")
             try:
-                answer = json.loads(text) if text else {}
+                # Everybody may store DLJobs that the decoder cannot read.
+                decode = bounded_answer if DLJOB.plural in path else json.loads
+                answer = decode(text) if text else {}
             except ValueError:
-                answer = {"message": text[:500]}
+                answer = {"message": text[:500].decode(errors="replace")}
             return (
                 response.status,
                 answer if isinstance(answer, dict) else {},

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dlcontract import PLAN_KEY, REPORT_KEY
+from dljob.api.overrides import ALL_OVERRIDES, OVERRIDES_ANNOTATION
 from dljob.job.observed import (
     APPLIED_ANNOTATION,
     DATASET_CONTAINER,
@@ -86,6 +87,7 @@ def job(body: Body) -> JobSeen:
         spec={} if problem else spec,
         status=body.get("status") or {},
         deleting="deletionTimestamp" in meta,
+        may_override=(meta.get("annotations") or {}).get(OVERRIDES_ANNOTATION) == ALL_OVERRIDES,
         spec_problem=problem,
     )
 

@@ -5,6 +5,16 @@ The package does no I/O and reads no clock: callers pass the time.
 
 from dljob.reconcile.decide import needs_view, reconcile
 from dljob.reconcile.desired import Desired, RunMeasurements, Scale, Target
-from dljob.reconcile.parsed import ParsedJob, parse_observed
+from dljob.reconcile.parsed import ParsedJob, parse_observed, with_secrets
 
-__all__ = ["Desired", "ParsedJob", "RunMeasurements", "Scale", "Target", "needs_view", "parse_observed", "reconcile"]
+__all__ = [
+    "Desired",
+    "ParsedJob",
+    "RunMeasurements",
+    "Scale",
+    "Target",
+    "needs_view",
+    "parse_observed",
+    "reconcile",
+    "with_secrets",
+]

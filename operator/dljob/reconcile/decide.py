@@ -46,7 +46,10 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     if parsed.finished:
         return _finished(parsed, draft, now)
     if parsed.spec is None:
-        draft.verdicts.append(Verdict("Accepted", FALSE, "InvalidSpec", parsed.spec_problem or ""))
+        assert parsed.refusal is not None, "a job without a spec says why"
+        draft.verdicts.append(parsed.refusal)
+        if parsed.refusal.reason == "SecretNotUsable":
+            draft.requeue_in(RECHECK_S)  # The operator does not watch Secrets.
         return _without_spec(parsed, draft, now)
     draft.verdicts.append(Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
     if observed.leftovers:

@@ -1,17 +1,19 @@
 """Parse the spec, status, plan and report of an observed job, and describe errors in the spec and the report."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from dlcontract import Report
 from dljob.api import DLJobSpec, DLJobStatus
 from dljob.api.crd import JOB_NAME_RULE
+from dljob.api.overrides import SECRET_LABEL, UNSAFE_MESSAGE, OverridePolicy, secrets, unsafe_fields
 from dljob.job.observed import Observed
 from dljob.job.spec_errors import in_words
 from dljob.job.stored_plan import StoredPlan, spec_digest
-from dljob.status import is_true, previous
+from dljob.status import FALSE, Verdict, is_true, previous
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class ParsedJob:
     observed: Observed
     before: DLJobStatus
     spec: DLJobSpec | None
-    spec_problem: str | None
+    refusal: Verdict | None
+    """The condition Accepted of a job whose spec is None: why the operator does not follow the spec."""
     digest: str | None
     """Digest of the spec; None if the spec is invalid."""
     accepted: StoredPlan | None
@@ -30,24 +33,65 @@ class ParsedJob:
 
     @property
     def finished(self) -> bool:
-        return is_true(self.before.conditions, "Complete") or is_true(self.before.conditions, "Failed")
+        return _finished(self.before)
 
 
-def parse_observed(observed: Observed) -> ParsedJob:
-    spec, spec_problem = _spec(observed)
+def _finished(before: DLJobStatus) -> bool:
+    return is_true(before.conditions, "Complete") or is_true(before.conditions, "Failed")
+
+
+def parse_observed(observed: Observed, policy: OverridePolicy = OverridePolicy.ALL) -> ParsedJob:
+    spec, problem = _spec(observed)
+    before = previous(observed.job)
+    refusal = None if problem is None else Verdict("Accepted", FALSE, "InvalidSpec", problem)
+    if spec is not None and not _finished(before):
+        refusal = _not_allowed(spec, observed.job.may_override, policy)
+    spec = None if refusal else spec
     accepted, plan_problem = _accepted(observed)
     report, report_problem = _report(observed, accepted)
     return ParsedJob(
         observed=observed,
-        before=previous(observed.job),
+        before=before,
         spec=spec,
-        spec_problem=spec_problem,
+        refusal=refusal,
         digest=spec_digest(spec) if spec else None,
         accepted=accepted,
         plan_problem=plan_problem,
         report=report,
         report_problem=report_problem,
     )
+
+
+def _not_allowed(spec: DLJobSpec, may_override: bool, policy: OverridePolicy) -> Verdict | None:
+    """Return the condition of a job with overrides that the installation does not allow, or None."""
+    if policy is OverridePolicy.NONE and spec.pod_template_overrides:
+        text = (
+            f"spec.podTemplateOverrides: found {len(spec.pod_template_overrides)} entries; expected none, because the "
+            "installation has overrides: none. Remove them, or ask the administrator"
+        )
+        return Verdict("Accepted", FALSE, "OverridesNotAllowed", text)
+    if policy is not OverridePolicy.SAFE or may_override or not (unsafe := unsafe_fields(spec)):
+        return None
+    more = f" and {len(unsafe) - 1} more" if len(unsafe) > 1 else ""
+    return Verdict("Accepted", FALSE, "OverridesNotAllowed", f"found {unsafe[0]}{more}; {UNSAFE_MESSAGE}")
+
+
+def with_secrets(parsed: ParsedJob, usable: Mapping[str, bool]) -> ParsedJob:
+    """Return the job without its spec if it uses a Secret that it may not use. ``usable``: name → label is set.
+
+    A Secret that does not exist is not in ``usable``, and may not be used either: its owner might not mark it later.
+    """
+    for use in secrets(parsed.spec) if parsed.spec is not None else ():
+        if not usable.get(use.name, False):
+            found = "without that label" if use.name in usable else "no such Secret"
+            problem = (
+                f"{use.field}: expected Secret {use.name!r} with the label {SECRET_LABEL}=true; found {found}. Whoever "
+                f"may edit it can add the label: kubectl label secret {use.name} {SECRET_LABEL}=true"
+            )
+            return replace(
+                parsed, spec=None, digest=None, refusal=Verdict("Accepted", FALSE, "SecretNotUsable", problem)
+            )
+    return parsed
 
 
 def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dljob.api.overrides import OverridePolicy
+
 Manifest = dict[str, Any]
 
 
@@ -15,5 +17,6 @@ class RenderConfig:
     cluster_domain: str = "cluster.local"
     metrics_peers: tuple[Mapping[str, Any], ...] = ()
     """NetworkPolicyPeers that may read the metrics of the trainer pods. Empty: every source may read them."""
+    overrides: OverridePolicy = OverridePolicy.ALL
     port_ranges: bool = True
     """True if the API server supports ``endPort`` in a NetworkPolicy (Kubernetes 1.25 and later)."""

@@ -25,9 +25,10 @@ class Play:
     def __init__(self, kubectl: Kubectl, device: str) -> None:
         self.kubectl, self.device = kubectl, device
 
-    def submit(self, name: str, **changes: Any) -> Json:
+    def submit(self, name: str, annotations: Json | None = None, **changes: Any) -> Json:
         spec = {key: value for key, value in {**SPEC, "devices": [self.device], **changes}.items() if value is not None}
-        job = {"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "metadata": {"name": name}, "spec": spec}
+        metadata = {"name": name, "annotations": annotations or {}}
+        job = {"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "metadata": metadata, "spec": spec}
         self.kubectl.apply(job)
         return self.kubectl.job(name)
 

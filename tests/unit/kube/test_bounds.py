@@ -12,6 +12,7 @@ from dljob.kube.bounds import (
     MAX_SPEC_DEPTH,
     MAX_SPEC_NBYTES,
     PROBLEM,
+    bounded_answer,
     bounded_event,
     bounded_list,
     spec_problem,
@@ -57,6 +58,18 @@ def test_replaced_object_keeps_its_identity_and_status(case: str) -> None:
         assert item["metadata"] == {key: META[key] for key in ("name", "namespace", "uid", "resourceVersion")}
         assert item["status"] == {"phase": "Running", "conditions": []}
         assert item["spec"] == {} and "spec: found" in item[PROBLEM]
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_answers_are_bounded(case: str) -> None:
+    """Seen before: the answer to a write of the status stopped the operator's next start."""
+    text = job(BEYOND[case])
+    item = bounded_answer(text.encode())
+    assert item["metadata"]["name"] == META["name"] and PROBLEM in item
+    assert bounded_answer(b'{"kind":"Status","code":404}') == {"kind": "Status", "code": 404}
+    assert bounded_answer(listed(job("{}")))["items"] == [json.loads(job("{}"))]
+    with pytest.raises(ValueError, match="Expecting value"):
+        bounded_answer(b"upstream timed out")
 
 
 def test_oversized_status_is_dropped() -> None:

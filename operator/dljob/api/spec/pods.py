@@ -12,6 +12,8 @@ def map_list(key: str) -> dict[str, Any]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
+Labels = dict[str, Annotated[str, Field(max_length=63)]]
+
 Toleration = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -70,7 +72,7 @@ class RunPolicy(ApiModel):
 
 class Scheduling(ApiModel):
     node_selector: Annotated[
-        dict[str, str], Field(description="Labels that every node must have, such as zone: eu-1.")
+        Labels, Field(max_length=64, description="Labels that every node must have, such as zone: eu-1.")
     ] = {}
     tolerations: Annotated[
         tuple[Toleration, ...],
@@ -105,8 +107,11 @@ class Resources(ApiModel):
 
 
 class Metadata(ApiModel):
-    labels: Annotated[dict[str, str], Field(description="Labels to add to the pods.")] = {}
-    annotations: Annotated[dict[str, str], Field(description="Annotations to add to the pods.")] = {}
+    labels: Annotated[Labels, Field(max_length=64, description="Labels to add to the pods.")] = {}
+    annotations: Annotated[
+        dict[str, Annotated[str, Field(max_length=32768)]],
+        Field(max_length=64, description="Annotations to add to the pods."),
+    ] = {}
 
 
 class PodTemplateOverride(ApiModel):

@@ -22,6 +22,9 @@ class PullPolicy(StrEnum):
     NEVER = "Never"
 
 
+Argument = Annotated[str, Field(max_length=32768)]
+
+
 class EnvVar(ApiModel):
     name: Annotated[
         str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256, description="Name of the variable.")
@@ -61,13 +64,13 @@ class Trainer(ApiModel):
         Field(max_length=16, description="Names of Secrets with registry credentials."),
     ] = ()
     command: Annotated[
-        tuple[str, ...],
+        tuple[Argument, ...],
         Field(
             max_length=64,
             description="Command of your training script, started once per rank. Default: the built-in trainer.",
         ),
     ] = ()
-    args: Annotated[tuple[str, ...], Field(max_length=256, description="Arguments of command.")] = ()
+    args: Annotated[tuple[Argument, ...], Field(max_length=256, description="Arguments of command.")] = ()
     env: Annotated[
         tuple[EnvVar, ...],
         Field(max_length=256, description="Environment variables of every rank.", json_schema_extra=map_list("name")),

@@ -1,0 +1,184 @@
+"""Which pod template overrides anybody may use, and which only those who may create pods in the namespace.
+
+The operator creates pods with its own permissions. A free-form override would give everybody who may create a DLJob a
+pod with any host path, service account or Secret. The table below says what is safe. Everything else needs the
+annotation ``OVERRIDES_ANNOTATION``, which a ValidatingAdmissionPolicy reserves for users who may create pods.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from dljob.api.base import GROUP, VERSION
+from dljob.api.spec import DLJobSpec
+
+OVERRIDES_ANNOTATION = f"{GROUP}/overrides"
+"""Annotation of a DLJob. With the value ``ALL_OVERRIDES``, its overrides may have any field."""
+ALL_OVERRIDES = "all"
+SECRET_LABEL = f"{GROUP}/usable"
+"""Label of a Secret. With the value ``true``, the DLJobs of its namespace may use the Secret."""
+
+SAFE_POD_FIELDS = (
+    "nodeSelector", "tolerations", "affinity", "runtimeClassName", "schedulerName", "containers", "volumes",
+)  # fmt: skip
+SAFE_CONTAINER_FIELDS = ("name", "resources", "volumeMounts", "env", "envFrom")
+SAFE_VOLUMES = ("configMap", "emptyDir", "persistentVolumeClaim", "secret")
+TRAINER_CONTAINER = "trainer"
+
+
+class OverridePolicy(StrEnum):
+    """What ``spec.podTemplateOverrides`` may contain, a setting of the installation."""
+
+    NONE = "none"
+    SAFE = "safe"
+    ALL = "all"
+
+
+@dataclass(frozen=True)
+class SecretUse:
+    """A Secret that the pods of a job read; ``field`` is the path of its name in the DLJob."""
+
+    field: str
+    name: str
+
+
+def unsafe_fields(spec: DLJobSpec) -> tuple[str, ...]:
+    """Return the paths of all override fields that are not in the table of safe ones."""
+    found: list[str] = []
+    for i, override in enumerate(spec.pod_template_overrides):
+        found += _unsafe_pod(override.spec, f"spec.podTemplateOverrides[{i}].spec")
+    return tuple(found)
+
+
+def _unsafe_pod(pod: Mapping[str, Any], path: str) -> Iterator[str]:
+    yield from (f"{path}.{key}" for key in pod if key not in SAFE_POD_FIELDS)
+    for i, container in enumerate(_maps(pod.get("containers"))):
+        yield from _unsafe_container(container, f"{path}.containers[{i}]")
+    for i, volume in enumerate(_maps(pod.get("volumes"))):
+        yield from (f"{path}.volumes[{i}].{key}" for key in volume if key not in ("name", *SAFE_VOLUMES))
+    for key in ("containers", "volumes"):
+        if key in pod and not isinstance(pod[key], list):
+            yield f"{path}.{key}"
+
+
+def _unsafe_container(container: Mapping[str, Any], path: str) -> Iterator[str]:
+    yield from (f"{path}.{key}" for key in container if key not in SAFE_CONTAINER_FIELDS)
+    if container.get("name") != TRAINER_CONTAINER:
+        yield f"{path}.name"
+    for part, amounts in _map(container.get("resources")).items():
+        # Extended resources have a domain. CPU and memory have fields of their own, which the planner knows.
+        names = [key for key in _map(amounts) if part in ("requests", "limits") and "/" in key]
+        yield from (f"{path}.resources.{part}.{key}" for key in _map(amounts) if key not in names)
+        if part not in ("requests", "limits"):
+            yield f"{path}.resources.{part}"
+    for i, variable in enumerate(_maps(container.get("env"))):
+        yield from (f"{path}.env[{i}].{key}" for key in variable if key not in ("name", "value", "valueFrom"))
+        yield from (f"{path}.env[{i}].valueFrom.{k}" for k in _map(variable.get("valueFrom")) if k != "secretKeyRef")
+    for i, source in enumerate(_maps(container.get("envFrom"))):
+        yield from (f"{path}.envFrom[{i}].{key}" for key in source if key not in ("prefix", "secretRef"))
+
+
+def secrets(spec: DLJobSpec) -> tuple[SecretUse, ...]:
+    """Return the Secrets whose content the pods of a job can read, except those for pulling images."""
+    found = [SecretUse("spec.dataset.secretName", spec.dataset.secret_name)] if spec.dataset.secret_name else []
+    for i, override in enumerate(spec.pod_template_overrides):
+        path = f"spec.podTemplateOverrides[{i}].spec"
+        for j, volume in enumerate(_maps(override.spec.get("volumes"))):
+            found += _use(f"{path}.volumes[{j}].secret.secretName", _map(volume.get("secret")).get("secretName"))
+        for j, container in enumerate(_maps(override.spec.get("containers"))):
+            for k, variable in enumerate(_maps(container.get("env"))):
+                reference = _map(_map(variable.get("valueFrom")).get("secretKeyRef"))
+                found += _use(f"{path}.containers[{j}].env[{k}].valueFrom.secretKeyRef.name", reference.get("name"))
+            for k, source in enumerate(_maps(container.get("envFrom"))):
+                reference = _map(source.get("secretRef"))
+                found += _use(f"{path}.containers[{j}].envFrom[{k}].secretRef.name", reference.get("name"))
+    return tuple(found)
+
+
+def _use(field: str, name: Any) -> list[SecretUse]:
+    return [SecretUse(field, name)] if isinstance(name, str) else []
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _maps(value: Any) -> Sequence[Mapping[str, Any]]:
+    return [_map(item) for item in value] if isinstance(value, list) else []
+
+
+def _cel(names: Sequence[str]) -> str:
+    return "[" + ", ".join(f"'{name}'" for name in names) + "]"
+
+
+_SAFE_CEL = f"""object.spec.?podTemplateOverrides.orValue([]).all(o,
+  o.?spec.orValue({{}}).all(k, k in {_cel(SAFE_POD_FIELDS)}) &&
+  o.?spec.?containers.orValue([]).all(c,
+    c.all(k, k in {_cel(SAFE_CONTAINER_FIELDS)}) && c.name == '{TRAINER_CONTAINER}' &&
+    c.?resources.orValue({{}}).all(k, k in ['requests', 'limits']) &&
+    c.?resources.?requests.orValue({{}}).all(k, k.contains('/')) &&
+    c.?resources.?limits.orValue({{}}).all(k, k.contains('/')) &&
+    c.?env.orValue([]).all(e, e.all(k, k in ['name', 'value', 'valueFrom']) &&
+      e.?valueFrom.orValue({{}}).all(k, k == 'secretKeyRef')) &&
+    c.?envFrom.orValue([]).all(e, e.all(k, k in ['prefix', 'secretRef']))) &&
+  o.?spec.?volumes.orValue([]).all(v, v.all(k, k in {_cel(("name", *SAFE_VOLUMES))})))"""
+_ASKS = (
+    f"has(object.metadata.annotations) && '{OVERRIDES_ANNOTATION}' in object.metadata.annotations && "
+    f"object.metadata.annotations['{OVERRIDES_ANNOTATION}'] == '{ALL_OVERRIDES}'"
+)
+_CODE_FIELDS = ("podTemplateOverrides", "trainer", "dataset", "model", "scheduling")
+"""Fields that decide what runs with the rights of the overrides. Others may change, such as by an autoscaler."""
+_SAME = " && ".join(
+    (
+        "oldObject != null",
+        f"oldObject.metadata.?annotations['{OVERRIDES_ANNOTATION}'] == "
+        f"object.metadata.?annotations['{OVERRIDES_ANNOTATION}']",
+        *(f"oldObject.spec.?{field} == object.spec.?{field}" for field in _CODE_FIELDS),
+    )
+)
+_MAY = "authorizer.group('').resource('pods').namespace(object.metadata.namespace).check('create').allowed()"
+UNSAFE_MESSAGE = (
+    "spec.podTemplateOverrides: found fields beyond labels, annotations, nodeSelector, tolerations, affinity, "
+    "runtimeClassName, schedulerName, extended resources, env, and volumes of a ConfigMap, PersistentVolumeClaim, "
+    "Secret or emptyDir; remove them, or let somebody who may create pods add the annotation "
+    f"{OVERRIDES_ANNOTATION}: {ALL_OVERRIDES}"
+)
+ANNOTATION_MESSAGE = (
+    f"metadata.annotations: found {OVERRIDES_ANNOTATION}: {ALL_OVERRIDES} on a new job, or with a change of what its "
+    "pods run, from a user who may not create pods in this namespace; remove it, or ask for the permission to create "
+    "pods"
+)
+
+
+def admission_policy() -> dict[str, Any]:
+    """Return the spec of the ValidatingAdmissionPolicy for ``OverridePolicy.SAFE``."""
+    return {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "resourceRules": [
+                {
+                    "apiGroups": [GROUP],
+                    "apiVersions": [VERSION],
+                    "operations": ["CREATE", "UPDATE"],
+                    "resources": ["dljobs"],
+                }
+            ]
+        },
+        "variables": [
+            {"name": "asks", "expression": _ASKS},
+            {"name": "same", "expression": _SAME},
+        ],
+        "validations": [
+            {
+                "expression": f"variables.asks || variables.same || (\n{_SAFE_CEL})",
+                "message": UNSAFE_MESSAGE,
+                "reason": "Forbidden",
+            },
+            {
+                "expression": f"!variables.asks || variables.same || {_MAY}",
+                "message": ANNOTATION_MESSAGE,
+                "reason": "Forbidden",
+            },
+        ],
+    }

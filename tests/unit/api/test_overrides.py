@@ -1,0 +1,67 @@
+"""Tests of which pod template overrides are safe; tests/api holds the admission policy to the same table."""
+
+import pytest
+
+from dljob.api import DLJobSpec
+from dljob.api.overrides import OverridePolicy, SecretUse, secrets, unsafe_fields
+from dljob.reconcile import parse_observed, with_secrets
+from support.builders import DIGITS, job, seen
+from support.override_cases import SAFE, UNSAFE, Json
+
+
+def spec(pod: Json, **more: object) -> Json:
+    return {**DIGITS, "podTemplateOverrides": [{"manager": "me", "spec": pod}], **more}
+
+
+@pytest.mark.parametrize("case", SAFE)
+def test_safe_overrides_are_for_everybody(case: str) -> None:
+    assert unsafe_fields(DLJobSpec.model_validate(spec(SAFE[case]))) == ()
+
+
+@pytest.mark.parametrize("case", UNSAFE)
+def test_unsafe_overrides_name_the_field(case: str) -> None:
+    pod, path = UNSAFE[case]
+    found = unsafe_fields(DLJobSpec.model_validate(spec(pod)))
+    assert any(field.startswith("spec.podTemplateOverrides[0].spec.") and field.endswith(path) for field in found)
+
+
+@pytest.mark.parametrize(
+    ("policy", "pod", "annotated", "reason"),
+    [
+        (OverridePolicy.NONE, {}, True, "OverridesNotAllowed"),
+        (OverridePolicy.SAFE, {"nodeSelector": {}}, False, None),
+        (OverridePolicy.SAFE, {"hostPID": True}, False, "OverridesNotAllowed"),
+        (OverridePolicy.SAFE, {"hostPID": True}, True, None),
+        (OverridePolicy.ALL, {"hostPID": True}, False, None),
+    ],
+)
+def test_installation_decides_what_overrides_may_contain(
+    policy: OverridePolicy, pod: Json, annotated: bool, reason: str | None
+) -> None:
+    observed = seen(spec(pod))
+    parsed = parse_observed(type(observed)(job=job(spec(pod), may_override=annotated)), policy)
+    assert (parsed.refusal.reason if parsed.refusal else None) == reason
+    assert (parsed.spec is None) == (reason is not None)
+
+
+def test_all_uses_of_secrets_are_found() -> None:
+    data = {"uri": "s3://a/b.npz", "samples": 100, "secretName": "one"}
+    cases = ("secret volume", "secret variable", "secret environment")
+    overrides = [{"manager": case, "spec": SAFE[case]} for case in cases]
+    found = secrets(DLJobSpec.model_validate({**DIGITS, "dataset": data, "podTemplateOverrides": overrides}))
+    assert found[0] == SecretUse("spec.dataset.secretName", "one")
+    assert [use.name for use in found[1:]] == ["marked"] * 3
+    assert found[2].field == "spec.podTemplateOverrides[1].spec.containers[0].env[0].valueFrom.secretKeyRef.name"
+
+
+@pytest.mark.parametrize(
+    ("usable", "words"),
+    [({"marked": True}, None), ({"marked": False}, "without that label"), ({}, "no such Secret")],
+)
+def test_secret_needs_the_mark_of_its_owner(usable: dict[str, bool], words: str | None) -> None:
+    parsed = with_secrets(parse_observed(seen(spec(SAFE["secret volume"]))), usable)
+    assert (parsed.spec is None) == (words is not None)
+    if words is not None:
+        assert parsed.refusal is not None and parsed.refusal.reason == "SecretNotUsable"
+        assert words in parsed.refusal.message
+        assert "kubectl label secret marked dljob.dev/usable=true" in parsed.refusal.message
