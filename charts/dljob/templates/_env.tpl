@@ -2,6 +2,8 @@
 {{- define "dljob.env" -}}
 - name: DLJOB_NAMESPACE
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: DLJOB_LEASE_NAME
+  value: {{ include "dljob.fullname" . }}
 - name: DLJOB_POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: DLJOB_WATCH_NAMESPACES

@@ -6,6 +6,13 @@ import sys
 from datetime import UTC, datetime
 
 
+class TextFormatter(logging.Formatter):
+    """One line per message. Users write parts of messages, and must not be able to forge further lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+
+
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -26,7 +33,7 @@ def set_up(level: str, form: str) -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s")
+        JsonFormatter() if form == "json" else TextFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     if level != "debug":

@@ -7,10 +7,14 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from time import monotonic
 from typing import Any
 
+import aiohttp
+
+from dljob.app.background import BackgroundLoop
 from dljob.app.health import serve
 from dljob.app.logging import set_up
 from dljob.app.settings import Settings
@@ -22,13 +26,14 @@ from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, ApiError, Cache, JobKey, Kube, WarningEvents
 from dljob.kube.kinds import DLJOB, PROFILE
-from dljob.kube.leader import Leader
+from dljob.kube.leader import Leader, LeaseLostError
 
 log = logging.getLogger("dljob")
 
 API_RECHECK_S = 1.0
 STUCK_S = 300.0
 """A reconcile that takes longer never ends: each of its requests has a time limit."""
+BLOCKED_S = 60.0
 PORT_RANGES_SINCE = (1, 25)
 
 
@@ -42,7 +47,9 @@ class Operator:
         self._waits_for: str | None = "the API server"
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
-        self._leads = False
+        self._leader: Leader | None = None
+        self._beat_at = monotonic()
+        """Monotonic time in seconds when the main event loop was last known to run."""
         self._controller: Controller | None = None
         self._watches: Watches | None = None
 
@@ -50,10 +57,23 @@ class Operator:
         """Run the operator until a signal arrives. If a background task fails, stop and raise its error."""
         settings, connection = self._settings, connect()
         async with AsyncExitStack() as stack:
+            background = stack.enter_context(BackgroundLoop("lease and probes"))
+            lease_session = await background.run(_opened(connection.session))
+            stack.push_async_callback(lambda: background.run(lease_session.close()))
+            leader = Leader(
+                Api(lease_session, connection.server, self._metrics.requested),
+                settings.namespace,
+                settings.identity,
+                settings.lease_name,
+                settings.watch_namespaces,
+            )
+            self._leader = leader if settings.leader_election else None
             session = await stack.enter_async_context(connection.session())
-            api = Api(session, connection.server, self._metrics.requested)
-            runner = await serve(settings.metrics_port, self._metrics, self._ill, self._not_ready, self._scraped)
-            stack.push_async_callback(runner.cleanup)
+            may_write = leader.leads if settings.leader_election else None
+            api = Api(session, connection.server, self._metrics.requested, may_write)
+            server = serve(settings.metrics_port, self._metrics, self._ill, self._not_ready, self._scraped)
+            runner = await background.run(server)
+            stack.push_async_callback(lambda: background.run(runner.cleanup()))
             version = await self._kinds_served(api)
             log.info("API server %d.%d at %s", *version, connection.server)
             config = settings.render(port_ranges=version >= PORT_RANGES_SINCE)
@@ -66,16 +86,16 @@ class Operator:
                 self._cache, self._queue, api, settings.watch_namespaces, connection.session
             )
             await stack.enter_async_context(watches.session)
-            leader = Leader(api, settings.namespace, settings.identity)
             if settings.leader_election:
-                stack.push_async_callback(leader.release)
+                stack.push_async_callback(lambda: background.run(leader.release()))
             tasks = [
                 asyncio.create_task(self._guarded(task))
                 for task in (
-                    self._work(self._controller, watches, leader),
+                    self._beat(),
+                    self._work(self._controller, watches, background),
                     watches.reflect(),
                     self._resync(kube),
-                    keep_token_fresh(session, watches.session),
+                    keep_token_fresh(session, watches.session, lease_session),
                 )
             ]
             stack.push_async_callback(_end, tasks)
@@ -108,20 +128,34 @@ class Operator:
             else:
                 return version
 
-    async def _work(self, controller: Controller, watches: Watches, leader: Leader) -> None:
-        """Wait for a complete cache and, with leader election, the Lease. Then run the workers and renew the Lease."""
+    async def _work(self, controller: Controller, watches: Watches, background: BackgroundLoop) -> None:
+        """Wait for a complete cache. Then run the workers, with leader election only while this operator leads."""
         self._waits_for = "the first lists"
         await watches.synced()
         self._waits_for = None
-        if self._settings.leader_election:
-            await leader.acquire()
-        self._leads = True
-        self._metrics.leader.set(1)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._settings.concurrency):
-                group.create_task(controller.work())
-            if self._settings.leader_election:
-                group.create_task(leader.hold())
+        leader = self._leader
+        while True:
+            if leader is not None:
+                await background.run(leader.acquire())
+            self._metrics.leader.set(1)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(self._settings.concurrency):
+                        group.create_task(controller.work())
+                    if leader is not None:
+                        group.create_task(background.run(leader.hold()))
+            except* LeaseLostError as errors:
+                log.warning("this operator no longer leads: %s", errors.exceptions[0])
+            finally:
+                self._metrics.leader.set(0)
+            for job in self._cache.jobs():
+                self._queue.add(job.key)
+
+    async def _beat(self) -> None:
+        """Show that the main event loop runs."""
+        while True:
+            self._beat_at = monotonic()
+            await asyncio.sleep(1.0)
 
     async def _resync(self, kube: Kube) -> None:
         """Periodically remove objects from the cache whose deletion the watches missed, and queue every job."""
@@ -135,7 +169,7 @@ class Operator:
                     log.warning("%s could not be checked against the API server: %s", kind.plural, error)
             for job in self._cache.jobs():
                 self._queue.add(job.key)
-            if self._leads:
+            if self._leader is None or self._leader.leads():
                 try:
                     await kube.expire_profiles(utc_now())
                 except ApiError as error:
@@ -157,17 +191,25 @@ class Operator:
         """Return why the process must be restarted, or None."""
         if self._failure:
             return str(self._failure)
+        silent_s = monotonic() - self._beat_at
+        if silent_s > BLOCKED_S:
+            return f"the event loop has been blocked for {silent_s:.0f} s"
         return (self._watches and self._watches.dead()) or self._queue.stuck(STUCK_S)
 
     def _not_ready(self) -> str | None:
         if self._waits_for is None:
-            return self._ill()
+            return (self._leader and self._leader.blocked_by) or self._ill()
         lists = self._watches and self._watches.unsynced()
         return f"waiting for {self._waits_for}{f' of {lists}' if lists else ''}"
 
     def _scraped(self) -> None:
         if self._controller is not None:
             self._controller.count_jobs()
+
+
+async def _opened(session: Callable[[], aiohttp.ClientSession]) -> aiohttp.ClientSession:
+    """Return a session that belongs to the event loop that runs this coroutine."""
+    return session()
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:

@@ -5,9 +5,10 @@
 | DLJOB_TRAINER_IMAGE | (required) | trainer image of jobs that set none |
 | DLJOB_TRAINER_PULL_POLICY | IfNotPresent | its pull policy: Always, IfNotPresent or Never |
 | DLJOB_NAMESPACE | default | the operator's own namespace, for its Lease |
+| DLJOB_LEASE_NAME | dljob-operator | name of the Lease; two operators with the same Lease are one release |
 | DLJOB_POD_NAME | host name and a random part | identity of the holder of the Lease |
 | DLJOB_WATCH_NAMESPACES | (all) | namespaces whose jobs the operator manages, comma-separated |
-| DLJOB_LEADER_ELECTION | true | work only while holding the Lease ``dljob-operator`` |
+| DLJOB_LEADER_ELECTION | true | work only while holding the Lease |
 | DLJOB_CLUSTER_DOMAIN | cluster.local | DNS domain of the cluster |
 | DLJOB_CONCURRENCY | 8 | jobs reconciled at the same time |
 | DLJOB_METRICS_PORT | 9470 | port of /metrics, /healthz and /readyz |
@@ -38,6 +39,7 @@ class Settings:
     trainer_image: str
     trainer_pull_policy: str
     namespace: str
+    lease_name: str
     identity: str
     watch_namespaces: tuple[str, ...]
     leader_election: bool
@@ -66,6 +68,7 @@ class Settings:
                 env, "DLJOB_TRAINER_PULL_POLICY", "IfNotPresent", ("Always", "IfNotPresent", "Never")
             ),
             namespace=env.get("DLJOB_NAMESPACE") or "default",
+            lease_name=env.get("DLJOB_LEASE_NAME") or "dljob-operator",
             identity=env.get("DLJOB_POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
             watch_namespaces=tuple(n.strip() for n in env.get("DLJOB_WATCH_NAMESPACES", "").split(",") if n.strip()),
             leader_election=_one_of(env, "DLJOB_LEADER_ELECTION", "true", (*_TRUE, *_FALSE)) in _TRUE,

@@ -25,6 +25,7 @@ from dljob.reconcile import (
     Desired,
     ParsedJob,
     RunMeasurements,
+    failed,
     needs_view,
     parse_observed,
     reconcile,
@@ -93,10 +94,11 @@ class Controller:
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("error").inc()
             log.warning("%s/%s: %s; retrying in %.1f s", *key, error, delay_s)
-        except Exception:  # An error in one job must not stop the others.
+        except Exception as error:  # An error in one job must not stop the others.
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("error").inc()
             log.exception("%s/%s: reconcile failed; retrying in %.1f s", *key, delay_s)
+            await self._report(key, error)
         else:
             self._queue.succeeded(key)
             self._metrics.reconciles.labels("ok").inc()
@@ -106,6 +108,16 @@ class Controller:
         self._metrics.reconcile_s.observe(took_s)
         if took_s > SLOW_S:
             log.warning("%s/%s: a reconcile took %.1f s; is the API server slow?", *key, took_s)
+
+    async def _report(self, key: JobKey, error: Exception) -> None:
+        """Report an error of the operator itself in the job's conditions."""
+        observed = self._cache.observe(key)
+        if observed is None or observed.job.deleting:
+            return
+        try:
+            await self._publish(observed, failed(observed, f"{type(error).__name__}: {error}", self._now()))
+        except Exception as again:  # noqa: BLE001 - the log has the first error
+            log.warning("%s/%s: the condition was not written: %s", *key, again)
 
     async def _reconcile(self, key: JobKey) -> float | None:
         observed = self._cache.observe(key)
@@ -121,7 +133,8 @@ class Controller:
                 others = [p for other, made in self._reservations.items() if other != key for p in made]
                 view = await self._kube.view(observed.job, others)
                 observed = replace(observed, view=view, learned=learned_by_model(self._cache.profiles(), key[0]))
-                desired = reconcile(observed, self._config, self._now(), parsed)
+                # Planning takes up to a second. Other jobs, such as those with a lost node, must not wait for it.
+                desired = await asyncio.to_thread(reconcile, observed, self._config, self._now(), parsed)
                 self._reserve(key, desired)
             planned = desired.status is not None and is_true(desired.status.conditions, "Planned")
             self._metrics.plans.labels("accepted" if planned else "infeasible").inc()

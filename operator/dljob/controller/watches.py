@@ -84,11 +84,14 @@ class Watches:
 
     def dead(self) -> str | None:
         """Return the watch that has been silent for too long, or None."""
-        active = {reflector.name: reflector.active_at for reflector in self._reflectors}
-        active[DLJOB.plural] = self._jobs_active_at
-        name = min(active, key=lambda each: active[each])
-        silent_s = monotonic() - active[name]
-        return f"the watch of {name} has been silent for {silent_s:.0f} s" if silent_s > DEAD_S else None
+        now = monotonic()
+        silent_s = {reflector.name: now - reflector.active_at for reflector in self._reflectors}
+        if min(silent_s.values()) < DEAD_S / 2:  # Otherwise the API server may be down, and a restart would not help.
+            silent_s[DLJOB.plural] = now - self._jobs_active_at
+        name = max(silent_s, key=lambda each: silent_s[each])
+        if silent_s[name] <= DEAD_S:
+            return None
+        return f"the watch of {name} has been silent for {silent_s[name]:.0f} s"
 
     @staticmethod
     def settings() -> kopf.OperatorSettings:

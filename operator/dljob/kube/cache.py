@@ -144,7 +144,8 @@ class Cache:
         return [job for job in jobs if job is not None]
 
     def jobs(self) -> Iterator[JobSeen]:
-        for entry in self._stores[DLJOB.plural].entries.values():
+        # The list is a copy, because the thread of the metrics iterates too.
+        for entry in list(self._stores[DLJOB.plural].entries.values()):
             yield entry.seen
 
     def job(self, key: JobKey) -> JobSeen | None:

@@ -12,18 +12,23 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 
-from dljob.kube import Api, ApiError
 from dljob.kube.kinds import LEASE
+from dljob.kube.rest import Api, ApiError
 
 log = logging.getLogger("dljob.kube.leader")
 
 LEASE_NAME = "dljob-operator"
-DURATION_S = 18
+LEASE_LABEL = {"app.kubernetes.io/part-of": "dljob"}
+MANAGES_ANNOTATION = "dljob.dev/manages"
+"""Annotation of the Lease: the namespaces that the release manages, separated by commas; empty: all."""
+DURATION_S = 9
 """Seconds after the last renewal when another operator may acquire the Lease."""
-RENEW_S = 2.5
-RETRY_S = 1.0
-GIVE_UP_S = 14.0
+RENEW_S = 1.5
+RETRY_S = 0.5
+GIVE_UP_S = 7.0
 """Seconds after the last renewal when a leader stops. Less than ``DURATION_S``: two leaders are never active."""
+RIVALS_S = 10.0
+"""Interval between checks whether another release manages the same namespaces."""
 
 
 class LeaseLostError(Exception):
@@ -31,8 +36,20 @@ class LeaseLostError(Exception):
 
 
 class Leader:
-    def __init__(self, api: Api, namespace: str, identity: str, clock: Callable[[], float] = monotonic) -> None:
-        self._api, self._namespace, self._identity, self._clock = api, namespace, identity, clock
+    """The Lease of one release of the operator, and the check that no other release manages the same namespaces."""
+
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        identity: str,
+        name: str = LEASE_NAME,
+        manages: tuple[str, ...] = (),
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """``manages``: the namespaces that the release manages; empty: all."""
+        self._api, self._namespace, self._identity, self._name = api, namespace, identity, name
+        self._manages, self._clock = manages, clock
         self._seen: tuple[str, float] | None = None
         """The latest resourceVersion of the Lease, and the time when this operator first saw it."""
         self._asked = clock()
@@ -41,39 +58,118 @@ class Leader:
         The deadline for the next renewal counts from here, because other operators may see the write before its answer
         arrives here.
         """
+        self._renewed: float | None = None
+        """Start of the last successful attempt to write the Lease; None while this operator is not the leader."""
+        self._rivals_seen: dict[str, tuple[str, float]] = {}
+        """Leases of other releases: their latest resourceVersion, and the time when this operator first saw it."""
+        self._rivals_asked = -RIVALS_S
+        self.blocked_by: str | None = None
+        """Why this release waits for another one; None if it does not."""
+
+    def leads(self) -> bool:
+        """Return True if this operator is the leader now.
+
+        A process that was paused is not, even before it has noticed that. Each write to the cluster asks.
+        """
+        return self._renewed is not None and self._clock() - self._renewed < GIVE_UP_S
 
     async def acquire(self) -> None:
-        """Wait until this operator holds the Lease."""
+        """Wait until this operator holds the Lease, and no other release manages the same namespaces."""
         while True:
             try:
-                if await self._take():
+                self._block(await self._rival())
+                if self.blocked_by is None and await self._take():
                     log.info("%s is the leader", self._identity)
+                    self._renewed = self._asked
                     return
             except ApiError as error:
                 log.warning("the Lease cannot be acquired: %s", error)
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_S if self.blocked_by is None else RIVALS_S)
 
     async def hold(self) -> None:
         """Renew the Lease periodically. Raise LeaseLostError when this operator loses the Lease."""
         renewed = self._asked
-        while True:
-            await asyncio.sleep(RENEW_S)
-            try:
-                async with asyncio.timeout(max(0.1, GIVE_UP_S - (self._clock() - renewed))):
-                    held = await self._take()
-            except (ApiError, TimeoutError) as error:
-                log.warning("the Lease was not renewed: %s", error)
-                if self._clock() - renewed >= GIVE_UP_S:
-                    raise LeaseLostError(f"not renewed for {GIVE_UP_S:g} s") from error
-            else:
-                if not held:
-                    raise LeaseLostError("another operator holds the Lease")
-                renewed = self._asked
+        try:
+            while True:
+                await asyncio.sleep(RENEW_S)
+                try:
+                    async with asyncio.timeout(max(0.1, GIVE_UP_S - (self._clock() - renewed))):
+                        held = await self._take()
+                except (ApiError, TimeoutError) as error:
+                    log.warning("the Lease was not renewed: %s", error)
+                    if self._clock() - renewed >= GIVE_UP_S:
+                        raise LeaseLostError(f"not renewed for {GIVE_UP_S:g} s") from error
+                else:
+                    if not held:
+                        raise LeaseLostError("another operator holds the Lease")
+                    self._renewed = renewed = self._asked
+                    await self._yield_to_rival()
+        finally:
+            self._renewed = None
+
+    async def _yield_to_rival(self) -> None:
+        """Release the Lease and raise LeaseLostError if a release that came earlier manages the same namespaces."""
+        if self._clock() - self._rivals_asked < RIVALS_S:
+            return
+        try:
+            async with asyncio.timeout(RENEW_S):
+                rival = await self._rival(mine=await self._api.get(LEASE, self._namespace, self._name))
+        except (ApiError, TimeoutError):
+            return  # The Lease itself decides whether this operator may go on.
+        if rival is not None:
+            self._block(rival)
+            await self.release()
+            raise LeaseLostError(rival)
+
+    def _block(self, rival: str | None) -> None:
+        if rival is not None and rival != self.blocked_by:
+            log.error("%s", rival)
+        self.blocked_by = rival
+
+    async def _rival(self, mine: dict[str, Any] | None = None) -> str | None:
+        """Describe another release that is active for the same namespaces, or return None.
+
+        ``mine``: this operator's own Lease if it is the leader. Of two leaders, the one that acquired its Lease later
+        yields. Releases that may not list Leases do not see each other.
+        """
+        self._rivals_asked = now = self._clock()
+        selector = ",".join(f"{key}={value}" for key, value in LEASE_LABEL.items())
+        try:
+            leases = await self._api.find(LEASE, None, labelSelector=selector)
+        except ApiError as error:
+            if error.code == 403:
+                return None
+            raise
+        for lease in leases:
+            meta, spec = lease["metadata"], lease.get("spec") or {}
+            where = f"{meta['namespace']}/{meta['name']}"
+            manages = str((meta.get("annotations") or {}).get(MANAGES_ANNOTATION, ""))
+            if where == f"{self._namespace}/{self._name}" or not spec.get("holderIdentity"):
+                continue
+            version, since = self._rivals_seen.get(where, ("", now))
+            if version != meta["resourceVersion"]:
+                version, since = meta["resourceVersion"], now
+            self._rivals_seen[where] = version, since
+            alive = now - since <= spec.get("leaseDurationSeconds", DURATION_S)
+            earlier = mine is None or _order(lease) < _order(mine)
+            if alive and earlier and self._overlaps(manages):
+                return (
+                    f"the release of Lease {meta['name']} in namespace {meta['namespace']} already manages "
+                    f"{manages or 'all namespaces'}; expected no other release for {self._described()}. Uninstall one "
+                    "of the two, or set watchNamespaces so that they do not overlap"
+                )
+        return None
+
+    def _overlaps(self, manages: str) -> bool:
+        return not manages or not self._manages or not set(manages.split(",")).isdisjoint(self._manages)
+
+    def _described(self) -> str:
+        return ", ".join(self._manages) or "all namespaces"
 
     async def release(self) -> None:
         """Release the Lease, so that another operator need not wait until it expires."""
         try:
-            lease = await self._api.get(LEASE, self._namespace, LEASE_NAME)
+            lease = await self._api.get(LEASE, self._namespace, self._name)
             if lease["spec"].get("holderIdentity") == self._identity:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._api.replace(LEASE, lease)
@@ -84,7 +180,7 @@ class Leader:
         """Acquire or renew the Lease. Return True if this operator is the holder of the Lease now."""
         self._asked = self._clock()
         try:
-            lease = await self._api.get(LEASE, self._namespace, LEASE_NAME)
+            lease = await self._api.get(LEASE, self._namespace, self._name)
         except ApiError as error:
             if not error.not_found:
                 raise
@@ -106,7 +202,11 @@ class Leader:
         return {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.kind,
-            "metadata": lease.get("metadata") or {"name": LEASE_NAME, "namespace": self._namespace},
+            "metadata": {
+                **(lease.get("metadata") or {"name": self._name, "namespace": self._namespace}),
+                "labels": LEASE_LABEL,
+                "annotations": {MANAGES_ANNOTATION: ",".join(self._manages)},
+            },
             "spec": {
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": DURATION_S,
@@ -126,3 +226,9 @@ class Leader:
             raise
         self._seen = lease["metadata"]["resourceVersion"], self._clock()
         return True
+
+
+def _order(lease: dict[str, Any]) -> tuple[str, str, str]:
+    """Return what decides which of two releases came first. Both read the same Leases, so that both agree."""
+    meta = lease["metadata"]
+    return str((lease.get("spec") or {}).get("acquireTime", "")), meta["namespace"], meta["name"]

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-VALID_FOR = timedelta(days=3650)
+VALID_FOR = timedelta(days=1096)
 """Lifetime of a certificate. It is longer than any training, because certificates are never renewed.
 
 The Secret with the certificate is deleted together with its job.

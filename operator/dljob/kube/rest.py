@@ -54,9 +54,17 @@ class RejectedError(Exception):
 class Api:
     """Client of the API server. Methods take a Kind and names, and return the server's object."""
 
-    def __init__(self, session: aiohttp.ClientSession, server: str, requested: Requested | None = None) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        server: str,
+        requested: Requested | None = None,
+        may_write: Callable[[], bool] | None = None,
+    ) -> None:
+        """``may_write``: called before each write, which is an error if it returns False. Default: always True."""
         self.session = session
         self.server = server.rstrip("/")
+        self._may_write = may_write or (lambda: True)
         self._requested = requested or (lambda verb, resource, code, seconds: None)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Body:
@@ -217,6 +225,8 @@ class Api:
         """Send a request, and repeat it after temporary errors. Conflicts (code 409) are not temporary errors."""
         attempt = 1
         while True:
+            if method != "GET" and not self._may_write():
+                raise ApiError(0, "NotLeader", f"{method} {path}: this operator is not the leader")
             began = monotonic()
             wait_s = RETRY_FIRST_S * 2 ** (attempt - 1)
             try:

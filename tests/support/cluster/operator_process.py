@@ -47,6 +47,20 @@ class OperatorProcess:
         assert self._process is not None and self._process.poll() is None, self._log.read_text()
         return self._get("/readyz") is not None
 
+    def readiness(self) -> str:
+        """Return the answer of the readiness probe, also if it is negative."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            return str(error.read().decode())
+        except OSError:
+            return ""
+
+    def send(self, how: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(how)
+
     def metric(self, name: str) -> float:
         """Return the value of a series, or 0 if it does not exist yet."""
         text = self._get("/metrics") or ""

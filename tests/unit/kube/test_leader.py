@@ -74,6 +74,11 @@ class Connection(Api):
             raise ApiError(409, "Conflict", "the Lease has changed")
         return self.far.write(body)
 
+    async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[dict[str, Any]]:
+        await self._maybe_fail()
+        assert kind.kind == "Lease" and namespace is None
+        return [copy.deepcopy(self.far.lease)] if self.far.lease is not None else []
+
 
 def leader(server: Server, identity: str, faults: Faults = no_faults) -> Leader:
     return Leader(Connection(server, faults), "dljob", identity, clock=now_s)
@@ -232,7 +237,7 @@ def test_late_response_does_not_extend_the_lease() -> None:
     async def scenario() -> None:
         server = Server()
         first = Leader(
-            Late(server, lambda at_s: "no_faults" if at_s < RENEW_S + 1 else "refusing"), "dljob", "a", now_s
+            Late(server, lambda at_s: "no_faults" if at_s < RENEW_S + 1 else "refusing"), "dljob", "a", clock=now_s
         )
         await first.acquire()
         holding = asyncio.create_task(first.hold())
@@ -303,5 +308,83 @@ def test_there_are_never_two_leaders(first: list[tuple[int, int, str]], second: 
         for task in done:
             task.result()
         assert len(leading) == 1, "one leads after the faults have ended"
+
+    run(scenario())
+
+
+class Leases(Api):
+    """An API server with the Leases of several releases."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, dict[str, Any]] = {}
+        self.version = 0
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> dict[str, Any]:
+        if f"{namespace}/{name}" not in self.leases:
+            raise ApiError(404, "NotFound", "no such Lease")
+        return copy.deepcopy(self.leases[f"{namespace}/{name}"])
+
+    async def replace(self, kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        meta = {**body["metadata"], "resourceVersion": str(self.version)}
+        lease = copy.deepcopy({**body, "metadata": meta})
+        self.leases[f"{meta['namespace']}/{meta['name']}"] = lease
+        return copy.deepcopy(lease)
+
+    create = replace
+
+    async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[dict[str, Any]]:
+        return copy.deepcopy(list(self.leases.values()))
+
+
+def release(server: Leases, namespace: str, *manages: str) -> Leader:
+    return Leader(server, namespace, f"pod-of-{namespace}", f"dljob-{namespace}", manages, clock=now_s)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [((), (), False), ((), ("a",), False), (("a", "b"), ("b", "c"), False), (("a",), ("b",), True)],
+)
+def test_two_releases_for_the_same_namespace_refuse_each_other(
+    first: tuple[str, ...], second: tuple[str, ...], both: bool
+) -> None:
+    """Seen before: both acted on the same jobs under the same field owner."""
+
+    async def scenario() -> None:
+        server = Leases()
+        one, two = release(server, "x", *first), release(server, "y", *second)
+        await one.acquire()
+        holding = asyncio.create_task(one.hold())
+        assert await within(60, two.acquire()) == both
+        assert (two.blocked_by is None) == both
+        if not both:
+            assert "dljob-x in namespace x" in (two.blocked_by or "")
+            holding.cancel()
+            await one.release()
+            assert await within(30, two.acquire()), "the other release is gone"
+
+    run(scenario())
+
+
+def test_of_two_releases_that_start_together_one_yields() -> None:
+    async def scenario() -> None:
+        server = Leases()
+        leaders = [release(server, name) for name in "xy"]
+        await asyncio.gather(*(each._take() for each in leaders))
+        tasks = [asyncio.create_task(each.hold()) for each in leaders]
+        done, _ = await asyncio.wait(tasks, timeout=60)
+        assert len(done) == 1 and isinstance(done.pop().exception(), LeaseLostError)
+
+    run(scenario())
+
+
+def test_paused_leader_does_not_lead() -> None:
+    async def scenario() -> None:
+        server = Server()
+        first = leader(server, "a")
+        await first.acquire()
+        assert first.leads()
+        await asyncio.sleep(GIVE_UP_S)  # The process was stopped: nothing renewed the Lease.
+        assert not first.leads()
 
     run(scenario())

@@ -48,7 +48,7 @@ class Reflector:
         self.synced = asyncio.Event()
         """Set when all objects that existed at the start are in the cache."""
         self.active_at = monotonic()
-        """Monotonic time in seconds when the API server last sent something."""
+        """Monotonic time in seconds when the API server last sent something, or a request to it failed."""
 
     @property
     def name(self) -> str:
@@ -68,6 +68,7 @@ class Reflector:
                 if error.code == 410:
                     version = ""
                     continue
+                self.active_at = monotonic()  # The watch is not silent, but the API server does not answer.
                 failures += 1
                 delay_s = min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2 ** min(failures, 10)) * uniform(0.5, 1)
                 log.warning("watch of %s: %s; retrying in %.1f s", self.name, error, delay_s)
