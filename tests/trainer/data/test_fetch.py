@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -198,6 +199,19 @@ def test_error_reports_folder_that_cannot_be_created(
     (tmp_path / "file").touch()
     assert run(server, tmp_path / "file" / "train.npz") == EXIT_NOT_FETCHED
     assert "Not a directory" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_replaced_copy_is_noticed_by_its_checksum(
+    server: FileServer, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every job that names a cache claim can write to it: the data, its time, and the note about both."""
+    assert run(server, target, "--sha256", SUM) == EXIT_OK
+    before = target.stat()
+    target.write_bytes(bytes(reversed(DATA)))
+    os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert run(server, target, "--sha256", SUM) == EXIT_OK
+    assert target.read_bytes() == DATA
+    assert "fetching it again" in capsys.readouterr().out
 
 
 def test_existing_file_is_not_fetched_again(server: FileServer, target: Path) -> None:

@@ -140,6 +140,10 @@ class Download:
         if (note.get("nbytes"), note.get("mtime_ns")) != (found.st_size, found.st_mtime_ns):
             return None
         if self.sha256 is not None:
+            # The note does not prove the checksum: every job that uses a cache claim can write to it.
+            if note.get("sha256") == self.sha256 and (now := sha256_of(self.target)) != self.sha256:
+                say(f"{self.target.name}: found another checksum than when it was fetched, {now}; fetching it again")
+                return None
             return found.st_size if note.get("sha256") == self.sha256 else None
         try:
             return found.st_size if self.source.describe().version == note.get("version") != "" else None
