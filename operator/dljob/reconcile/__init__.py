@@ -3,7 +3,7 @@
 The package does no I/O and reads no clock: callers pass the time.
 """
 
-from dljob.reconcile.decide import needs_view, reconcile
+from dljob.reconcile.decide import failed, needs_view, reconcile
 from dljob.reconcile.desired import Desired, RunMeasurements, Scale, Target
 from dljob.reconcile.parsed import ParsedJob, parse_observed, with_secrets
 
@@ -13,6 +13,7 @@ __all__ = [
     "RunMeasurements",
     "Scale",
     "Target",
+    "failed",
     "needs_view",
     "parse_observed",
     "reconcile",

@@ -14,7 +14,8 @@ from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.rollout import bring_down, bring_up, in_force, quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import Names, RenderConfig
-from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready
+from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready, previous
+from dljob.status.conditions import merge, phase
 
 RECHECK_S = 30.0
 """Seconds after which a job that waits for a usable volume is reconciled again.
@@ -67,6 +68,19 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         _roll(parsed, draft, parsed.spec, target, config, now)
     accepted = parsed.accepted if parsed.accepted is not None and not quiet(observed) else target or parsed.accepted
     return _finish(parsed, draft, accepted, now, plan_only=plan_only)
+
+
+def failed(observed: Observed, error: str, now: datetime) -> Desired:
+    """Return the desired state of a job on which the operator itself failed: only a condition that says so."""
+    before = previous(observed.job)
+    text = (
+        f"the operator failed on this job and retries: {error:.1000}. Pods that run are left as they are. Please "
+        "report this error with the operator's log and this manifest"
+    )
+    verdicts = [Verdict("Accepted", FALSE, "InternalError", text)]
+    conditions = merge(before.conditions, verdicts, observed.job.generation, now)
+    status = before.model_copy(update={"conditions": conditions, "phase": phase(conditions)})
+    return Desired(status=status, events=events(before.conditions, conditions))
 
 
 def _plan(

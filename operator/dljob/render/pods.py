@@ -39,6 +39,9 @@ Nodes without these labels may have ``DEVICE_LABEL`` instead.
 PLAIN_CPU = "cpu"
 """Device type of CPU nodes that have no ``DEVICE_LABEL``."""
 TMP_LIMIT = "2Gi"
+API_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
+TOKEN_S = 3607
+"""Lifetime of a token. The kubelet replaces it earlier."""
 AGENT_COMMAND = ("dljob-agent",)
 
 
@@ -51,7 +54,7 @@ def pod_template(
         metadata["labels"][scheduling.pod_group_label] = job.name
     pod: Manifest = {
         "serviceAccountName": names.account,
-        "automountServiceAccountToken": True,
+        "automountServiceAccountToken": False,  # Only the agent gets a token, not the dataset's container.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.run_policy.termination_grace_period_seconds,
         "securityContext": {
@@ -231,10 +234,21 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "tls", "mountPath": TLS_DIR, "readOnly": True},
+        {"name": "api", "mountPath": API_DIR, "readOnly": True},
     ]
     if spec.checkpoint.enabled:
         mounts.append({"name": "checkpoints", "mountPath": CHECKPOINT_DIR})
     return mounts + dataset.mount(spec)
+
+
+def _api_access() -> list[Manifest]:
+    """Return what Kubernetes mounts for a service account: a token that the kubelet renews, CA and namespace."""
+    namespace = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
+    return [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_S}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [namespace]}},
+    ]
 
 
 def _volumes(job: JobSeen, spec: DLJobSpec, group: PodGroup) -> list[Manifest]:
@@ -244,6 +258,7 @@ def _volumes(job: JobSeen, spec: DLJobSpec, group: PodGroup) -> list[Manifest]:
         {"name": "tmp", "emptyDir": {"sizeLimit": TMP_LIMIT}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_mib}Mi"}},
         {"name": "tls", "secret": {"secretName": names.secret, "defaultMode": 0o440}},
+        {"name": "api", "projected": {"defaultMode": 0o644, "sources": _api_access()}},
     ]
     if spec.checkpoint.enabled:
         claim = spec.checkpoint.volume.claim_name or names.claim

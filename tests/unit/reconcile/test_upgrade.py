@@ -10,7 +10,7 @@ from dlcontract import PLAN_KEY, Plan
 from dljob.api import DLJobSpec
 from dljob.job.observed import Observed
 from dljob.job.stored_plan import OPERATOR_KEY, StoredPlan, spec_digest
-from dljob.reconcile import parse_observed, reconcile
+from dljob.reconcile import failed, parse_observed, reconcile
 from dljob.status import find, is_true, previous
 from support.builders import CONFIG, DIGITS, NOW, after, job, plan_of, report, seen, settled
 
@@ -126,3 +126,15 @@ def test_a_job_that_new_rules_refuse_runs_on() -> None:
     observed = running()
     refused = replace(observed, job=replace(observed.job, spec={**observed.job.spec, "epochs": -1}))
     assert parse_observed(refused).spec is None and restarts(refused) == []
+
+
+def test_failure_of_the_operator_is_a_condition_and_changes_nothing_else() -> None:
+    """Seen before: an AssertionError of the planner left a job without any status."""
+    observed = running()
+    desired = failed(observed, "AssertionError: no", NOW)
+    assert (desired.objects, desired.scales, desired.deletes) == ((), (), ())
+    assert desired.status is not None and is_true(desired.status.conditions, "Running")
+    accepted = find(desired.status.conditions, "Accepted")
+    assert accepted is not None and accepted.reason == "InternalError" and "AssertionError: no" in accepted.message
+    recovered = reconcile(after(observed, desired), CONFIG, NOW).status
+    assert recovered is not None and is_true(recovered.conditions, "Accepted")

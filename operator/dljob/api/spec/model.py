@@ -63,13 +63,13 @@ class ModelHints(ApiModel):
             "of the usual size: images of 224 x 224; sequences of 512 tokens, for GPT-2 of 1024."
         ),
     ] = None
-    parameters: Annotated[int | None, Field(ge=1, description="Number of trainable parameters.")] = None
+    parameters: Annotated[int | None, Field(ge=1, le=10**15, description="Number of trainable parameters.")] = None
     flops_per_sample: Annotated[
         float | None,
-        Field(gt=0, description="Floating-point operations of one forward and backward pass of one sample."),
+        Field(gt=0, le=10**18, description="Floating-point operations of one forward and backward pass of one sample."),
     ] = None
     activation_bytes_per_sample: Annotated[
-        int, Field(ge=0, description="Bytes of activations that one sample needs for the backward pass.")
+        int, Field(ge=0, le=10**18, description="Bytes of activations that one sample needs for the backward pass.")
     ] = 0
 
 
