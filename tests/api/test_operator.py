@@ -79,8 +79,14 @@ def test_job_runs_from_start_to_end(play: Play) -> None:
     play.report("whole", RunPhase.RUNNING, step=40, step_s=0.02, samples_per_s=3000.0, loss=0.5)
     job = play.kubectl.wait_phase("whole", "Running", 30)
     status = job["status"]
-    assert status["progress"] == {"step": 40, "steps": 100, "percent": 40, "loss": 0.5}
-    assert status["remaining"] == "1s" and status["eta"] and status["measured"]["stepSeconds"] == 0.02
+    assert status["progress"] == {"step": 40, "steps": 100, "percent": 40, "display": "40%", "loss": 0.5}
+    assert status["remaining"].split()[0] == "1s" and status["eta"] and status["measured"]["stepSeconds"] == 0.02
+    scale = json.loads(play.kubectl.run("get", "dljob", "whole", "--subresource=scale", "-o", "json"))
+    assert scale["status"] == {"replicas": 2, "selector": "dljob.dev/job=whole"}, "autoscalers read both"
+    shown = play.kubectl.run("get", "dljob", "whole").splitlines()
+    assert "PROGRESS" in shown[0] and "40%" in shown[1] and "REMAINING" in shown[0]
+    play.succeed("whole")
+    play.kubectl.run("wait", "dljob/whole", "--for=condition=Complete", "--timeout=30s")
     done = play.finish("whole")
     assert done["status"]["result"]["accuracy"] == 0.98 and done["status"]["completionTime"]
     assert "remaining" not in done["status"]

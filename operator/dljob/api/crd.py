@@ -186,8 +186,7 @@ def _definition(
 def job_definition() -> Schema:
     """Return the CustomResourceDefinition of DLJob.
 
-    The scale subresource is ``spec.nodes.max``; ``kubectl scale --replicas`` sets it. Reading the subresource fails
-    while ``spec.nodes.max`` is unset, because there is no number.
+    The scale subresource is ``spec.nodes.max``, which ``kubectl scale --replicas`` and autoscalers set.
     """
     return _definition(
         kind="DLJob",
@@ -198,14 +197,18 @@ def job_definition() -> Schema:
         "nodes, the devices and the local batch sizes, then runs the training and recovers it from faults.",
         spec=structural_schema(DLJobSpec, defaults=True),
         status=structural_schema(DLJobStatus, defaults=False),
-        scale={"specReplicasPath": ".spec.nodes.max", "statusReplicasPath": ".status.nodes"},
+        scale={
+            "specReplicasPath": ".spec.nodes.max",
+            "statusReplicasPath": ".status.nodes",
+            "labelSelectorPath": ".status.selector",
+        },
         rules=(JOB_NAME_RULE,),
         columns=[
             _column("Phase", ".status.phase", "string", "Phase of the job."),
             _column("Nodes", ".status.nodes", "integer", "Nodes of the plan."),
             _column("Ready", ".status.ready", "string", "Ready pods of desired pods."),
-            _column("Progress", ".status.progress.percent", "integer", "Completed steps in percent."),
-            _column("ETA", ".status.remaining", "string", "Estimated remaining training time."),
+            _column("Progress", ".status.progress.display", "string", "Completed steps in percent."),
+            _column("Remaining", ".status.remaining", "string", "Estimated remaining training time, with its p90."),
             _column("Restarts", ".status.restarts", "integer", "Restarts of the ranks."),
             _column("Age", ".metadata.creationTimestamp", "date", "Time since the job was created."),
             _column("Plan", ".status.plan.summary", "string", "The plan in one line.", wide=True),

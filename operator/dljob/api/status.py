@@ -174,6 +174,7 @@ class Progress(ApiModel):
     steps: Annotated[int, Field(ge=1)]
     epoch: Annotated[int | None, Field(ge=0)] = None
     percent: Annotated[int, Field(ge=0, le=100)]
+    display: Annotated[str, Field(description="percent with its sign, for printer columns.")] = ""
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1, description="On held-out samples.")] = None
 
@@ -230,7 +231,13 @@ class DLJobStatus(ApiModel):
     measured: Measured | None = None
     progress: Progress | None = None
     eta: Annotated[datetime | None, Field(description="When training is expected to end.")] = None
-    remaining: Annotated[str | None, Field(description="Estimated remaining training time, such as 2h5m.")] = None
+    remaining: Annotated[
+        str | None,
+        Field(description="Estimated remaining training time, such as 2h5m (<2h20m): the median and the p90."),
+    ] = None
+    selector: Annotated[
+        str, Field(description="Label selector of the job's pods, for the scale subresource.", max_length=128)
+    ] = ""
     nodes: Annotated[int, Field(ge=0, description="Nodes of the plan.")] = 0
     ready: Annotated[str, Field(description="Ready pods of desired pods, such as 3/4.")] = "0/0"
     groups: tuple[GroupStatus, ...] = ()

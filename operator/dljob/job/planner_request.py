@@ -13,6 +13,7 @@ from dljob.api import (
     ScalingRule,
     duration_s,
 )
+from dljob.api.spec.planning import MAX_NODES
 from dljob.cluster import quantity
 from dljob.job.identity import data_key, profile_key
 from dljob.perf.workload.datasets import DATASETS
@@ -91,7 +92,7 @@ def planner_request(name: str, spec: DLJobSpec, running: RunningBatch | None = N
         optimizer=spec.optimizer.name.value,
         momentum=spec.optimizer.momentum,
         nodes_min=max(2, spec.nodes.min) if asynchronous else spec.nodes.min,  # at least one worker and one server
-        nodes_max=spec.nodes.max,
+        nodes_max=spec.nodes.max if spec.nodes.max < MAX_NODES else None,
         devices=spec.devices,
         node_selector=spec.scheduling.node_selector,
         tolerations=spec.scheduling.tolerations,

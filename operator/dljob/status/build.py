@@ -17,7 +17,7 @@ from dljob.api import (
     Result,
     Startup,
 )
-from dljob.job.observed import JobSeen, Observed
+from dljob.job.observed import JOB_LABEL, JobSeen, Observed
 from dljob.job.plan_status import figures
 from dljob.job.stored_plan import StoredPlan
 from dljob.status.conditions import Verdict, is_true, merge, phase
@@ -65,6 +65,7 @@ def build(
         "phase": phase(conditions),
         "plan": plan,
         "nodes": plan.nodes if plan else 0,
+        "selector": f"{JOB_LABEL}={job.name}",
         "ready": f"{sum(p.ready and not p.deleting for p in observed.pods)}/{wanted}",
         "groups": _groups(observed, accepted, wanted),
     }
@@ -124,6 +125,7 @@ def _from_report(
             steps=report.steps,
             epoch=report.epoch,
             percent=100 * step // report.steps,
+            display=f"{100 * step // report.steps}%",
             loss=_rounded(report.loss, 6),
             accuracy=_rounded(report.accuracy, 6),
         )
@@ -136,7 +138,7 @@ def _from_report(
         changes["startup"] = _startup(job, status, report) or status.startup
     if report.phase is RunPhase.RUNNING and report.step_s and report.steps > report.step and not done:
         left_s = (report.steps - report.step) * report.step_s
-        changes |= {"eta": _time(report.unix_s + left_s), "remaining": human_duration(left_s)}
+        changes |= {"eta": _time(report.unix_s + left_s), "remaining": _remaining(left_s, accepted)}
     if report.outcome is not None and is_true(status.conditions, "Complete"):
         out = report.outcome
         changes["result"] = Result(
@@ -148,6 +150,15 @@ def _from_report(
             report=out.report,
         )
     return changes
+
+
+def _remaining(left_s: float, accepted: StoredPlan | None) -> str:
+    """Format the remaining time and its 90th percentile, whose relative distance is that of the predicted step time."""
+    median, p90 = human_duration(left_s), ""
+    expected = accepted.plan.expected if accepted is not None else None
+    if expected is not None and 0 < expected.step_s < expected.step_p90_s:
+        p90 = human_duration(left_s * expected.step_p90_s / expected.step_s)
+    return f"{median} (<{p90})" if p90 and p90 != median else median
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

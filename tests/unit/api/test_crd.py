@@ -108,7 +108,7 @@ def test_printer_columns_show_the_main_fields() -> None:
     [version] = crd.job_definition()["spec"]["versions"]
     columns = [(c["name"], c.get("priority", 0)) for c in version["additionalPrinterColumns"]]
     assert [name for name, wide in columns if not wide] == [
-        "Phase", "Nodes", "Ready", "Progress", "ETA", "Restarts", "Age",
+        "Phase", "Nodes", "Ready", "Progress", "Remaining", "Restarts", "Age",
     ]  # fmt: skip
     assert [name for name, wide in columns if wide] == ["Plan", "Predicted", "Measured"]
 

@@ -72,7 +72,7 @@ class TestRunning:
         assert (running.progress.step, running.progress.steps, running.progress.percent) == (10, 75, 13)
         assert running.measured is not None
         assert running.measured.step_seconds == 0.5
-        assert running.remaining == "32s"
+        assert running.remaining == "32s (<57s)"
 
     @pytest.mark.parametrize(
         ("phase", "expected", "reason"),

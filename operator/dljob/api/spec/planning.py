@@ -38,21 +38,28 @@ class BatchSizeRange(ApiModel):
     max: Annotated[int, Field(ge=1, le=2**31 - 1, description="Largest batch size.")]
 
 
+MAX_NODES = 10_000
+
+
 class NodeRange(ApiModel):
     rules = (
         Rule(
             "min",
             "!has(self.max) || !has(self.min) || self.min <= self.max",
             "min must not be larger than max: lower min or raise max",
-            lambda n: n.max is None or n.min <= n.max,
+            lambda n: n.min <= n.max,
         ),
     )
 
-    min: Annotated[int, Field(ge=1, le=10000, description="Fewest nodes. The job waits until these are free.")] = 1
+    min: Annotated[int, Field(ge=1, le=MAX_NODES, description="Fewest nodes. The job waits until these are free.")] = 1
     max: Annotated[
-        int | None,
-        Field(ge=1, le=10000, description="Most nodes. Default: the planner chooses."),
-    ] = None
+        int,
+        Field(
+            ge=1,
+            le=MAX_NODES,
+            description="Most nodes. The default is no limit: the planner chooses. kubectl scale and autoscalers set it.",
+        ),
+    ] = MAX_NODES
 
 
 class Objective(ApiModel):
