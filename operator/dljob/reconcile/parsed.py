@@ -100,7 +100,9 @@ def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:
     if observed.job.spec_problem is not None:
         return None, observed.job.spec_problem
     try:
-        return DLJobSpec.model_validate(observed.job.spec), None
+        # The API server drops unknown fields. A field that it knows and this release does not is of a later CRD, during
+        # an upgrade or after a rollback, and usually has its default value.
+        return DLJobSpec.model_validate(observed.job.spec, extra="ignore"), None
     except ValidationError as error:
         return None, in_words(error)
 

@@ -52,6 +52,17 @@ def test_an_explicit_default_does_not_change_the_digest() -> None:
     assert spec_digest(DLJobSpec.model_validate(spec.manifest())) == spec_digest(spec)
 
 
+def test_a_field_of_a_later_crd_is_ignored() -> None:
+    observed = running()
+    spec = {
+        **observed.job.spec,
+        "mascots": ["gopher"],
+        "nodes": {**observed.job.spec["nodes"], "oversubscription": 1.5},
+    }
+    later = replace(observed, job=replace(observed.job, spec=spec))
+    assert parse_observed(later).refusal is None and restarts(later) == []
+
+
 def test_a_plan_contains_only_fields_that_differ_from_their_defaults() -> None:
     """An agent of an earlier release then rejects a plan only if the plan uses something new."""
     plan = plan_of(running()).plan

@@ -57,7 +57,8 @@ class NodeRange(ApiModel):
         Field(
             ge=1,
             le=MAX_NODES,
-            description="Most nodes. The default is no limit: the planner chooses. kubectl scale and autoscalers set it.",
+            description="Most nodes. The default is no limit: the planner chooses. kubectl scale and autoscalers set "
+            "it.",
         ),
     ] = MAX_NODES
 

@@ -1,0 +1,99 @@
+"""Compare the CRDs with those of the last release: v1alpha1 changes only additively.
+
+A stored job must stay valid, keep all its fields, and mean the same. Allowed are new optional fields, new enum values,
+wider bounds and other descriptions. A release that needs more serves a new API version.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from releases import ROOT, ReleaseError, releases
+
+Schema = Mapping[str, Any]
+LOWER, UPPER = ("minimum", "minLength", "minItems"), ("maximum", "maxLength", "maxItems", "maxProperties")
+EQUAL = (
+    "type", "format", "pattern", "default", "exclusiveMinimum", "exclusiveMaximum", "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields",
+)  # fmt: skip
+
+
+def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
+    """Yield each difference of two structural schemas that could invalidate, prune or change a stored object."""
+    for key in EQUAL:
+        if old.get(key) != new.get(key):
+            yield f"{path}: found {key} {new.get(key)!r}; expected {old.get(key)!r}"
+    for key in LOWER:
+        if new.get(key, float("-inf")) > old.get(key, float("-inf")):
+            yield f"{path}: found {key} {new[key]}; expected at most {old.get(key, 'none')}"
+    for key in UPPER:
+        if new.get(key, float("inf")) < old.get(key, float("inf")):
+            yield f"{path}: found {key} {new[key]}; expected at least {old.get(key, 'none')}"
+    if "enum" in new and not set(old.get("enum", ())) <= set(new["enum"]):
+        yield f"{path}: found enum {new['enum']}; expected at least {old.get('enum')}"
+    elif "enum" in new and "enum" not in old:
+        yield f"{path}: found an enum; expected any value, as before"
+    known = {rule["rule"] for rule in old.get("x-kubernetes-validations", ())}
+    for rule in new.get("x-kubernetes-validations", ()):
+        if rule["rule"] not in known:
+            yield f"{path}: found the new rule {rule['rule']!r}; expected none that a stored object could break"
+    for name in set(new.get("required", ())) - set(old.get("required", ())):
+        yield f"{path}.{name}: found it required; expected it optional"
+    for name, field in old.get("properties", {}).items():
+        if name not in new.get("properties", {}):
+            yield f"{path}.{name}: found it removed; expected it to stay"
+        else:
+            yield from breaks(field, new["properties"][name], f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in old:
+            yield from breaks(old[key], new.get(key, {}), f"{path}[]")
+
+
+def definition_breaks(old: Schema, new: Schema) -> Iterator[str]:
+    """Yield the differences of two CustomResourceDefinitions that break users: of names, versions and schemas."""
+    kind = old["spec"]["names"]["kind"]
+    for key in ("group", "scope", "names"):
+        if old["spec"][key] != new["spec"][key]:
+            yield f"{kind}: found {key} {new['spec'][key]}; expected {old['spec'][key]}"
+    served = {version["name"]: version for version in new["spec"]["versions"]}
+    for version in old["spec"]["versions"]:
+        if version["name"] not in served:
+            yield f"{kind}: found no version {version['name']}; expected it to be served"
+            continue
+        schemas = [each["schema"]["openAPIV3Schema"] for each in (version, served[version["name"]])]
+        yield from breaks(schemas[0], schemas[1], kind)
+
+
+def check(root: Path = ROOT) -> list[str]:
+    """Return the differences from the last recorded release that the policy forbids. Raise ReleaseError without it."""
+    known = releases(root)
+    if not known:
+        return []
+    last, found = known[-1], []
+    for path in sorted((root / "crds").glob("*.yaml")):
+        name = f"{last.commit}:crds/{path.name}"
+        command = ["git", "-C", root, "show", name]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if shown.returncode and "exists on disk, but not in" not in shown.stderr:
+            raise ReleaseError(f"release {last.version}: found no {name} here. Run git fetch --unshallow")
+        if shown.returncode == 0:
+            found += definition_breaks(yaml.safe_load(shown.stdout), yaml.safe_load(path.read_text()))
+    return found
+
+
+def main() -> int:
+    try:
+        found = check()
+    except ReleaseError as error:
+        found = [str(error)]
+    for line in found:
+        print(f"api policy: {line}", file=sys.stderr)
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Tests of the policy that v1alpha1 changes only additively: named changes, allowed and forbidden."""
+
+import copy
+from typing import Any
+
+import pytest
+
+import api_policy
+from dljob.api import crd
+
+Json = dict[str, Any]
+OLD: Json = {
+    "type": "object",
+    "required": ["a"],
+    "properties": {
+        "a": {"type": "integer", "minimum": 1, "maximum": 9, "default": 3, "description": "A."},
+        "b": {"type": "string", "enum": ["x", "y"]},
+        "c": {"type": "array", "items": {"type": "string", "maxLength": 5}},
+    },
+}
+
+
+def changed(*path: str, **fields: Any) -> Json:
+    """Return the schema with other fields at a path. None removes a field."""
+    schema = copy.deepcopy(OLD)
+    at = schema
+    for key in path:
+        at = at[key]
+    for key, value in fields.items():
+        at.pop(key) if value is None else at.update({key: value})
+    return schema
+
+
+ALLOWED = {
+    "description": changed("properties", "a", description="Other words."),
+    "wider bound": changed("properties", "a", maximum=10, minimum=0),
+    "no bound": changed("properties", "a", maximum=None),
+    "more values": changed("properties", "b", enum=["x", "y", "z"]),
+    "new field": changed("properties", d={"type": "string", "default": "new"}),
+    "no longer required": changed(required=[]),
+}
+FORBIDDEN = {
+    "removed field": (changed("properties", c=None), ".c: found it removed"),
+    "other type": (changed("properties", "a", type="string"), ".a: found type 'string'"),
+    "other default": (changed("properties", "a", default=4), ".a: found default 4"),
+    "new default": (changed("properties", "b", default="x"), ".b: found default 'x'"),
+    "tighter maximum": (changed("properties", "a", maximum=8), ".a: found maximum 8"),
+    "tighter minimum": (changed("properties", "a", minimum=2), ".a: found minimum 2"),
+    "fewer values": (changed("properties", "b", enum=["x"]), ".b: found enum"),
+    "new bound": (changed("properties", "c", maxItems=3), ".c: found maxItems 3"),
+    "tighter items": (changed("properties", "c", "items", maxLength=4), ".c[]: found maxLength 4"),
+    "required": (changed(required=["a", "b"]), ".b: found it required"),
+    "new rule": (changed(**{"x-kubernetes-validations": [{"rule": "self.a > 1"}]}), "found the new rule"),
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_additive_changes_are_allowed(case: str) -> None:
+    assert list(api_policy.breaks(OLD, ALLOWED[case])) == []
+
+
+@pytest.mark.parametrize("case", FORBIDDEN)
+def test_other_changes_are_forbidden(case: str) -> None:
+    schema, words = FORBIDDEN[case]
+    (found,) = api_policy.breaks(OLD, schema)
+    assert words in found
+
+
+def test_definitions_are_compared() -> None:
+    old = crd.job_definition()
+    assert list(api_policy.definition_breaks(old, copy.deepcopy(old))) == []
+    new = copy.deepcopy(old)
+    new["spec"]["versions"][0]["name"] = "v1beta1"
+    new["spec"]["scope"] = "Cluster"
+    assert len(list(api_policy.definition_breaks(old, new))) == 2
+
+
+def test_definitions_comply_with_the_last_release() -> None:
+    assert api_policy.check() == []
